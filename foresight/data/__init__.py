@@ -1,0 +1,1 @@
+"""What flows: trajectories, replay, token batches."""

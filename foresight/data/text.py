@@ -1,0 +1,73 @@
+"""Token batches: prompts and the completions sampled for them; masks come from lengths, never from pad ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Right-pad rows of token ids with zeros. Returns `[rows, longest]` int64 and lengths `[rows]`."""
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    tokens = torch.zeros(len(rows), int(lengths.max()) if len(rows) else 0, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
+    return tokens, lengths
+
+
+def length_mask(lengths: Tensor, width: int) -> Tensor:
+    """`[...]` lengths to `[..., width]` booleans that are true on the first `length` places."""
+    return torch.arange(width, device=lengths.device) < lengths[..., None]
+
+
+def common_prefix(rows: Sequence[Sequence[int]]) -> int:
+    """How many leading tokens all rows share, leaving each row at least one of its own."""
+    longest = min(len(row) for row in rows) - 1
+    first = rows[0]
+    for i in range(longest):
+        if any(row[i] != first[i] for row in rows):
+            return i
+    return longest
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenBatch:
+    """P prompts with G completions each: the text form of a trajectory, one token a step.
+
+    - `prompt` `[P, S]` and `prompt_length` `[P]`: right-padded ids;
+    - `completion` `[P, G, T]` and `length` `[P, G]`: the sampled ids, the stop token among them, right-padded;
+    - `logprob` `[P, G, T]`: of each sampled id under the distribution that sampled it;
+    - `stopped` `[P, G]`: true where a stop token ended the row, false where the limit did.
+    """
+
+    prompt: Tensor
+    prompt_length: Tensor
+    completion: Tensor
+    length: Tensor
+    logprob: Tensor
+    stopped: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """`[P, G, T]`, true on sampled tokens."""
+        return length_mask(self.length, self.completion.shape[-1])
+
+    def prompts(self) -> list[list[int]]:
+        """The prompts as lists of ids, without padding."""
+        return [row[:n].tolist() for row, n in zip(self.prompt, self.prompt_length.tolist(), strict=True)]
+
+    def select(self, groups: Tensor) -> TokenBatch:
+        """The batch of the prompts whose indices are given, cut to the longest prompt and completion left."""
+        length, prompt_length = self.length[groups], self.prompt_length[groups]
+        width, prompt_width = int(length.max()), int(prompt_length.max())
+        return TokenBatch(
+            self.prompt[groups][:, :prompt_width],
+            prompt_length,
+            self.completion[groups][..., :width],
+            length,
+            self.logprob[groups][..., :width],
+            self.stopped[groups],
+        )

@@ -1,0 +1,18 @@
+"""The one exception for a user's mistake: its text is a sentence that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the user can mend. The command line prints it without a traceback and exits with 2."""
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
+    """The error for a name that does not exist: the nearest name, then all valid ones."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return UserError(f"Unknown {kind} '{name}'.{hint} Valid: {', '.join(names) or 'none'}.")

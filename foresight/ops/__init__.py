@@ -1,0 +1,1 @@
+"""Pure tensor functions: they import torch and nothing of ours."""

@@ -1,0 +1,69 @@
+"""Advantages from rewards alone: how much better a row or a completion was than its peers.
+
+Groups are `[P, G]`: P prompts (or start states), G samples of each. A reward of NaN means "could not be
+scored": it is left out of the group's baseline and gets advantage 0. A group whose rewards are all equal
+has nothing to teach and gets exactly 0, whatever rounding does to its mean.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
+    """Zero mean and unit standard deviation over all real entries: (x - mean) / (std + eps).
+
+    Shapes: x, mask any one shape (mask None: all entries are real); returns the same shape, 0 where mask is
+    0. The standard deviation is the unbiased one, and 0 for a single entry. As in the code of PPO (Huang et
+    al. 2022, "The 37 implementation details of PPO", detail 7).
+    """
+    if mask is None:
+        centred, count = x - x.mean(), x.numel()
+        return centred / ((centred.square().sum() / max(count - 1, 1)).sqrt() + eps)
+    gone = mask == 0
+    real = x.masked_fill(gone, 0)
+    total = (~gone).sum()
+    centred = (real - real.sum() / total.clamp(min=1)).masked_fill(gone, 0)
+    return centred / ((centred.square().sum() / (total - 1).clamp(min=1)).sqrt() + eps)
+
+
+def group_centred(rewards: Tensor) -> Tensor:
+    """A = r - mean of the group.
+
+    Shapes: rewards `[P, G]`; returns `[P, G]`. Source: Dr. GRPO, Liu et al. 2025 (arXiv:2503.20783), §3.2.
+    """
+    return _centred(rewards)[0]
+
+
+def group_scaled(rewards: Tensor, eps: float = 1e-4) -> Tensor:
+    """A = (r - mean of the group) / (std of the group + eps).
+
+    Shapes: rewards `[P, G]`; returns `[P, G]`. The standard deviation is the unbiased one, as in TRL, and so
+    is the eps. Source: GRPO, Shao et al. 2024 (arXiv:2402.03300), §4.1.2.
+    """
+    centred, count = _centred(rewards)
+    variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
+    return centred / (variance.sqrt() + eps)
+
+
+def leave_one_out(rewards: Tensor) -> Tensor:
+    """A = r - mean of the others in the group = n / (n - 1) · (r - mean of the group), n the scored ones.
+
+    Shapes: rewards `[P, G]`; returns `[P, G]`; 0 where there are no others. Source: RLOO, Kool et al. 2019;
+    Ahmadian et al. 2024 (arXiv:2402.14740), §3.
+    """
+    centred, count = _centred(rewards)
+    return centred * count / (count - 1).clamp(min=1)
+
+
+def _centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """`(r - mean over the scored ones [P, G], how many were scored [P, 1])`."""
+    scored = ~rewards.isnan()
+    count = scored.sum(1, keepdim=True)
+    known = rewards.masked_fill(~scored, 0)
+    mean = known.sum(1, keepdim=True) / count.clamp(min=1)
+    highest = rewards.masked_fill(~scored, -torch.inf).amax(1, keepdim=True)
+    lowest = rewards.masked_fill(~scored, torch.inf).amin(1, keepdim=True)
+    # highest <= lowest, not std == 0: the mean of equal numbers may round to another number.
+    return (known - mean).masked_fill(~scored | (highest <= lowest), 0), count

@@ -1,0 +1,98 @@
+"""Policy losses, one number a row: `[B, T]` in, `[B, T]` out. How rows are summed is `ops/aggregate.py`'s business.
+
+A row is an environment step or a token. `advantage` is data: no gradient flows into it. All losses are to
+be minimised.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# e²⁰ is far outside any clip range, and a larger exponent would turn into inf, then inf · 0 = NaN.
+LOG_RATIO_LIMIT = 20.0
+
+
+def reinforce(logprob: Tensor, advantage: Tensor) -> Tensor:
+    """The score-function loss: -log π(a|s) · A.
+
+    Shapes: logprob, advantage `[B, T]`; returns `[B, T]`. Source: Williams 1992, theorem 1.
+    """
+    return -logprob * advantage.detach()
+
+
+def ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
+    """The importance ratio of each row: ρ = π(a|s) / π_old(a|s).
+
+    Shapes: `[B, T]`; returns `[B, T]`. Exactly 1 where the two are equal. Source: Schulman et al. 2017
+    (arXiv:1707.06347), §3.
+    """
+    return (logprob - old_logprob.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def sequence_ratio(logprob: Tensor, old_logprob: Tensor, mask: Tensor) -> Tensor:
+    """The length-normalised ratio of each whole sequence, repeated in all of its rows.
+
+        s = exp( Σ_t mask_t · (log π - log π_old)_t / Σ_t mask_t )
+
+    Shapes: logprob, old_logprob, mask `[B, T]`; returns `[B, T]`, equal along T (1 in an empty sequence).
+    Source: GSPO, Zheng et al. 2025 (arXiv:2507.18071), eq. 7. Together with `aggregate.per_sequence` this
+    is their objective, eq. 5.
+
+    Becomes `ratio` when every sequence has one row.
+    """
+    difference = (logprob - old_logprob.detach()).masked_fill(mask == 0, 0)
+    mean = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    return mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().expand_as(logprob)
+
+
+def clipped_surrogate(
+    ratio: Tensor,
+    advantage: Tensor,
+    clip_low: float,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """PPO's clipped surrogate: -min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A).
+
+    Shapes: ratio, advantage `[B, T]`; returns `[B, T]`. `clip_high` None means equal to `clip_low`
+    (symmetric). With `dual_clip` c > 1, where A < 0 the loss is at most -c A, so that a huge ratio cannot
+    dominate. Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; asymmetric ("clip higher"): DAPO, Yu
+    et al. 2025 (arXiv:2503.14476), eq. 8; dual clip: Ye et al. 2020 (arXiv:1912.09729), §3.
+
+    Becomes `reinforce` in its gradient when ratio is 1, and the plain importance-weighted loss -ρ A when the
+    clip range is infinite.
+    """
+    advantage = advantage.detach()
+    high = clip_low if clip_high is None else clip_high
+    loss = torch.maximum(-ratio * advantage, -ratio.clamp(1 - clip_low, 1 + high) * advantage)
+    if dual_clip is not None:
+        loss = torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
+    return loss
+
+
+def clipped_weight(
+    logprob: Tensor, ratio: Tensor, advantage: Tensor, clip_high: float, clip_low: float | None = None
+) -> Tensor:
+    """CISPO: clip the weight and stop its gradient, so that no row is dropped: -sg(clip(ρ)) · A · log π.
+
+    Shapes: logprob, ratio, advantage `[B, T]`; returns `[B, T]`. The weight is clipped to at most
+    1 + clip_high, and to at least 1 - clip_low unless that is None (the paper clips above only).
+    Source: MiniMax-M1, Chen et al. 2025 (arXiv:2506.13585), eq. 4 and 5.
+
+    Becomes `reinforce` when ratio is 1.
+    """
+    weight = ratio.detach().clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
+    return reinforce(logprob, weight * advantage)
+
+
+def clip_fraction(ratio: Tensor, clip_low: float, clip_high: float | None = None, mask: Tensor | None = None) -> Tensor:
+    """The share of real rows whose ratio lies outside [1 - clip_low, 1 + clip_high]: a number to watch.
+
+    Shapes: ratio, mask `[B, T]` (mask None: every row is real); returns a scalar.
+    """
+    high = clip_low if clip_high is None else clip_high
+    outside = ((ratio < 1 - clip_low) | (ratio > 1 + high)).to(ratio.dtype)
+    if mask is None:
+        return outside.mean()
+    return outside.masked_fill(mask == 0, 0).sum() / mask.sum().clamp(min=1)

@@ -1,0 +1,270 @@
+"""The one recursion over time, and everything that it becomes.
+
+    x_t = delta_t + decay_t · x_{t+1}            (`backward`)
+
+Every estimator below is a choice of `delta` and `decay`. All tensors are `[B, T]`, with the meaning that
+they have in a `Trajectory`:
+
+- `reward`: what action t earned;
+- `discount`: the continuation after action t: 0 at termination, γ otherwise, -γ when the mover changes,
+  1 between tokens. Termination is nothing else than discount 0;
+- `cut`: 1 where row t+1 belongs to another episode, for any reason. A time limit is cut 1 with discount γ:
+  the trace stops, and the value of the true successor stands in for all that would have followed;
+- `value`: of row t's state;
+- `next_value`: of row t's true successor. Inside an episode it equals `value` of row t+1; at a cut, and in
+  the last row of the segment, it is the value of the final observation;
+- `mask` (or None): 1 where the row is real. A row with mask 0 yields 0 and passes nothing through: the row
+  before it ends there, as at the end of the segment. Whatever stands in it, even NaN, is never read.
+
+This is the only file with loops over time. They take ⌈log₂ T⌉ steps, not T (see `backward`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def backward(delta: Tensor, decay: Tensor) -> Tensor:
+    """The recursion x_t = delta_t + decay_t · x_{t+1}, with x_T = 0.
+
+    Shapes: delta, decay `[B, T]`; returns `[B, T]`. The last column of `decay` has no effect.
+
+    Solved by doubling: after j rounds, x_t is the sum of its first 2ʲ terms and d_t the product of its
+    first 2ʲ decays, so ⌈log₂ T⌉ rounds over whole tensors replace T rounds over columns (on one core 4
+    times faster at [8, 128], 40 times at [1, 2048]). It only multiplies and adds, so a decay of 0 is safe
+    and rounding errors grow no faster than in the loop. Gradients flow to both arguments.
+
+    Becomes `discounted_return` when delta is the reward and decay the discount, and each of the other
+    functions of this file for other choices.
+
+    Raises ValueError if the shapes differ.
+    """
+    _same_shape(delta=delta, decay=decay)
+    steps = delta.shape[1]
+    x, d, span = delta, decay, 1
+    while span < steps:
+        x = x + functional.pad(d[:, : steps - span] * x[:, span:], (0, span))
+        if 2 * span < steps:  # d_t for the rows that the next round reads
+            d = d[:, : steps - 2 * span] * d[:, span : steps - span]
+        span *= 2
+    return x
+
+
+def forward(delta: Tensor, decay: Tensor, start: Tensor | None = None) -> Tensor:
+    """The same recursion in the other direction: x_t = delta_t + decay_t · x_{t-1}, with x_{-1} = start.
+
+    Shapes: delta, decay `[B, T]`, start `[B]` (0 if None); returns `[B, T]`.
+
+    Becomes the running return by whose spread rewards are normalised (Engstrom et al. 2020,
+    arXiv:2005.12729, §3; Gymnasium's NormalizeReward) when delta is the reward and decay_t is
+    γ · (1 - cut_{t-1}); an accumulating eligibility trace (Sutton & Barto 2018, eq. 12.5) when delta is the
+    gradient and decay is γλ.
+
+    Raises ValueError if the shapes differ.
+    """
+    _same_shape(delta=delta, decay=decay)
+    if start is not None:
+        first = delta[:, :1] + decay[:, :1] * start.unsqueeze(1)
+        delta = torch.cat([first, delta[:, 1:]], dim=1)
+    return backward(delta.flip(1), decay.flip(1)).flip(1)
+
+
+def discounted_return(
+    reward: Tensor, discount: Tensor, cut: Tensor, next_value: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """Monte Carlo: what was earned until the episode or the segment ended, and then the value there.
+
+        G_t = reward_t + discount_t · G_{t+1}           inside an episode
+        G_t = reward_t + discount_t · next_value_t      at a cut and in the last row
+
+    Shapes: all `[B, T]`; returns `[B, T]`. Source: Sutton & Barto 2018, eq. 3.8 and 3.9.
+
+    Becomes the plain sum of rewards when discount is 1 and next_value None (no bootstrap: what follows
+    counts as 0).
+
+    Raises ValueError if the shapes differ.
+    """
+    successor = torch.zeros_like(reward) if next_value is None else next_value
+    return lambda_return(reward, discount, cut, successor, 1.0, mask)
+
+
+def n_step_return(
+    reward: Tensor, discount: Tensor, cut: Tensor, next_value: Tensor, n: int, mask: Tensor | None = None
+) -> Tensor:
+    """The n-step return: n rewards, then the value, or fewer where the episode or the segment ends first.
+
+        G⁽¹⁾_t = reward_t + discount_t · next_value_t
+        G⁽ⁿ⁾_t = reward_t + discount_t · G⁽ⁿ⁻¹⁾_{t+1}    inside an episode; G⁽¹⁾_t at a cut and in the last row
+
+    Shapes: all `[B, T]`; returns `[B, T]`. Source: Sutton & Barto 2018, eq. 7.1.
+
+    Becomes the TD(0) target when n = 1, and `discounted_return` when n ≥ T.
+
+    Raises ValueError if the shapes differ or n < 1.
+    """
+    _same_shape(reward=reward, discount=discount, cut=cut, next_value=next_value, mask=mask)
+    if n < 1:
+        raise ValueError(f"n must be at least 1, but it is {n}.")
+    reward, discount, next_value = _real(mask, reward, discount, next_value)
+    one_step = reward + discount * next_value
+    continues = _continues(cut, mask) != 0
+    x = one_step
+    for _ in range(min(n, reward.shape[1]) - 1):
+        x = torch.where(continues, reward + discount * _next(x), one_step)
+    return x
+
+
+def lambda_return(
+    reward: Tensor,
+    discount: Tensor,
+    cut: Tensor,
+    next_value: Tensor,
+    lam: float | Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The λ-return: the mixture of all n-step returns with weights (1-λ) λⁿ⁻¹.
+
+        G_t = reward_t + discount_t · ((1 - λ_t) · next_value_t + λ_t · G_{t+1})    inside an episode
+        G_t = reward_t + discount_t · next_value_t                                  at a cut, in the last row
+
+    Shapes: all `[B, T]`, lam a number or `[B, T]`; returns `[B, T]`.
+    Source: Sutton & Barto 2018, §12.8; with a predicted discount it is the imagined return of
+    Dreamer (Hafner et al. 2020, arXiv:1912.01603, eq. 6).
+
+    Becomes the TD(0) target when λ = 0, `discounted_return` when λ = 1, and `value` plus the advantage of
+    `gae` whenever next_value_t = value_{t+1} inside episodes.
+
+    Raises ValueError if the shapes differ.
+    """
+    _same_shape(reward=reward, discount=discount, cut=cut, next_value=next_value, mask=mask)
+    reward, discount, next_value = _real(mask, reward, discount, next_value)
+    weight = lam * _continues(cut, mask)
+    return backward(reward + discount * (1 - weight) * next_value, discount * weight)
+
+
+def gae(
+    reward: Tensor,
+    discount: Tensor,
+    cut: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    lam: float | Tensor,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation: `(advantage, target)`, where target = advantage + value.
+
+        δ_t = reward_t + discount_t · next_value_t - value_t
+        A_t = δ_t + discount_t · λ · (1 - cut_t) · A_{t+1}
+
+    Shapes: all `[B, T]`, lam a number or `[B, T]`; returns two `[B, T]`. Pass values without gradient:
+    nothing is detached here. Source: Schulman et al. 2016 (arXiv:1506.02438), eq. 16.
+
+    Becomes the TD error when λ = 0, the Monte Carlo return minus the value when λ = 1; its target is the
+    λ-return.
+
+    Raises ValueError if the shapes differ.
+    """
+    _same_shape(reward=reward, discount=discount, cut=cut, value=value, next_value=next_value, mask=mask)
+    reward, discount, value, next_value = _real(mask, reward, discount, value, next_value)
+    delta = reward + discount * next_value - value
+    advantage = backward(delta, discount * (1 - cut.to(discount.dtype)) * lam)
+    return advantage, advantage + value
+
+
+def vtrace(
+    reward: Tensor,
+    discount: Tensor,
+    cut: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    ratio: Tensor,
+    lam: float | Tensor = 1.0,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    clip_pg: float = 1.0,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """V-trace: `(advantage, target)` for the current policy, from rows that an older policy acted.
+
+        ρ_t = min(ρ̄, ratio_t)      c_t = λ · min(c̄, ratio_t)
+        v_t - V_t = ρ_t · δ_t + discount_t · c_t · (1 - cut_t) · (v_{t+1} - V_{t+1})
+        A_t = min(ρ̄_pg, ratio_t) · (reward_t + discount_t · v_{t+1} - V_t)
+
+    where at a cut and in the last row v_{t+1} is next_value_t. The target is v.
+
+    Shapes: all `[B, T]`; `ratio` is π(a|s) / μ(a|s), current policy over the one that acted, without
+    gradient; returns two `[B, T]`. Source: Espeholt et al. 2018 (arXiv:1802.01561), eq. 1 and §4.2; the λ
+    is in their remark 2. ρ̄ sets the fixed point, c̄ only the speed.
+
+    Becomes the λ-return (target) when ratio is 1; with λ = 1 too, the advantage becomes that of `gae`.
+
+    Raises ValueError if the shapes differ.
+    """
+    _same_shape(reward=reward, discount=discount, cut=cut, value=value, next_value=next_value, ratio=ratio, mask=mask)
+    reward, discount, value, next_value, ratio = _real(mask, reward, discount, value, next_value, ratio)
+    continues = _continues(cut, mask)
+    delta = ratio.clamp(max=clip_rho) * (reward + discount * next_value - value)
+    target = value + backward(delta, discount * continues * lam * ratio.clamp(max=clip_c))
+    successor = torch.where(continues != 0, _next(target), next_value)
+    advantage = ratio.clamp(max=clip_pg) * (reward + discount * successor - value)
+    return advantage, target
+
+
+def retrace(
+    reward: Tensor,
+    discount: Tensor,
+    cut: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    ratio: Tensor,
+    lam: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Retrace(λ): the target for Q(s_t, a_t) of the current policy, from rows that any policy acted.
+
+        δ_t = reward_t + discount_t · next_value_t - value_t
+        G_t - value_t = δ_t + discount_t · (1 - cut_t) · c_{t+1} · (G_{t+1} - value_{t+1}),  c = λ · min(1, ratio)
+
+    Shapes: all `[B, T]`; `value` is Q(s_t, a_t), `next_value` is Σ_a π(a|s) Q(s, a) at the true successor,
+    `ratio` is π(a_t|s_t) / μ(a_t|s_t); returns `[B, T]`.
+    Source: Munos et al. 2016 (arXiv:1606.02647), eq. 3 and §3.
+
+    Becomes the expected-Sarsa target when λ = 0, the on-policy Q^π(λ) of Harutyunyan et al. 2016
+    (arXiv:1602.04951) when ratio is 1, and Tree-backup(λ) when ratio is given as π(a|s) itself.
+
+    Raises ValueError if the shapes differ.
+    """
+    _same_shape(reward=reward, discount=discount, cut=cut, value=value, next_value=next_value, ratio=ratio, mask=mask)
+    reward, discount, value, next_value, ratio = _real(mask, reward, discount, value, next_value, ratio)
+    trace = _next(lam * ratio.clamp(max=1.0))
+    delta = reward + discount * next_value - value
+    return value + backward(delta, discount * _continues(cut, mask) * trace)
+
+
+def _same_shape(**tensors: Tensor | None) -> None:
+    """Refuse to broadcast: `[B]` against `[B, 1]` would silently give `[B, B]`."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+    if len(set(shapes.values())) > 1 or any(len(shape) != 2 for shape in shapes.values()):
+        raise ValueError(f"All of these must have one shape [B, T], but they have {shapes}.")
+
+
+def _real(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors with 0 in the rows that are not real (not a product: such a row may hold NaN)."""
+    if mask is None:
+        return tensors
+    return tuple(tensor.masked_fill(mask == 0, 0) for tensor in tensors)
+
+
+def _continues(cut: Tensor, mask: Tensor | None) -> Tensor:
+    """1 where row t+1 is the true successor of row t and is real; so 0 in the last column. `[B, T]`."""
+    continues = 1 - cut if cut.is_floating_point() else (cut == 0).to(torch.get_default_dtype())
+    if mask is not None:
+        continues = continues * _next(mask.to(continues.dtype))
+    return torch.cat([continues[:, :-1], torch.zeros_like(continues[:, -1:])], dim=1)
+
+
+def _next(x: Tensor) -> Tensor:
+    """x_{t+1}, with 0 after the last row. `[B, T]`."""
+    return functional.pad(x[:, 1:], (0, 1))

@@ -1,0 +1,111 @@
+"""Transforms of numbers: squashing, two-hot coding, and the statistics by which things are scaled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def symlog(x: Tensor) -> Tensor:
+    """sign(x) · ln(|x| + 1): the identity near 0, a logarithm far out. Any shape.
+
+    Source: DreamerV3, Hafner et al. 2023 (arXiv:2301.04104), "Robust predictions". Inverse: `symexp`.
+    """
+    return x.sign() * x.abs().log1p()
+
+
+def symexp(x: Tensor) -> Tensor:
+    """sign(x) · (e^|x| - 1), the inverse of `symlog`. Any shape."""
+    return x.sign() * x.abs().expm1()
+
+
+def signed_hyperbolic(x: Tensor, eps: float = 1e-3) -> Tensor:
+    """h(x) = sign(x) (√(|x| + 1) - 1) + ε x: a root far out, and still invertible. Any shape.
+
+    Source: Pohlen et al. 2018 (arXiv:1805.11593), §3.2; used by R2D2 and MuZero (appendix F, ε = 0.001).
+    Inverse: `signed_parabolic`.
+    """
+    size = x.abs()
+    return x / ((size + 1).sqrt() + 1) + eps * x  # |x| / (√(|x|+1) + 1) = √(|x|+1) - 1, without cancellation
+
+
+def signed_parabolic(x: Tensor, eps: float = 1e-3) -> Tensor:
+    """h⁻¹(x) = sign(x) (((√(1 + 4ε(|x| + 1 + ε)) - 1) / 2ε)² - 1), the inverse of `signed_hyperbolic`. Any shape."""
+    size = x.abs() + 1 + eps
+    root = 2 * size / ((1 + 4 * eps * size).sqrt() + 1)  # (√(1+4εs) - 1) / 2ε, without cancellation
+    return x.sign() * (root.square() - 1)
+
+
+def two_hot(x: Tensor, bins: Tensor) -> Tensor:
+    """Weights on the two bins around x, such that their mean is x.
+
+    Shapes: x `[...]`, bins `[K]` strictly increasing, K ≥ 2; returns `[..., K]`. Outside the bins x counts
+    as the nearest one. Source: MuZero (arXiv:1911.08265), appendix F; DreamerV3 (arXiv:2301.04104).
+
+    Becomes one-hot when x is on a bin.
+    """
+    x = x.clamp(bins[0], bins[-1])
+    above = torch.searchsorted(bins, x.contiguous()).clamp(1, len(bins) - 1)
+    low, high = bins[above - 1], bins[above]
+    weight = ((x - low) / (high - low)).unsqueeze(-1)
+    code = torch.zeros(*x.shape, len(bins), dtype=bins.dtype, device=bins.device)
+    return code.scatter(-1, above.unsqueeze(-1) - 1, 1 - weight).scatter(-1, above.unsqueeze(-1), weight)
+
+
+def two_hot_decode(probs: Tensor, bins: Tensor) -> Tensor:
+    """The mean of the bins under `probs`, the inverse of `two_hot` inside the bins.
+
+    Shapes: probs `[..., K]`, bins `[K]`; returns `[...]`. Each bin is added to its mirror image first, so that
+    uniform probabilities over symmetric bins give exactly 0 even where the outer bins are huge: a fresh head
+    predicts nothing (DreamerV3's own code does the same).
+    """
+    terms = probs * bins
+    return 0.5 * (terms + terms.flip(-1)).sum(-1)
+
+
+def percentile_scale(x: Tensor, previous: Tensor | None = None, rate: float = 0.01, q: float = 0.05) -> Tensor:
+    """A slow estimate of the spread of x: the exponential average of its (1 - q) minus its q quantile.
+
+        S' = (1 - rate) · S + rate · (Per(x, 1 - q) - Per(x, q))
+
+    Shapes: x any shape, previous a scalar or None (a first estimate: the spread of x itself); returns a
+    scalar without gradient. Divide advantages by S.clamp(min=1), so that small returns are not blown up.
+    Source: DreamerV3 (arXiv:2301.04104), "Actor learning".
+    """
+    flat = x.detach().flatten().float()
+    spread = torch.quantile(flat, 1 - q) - torch.quantile(flat, q)
+    return spread if previous is None else previous + rate * (spread - previous)
+
+
+class Moments(NamedTuple):
+    """How many rows were seen, and their mean and (biased) variance: `n` a scalar, `mean`, `var` `[...]`."""
+
+    n: Tensor
+    mean: Tensor
+    var: Tensor
+
+
+def moments(x: Tensor) -> Moments:
+    """The moments of the rows of x `[N, ...]`: its mean and variance are `[...]`, in float64."""
+    x = x.detach().double()
+    mean = x.mean(0)
+    return Moments(torch.tensor(float(len(x)), dtype=x.dtype, device=x.device), mean, (x - mean).square().mean(0))
+
+
+def merge_moments(a: Moments, b: Moments) -> Moments:
+    """The moments of two sets of rows together, from the moments of each.
+
+        n = n_a + n_b,  δ = μ_b - μ_a
+        μ = μ_a + δ n_b / n,  σ² = (n_a σ_a² + n_b σ_b² + δ² n_a n_b / n) / n
+
+    Source: Chan, Golub, LeVeque 1979, eq. 2.1. Becomes Welford's update when b is a single row, and b itself
+    when a is empty.
+    """
+    n = a.n + b.n
+    shift = b.mean - a.mean
+    share = b.n / n
+    mean = a.mean + shift * share
+    var = a.var * (1 - share) + b.var * share + shift.square() * share * (1 - share)
+    return Moments(n, mean, var)

@@ -1,0 +1,34 @@
+"""What every test stands on: no network, one thread for small tensors, and examples that are the same in every run."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports them: no test may reach for a hub, and many small tensors are faster on one thread.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import hypothesis
+import pytest
+import torch
+
+# A sabotaged test fails by design, so shrinking its examples would be most of the work.
+# To see a small counterexample: pytest --hypothesis-profile=explain.
+hypothesis.settings.register_profile(
+    "fast",
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
+hypothesis.settings.register_profile("explain", deadline=None, max_examples=300)
+hypothesis.settings.load_profile("fast")
+
+
+@pytest.fixture(autouse=True)
+def _same_conditions() -> None:
+    """Every test begins with the same global generator and thread count, whichever ran before it."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
