@@ -1,0 +1,101 @@
+"""GRPO on SmolLM2-135M: 8 prompts x 8 completions x 16 new tokens, temperature 1, one update a rollout.
+
+Both sides learn the task `addition` from the same model folder: learning rate 1e-5, AdamW, clip 0.2, no KL term,
+float32 weights and bfloat16 matrix products where the processor has them. The first update warms up; six are counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import time
+from typing import Any
+
+UNIT = "completions/s"
+PEER = "trl"
+TARGET = 3.0
+UPDATES = 6
+SETTINGS = {"prompts": 8, "group": 8, "max_new_tokens": 16, "learning_rate": 1e-5, "temperature": 1.0}
+
+
+def _measured(seconds: list[float], rewards: list[float]) -> dict[str, Any]:
+    completions = SETTINGS["prompts"] * SETTINGS["group"]
+    return {
+        "rate": completions * len(seconds) / sum(seconds),
+        "seconds_per_update": sum(seconds) / len(seconds),
+        "rewards": rewards,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def ours() -> dict[str, Any]:
+    """This library's `grpo.train`, as a user runs it."""
+    from foresight.algorithms.language import grpo
+    from foresight.envs.text import make
+
+    config = grpo.Config(steps=UPDATES + 1, **SETTINGS)
+    task = make("addition")
+    state = grpo.build(config)
+    seconds, rewards, begun = [], [], time.perf_counter()
+    for _, metrics, _ in grpo.train(config, task, state):
+        seconds.append(time.perf_counter() - begun)
+        rewards.append(metrics["reward"])
+        begun = time.perf_counter()
+    return _measured(seconds[1:], rewards[1:])
+
+
+def peer() -> dict[str, Any]:
+    """TRL's GRPOTrainer at the same settings."""
+    import tempfile
+
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from foresight.envs.text import last_integer, make
+    from foresight.nets import pretrained
+
+    rows = [{"prompt": [{"role": "user", "content": e.prompt}], "answer": e.answer} for e in make("addition").train]
+    rewards: list[float] = []
+
+    def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        scores = [float(last_integer(c[0]["content"]) == int(a)) for c, a in zip(completions, answer, strict=True)]
+        rewards.append(sum(scores) / len(scores))
+        return scores
+
+    marks: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            marks.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=pretrained.fast_bfloat16("cpu"),
+            per_device_train_batch_size=SETTINGS["prompts"] * SETTINGS["group"],
+            num_generations=SETTINGS["group"],
+            max_completion_length=SETTINGS["max_new_tokens"],
+            temperature=SETTINGS["temperature"],
+            learning_rate=SETTINGS["learning_rate"],
+            lr_scheduler_type="constant",
+            beta=0.0,
+            loss_type="grpo",
+            gradient_checkpointing=False,  # faster; memory is not what is compared
+            max_steps=UPDATES + 1,
+            logging_steps=1000,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            model_init_kwargs={"dtype": "float32"},
+        )
+        trainer = GRPOTrainer(
+            model=str(pretrained.packaged()),
+            reward_funcs=correct,
+            args=config,
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[Clock()],
+        )
+        trainer.train()
+    return _measured([b - a for a, b in itertools.pairwise(marks)], rewards[1:])

@@ -1,0 +1,1 @@
+"""Policies whose actions are tokens."""

@@ -1,0 +1,67 @@
+"""The one contract for experience: a batch of worlds that are stepped together."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+from torch import Tensor
+
+
+class Spaces(NamedTuple):
+    """What one world of the batch shows and accepts (Gymnasium spaces, without the batch dim).
+
+    `obs` is a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; `action` one of the first four.
+    Floats are float32. A Box action outside its bounds is clipped to them before the world sees it.
+    """
+
+    obs: gymnasium.Space[Any]
+    action: gymnasium.Space[Any]
+
+
+class Feedback(NamedTuple):
+    """What came back because of an action. Tensors on the CPU, leading dim B.
+
+    - `obs`: the observation to act on next; where `cut`, the first one of the next episode (but see `mask`);
+    - `reward` `[B]` float32;
+    - `discount` `[B]` float32: the world's continuation, 0 at termination and 1 otherwise, at a time limit
+      too (algorithms multiply by gamma);
+    - `cut` `[B]` float32: 1 where the next row belongs to another episode (termination or time limit);
+    - `mask` `[B]` float32: 1 where the action was really taken. Only an engine that can neither reset in
+      the same step nor reset a part of its worlds ever has a 0: there a cut row still shows the final
+      observation, and the row after it is spent on the reset: its action was ignored, it has reward 0,
+      discount 0, cut 1, mask 0, and it must not be learnt from;
+    - `final_obs`: the true successor of every row. The same object as `obs` when nothing was cut;
+    - `info`: `episode_return` and `episode_length` (lists of floats and ints: rewards before any clipping,
+      in whole games, and actions taken) of episodes that ended with this step, and what the engine adds.
+
+    All tensors belong to the caller: no later step changes them.
+    """
+
+    obs: Any
+    reward: Tensor
+    discount: Tensor
+    cut: Tensor
+    mask: Tensor
+    final_obs: Any
+    info: dict[str, Any]
+
+
+class Env(Protocol):
+    """A batch of `num_envs` worlds with one autoreset rule: a cut row already shows the next episode."""
+
+    name: str
+    num_envs: int
+    spaces: Spaces
+
+    def reset(self, seed: int) -> Any:
+        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`."""
+
+    def step(self, action: Tensor) -> Feedback:
+        """Take `action` `[B, ...]` in every world."""
+
+    def render(self) -> Any:
+        """One RGB frame of world 0, `[height, width, 3]` uint8, or None where the world cannot be drawn."""
+
+    def close(self) -> None:
+        """Free what the engine holds."""

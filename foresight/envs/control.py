@@ -1,0 +1,91 @@
+"""`make` for control: picks the fastest engine that has the environment and applies the declared options."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from foresight import errors
+from foresight.envs import atari as atari_set
+from foresight.envs import engines, wrappers
+from foresight.envs.base import Env
+from foresight.errors import UserError
+
+ENGINES = ("auto", "native", "envpool", "ale", "gymnasium", "async", "vector")
+
+
+def make(
+    name: str,
+    num_envs: int = 8,
+    engine: str = "auto",
+    render: bool = False,
+    time_limit: int | None = None,
+    frame_stack: int | None = None,
+    action_repeat: int = 1,
+    flatten: bool = False,
+    rescale_action: bool = False,
+    clip_reward: bool | None = None,
+    autoreset: str = "same_step",
+    atari: bool = True,
+    **options: Any,
+) -> Env:
+    """A batch of `num_envs` worlds called `name` (a Gymnasium, EnvPool or `module:Name-v0` id).
+
+    - `engine`: `native` (our own, for the ids in `engines.NATIVE`), `envpool`, `ale` (ALE's own vector engine),
+      `gymnasium` (one process), `async` (a process a world, for heavy worlds), `vector` (the id's own
+      vectorised form), or `auto`: the fastest that has the id;
+    - `render`: make `render()` work; the worlds are then always Gymnasium's;
+    - `time_limit`: actions before an episode is cut (a cut, not a termination); None keeps the id's own;
+    - `frame_stack`: show the last K observations, `[K, ...]` (Atari: 4 unless told otherwise);
+    - `action_repeat`: take every action this many times and sum the rewards (Atari has `frame_skip`);
+    - `flatten`: show one float vector, parts of a Dict in the order of their keys, Discrete as one-hot;
+    - `rescale_action`: the Box action space becomes [-1, 1], mapped linearly to the world's bounds;
+    - `clip_reward`: show the sign of the reward (Atari: on). `info["episode_return"]` is never clipped;
+    - `autoreset`: how the engines `gymnasium` and `async` reset: `same_step`, `next_step` or `partial`;
+    - `atari=False`: an Atari id as it is, without the Atari set (its options: see `atari.Options`);
+    - other `options` go to the environment itself (`continuous=True`, `map_name="8x8"`, ...).
+
+    Raises UserError for an unknown id, engine or option, a missing package and a space that is no tensor.
+    """
+    if engine not in ENGINES:
+        raise errors.unknown("engine", engine, ENGINES)
+    if autoreset not in engines.AUTORESET:
+        raise errors.unknown("autoreset", autoreset, engines.AUTORESET)
+    counts = {"num_envs": num_envs, "action_repeat": action_repeat, "time_limit": time_limit}
+    for label, value in {**counts, "frame_stack": frame_stack}.items():
+        if value is not None and value < 1:
+            raise UserError(f"{label} must be at least 1, not {value}.")
+    request = engines.Request(name, num_envs, engine, render, time_limit, action_repeat, autoreset, options)
+    spec = engines.find_spec(name)
+    pixels = atari and atari_set.is_atari(name, spec)
+    env: Env = atari_set.make(request, spec, frame_stack) if pixels else _start(request)
+    if flatten:
+        env = wrappers.flatten(env)
+    if frame_stack is not None and frame_stack > 1 and not pixels:
+        env = wrappers.frame_stack(env, frame_stack)
+    if rescale_action:
+        env = wrappers.rescale_action(env)
+    if clip_reward or (clip_reward is None and pixels):
+        env = wrappers.clip_reward(env)
+    return env
+
+
+def _start(request: engines.Request) -> Env:
+    """The worlds in the engine asked for, if it can do what was asked; `auto` is the fastest that can."""
+    name, engine = request.name, request.engine
+    plain = not request.render and request.action_repeat == 1
+    native = name in engines.NATIVE and not request.options
+    if engine == "auto":
+        engine = "native" if plain and native else "envpool" if plain and engines.in_envpool(request) else "gymnasium"
+    if engine in ("native", "envpool", "vector") and not plain:
+        raise UserError(f"The engine '{engine}' has no action_repeat and no render; use engine='gymnasium'.")
+    if engine == "native":
+        if not native:
+            what = f"takes no options for '{name}'" if name in engines.NATIVE else f"does not have '{name}'"
+            raise UserError(f"The engine 'native' {what}. It has: {', '.join(engines.NATIVE)}. Try engine='auto'.")
+        classic: Any = importlib.import_module("foresight.envs.classic")  # late: numba
+        env: Env = classic.make(name, request.num_envs, request.time_limit)
+        return env
+    if engine == "ale":
+        raise UserError(f"The engine 'ale' has Atari games with the Atari set only, not '{name}'.")
+    return engines.envpool_env(request) if engine == "envpool" else engines.gymnasium_env(request, engine)

@@ -1,0 +1,26 @@
+"""`make`: any environment or task by its name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from foresight import errors
+
+WORLDS = {"control": "foresight.envs.control", "mdp": "foresight.envs.grid", "text": "foresight.envs.text"}
+
+
+def make(name: str, world: str = "control", **options: Any) -> Any:
+    """The environment `name`, as the kind of `world` that an algorithm acts in.
+
+    - `"control"`: an `Env`, a batch of worlds behind one contract. Options: see `envs.control.make`
+      (`num_envs`, `engine`, `render`, `time_limit`, frame stacks, the Atari set, ...);
+    - `"mdp"`: an explicit model (P, R, gamma). Options: see `envs.grid.make`;
+    - `"text"`: single-use episodes with a grader. Options: see `envs.text.make`.
+
+    Raises UserError for a name, an option or a space that cannot be used, and for a missing package.
+    """
+    if world not in WORLDS:
+        raise errors.unknown("world", world, WORLDS)
+    module = importlib.import_module(WORLDS[world])  # late: a text task must not wait for physics engines
+    return module.make(name, **options)

@@ -1,0 +1,346 @@
+"""Text tasks: single-use episodes of one answer each, with a grader that gives its own gold answers full marks."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import itertools
+import json
+import math
+import random
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foresight import errors
+from foresight.errors import UserError
+
+Prompt = str | list[dict[str, str]]  # plain, or a conversation of {"role", "content"} messages
+Grader = Callable[["Sequence[Example]", Sequence[str]], list[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One question: its prompt, the gold answer if there is one, and whatever the grader needs to know."""
+
+    prompt: Prompt
+    answer: str | None = None
+    columns: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        """The prompt as a person reads it: the last message of a conversation."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTask:
+    """Examples to train on, examples held out, and a grader.
+
+    `grade(examples, completions)` returns a float per completion; NaN means unscorable, which is not zero.
+    """
+
+    name: str
+    train: Sequence[Example]
+    test: Sequence[Example]
+    grader: Grader
+    metric: str = "accuracy"
+
+    @property
+    def spaces(self) -> None:
+        """Text has no Gymnasium spaces."""
+        return None
+
+    def grade(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+        """A reward per completion; NaN where the grader could not tell.
+
+        Raises UserError, naming the sample, if the grader fails or returns NaN itself.
+        """
+        return self.grader(examples, completions)
+
+    def check(self, count: int = 100) -> None:
+        """Raise UserError unless the grader gives the gold answers of the first `count` examples full marks."""
+        gold = [e for e in itertools.chain(self.test, self.train) if e.answer is not None][:count]
+        for example, reward in zip(gold, self.grade(gold, [str(e.answer) for e in gold]), strict=True):
+            if not reward >= 1:
+                raise UserError(
+                    f"The grader of '{self.name}' gives its own gold answer {example.answer!r} to "
+                    f"{example.question!r} only {reward}: mend the grader or the answers."
+                )
+
+
+def integers(text: str) -> list[int]:
+    """All integers in a text, in order; "1,000" is one thousand and "3.5" is no integer."""
+    found = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", text)
+    return [int(word.replace(",", "")) for word in found if "." not in word]
+
+
+def last_integer(text: str) -> int | None:
+    """The last integer in a text, or None."""
+    numbers = integers(text)
+    return numbers[-1] if numbers else None
+
+
+def _grade_last_integer(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+    return [float(last_integer(c) == int(e.answer or "")) for e, c in zip(examples, completions, strict=True)]
+
+
+def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0) -> TextTask:
+    """Questions like "What is 7 + 12?": every pair of addends in [low, high], `held_out` of them reserved by the seed.
+
+    The last integer in the completion is the answer.
+    """
+    pairs = [(a, b) for a in range(low, high + 1) for b in range(low, high + 1)]
+    examples = [Example(f"What is {a} + {b}?", str(a + b)) for a, b in pairs]
+    return _split("addition", examples, held_out, seed, _grade_last_integer)
+
+
+def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int = 0) -> TextTask:
+    """Questions like "Which number is the largest: 34, 71, 15, 60?": `size` of them, of different two-digit numbers.
+
+    The last integer in the completion is the answer.
+    """
+    draw, seen = random.Random(seed), set[tuple[int, ...]]()
+    while len(seen) < size:
+        seen.add(tuple(draw.sample(range(10, 100), numbers)))
+    examples = [
+        Example(f"Which number is the largest: {', '.join(map(str, row))}?", str(max(row))) for row in sorted(seen)
+    ]
+    return _split("largest", examples, held_out, seed, _grade_last_integer)
+
+
+def reasoning_gym(name: str, size: int = 1000, held_out: int = 100, seed: int = 0, **options: Any) -> TextTask:
+    """Any task of the package reasoning-gym, with its own scorer; `options` go to its generator.
+
+    The answer is what stands in the last `<answer>...</answer>`, or the whole completion if there is none.
+    """
+    try:
+        gym = importlib.import_module("reasoning_gym")
+    except ImportError as error:
+        raise UserError("reasoning-gym tasks need a package: run `pip install 'foresight[reasoning]'`.") from error
+    registry = importlib.import_module("reasoning_gym.factory").DATASETS
+    if name not in registry:
+        raise errors.unknown("reasoning-gym task", name, registry)
+    try:
+        dataset = gym.create_dataset(name, size=size + held_out, seed=seed, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"reasoning-gym cannot make '{name}' with {options}: {error}") from error
+
+    def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+        return [
+            float(dataset.score_answer(_answer_tag(c), entry=e.columns["entry"]))
+            for e, c in zip(examples, completions, strict=True)
+        ]
+
+    entries = [dataset[i] for i in range(size + held_out)]
+    examples = [Example(entry["question"], str(entry["answer"]), {"entry": entry}) for entry in entries]
+    return TextTask(f"reasoning_gym:{name}", examples[held_out:], examples[:held_out], grade)
+
+
+def _answer_tag(text: str) -> str:
+    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    return (found[-1] if found else text).strip()
+
+
+def dataset(
+    path: str,
+    reward: str | Callable[..., Any] | None = None,
+    held_out: int = 100,
+    seed: int = 0,
+    prompt: str = "prompt",
+) -> TextTask:
+    """A JSONL file, or a dataset that the package `datasets` loads, with a reward function.
+
+    Each row has the column `prompt` (a string, or a list of messages). `reward` is a function, or its place as
+    `file.py:name` or `package.module:name`. It is called as `reward(prompts=..., completions=..., **columns)`,
+    each a list with an item per completion, and returns a list of floats; None means unscorable. Completions of
+    conversations are lists of one message, as TRL gives them. Without `reward`, the rows need the column
+    `answer` and a completion is right if it ends with it.
+    """
+    rows = _rows(path)
+    for number, row in enumerate(rows, 1):
+        if not row.get(prompt):
+            raise UserError(f"{path}, row {number}: no column '{prompt}'. It has: {', '.join(map(str, row))}.")
+        if reward is None and row.get("answer") is None:
+            raise UserError(f"{path}, row {number}: without a reward function every row needs the column 'answer'.")
+    if len(rows) < 2:
+        raise UserError(f"{path} has {len(rows)} rows: at least 2 are needed, one to train on and one held out.")
+    examples = [
+        Example(row[prompt], None if row.get("answer") is None else str(row["answer"]), {**row, "prompt": row[prompt]})
+        for row in rows
+    ]
+    grade = _grade_ending if reward is None else function_grader(_function(reward))
+    task = _split(Path(path).stem, examples, min(held_out, len(rows) // 5 or 1), seed, grade)
+    return task if reward is None else dataclasses.replace(task, metric="reward")
+
+
+def _grade_ending(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+    def right(answer: str, completion: str) -> bool:
+        ending = completion.strip().rstrip(".").rstrip()
+        return ending == answer or bool(re.search(rf"(?<!\w){re.escape(answer)}$", ending))
+
+    return [float(right(str(e.answer).strip().rstrip("."), c)) for e, c in zip(examples, completions, strict=True)]
+
+
+def function_grader(reward: Callable[..., Any]) -> Grader:
+    """A grader from a reward function in the form that TRL users write. None becomes NaN: unscorable.
+
+    Raises UserError, naming the sample, if the function raises, returns NaN, or returns too few rewards.
+    """
+    name = getattr(reward, "__name__", "reward")
+
+    def call(examples: Sequence[Example], completions: Sequence[str]) -> list[Any]:
+        columns = {key: [e.columns.get(key) for e in examples] for key in examples[0].columns if key != "prompt"}
+        shaped = [
+            c if isinstance(e.prompt, str) else [{"role": "assistant", "content": c}]
+            for e, c in zip(examples, completions, strict=True)
+        ]
+        result = reward(prompts=[e.prompt for e in examples], completions=shaped, **columns)
+        if not isinstance(result, Iterable):
+            raise UserError(f"The reward function '{name}' must return a list of rewards, but returned {result!r}.")
+        return list(result)
+
+    def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+        if not examples:
+            return []
+        try:
+            rewards = call(examples, completions)
+        except UserError:
+            raise
+        except Exception as error:
+            raise _blame(name, error, call, examples, completions) from error
+        if len(rewards) != len(completions):
+            raise UserError(
+                f"The reward function '{name}' returned {len(rewards)} rewards for {len(completions)} completions: "
+                "return one for each, None where it cannot tell."
+            )
+        return [_number(name, r, e, c) for r, e, c in zip(rewards, examples, completions, strict=True)]
+
+    return grade
+
+
+def _number(name: str, reward: Any, example: Example, completion: str) -> float:
+    if reward is None:
+        return math.nan
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(
+            f"The reward function '{name}' returned {reward!r} for the completion {completion!r} to "
+            f"{example.question!r}: return a finite number, or None where it cannot tell."
+        )
+    return value
+
+
+def _blame(
+    name: str, error: Exception, call: Callable[..., Any], examples: Sequence[Example], completions: Sequence[str]
+) -> UserError:
+    """Find the one sample on which a reward function fails, to name it."""
+    for example, completion in zip(examples, completions, strict=True):
+        try:
+            call([example], [completion])
+        except Exception as single:
+            return UserError(
+                f"The reward function '{name}' raised {type(single).__name__}: {single}, on the completion "
+                f"{completion!r} to {example.question!r}."
+            )
+    return UserError(f"The reward function '{name}' raised {type(error).__name__}: {error}.")
+
+
+def _function(place: str | Callable[..., Any]) -> Callable[..., Any]:
+    if callable(place):
+        return place
+    where, _, name = place.rpartition(":")
+    if not where:
+        raise UserError(f"'{place}' does not say where the reward function is: write file.py:name or module:name.")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            if spec is None or spec.loader is None or not Path(where).is_file():
+                raise UserError(f"There is no file {where} to take the reward function '{name}' from.")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules.setdefault(spec.name, module)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+    except ImportError as error:
+        raise UserError(f"Cannot import {where}, where the reward function should be: {error}.") from error
+    functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+    if name not in functions:
+        raise errors.unknown("reward function", name, functions)
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def _rows(path: str) -> list[dict[str, Any]]:
+    file = Path(path)
+    if file.suffix in (".jsonl", ".json") and file.is_file():
+        rows = []
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise UserError(
+                        f"{path}, row {number} is not JSON: {error.msg} at column {error.colno}."
+                    ) from error
+                if not isinstance(row, dict):
+                    raise UserError(f"{path}, row {number} must be an object with columns, but is {line[:60]!r}.")
+                rows.append(row)
+        return rows
+    if file.suffix in (".jsonl", ".json", ".parquet") and not file.exists():
+        raise UserError(f"There is no file {path}.")
+    datasets = importlib.import_module("datasets")
+    try:
+        if file.suffix == ".parquet":
+            table = datasets.load_dataset("parquet", data_files=str(file), split="train")
+        elif file.is_dir() and (file / "dataset_info.json").is_file():
+            table = datasets.load_from_disk(str(file))
+        else:
+            table = datasets.load_dataset(path, split="train")
+    except Exception as error:  # the package raises many kinds; all mean the same to the user
+        raise UserError(f"Cannot load the dataset {path}: {error}") from error
+    return [dict(row) for row in table]
+
+
+def _split(name: str, examples: Sequence[Example], held_out: int, seed: int, grader: Grader) -> TextTask:
+    """Reserve `held_out` examples by the seed; equal prompts never stand on both sides."""
+    if not 0 < held_out < len(examples):
+        raise UserError(f"held_out must be between 1 and {len(examples) - 1} for '{name}', but is {held_out}.")
+    order = list(range(len(examples)))
+    random.Random(f"held out {seed}").shuffle(order)
+    test = [examples[i] for i in order[:held_out]]
+    reserved = {json.dumps(e.prompt) for e in test}
+    train = [examples[i] for i in sorted(order[held_out:]) if json.dumps(examples[i].prompt) not in reserved]
+    return TextTask(name, train, test, grader)
+
+
+TASKS: dict[str, Callable[..., TextTask]] = {"addition": addition, "largest": largest}
+
+
+def make(name: str, **options: Any) -> TextTask:
+    """A text task by its name: `addition`, `largest`, `reasoning_gym:NAME`, or a dataset with a reward function.
+
+    Raises UserError for an unknown name or option, and if the grader does not accept its own gold answers.
+    """
+    kind, _, rest = name.partition(":")
+    try:
+        if kind == "reasoning_gym" and rest:
+            task = reasoning_gym(rest, **options)
+        elif name in TASKS:
+            task = TASKS[name](**options)
+        elif "reward" in options or Path(name).exists() or Path(name).suffix:
+            task = dataset(name, **options)
+        else:
+            raise errors.unknown("task", name, [*TASKS, "reasoning_gym:NAME", "FILE.jsonl"])
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        raise UserError(f"The task '{name}' has no such option: {error}.") from error
+    task.check()
+    return task

