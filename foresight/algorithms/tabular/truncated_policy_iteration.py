@@ -1,0 +1,115 @@
+"""Truncated (modified) policy iteration: Puterman & Shin (1978), Puterman (1994) section 6.5, S&B (2018) section 4.6.
+
+Objective: v* = L v*, by v ← (L_π)^m L v with π greedy for v. (L v)(s) = max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ],
+and L_π is the same for the action π(s). m = 0 is value iteration, m = ∞ policy iteration.
+
+Kept: a fixed m (`evaluation_sweeps`), the sup-norm stop, and as an option the span stop with MacQueen's bounds
+(Puterman 6.6.3), which needs as many sweeps as the *differences* between states take to settle, not their level.
+Left out: m that grows with the iterations. An improvement skips comparisons whose outcome is certain
+(`planning.dynamic.Sweeps`; Puterman 6.7.3), which changes no iterate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.errors import UserError
+from foresight.planning import dynamic
+
+WORLD = "mdp"
+UNIT = "sweeps"
+METRICS = ("residual", "value", "switched")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What truncated policy iteration needs."""
+
+    steps: int = 100_000  # at most so many sweeps, improvements and evaluations together
+    seed: int = 0  # nothing here is random; kept because every algorithm has one
+    gamma: float = 0.99  # discount per action
+    tolerance: float = 1e-8  # stop when an improvement's residual is below, in units of reward
+    evaluation_sweeps: int = 10  # m: evaluation sweeps after each improvement (Puterman 6.5: m_n)
+    span_bounds: bool = False  # the residual is half the span of the change, and bounds correct v (needs gamma < 1)
+    every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+
+
+@dataclass
+class State:
+    """The iterate and where it stands. ‖v - v*‖∞ ≤ γ / (1 - γ) · residual once the residual is below the tolerance."""
+
+    config: Config
+    values: Tensor  # v [S] float64
+    policy: Tensor  # greedy for the values at the last improvement [S]
+    residual: float = math.inf  # of the last improvement
+    evaluations_left: int = 0  # before the next improvement
+    step: int = 0
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """v = 0 for the S states and A actions of `spaces`. Raises UserError for span bounds without discount."""
+    if config.span_bounds and not config.gamma < 1:
+        raise UserError("span_bounds needs gamma < 1: without discount the bounds are infinite. Use span_bounds=False.")
+    if config.evaluation_sweeps < 0:
+        raise UserError(f"evaluation_sweeps must be 0 or more, not {config.evaluation_sweeps}.")
+    states = int(spaces.obs.n)  # type: ignore[attr-defined]
+    values = torch.zeros(states, dtype=torch.float64, device=device)
+    return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The greedy action in states `obs` `[B]`."""
+    return state.policy[obs], {}, carry
+
+
+def improve(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+    """π ← greedy for v, v ← L v: one sweep gives both (Puterman 6.5, steps 2 and 3a)."""
+    state.values, state.policy, change = sweeps.improve(state.values, state.policy)
+    state.residual = change.half_span if state.config.span_bounds else change.norm
+    if state.residual >= state.config.tolerance:
+        state.evaluations_left = state.config.evaluation_sweeps
+    elif state.config.span_bounds:
+        state.values = dynamic.extrapolate(sweeps.mdp, sweeps.gamma, state.values, change)
+    return {"residual": state.residual, "switched": float(change.switched)}
+
+
+def evaluate(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+    """v ← L_π v (Puterman 6.5, step 3c)."""
+    state.values, change = sweeps.evaluate(state.values, state.policy)
+    state.evaluations_left -= 1
+    return {"change": change.norm}
+
+
+def update(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+    """The next sweep: an improvement, or one of the evaluations that follow it."""
+    metrics = evaluate(state, sweeps) if state.evaluations_left else improve(state, sweeps)
+    state.step += 1
+    return metrics
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Sweep until an improvement's residual is below `tolerance`."""
+    state = state or build(config, env.spaces, device)
+    sweeps = dynamic.Sweeps(env.to(device), config.gamma)
+    while state.step < config.steps and state.residual >= config.tolerance:
+        metrics = update(state, sweeps)
+        done = state.step >= config.steps or state.residual < config.tolerance
+        if done or state.step % config.every == 0:
+            yield state.step, {**metrics, "value": dynamic.start_value(sweeps.mdp, state.values)}, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The value grid and all optimal arrows, side by side."""
+    best = dynamic.optimal_actions(env, state.config.gamma, state.values.cpu(), max(1e-9, 2 * state.residual))
+    return gridview.text(env, state.values, best)

@@ -1,0 +1,90 @@
+"""Value iteration: Bellman (1957), Sutton & Barto (2018) section 4.4, Puterman (1994) section 6.3.
+
+Objective: v* = L v*, where (L v)(s) = max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ]. L is a contraction by γ in
+the sup norm, so the iterates v ← L v converge to v* from anywhere, and ‖v - v*‖∞ ≤ γ / (1 - γ) ‖Δ‖∞ for the last
+change Δ.
+
+Kept: synchronous sweeps over all states, stopped at a sup-norm change below `tolerance`; the greedy policy that
+comes with every sweep. Left out: asynchronous (Gauss-Seidel, prioritised) order. The sweep skips comparisons whose
+outcome is certain (`planning.dynamic.Sweeps`), which changes no iterate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.planning import dynamic
+
+WORLD = "mdp"
+UNIT = "sweeps"
+METRICS = ("residual", "value", "switched")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What value iteration needs."""
+
+    steps: int = 100_000  # at most so many sweeps
+    seed: int = 0  # nothing here is random; kept because every algorithm has one
+    gamma: float = 0.99  # discount per action
+    tolerance: float = 1e-8  # stop when no value changed by as much in a sweep (S&B p. 83: θ), in units of reward
+    every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+
+
+@dataclass
+class State:
+    """The iterate and where it stands."""
+
+    config: Config
+    values: Tensor  # v [S] float64
+    policy: Tensor  # the actions that attained the last maximum [S]
+    residual: float = math.inf  # ‖Δ‖∞ of the last sweep
+    step: int = 0
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """v = 0 for the S states and A actions of `spaces`."""
+    states = int(spaces.obs.n)  # type: ignore[attr-defined]
+    values = torch.zeros(states, dtype=torch.float64, device=device)
+    return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The greedy action in states `obs` `[B]`."""
+    return state.policy[obs], {}, carry
+
+
+def update(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+    """One sweep: v(s) ← max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ] in all states at once (S&B eq. 4.10)."""
+    state.values, state.policy, change = sweeps.improve(state.values, state.policy)
+    state.residual = change.norm
+    state.step += 1
+    return {"residual": change.norm, "switched": float(change.switched)}
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Sweep until no value changes by `tolerance` or more."""
+    state = state or build(config, env.spaces, device)
+    sweeps = dynamic.Sweeps(env.to(device), config.gamma)
+    while state.step < config.steps and state.residual >= config.tolerance:
+        metrics = update(state, sweeps)
+        done = state.step >= config.steps or state.residual < config.tolerance
+        if done or state.step % config.every == 0:
+            yield state.step, {**metrics, "value": dynamic.start_value(sweeps.mdp, state.values)}, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The value grid and all optimal arrows, side by side."""
+    best = dynamic.optimal_actions(env, state.config.gamma, state.values.cpu(), max(1e-9, 2 * state.residual))
+    return gridview.text(env, state.values, best)

@@ -1,0 +1,128 @@
+"""What a Config says of its own fields, and which of them a command line names."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foresight.errors import UserError, unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One field: `help` is the comment or docstring beside it, with its unit and source."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+def describe(config: type[Any], path: Path) -> list[Field]:
+    """The fields of the dataclass `config`, whose source is the class of that name in `path`."""
+    source = path.read_text(encoding="utf-8")
+    notes = _notes(source, config.__name__)
+    return [Field(f.name, _type(f.type), _default(f), notes.get(f.name, "")) for f in dataclasses.fields(config)]
+
+
+def explicit(args: Sequence[str], valid: Iterable[str], switches: Iterable[str]) -> set[str]:
+    """The names of the options that `args` gives, in snake case; `switches` may be written `--no-NAME`.
+
+    Raises `UserError` for a name that is not `valid`, with the nearest one that is.
+    """
+    names, flags = set(valid), set(switches)
+    given = set()
+    for token in args:
+        if not token.startswith("--") or token == "--":
+            continue
+        word = token[2:].partition("=")[0].replace("-", "_")
+        if word == "help":
+            continue
+        name = word.removeprefix("no_") if word.removeprefix("no_") in flags else word
+        if name not in names:
+            raise unknown("field", word, names)
+        if name in given:
+            raise UserError(f"--{word.replace('_', '-')} is given twice.")
+        given.add(name)
+    return given
+
+
+def value(args: Sequence[str], name: str) -> str | None:
+    """The text that `args` gives for the option `name`, or None."""
+    for index, token in enumerate(args):
+        word, equals, text = token.partition("=")
+        if word == f"--{name}":
+            text = text if equals else (args[index + 1] if index + 1 < len(args) else "")
+            return None if text in ("", "None") else text
+    return None
+
+
+def whole_numbers(args: Sequence[str], integers: Iterable[str]) -> list[str]:
+    """Let people write `--steps 1e6`: the values of integer options that are whole floats become integers."""
+    names, out, previous = set(integers), [], ""
+    for token in args:
+        name, equals, value = token.partition("=")
+        if equals and name[2:].replace("-", "_") in names:
+            out.append(f"{name}={_whole(value)}")
+        else:
+            out.append(_whole(token) if previous in names else token)
+        previous = token[2:].replace("-", "_") if token.startswith("--") else ""
+    return out
+
+
+def options(pairs: Sequence[str]) -> dict[str, Any]:
+    """`["num_envs=16", "engine=gymnasium"]` as a dict; values are read as YAML. Raises `UserError`."""
+    import yaml
+
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise UserError(f"--env-options takes key=value, not '{pair}'.")
+        found[name.replace("-", "_")] = yaml.safe_load(value)
+    return found
+
+
+def _whole(text: str) -> str:
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return str(int(number)) if ("e" in text or "E" in text or "." in text) and number.is_integer() else text
+
+
+def _notes(source: str, name: str) -> dict[str, str]:
+    """Comments above and beside a field and the string below it, as one sentence."""
+    lines = source.splitlines()
+    body = next((n.body for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name), [])
+    notes = {}
+    for index, node in enumerate(body):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        parts: list[str] = []
+        above = node.lineno - 2
+        while above >= 0 and lines[above].strip().startswith("#"):
+            parts.insert(0, lines[above].strip().lstrip("# "))
+            above -= 1
+        end = (node.end_lineno or node.lineno) - 1
+        rest = lines[end].encode()[node.end_col_offset or 0 :].decode(errors="ignore").strip()
+        if rest.startswith("#"):
+            parts.append(rest.lstrip("# "))
+        below = body[index + 1] if index + 1 < len(body) else None
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+            parts.append(" ".join(below.value.value.split()))
+        notes[node.target.id] = " ".join(parts)
+    return notes
+
+
+def _type(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else None

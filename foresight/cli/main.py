@@ -1,0 +1,110 @@
+"""The command `foresight`. It starts in a tenth of a second: torch is imported by the commands that need it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from foresight.errors import UserError, unknown
+
+ABOUT = """Planning and reinforcement learning, from the Bellman equation to language models that reason.
+
+Begin with `foresight train value_iteration --env GridWorld8x8` (a second), `foresight train ppo --env CartPole-v1`
+(seconds) or `foresight train grpo --preset smollm2-addition` (minutes).
+"""
+MISUSE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+# The extra that brings a module; anything else is installed under its own name.
+EXTRA_OF = {
+    "ale_py": "atari", "cv2": "atari", "Box2D": "box2d", "mujoco": "mujoco", "minigrid": "minigrid",
+    "reasoning_gym": "reasoning", "trl": "peers", "stable_baselines3": "peers", "quantecon": "peers",
+    "wandb": "wandb", "trackio": "trackio",
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (by default the process's own); returns the exit code."""
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _fail(str(error))
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if not module or module == "foresight":
+            raise
+        extra = EXTRA_OF.get(module)
+        target = f"'foresight[{extra}]'" if extra else module.replace("_", "-")
+        return _fail(f"The package '{module}' is missing: pip install {target}")
+    except BrokenPipeError:
+        # The reader went away (| head): say nothing, and keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):
+            raise
+        return _fail(f"{error.strerror}: {error.filename or 'the disk'}")
+    except KeyboardInterrupt as stop:
+        if str(stop):  # a run that was stopped says how to go on
+            _say(str(stop))
+        return int(getattr(stop, "exit_code", INTERRUPTED))
+    except SystemExit as stop:  # tyro has said what it had to say
+        return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+
+
+def commands() -> dict[str, Callable[..., Any]]:
+    """Every command by name."""
+    from foresight.cli import library, play, runs, tools, train
+
+    return {
+        "list": library.list_,
+        "show": library.show,
+        "train": train.train,
+        "resume": train.resume,
+        "eval": runs.eval_,
+        "play": play.play,
+        "plot": runs.plot,
+        "bench": tools.bench,
+        "doctor": tools.doctor,
+    }
+
+
+def _dispatch(argv: list[str]) -> int:
+    import tyro
+
+    if argv[:1] == ["--version"]:
+        from foresight import __version__
+
+        print(f"foresight {__version__}")
+        return 0
+    valid = commands()
+    if argv and not argv[0].startswith("-") and argv[0] not in valid:
+        raise unknown("command", argv[0], valid)
+    if argv[:1] == ["train"] and len(argv) > 1 and not argv[1].startswith("-"):
+        from foresight.cli.train import train_command
+
+        return train_command(argv[1:])
+    code = tyro.extras.subcommand_cli_from_dict(
+        valid,
+        prog="foresight",
+        description=ABOUT,
+        args=argv or ["--help"],
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    return int(code or 0)
+
+
+def _fail(message: str) -> int:
+    _say(message, "error: ")
+    return MISUSE
+
+
+def _say(message: str, head: str = "") -> None:
+    from rich.text import Text
+
+    from foresight.cli.screen import stderr
+
+    stderr().print(Text(head, "bold red") + Text(message, "not bold default"), soft_wrap=True)

@@ -1,0 +1,155 @@
+"""`foresight play`: watch an agent, step through the sweeps of a table, talk to a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from foresight.cli import screen
+from foresight.errors import UserError
+
+FPS = 30.0
+
+
+def play(
+    run: Annotated[str, tyro.conf.Positional],
+    gif: str | None = None,
+    prompt: str | None = None,
+    seed: int = 0,
+    checkpoint: str = "latest",
+    tokens: int | None = None,
+    device: str = "auto",
+) -> int:
+    """See and use what a run has learnt: watch the agent, step through the sweeps, or talk to the model.
+
+    Args:
+        run: a run directory.
+        gif: write here instead (.gif or .mp4); the default, where there is no display, is RUN/media/play.gif.
+        prompt: one prompt for a language model, instead of a conversation.
+        seed: of the episode.
+        checkpoint: latest, best, or a step.
+        tokens: the most tokens a model may answer with; by default as in training.
+        device: auto, cpu, cuda or mps.
+    """
+    from foresight.runtime import run as runner
+
+    agent = runner.load(run, checkpoint, device)
+    world = agent.settings.world
+    if prompt is not None and world != "text":
+        raise UserError(f"--prompt is for language runs; {agent.settings.algorithm} acts in '{agent.settings.env}'.")
+    if gif is not None and world == "text":
+        raise UserError("--gif is for environments and grids, not for a language model.")
+    try:
+        if world == "control":
+            _watch(agent, Path(run), gif, seed)
+        elif world == "mdp":
+            _sweeps(agent, gif)
+        else:
+            _talk(agent, prompt, tokens)
+    finally:
+        agent.close()
+    return 0
+
+
+def _watch(agent: Any, run: Path, gif: str | None, seed: int) -> None:
+    from foresight.runtime import record, worlds
+    from foresight.runtime.doctor import has_display
+
+    env = worlds.single(agent.settings, render=True)
+    frames = record.episode(agent.module, agent.state, env, seed)
+    try:
+        if gif is None and has_display():
+            record.window(frames, FPS, f"{Path(agent.settings.algorithm).stem} on {agent.settings.env}")
+            return
+        path = Path(gif) if gif else run / "media" / "play.gif"
+        count = record.write(path, frames, FPS)
+        screen.stdout().print(f"{count} frames in {path}", markup=False)
+    finally:
+        env.close()
+
+
+def _sweeps(agent: Any, gif: str | None) -> None:
+    """Run the algorithm once more, from the beginning, and show the table after every sweep."""
+    steps = agent.module.train(agent.config, agent.world)
+    if gif is not None:
+        from foresight.runtime import record
+
+        count = record.write(gif, record.sweeps(agent.world, steps), fps=4)
+        screen.stdout().print(f"{count} frames in {gif}", markup=False)
+        return
+    if not hasattr(agent.module, "picture"):
+        raise UserError(f"{agent.settings.algorithm} draws no picture in the terminal; use --gif out.gif.")
+    console = screen.stdout()
+    interactive = sys.stdin.isatty() and console.is_terminal
+    if interactive:
+        console.print("n or space: next sweep; g: go to the end; q: quit", style="dim")
+    going, last = not interactive, None
+    for step, metrics, state in steps:
+        last = (step, metrics, state)
+        if going:
+            if not interactive and step & (step - 1) == 0:  # 1, 2, 4, ...: a page and not a book
+                _show(console, agent, *last)
+            continue
+        _show(console, agent, *last)
+        key = read_key()
+        if key in ("q", "\x03", "\x04", "\x1b"):
+            return
+        going = key == "g"
+    if last is not None and going and (interactive or last[0] & (last[0] - 1)):
+        _show(console, agent, *last)
+
+
+def _show(console: Console, agent: Any, step: int, metrics: dict[str, Any], state: Any) -> None:
+    from foresight.runtime.progress import number
+
+    words = ", ".join(f"{name} {number(metrics[name])}" for name in agent.module.METRICS if name in metrics)
+    console.print(f"\nsweep {step}  {words}", style="bold", markup=False)
+    console.print(agent.module.picture(state, agent.world), markup=False, soft_wrap=True)
+
+
+def _talk(agent: Any, prompt: str | None, tokens: int | None) -> None:
+    if tokens is not None:
+        agent.state.config = dataclasses.replace(agent.state.config, max_new_tokens=tokens)
+    if prompt is not None:
+        print(agent.act(prompt))
+        return
+    console = screen.stdout()
+    if sys.stdin.isatty():
+        task = agent.settings.env
+        console.print(f"Trained on '{task}'. Every line is a prompt of its own; an empty one ends.", style="dim")
+    for line in _lines():
+        print(agent.act(line), flush=True)
+
+
+def _lines() -> Iterator[str]:
+    """What a person types or a pipe brings, until an empty line or the end."""
+    while True:
+        try:
+            line = input("> ") if sys.stdin.isatty() else input()
+        except EOFError:
+            return
+        if not line.strip():
+            return
+        yield line
+
+
+def read_key() -> str:
+    """One key, without waiting for Enter where the system can do that."""
+    try:
+        import termios
+        import tty
+    except ImportError:  # Windows
+        return (input() or "n")[0]
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        return sys.stdin.read(1)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

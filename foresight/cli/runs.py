@@ -1,0 +1,89 @@
+"""`foresight eval` and `foresight plot`: what finished runs are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from foresight.cli import screen
+from foresight.cli.train import measured
+from foresight.errors import UserError
+
+
+def plot(
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional],
+    out: str = "curves.png",
+    metric: str | None = None,
+    x: Literal["step", "seconds"] = "step",
+    json: bool = False,
+) -> int:
+    """Draw learning curves; runs of one algorithm and world become one curve with an interval.
+
+    Args:
+        runs: run directories.
+        out: the picture (.png, .svg or .pdf).
+        metric: what to draw; by default the first that the algorithm shows.
+        x: what to draw it against.
+        json: print the numbers of the last point as JSON.
+    """
+    from foresight.runtime import plot as plots
+    from foresight.runtime.progress import curve
+
+    drawn = plots.draw(runs, out, metric, x)
+    if json:
+        screen.emit({"out": out, "curves": [_last(band) for band in drawn]})
+        return 0
+    console = screen.stdout()
+    for band in drawn:
+        title = f"{band.label} ({band.runs} run{'s' if band.runs > 1 else ''})"
+        console.print(curve(band.middle.tolist(), band.steps.tolist(), title=title), markup=False)
+    console.print(f"\nDrawn in {Path(out)}", markup=False)
+    return 0
+
+
+def eval_(
+    run: Annotated[str, tyro.conf.Positional],
+    episodes: int = 100,
+    seed: int = 0,
+    checkpoint: str = "latest",
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Evaluate a run, greedily, in environments or on prompts that it never trained on.
+
+    Args:
+        run: a run directory.
+        episodes: how many episodes (or prompts).
+        seed: of the evaluation environments; all of their seeds are apart from those of training.
+        checkpoint: latest, best, or a step.
+        device: auto, cpu, cuda or mps.
+        json: print the result as JSON, with the value of every episode.
+    """
+    if episodes < 1:
+        raise UserError(f"--episodes must be at least 1, not {episodes}.")
+    from foresight.runtime import run as runner
+
+    agent = runner.load(run, checkpoint, device)
+    try:
+        found = agent.evaluate(episodes, seed)
+    finally:
+        agent.close()
+    if json:
+        screen.emit({"run": run, "checkpoint": agent.step, "seed": seed, **dataclasses.asdict(found)})
+    else:
+        screen.stdout().print(measured(found.document()), markup=False)
+    return 0
+
+
+def _last(band: Any) -> dict[str, Any]:
+    low, high = float(band.low[-1]), float(band.high[-1])
+    return {
+        "label": band.label,
+        "runs": band.runs,
+        "step": float(band.steps[-1]),
+        "iqm": float(band.middle[-1]),
+        "interval": None if low != low else [low, high],
+    }

@@ -1,0 +1,39 @@
+"""Where the command line writes: people's words by rich, programs' by JSON, both on stdout; trouble on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDE = 120  # columns where nobody's terminal says how wide it is
+
+
+def stdout() -> Console:
+    """A console for stdout: colours only on a terminal, and never under NO_COLOR."""
+    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
+
+
+def stderr() -> Console:
+    """A console for stderr."""
+    return Console(stderr=True, width=None if sys.stderr.isatty() else WIDE, highlight=False)
+
+
+def emit(data: Any) -> None:
+    """Write one JSON document on stdout."""
+    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: str | None = None) -> Table:
+    """A plain table; only the column `wrap` may break its lines."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        made.add_column(column, no_wrap=column != wrap, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    return made

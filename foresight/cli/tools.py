@@ -1,0 +1,116 @@
+"""`foresight bench` and `foresight doctor`: how fast it is here, and whether all is well."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from foresight.cli import screen
+
+
+def bench(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    against: str | None = None,
+    rounds: int = 3,
+    out: str | None = None,
+    peer_python: str | None = None,
+    json: bool = False,
+) -> int:
+    """Measure a workload, side by side with a peer library if asked; without a name, list the workloads.
+
+    Args:
+        name: a benchmark.
+        against: the peer to run in turn with it, such as stable-baselines3.
+        rounds: how many times; medians are reported.
+        out: where the result goes; by default results/bench-NAME.json.
+        peer_python: the interpreter of the peer, where it has an environment of its own.
+        json: print the result as JSON.
+    """
+    from foresight.runtime import bench as benches
+
+    if name is None:
+        found = benches.benchmarks()
+        if json:
+            keys = ("name", "title", "unit", "peer", "target")
+            screen.emit([{key: getattr(one, key) for key in keys} for one in found.values()])
+        else:
+            rows = [
+                (one.name, one.title, one.unit, one.peer, f"{one.target:g}x" if one.target else "")
+                for one in found.values()
+            ]
+            columns = ("benchmark", "workload", "unit", "peer", "target")
+            screen.stdout().print(screen.table(columns, rows, wrap="workload"))
+        return 0
+    errors = screen.stderr()
+    result = benches.run(
+        name, against, rounds, out, python=peer_python, say=lambda text: errors.print(text, style="dim", markup=False)
+    )
+    if json:
+        screen.emit(result)
+    else:
+        _print_bench(screen.stdout(), result)
+    return 0
+
+
+def doctor(json: bool = False) -> int:
+    """Look at what is installed and what is missing; exit code 1 where something must be mended.
+
+    Args:
+        json: print everything as JSON.
+    """
+    from foresight.runtime import doctor as clinic
+
+    found = clinic.examine()
+    if json:
+        screen.emit(found)
+    else:
+        _print_doctor(screen.stdout(), found)
+    return 1 if found["problems"] else 0
+
+
+def _print_bench(console: Console, result: dict[str, Any]) -> None:
+    console.print(f"{result['what']}\n", markup=False)
+    sides = {"foresight": result["ours"]} | ({result["peer"]["name"]: result["peer"]} if "peer" in result else {})
+    keys = [k for k in dict.fromkeys(k for side in sides.values() for k in side) if k not in ("name", "rate")]
+    rows = [("rate", *(f"{side['rate']:,.1f} {result['unit']}" for side in sides.values()))]
+    rows += [(key, *(_cell(side.get(key)) for side in sides.values())) for key in keys]
+    console.print(screen.table((f"median of {result['rounds']}", *sides), rows))
+    if "ratio" in result and result["ratio"] is not None:
+        words = f"\n{result['ratio']:.2f} times as fast"
+        if result["met"] is not None:
+            words += f"; the target is {result['target']:g}: {'met' if result['met'] else 'NOT met'}"
+        console.print(
+            words, style="green" if result["met"] else ("red" if result["met"] is False else ""), markup=False
+        )
+
+
+def _print_doctor(console: Console, found: dict[str, Any]) -> None:
+    machine = found["machine"]
+    console.print(f"foresight {found['foresight']}, Python {found['python']}", markup=False)
+    console.print(f"{machine['cores']} cores, {machine['memory']}, {machine['system']}\n", markup=False)
+    rows: list[tuple[str, ...]] = []
+    for extra, part in found["extras"].items():
+        have = ", ".join(f"{name} {version}" for name, version in part["versions"].items() if version)
+        missing = f"missing {', '.join(part['missing'])}: {part['fix']}" if part["missing"] else "complete"
+        rows.append((extra, missing, have))
+    console.print(screen.table(("packages", "", "installed"), rows, wrap="installed"))
+    console.print()
+    rows = [(one["device"], one["name"], f"bfloat16: {one['bf16']}", one.get("memory", "")) for one in found["devices"]]
+    console.print(screen.table(("device", "", "", ""), rows))
+    console.print()
+    rows = [(n, f["path"], f"{f['free_gib']} GiB free", "" if f["writable"] else "not writable")
+            for n, f in found["folders"].items()]  # fmt: skip
+    console.print(screen.table(("folder", "", "", ""), rows))
+    console.print()
+    if not found["problems"]:
+        console.print("All is well.", style="green")
+    for problem in found["problems"]:
+        console.print(f"{problem['what']}\n  → {problem['fix']}", style="yellow", markup=False)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,205 @@
+"""`foresight train` and `foresight resume`: options made from an algorithm's Config, then a plain report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from foresight.cli import fields, screen
+from foresight.errors import UserError
+from foresight.runtime import catalog, settings
+
+ENOUGH = 5  # points that are worth a curve
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Where it acts and what is kept; the numbers of the algorithm follow."""
+
+    preset: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
+    """A tested set of numbers (`foresight show NAME` lists them). Fields given by hand win over it."""
+    env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
+    """The environment, such as CartPole-v1 or GridWorld8x8."""
+    task: Annotated[str | None, tyro.conf.arg(metavar="TASK")] = None
+    """The text task of a language run: addition, largest, reasoning_gym:NAME, or a .jsonl file."""
+    env_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    """What the environment is made with, as key=value (num_envs=16)."""
+    out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """The run directory; it must not hold a run already. Default: a new one under runs/."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    evaluate_every: int | None = None
+    """Evaluate each time that so many steps have passed; by default the preset says, else only at the end."""
+    evaluation_episodes: int | None = None
+    """Episodes (or held-out prompts) of an evaluation; by default the preset or the world says."""
+    checkpoint_every: float | None = None
+    """Seconds between checkpoints; default 120, or longer where saving is slow."""
+    keep: int = 3
+    """How many of the newest checkpoints stay."""
+    log: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SERVICE ...")] = ()
+    """Also write to these services: wandb, trackio."""
+    record: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Record a video of the trained agent into the run's media/."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the summary as JSON at the end; nothing else goes to stdout."""
+
+
+def train(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    options: Annotated[Options, tyro.conf.arg(name="")] = Options(),
+) -> int:
+    """Train an algorithm; `foresight train NAME --help` also lists its own fields.
+
+    Args:
+        name: an algorithm, as `foresight list` prints it, or the path of your own algorithm file.
+        options: see above.
+    """
+    if name is None:
+        raise UserError(f"Which algorithm? foresight train NAME, with one of: {', '.join(catalog.algorithms())}.")
+    return _go(name, options, {})
+
+
+def train_command(args: Sequence[str]) -> int:
+    """`foresight train NAME ...`, where NAME is the first of `args` and comes before any option."""
+    options, given = parse(args[0], args[1:])
+    return _go(args[0], options, given)
+
+
+def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
+    """The options, and those Config fields that were given: the others are left to the preset and the defaults.
+
+    Prints help and exits where `args` asks for it. Raises `UserError` for an unknown preset or field.
+    """
+    entry, config = catalog.entry(name), catalog.config_class(name)
+    kinds = {f.name: str(f.type) for f in dataclasses.fields(config)}
+    common = [f.name for f in dataclasses.fields(Options)]
+    switches = [key for key, kind in kinds.items() if kind == "bool"] + ["record", "json"]
+    given = fields.explicit(args, [*kinds, *common], switches)
+    args = fields.whole_numbers(args, [key for key, kind in kinds.items() if kind.startswith("int")])
+    shape = dataclasses.make_dataclass("train", [("run", Options), (entry.name, config)])
+    parsed: Any = tyro.cli(
+        shape,
+        args=args,
+        prog=f"foresight train {name}",
+        description=f"{entry.title}\n\nSteps are {entry.unit}. `foresight show {name}` tells more.",
+        default=shape(Options(), _defaults(name, args)),  # the preset's numbers, so that help shows them
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    values = getattr(parsed, entry.name)
+    return parsed.run, {key: getattr(values, key) for key in kinds if key in given}
+
+
+def resume(
+    run: Annotated[str, tyro.conf.Positional],
+    steps: int | None = None,
+    device: str | None = None,
+    record: bool = False,
+    log: tuple[str, ...] = (),
+    json: bool = False,
+) -> int:
+    """Continue a run from its last checkpoint to the end.
+
+    Args:
+        run: a run directory, or one of its checkpoints.
+        steps: a new total.
+        device: another device than before.
+        record: record a video of the trained agent into the run's media/.
+        log: also write to these services (wandb, trackio).
+        json: print the summary as JSON at the end.
+    """
+    from foresight.runtime import run as runner
+
+    report(runner.resume(run, steps, device=device, record=record, log=log), json)
+    return 0
+
+
+def report(finished: Any, json: bool) -> None:
+    """What was reached, from what, and what can be done with it now."""
+    summary = {"path": str(finished.path), **(finished.summary or {})}
+    if json:
+        screen.emit(summary)
+        return
+    console = screen.stdout()
+    if finished.settings.world == "mdp":
+        agent = finished.load()
+        if hasattr(agent.module, "picture"):
+            console.print("\n" + agent.module.picture(agent.state, agent.world), markup=False, soft_wrap=True)
+        agent.close()
+    else:
+        _curve(finished, console)
+    console.print()
+    for line in sentences(summary):
+        console.print(line, markup=False)
+    path = finished.path
+    console.print(f"\nforesight eval {path}\nforesight play {path}\nforesight plot {path}", style="dim", markup=False)
+
+
+def _curve(finished: Any, console: Console) -> None:
+    """The first metric that the algorithm shows, drawn in the terminal."""
+    from foresight.runtime.progress import curve
+
+    rows = finished.metrics()
+    for name in catalog.entry(finished.settings.algorithm).metrics:
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        if len(points) >= ENOUGH:
+            steps, values = zip(*points, strict=True)
+            console.print("\n" + curve(values, steps, title=name, height=12), markup=False)
+            return
+
+
+def sentences(summary: Mapping[str, Any]) -> list[str]:
+    """Baseline and evaluation in plain words, then steps, seconds and the place."""
+    baseline, evaluation = summary.get("baseline"), summary.get("evaluation")
+    lines = []
+    if baseline:
+        lines.append(f"before: {measured(baseline)}")
+    if evaluation:
+        lines.append(f"after:  {measured(evaluation)}")
+    if "steps" in summary and "seconds" in summary:
+        unit = summary.get("unit", "steps")
+        lines.append(f"{summary['steps']:,} {unit} in {summary['seconds']:,.1f} s; the run is in {summary['path']}")
+    return lines
+
+
+def measured(evaluation: Mapping[str, Any]) -> str:
+    """One evaluation in words."""
+    spread = f" ± {evaluation['std']:.4g} (n = {evaluation['n']})" if evaluation["n"] > 1 else ""
+    return f"{evaluation['metric']} {evaluation['mean']:.6g}{spread}"
+
+
+def _go(name: str, options: Options, given: dict[str, Any]) -> int:
+    from foresight.runtime import run
+
+    finished = run.train(
+        name,
+        preset=options.preset,
+        env=options.env,
+        task=options.task,
+        out=options.out,
+        device=options.device,
+        log=options.log,
+        record=options.record,
+        evaluate_every=options.evaluate_every,
+        evaluation_episodes=options.evaluation_episodes,
+        checkpoint_every=options.checkpoint_every,
+        keep=options.keep,
+        env_options=fields.options(options.env_options),
+        **given,
+    )
+    report(finished, options.json)
+    return 0
+
+
+def _defaults(name: str, args: Sequence[str]) -> Any:
+    """The Config that a run with these `args` starts from: that of the preset, named or found by its world."""
+    preset, env, task, model = (fields.value(args, word) for word in ("preset", "env", "task", "model"))
+    if preset or env or task:
+        given = {"model": model} if model else {}
+        values = settings.resolve(name, preset=preset, env=env, task=task, given=given).config
+    else:
+        values = settings.fields(name, {})
+    return catalog.config_class(name)(**values)

@@ -1,0 +1,99 @@
+"""A policy and a value over the same observations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foresight.nets.mlp import orthogonal
+from foresight.nets.normalize import ObsNormalizer
+from foresight.nets.outputs import Scalar
+from foresight.nets.towers import Towers
+
+
+class Shared(nn.Module):
+    """One trunk (pixels) and a linear layer each for policy and value (PPO detail 21).
+
+    With `bfloat16` the trunk runs under autocast; the last layers stay float32, and so do log-probabilities.
+    """
+
+    def __init__(
+        self, trunk: Any, outputs: tuple[int, int], gains: tuple[float, float], bfloat16: bool = False
+    ) -> None:
+        super().__init__()
+        self.trunk, self.bfloat16 = trunk, bfloat16
+        self.last = nn.ModuleList(orthogonal(nn.Linear(trunk.size, n), g) for n, g in zip(outputs, gains, strict=True))
+
+    def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
+        """What the policy and the value head take."""
+        h = self._features(obs)
+        return self.last[0](h), self.last[1](h)
+
+    def only(self, index: int, obs: Any) -> Tensor:
+        """What head `index` takes."""
+        return self.last[index](self._features(obs))
+
+    def _features(self, obs: Any) -> Tensor:
+        if not self.bfloat16:
+            return self.trunk(obs)
+        with torch.autocast(self.last[0].weight.device.type, torch.bfloat16):  # type: ignore[arg-type]
+            return self.trunk(obs).float()
+
+
+class Separate(nn.Module):
+    """An MLP each for policy and value (PPO details 13 and 26), over what `vectorizer` makes of observations."""
+
+    def __init__(self, vectorizer: nn.Module | None, towers: Towers) -> None:
+        super().__init__()
+        self.vectorizer, self.towers = vectorizer, towers
+
+    def forward(self, obs: Any) -> tuple[Tensor, ...]:
+        """What the policy and the value head take."""
+        return self.towers(obs if self.vectorizer is None else self.vectorizer(obs))
+
+    def only(self, index: int, obs: Any) -> Tensor:
+        """What head `index` takes."""
+        return self.towers.only(index, obs if self.vectorizer is None else self.vectorizer(obs))
+
+
+class ActorCritic(nn.Module):
+    """A body that is `Shared` or `Separate`, under a head for actions and one for values.
+
+    `normalizer` is applied to every observation and saved with the weights. Dict observations may hold
+    `mask_key` (`[..., A]`, nonzero where an action is allowed).
+    """
+
+    def __init__(
+        self,
+        body: Shared | Separate,
+        policy_head: nn.Module,
+        value_head: nn.Module,
+        normalizer: ObsNormalizer | None = None,
+        mask_key: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.body, self.policy_head, self.value_head = body, policy_head, value_head
+        self.normalizer, self.mask_key = normalizer, mask_key
+
+    def policy(self, obs: Any) -> Any:
+        """The `Output` over actions."""
+        return self._actions(self.body.only(0, self._normal(obs)), obs)
+
+    def value(self, obs: Any) -> Scalar:
+        """The value of the policy."""
+        return self.value_head(self.body.only(1, self._normal(obs)))
+
+    def forward(self, obs: Any) -> tuple[Any, Scalar]:
+        """Both, sharing what can be shared."""
+        policy, value = self.body(self._normal(obs))
+        return self._actions(policy, obs), self.value_head(value)
+
+    def _normal(self, obs: Any) -> Any:
+        return obs if self.normalizer is None else self.normalizer(obs)
+
+    def _actions(self, y: Tensor, obs: Any) -> Any:
+        if self.mask_key is None:
+            return self.policy_head(y)
+        return self.policy_head(y, obs[self.mask_key] > 0)

@@ -1,0 +1,98 @@
+"""Convolutional encoders for images: bytes `[..., C, H, W]` in, features `[..., size]` out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from foresight.errors import UserError
+from foresight.nets.mlp import orthogonal
+
+
+class Nature(nn.Module):
+    """The network of Mnih et al. 2015 (Nature 518): 3 convolutions, one linear layer, rectifiers.
+
+    `shape` is (C, H, W); the smallest height and width is 36. Bytes are scaled to [0, 1]; the weights and
+    the activations are kept channels-last, in which CPU and GPU convolve fastest.
+    """
+
+    def __init__(self, shape: Sequence[int], size: int = 512) -> None:
+        super().__init__()
+        channels, _, _ = _image(shape, smallest=36)
+        self.convs = nn.Sequential(
+            orthogonal(nn.Conv2d(channels, 32, 8, 4)),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(32, 64, 4, 2)),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(64, 64, 3, 1)),
+            nn.ReLU(),
+        ).to(memory_format=torch.channels_last)
+        self.linear = orthogonal(nn.Linear(_features(self.convs, shape), size))
+        self.size = size
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features `[..., size]` of images `[..., C, H, W]`."""
+        h = self.convs(_pixels(obs)).flatten(1)
+        return torch.relu(self.linear(h)).unflatten(0, obs.shape[:-3])
+
+
+class Residual(nn.Module):
+    """x + conv(relu(conv(relu(x))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return x + self.second(torch.relu(self.first(torch.relu(x))))
+
+
+class Impala(nn.Module):
+    """The deep residual network of IMPALA (arXiv 1802.01561, figure 3): 15 convolutions in three blocks.
+
+    `shape` is (C, H, W); `channels` are those of the three blocks (Procgen and PPG use the same ones).
+    """
+
+    def __init__(self, shape: Sequence[int], size: int = 256, channels: Sequence[int] = (16, 32, 32)) -> None:
+        super().__init__()
+        inputs, _, _ = _image(shape, smallest=8)
+        blocks: list[nn.Module] = []
+        for outputs in channels:
+            blocks += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+            blocks += [Residual(outputs), Residual(outputs)]
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks, nn.ReLU()).to(memory_format=torch.channels_last)
+        self.linear = orthogonal(nn.Linear(_features(self.blocks, shape), size))
+        self.size = size
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features `[..., size]` of images `[..., C, H, W]`."""
+        h = self.blocks(_pixels(obs)).flatten(1)
+        return torch.relu(self.linear(h)).unflatten(0, obs.shape[:-3])
+
+
+def _image(shape: Sequence[int], smallest: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise UserError(
+            f"This encoder needs images (channels, height, width) of at least {smallest}x{smallest} pixels, "
+            f"but the observation is {tuple(shape)}. Choose another encoder or resize the observation."
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _pixels(obs: Tensor) -> Tensor:
+    """Images `[N, C, H, W]`, channels-last, in [0, 1] if they were bytes."""
+    flat = obs.reshape(-1, *obs.shape[-3:])
+    if obs.dtype != torch.uint8:
+        return flat.contiguous(memory_format=torch.channels_last)
+    kind = torch.get_autocast_dtype(obs.device.type) if torch.is_autocast_enabled(obs.device.type) else torch.float32
+    return flat.to(kind, memory_format=torch.channels_last).div_(255)
+
+
+def _features(module: nn.Module, shape: Sequence[int]) -> int:
+    with torch.no_grad():
+        return module(torch.zeros(1, *shape)).numel()

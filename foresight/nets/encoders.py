@@ -1,0 +1,146 @@
+"""From a space to a network: the encoder of its observations and the head of its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from foresight import errors
+from foresight.errors import UserError
+from foresight.nets.actor_critic import Separate, Shared
+from foresight.nets.conv import Impala, Nature
+from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead
+from foresight.nets.mlp import MLP
+from foresight.nets.normalize import ObsNormalizer
+from foresight.nets.towers import Towers
+
+IMAGES: dict[str, Any] = {"nature": Nature, "impala": Impala}
+ACTION_MASK = "action_mask"  # the part of a dict observation that says which actions are allowed
+
+
+class OneHot(nn.Module):
+    """Integers `[..., K]` (one integer `[...]` where there is one count) as one-hot floats `[..., Σ counts]`."""
+
+    def __init__(self, counts: Sequence[int], scalar: bool) -> None:
+        super().__init__()
+        self.counts, self.scalar, self.size = tuple(int(n) for n in counts), scalar, int(sum(counts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A block of zeros and a one for every integer."""
+        x = x.long().unsqueeze(-1) if self.scalar else x.long()
+        return torch.cat([F.one_hot(x[..., i], n).float() for i, n in enumerate(self.counts)], -1)
+
+
+class Flat(nn.Module):
+    """The last `dims` dims as one float vector of `size`; bytes are scaled to [0, 1]."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.dims, self.size = len(shape), torch.Size(shape).numel()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., size]`."""
+        if x.dtype != torch.float32:
+            x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        return x if self.dims == 1 else x.unsqueeze(-1) if self.dims == 0 else x.flatten(-self.dims)
+
+
+class Parts(nn.Module):
+    """A dict observation as one vector: every part flattened by its own module, in the order of the names."""
+
+    def __init__(self, parts: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(dict(sorted(parts.items())))
+        self.size = sum(int(part.size) for part in parts.values())  # type: ignore[arg-type]
+
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        """`[..., size]`."""
+        return torch.cat([module(x[name]) for name, module in self.parts.items()], -1)
+
+
+def is_image(space: gs.Space[Any]) -> bool:
+    """Whether observations are bytes `[C, H, W]`."""
+    return isinstance(space, gs.Box) and len(space.shape) == 3 and space.dtype == np.uint8
+
+
+def is_vector(space: gs.Space[Any]) -> bool:
+    """Whether observations are float32 vectors as they are."""
+    return isinstance(space, gs.Box) and len(space.shape) == 1 and space.dtype == np.float32
+
+
+def vectorizer(space: gs.Space[Any]) -> Any:
+    """The module that makes float vectors `[..., size]` of observations of any supported space."""
+    if isinstance(space, gs.Discrete):
+        return OneHot([int(space.n)], scalar=True)
+    if isinstance(space, gs.MultiDiscrete):
+        return OneHot(space.nvec.flatten().tolist(), scalar=False)
+    if isinstance(space, gs.Dict):
+        return Parts({name: vectorizer(part) for name, part in space.spaces.items() if name != ACTION_MASK})
+    return Flat(space.shape or ())
+
+
+def encoder(space: gs.Space[Any], hidden: Sequence[int], activation: str = "tanh", images: str = "nature") -> Any:
+    """The encoder of observations of `space`; its `size` is the width of the features.
+
+    Images get the convolutional network `images` ('nature' or 'impala'), everything else an MLP with `hidden`
+    layers. Raises UserError for an unknown name.
+    """
+    if is_image(space):
+        if images not in IMAGES:
+            raise errors.unknown("image encoder", images, IMAGES)
+        return IMAGES[images](space.shape)
+    vector = vectorizer(space)
+    return MLP(vector.size, hidden, activation, first=None if is_vector(space) else vector)
+
+
+def actor_critic_body(
+    space: gs.Space[Any],
+    outputs: tuple[int, int],
+    gains: tuple[float, float],
+    hidden: Sequence[int],
+    activation: str = "tanh",
+    images: str = "nature",
+    bfloat16: bool = False,
+) -> Shared | Separate:
+    """The body of an `ActorCritic`: one convolutional trunk for pixels, an MLP for each head for everything else."""
+    if is_image(space):
+        return Shared(encoder(space, hidden, activation, images), outputs, gains, bfloat16)
+    vector = vectorizer(space)
+    return Separate(None if is_vector(space) else vector, Towers(vector.size, hidden, outputs, gains, activation))
+
+
+def normalizer(space: gs.Space[Any]) -> ObsNormalizer:
+    """The running normaliser of observations in `space`. Raises UserError where they are not one float array."""
+    if isinstance(space, gs.Box) and np.dtype(space.dtype).kind == "f":
+        return ObsNormalizer(space.shape)
+    raise UserError(
+        f"Only observations that are one array of floats can be normalised, not {space}. Turn normalize_obs off, "
+        "or make the environment with flatten."
+    )
+
+
+def mask_key(space: gs.Space[Any]) -> str | None:
+    """The part of a dict observation that says which actions are allowed, if there is one."""
+    return ACTION_MASK if isinstance(space, gs.Dict) and ACTION_MASK in space.spaces else None
+
+
+def policy_head(space: gs.Space[Any], log_std: float = 0.0) -> Any:
+    """The head of actions in `space`, with the output that fits it. Raises UserError where there is none."""
+    if isinstance(space, gs.Discrete):
+        return CategoricalHead(int(space.n))
+    if isinstance(space, gs.MultiDiscrete):
+        return MultiCategoricalHead(space.nvec.tolist())
+    if isinstance(space, gs.MultiBinary) and len(space.shape) == 1:
+        return MultiCategoricalHead([2] * space.shape[0])
+    if isinstance(space, gs.Box) and len(space.shape) == 1:
+        return NormalHead(space.shape[0], log_std)
+    raise UserError(
+        f"No policy for actions of {space}: supported are Discrete, MultiDiscrete, MultiBinary and Box with one dim. "
+        "Wrap the environment so that it takes one of these."
+    )

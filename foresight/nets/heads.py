@@ -1,0 +1,89 @@
+"""Heads: from the `width` numbers that a network's last layer gives, `[..., width]`, to an `Output`.
+
+They hold no linear layer, so the same head stands on a fused MLP, on a convolutional trunk or on a transformer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from foresight.nets.outputs import Categorical, MultiCategorical, Normal, Scalar, TanhNormal, TwoHot
+
+
+class CategoricalHead(nn.Module):
+    """One of `actions` choices."""
+
+    def __init__(self, actions: int) -> None:
+        super().__init__()
+        self.width = actions
+
+    def forward(self, y: Tensor, mask: Tensor | None = None) -> Categorical:
+        """`mask` `[..., actions]` (bool) is true where a choice is allowed."""
+        return Categorical(y, mask)
+
+
+class MultiCategoricalHead(nn.Module):
+    """Independent choices, one of `sizes[i]` each."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.sizes = tuple(int(n) for n in sizes)
+        self.width = sum(self.sizes)
+
+    def forward(self, y: Tensor, mask: Tensor | None = None) -> MultiCategorical:
+        """`mask` `[..., Σ sizes]` (bool) is true where a choice is allowed."""
+        return MultiCategorical(y, self.sizes, mask)
+
+
+class NormalHead(nn.Module):
+    """Normal actions whose standard deviation does not depend on the state (PPO details 23 to 25)."""
+
+    def __init__(self, dims: int, log_std: float = 0.0) -> None:
+        super().__init__()
+        self.width = dims
+        self.log_std = nn.Parameter(torch.full((dims,), log_std))
+
+    def forward(self, y: Tensor, mask: Tensor | None = None) -> Normal:
+        """`mask` is not used: no part of a continuous action can be forbidden."""
+        return Normal(y, self.log_std.exp())
+
+
+class TanhNormalHead(nn.Module):
+    """Actions in (-1, 1), standard deviation from the state, its logarithm clamped (SAC, arXiv 1812.05905)."""
+
+    def __init__(self, dims: int, bounds: tuple[float, float] = (-5.0, 2.0)) -> None:
+        super().__init__()
+        self.width, self.bounds = 2 * dims, bounds
+
+    def forward(self, y: Tensor, mask: Tensor | None = None) -> TanhNormal:
+        """Means, then log-stds, side by side. `mask` is not used."""
+        mean, log_std = y.chunk(2, -1)
+        return TanhNormal(mean, log_std.clamp(*self.bounds).exp())
+
+
+class ScalarHead(nn.Module):
+    """One number (a value)."""
+
+    width = 1
+
+    def forward(self, y: Tensor) -> Scalar:
+        """`[...]`, without a trailing singleton."""
+        return Scalar(y.squeeze(-1))
+
+
+class TwoHotHead(nn.Module):
+    """One number as a categorical over `bins` `[K]`, which move and are saved with the head."""
+
+    bins: Tensor
+
+    def __init__(self, bins: Tensor) -> None:
+        super().__init__()
+        self.width = len(bins)
+        self.register_buffer("bins", bins)
+
+    def forward(self, y: Tensor) -> TwoHot:
+        """Logits of the bins."""
+        return TwoHot(y, self.bins)

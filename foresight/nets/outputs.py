@@ -1,0 +1,327 @@
+"""Outputs: what a head returns, a distribution (or a point) that knows how it is sampled, scored and fitted.
+
+All have the same face: `sample(generator)`, `mode()`, `mean()`, `logp(x)`, `entropy()`, `kl(other)` and
+`loss(target)`. Scores are `[...]`: the dims of one action are summed, no trailing singleton is left.
+They are plain holders of tensors instead of `torch.distributions`, whose checks and broadcasting cost more
+than the small networks that they follow. `sample` is reparameterised (differentiable) where the law is continuous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foresight.ops import transforms
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Output(Protocol):
+    """The face that every output has."""
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One draw."""
+
+    def mode(self) -> Tensor:
+        """The likeliest value: what a policy does when it does not explore."""
+
+    def mean(self) -> Tensor:
+        """The expected value."""
+
+    def logp(self, x: Tensor) -> Tensor:
+        """Log-probability (or density) of `x`, `[...]`."""
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, `[...]`."""
+
+    def kl(self, other: Any) -> Tensor:
+        """KL(self ‖ other), `[...]`."""
+
+    def loss(self, target: Tensor) -> Tensor:
+        """What to minimise so that the output predicts `target`, `[...]`."""
+
+
+class Categorical:
+    """One of A choices, from `logits` `[..., A]`.
+
+    `mask` (bool, `[..., A]` or broadcast) is true where a choice is allowed: the others get probability 0,
+    and their logits exactly no gradient (Huang & Ontañón 2022, arXiv 2006.14171).
+    """
+
+    __slots__ = ("_logps", "logits")
+
+    def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
+        # The lowest finite number, not -inf: p·log p must be 0 and not NaN where p = 0.
+        self.logits = logits if mask is None else logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+        self._logps: Tensor | None = None
+
+    @property
+    def logps(self) -> Tensor:
+        """Log-probabilities of all choices, `[..., A]`."""
+        if self._logps is None:
+            self._logps = torch.log_softmax(self.logits, -1)
+        return self._logps
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """A choice, int64 `[...]`: argmax of logits + Gumbel noise, where -log(exponential) is Gumbel."""
+        noise = torch.empty_like(self.logits).exponential_(generator=generator).log_()
+        return (self.logits - noise).argmax(-1)
+
+    def mode(self) -> Tensor:
+        """The likeliest choice, int64 `[...]`."""
+        return self.logits.argmax(-1)
+
+    def mean(self) -> Tensor:
+        """Probabilities `[..., A]`: the mean of the one-hot choice."""
+        return self.logps.exp()
+
+    def logp(self, x: Tensor) -> Tensor:
+        """Log-probability of the choices `x` (int64 `[...]`)."""
+        return self.logps.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """-Σ p log p."""
+        return -(self.logps.exp() * self.logps).sum(-1)
+
+    def kl(self, other: Categorical) -> Tensor:
+        """Σ p (log p - log q)."""
+        return (self.logps.exp() * (self.logps - other.logps)).sum(-1)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Cross-entropy with the choices `target`."""
+        return -self.logp(target)
+
+
+class MultiCategorical:
+    """Independent choices, one of `sizes[i]` each; `logits` `[..., Σ sizes]`. Scores are summed (PPO detail 37)."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, logits: Tensor, sizes: Sequence[int], mask: Tensor | None = None) -> None:
+        masks = [None] * len(sizes) if mask is None else mask.split(list(sizes), -1)
+        self.parts = [Categorical(part, m) for part, m in zip(logits.split(list(sizes), -1), masks, strict=True)]
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """Choices, int64 `[..., len(sizes)]`."""
+        return torch.stack([part.sample(generator) for part in self.parts], -1)
+
+    def mode(self) -> Tensor:
+        """The likeliest choices, int64 `[..., len(sizes)]`."""
+        return torch.stack([part.mode() for part in self.parts], -1)
+
+    def mean(self) -> Tensor:
+        """Probabilities of all choices, one after the other, `[..., Σ sizes]`."""
+        return torch.cat([part.mean() for part in self.parts], -1)
+
+    def logp(self, x: Tensor) -> Tensor:
+        """Log-probability of the choices `x` (int64 `[..., len(sizes)]`)."""
+        return _total([part.logp(x[..., i]) for i, part in enumerate(self.parts)])
+
+    def entropy(self) -> Tensor:
+        """Sum of the entropies."""
+        return _total([part.entropy() for part in self.parts])
+
+    def kl(self, other: MultiCategorical) -> Tensor:
+        """Sum of the divergences."""
+        return _total([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)])
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Cross-entropy with the choices `target`."""
+        return -self.logp(target)
+
+
+class Normal:
+    """Independent normals over the last dim; `mean` `[..., D]`, `std` the same or `[D]`."""
+
+    __slots__ = ("location", "std")
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        self.location, self.std = mean, std
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """A draw `[..., D]`."""
+        return self.location + self.std * _noise(self.location, generator)
+
+    def mode(self) -> Tensor:
+        """The mean."""
+        return self.location
+
+    def mean(self) -> Tensor:
+        """The mean."""
+        return self.location
+
+    def logp(self, x: Tensor) -> Tensor:
+        """Log-density of `x` `[..., D]`."""
+        constant = (self.std.log() + HALF_LOG_2PI).sum(-1)
+        return ((x - self.location) / self.std).square().sum(-1) * -0.5 - constant
+
+    def entropy(self) -> Tensor:
+        """Σ log std + ½ log 2πe."""
+        return (self.std.log() + (HALF_LOG_2PI + 0.5)).sum(-1).expand(self.location.shape[:-1])
+
+    def kl(self, other: Normal) -> Tensor:
+        """Closed form, summed over dims."""
+        ratio = (self.std / other.std).square()
+        gap = ((self.location - other.location) / other.std).square()
+        return 0.5 * (ratio + gap - 1 - ratio.log()).sum(-1)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Negative log-density of `target`."""
+        return -self.logp(target)
+
+
+class TanhNormal:
+    """`tanh(u)` with u independent normals: actions in (-1, 1) (SAC, arXiv 1812.05905, appendix C).
+
+    log |d tanh(u)/du| is computed as 2(log 2 - u - softplus(-2u)), which stays exact where tanh saturates.
+    """
+
+    __slots__ = ("base",)
+    EDGE = 1 - 2.0**-24  # the largest float32 below 1
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        self.base = Normal(mean, std)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """A draw `[..., D]`."""
+        return self.base.sample(generator).tanh()
+
+    def sample_logp(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """A draw and its log-density, from the same u: no inverse of tanh, so exact at the edges too."""
+        u = self.base.sample(generator)
+        return u.tanh(), self.base.logp(u) - _log_slope(u).sum(-1)
+
+    def mode(self) -> Tensor:
+        """tanh of the mean of u: the median, which practice takes for the mode."""
+        return self.base.location.tanh()
+
+    def mean(self) -> Tensor:
+        """E[tanh(u)], by Gauss-Hermite quadrature."""
+        return self._expect(torch.tanh)
+
+    def logp(self, x: Tensor) -> Tensor:
+        """Log-density of `x` `[..., D]`; ±1 counts as the nearest number inside."""
+        u = x.clamp(-self.EDGE, self.EDGE).atanh()
+        return self.base.logp(u) - _log_slope(u).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy of u plus E[log slope], by Gauss-Hermite quadrature."""
+        return self.base.entropy() + self._expect(_log_slope).sum(-1)
+
+    def kl(self, other: TanhNormal) -> Tensor:
+        """The divergence of the normals: one to one maps do not change it."""
+        return self.base.kl(other.base)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Negative log-density of `target`."""
+        return -self.logp(target)
+
+    def _expect(self, function: Any, nodes: int = 32) -> Tensor:
+        points, weights = (
+            torch.as_tensor(v, dtype=self.base.location.dtype, device=self.base.location.device)
+            for v in np.polynomial.hermite.hermgauss(nodes)
+        )
+        u = self.base.location.unsqueeze(-1) + math.sqrt(2) * self.base.std.unsqueeze(-1) * points
+        return (function(u) * (weights / math.sqrt(math.pi))).sum(-1)
+
+
+class Scalar:
+    """A number `[...]`, as the mean of a normal of variance 1: its `loss` is half the squared error."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """The number plus unit noise."""
+        return self.value + _noise(self.value, generator)
+
+    def mode(self) -> Tensor:
+        """The number."""
+        return self.value
+
+    def mean(self) -> Tensor:
+        """The number."""
+        return self.value
+
+    def logp(self, x: Tensor) -> Tensor:
+        """Log-density of `x` under the normal of variance 1."""
+        return -HALF_LOG_2PI - 0.5 * (x - self.value).square()
+
+    def entropy(self) -> Tensor:
+        """½ log 2πe, whatever the number."""
+        return torch.full_like(self.value, HALF_LOG_2PI + 0.5)
+
+    def kl(self, other: Scalar) -> Tensor:
+        """½ (difference)²."""
+        return 0.5 * (self.value - other.value).square()
+
+    def loss(self, target: Tensor) -> Tensor:
+        """½ (value - target)²."""
+        return 0.5 * (self.value - target).square()
+
+
+class TwoHot:
+    """A number as a categorical over `bins` `[K]` (ascending), fitted to the two bins around the target.
+
+    Two-hot regression: MuZero (arXiv 1911.08265, appendix F), DreamerV3 (arXiv 2301.04104), where the bins
+    are symexp-spaced. The prediction is the mean of the bins.
+    """
+
+    __slots__ = ("bins", "choice")
+
+    def __init__(self, logits: Tensor, bins: Tensor) -> None:
+        self.choice, self.bins = Categorical(logits), bins
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """A bin, drawn."""
+        return self.bins[self.choice.sample(generator)]
+
+    def mode(self) -> Tensor:
+        """The likeliest bin."""
+        return self.bins[self.choice.mode()]
+
+    def mean(self) -> Tensor:
+        """Σ p·bin, the two halves summed apart so that symmetric bins with equal p give exactly 0."""
+        terms = self.choice.mean() * self.bins
+        half = terms.shape[-1] // 2
+        middle = terms[..., half] if terms.shape[-1] % 2 else 0.0
+        return (terms[..., :half] + terms[..., terms.shape[-1] - half :].flip(-1)).sum(-1) + middle
+
+    def logp(self, x: Tensor) -> Tensor:
+        """Σ two-hot(x)·log p: minus the cross-entropy with the two bins around `x`."""
+        return (transforms.two_hot(x, self.bins) * self.choice.logps).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy over the bins."""
+        return self.choice.entropy()
+
+    def kl(self, other: TwoHot) -> Tensor:
+        """Divergence over the bins."""
+        return self.choice.kl(other.choice)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Cross-entropy with the two bins around `target`."""
+        return -self.logp(target)
+
+
+def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.empty_like(like, requires_grad=False).normal_(generator=generator)
+
+
+def _log_slope(u: Tensor) -> Tensor:
+    return 2 * (math.log(2) - u - F.softplus(-2 * u))
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

@@ -1,0 +1,210 @@
+"""MLPs side by side, made for speed: small networks are bound by the number of calls, not by arithmetic.
+
+On a CPU a layer of 64x64 costs less than the machinery around it. `Towers` therefore keeps all weights in one flat
+parameter (the optimiser and the gradient clip see one tensor), is one node for autograd whatever its depth, and
+uses numpy where that is the faster of the two: for tanh, and for products with few rows or columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from foresight import errors
+from foresight.nets.mlp import ACTIVATIONS, SQRT2
+
+FEW_COLUMNS = 32  # inputs up to which numpy multiplies faster than torch
+FEW_ROWS = 64  # rows up to which all of numpy is faster than torch
+
+
+class Layer(NamedTuple):
+    """One layer as views of the flat parameter: for torch, and for numpy (None where its memory is not the CPU's)."""
+
+    weight: Tensor
+    bias: Tensor
+    array: Any
+    offset: Any
+
+
+class Towers(nn.Module):
+    """One MLP for each entry of `outputs`, all over the same inputs: `[..., inputs]` to `[..., outputs[i]]` each.
+
+    Each has `hidden` layers with orthogonal weights of gain √2, and a linear output layer of gain `gains[i]`; all
+    biases start at 0. The weights live in `flat` `[parameters]`; `layers()` shows them layer by layer.
+    Raises UserError for an activation that does not exist.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: Sequence[int],
+        gains: Sequence[float],
+        activation: str = "tanh",
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise errors.unknown("activation", activation, ACTIVATIONS)
+        self.activation = activation
+        self.sizes = [[inputs, *hidden, size] for size in outputs]
+        count = sum(a * b + b for sizes in self.sizes for a, b in itertools.pairwise(sizes))
+        self.flat = nn.Parameter(torch.zeros(count))
+        self._views: tuple[int, list[list[Layer]]] | None = None
+        for tower, gain in zip(self.layers(), gains, strict=True):
+            for i, (weight, _) in enumerate(tower):
+                nn.init.orthogonal_(weight, SQRT2 if i < len(tower) - 1 else gain)
+
+    def layers(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """`(weight [out, in], bias [out])` of every layer of every tower: views of `flat`, without gradient."""
+        return _split(self.flat.detach(), self.sizes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What every tower says."""
+        return self._run(x, range(len(self.sizes)))
+
+    def only(self, index: int, x: Tensor) -> Tensor:
+        """What tower `index` says."""
+        return self._run(x, [index])[0]
+
+    def _run(self, x: Tensor, chosen: Sequence[int]) -> tuple[Tensor, ...]:
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        if not self._fast(rows):
+            parts = _split(self.flat, self.sizes)
+            outputs = [_plain(rows, parts[i], self.activation) for i in chosen]
+        elif torch.is_grad_enabled() and (self.flat.requires_grad or rows.requires_grad):
+            outputs = _Node.apply(rows, self.flat, self, chosen)
+        else:
+            few = rows.shape[0] <= FEW_ROWS and not torch.is_grad_enabled()
+            layers = self._layers()
+            if few:
+                outputs = [torch.from_numpy(_few(rows.numpy(), layers[i], self.activation)) for i in chosen]
+            else:
+                outputs = [_through(rows.detach(), layers[i], self.activation)[-1] for i in chosen]
+        return tuple(outputs) if x.dim() == 2 else tuple(y.view(*x.shape[:-1], y.shape[-1]) for y in outputs)
+
+    def _fast(self, x: Tensor) -> bool:
+        return (
+            self.activation in ("tanh", "relu")
+            and x.device.type == "cpu"
+            and x.dtype == self.flat.dtype == torch.float32
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+    def _layers(self) -> list[list[Layer]]:
+        """The views, made anew only where the parameter has moved in memory."""
+        flat = self.flat.detach()
+        if self._views is None or self._views[0] != flat.data_ptr():
+            towers = _split(flat, self.sizes)
+            self._views = flat.data_ptr(), [[Layer(w, b, w.numpy(), b.numpy()) for w, b in tower] for tower in towers]
+        return self._views[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_views": None}  # a copy has weights of its own
+
+
+class _Node(torch.autograd.Function):
+    """All layers of all towers as one node; the derivative is autograd's, but cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, flat: Tensor, towers: Towers, chosen: Sequence[int]) -> tuple[Tensor, ...]:
+        layers = towers._layers()
+        ctx.towers, ctx.chosen = towers, chosen
+        ctx.activations = [_through(x, layers[i], towers.activation) for i in chosen]
+        ctx.save_for_backward(x, flat)
+        return tuple(activations[-1] for activations in ctx.activations)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        x, flat = ctx.saved_tensors  # raises if a weight was changed since
+        towers: Towers = ctx.towers
+        result = torch.empty_like(flat) if len(ctx.chosen) == len(towers.sizes) else torch.zeros_like(flat)
+        places, layers = _split(result, towers.sizes), towers._layers()
+        into: Tensor | None = None
+        for i, grad, activations in zip(ctx.chosen, grads, ctx.activations, strict=True):
+            grad = _back(grad, x, activations, layers[i], places[i], towers.activation, ctx.needs_input_grad[0])
+            into = grad if into is None else into + grad
+        return into if ctx.needs_input_grad[0] else None, result, None, None
+
+
+def _split(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[tuple[Tensor, Tensor]]]:
+    result, at = [], 0
+    for sizes in towers:
+        layers = []
+        for a, b in itertools.pairwise(sizes):
+            layers.append((flat[at : at + a * b].view(b, a), flat[at + a * b : at + a * b + b]))
+            at += a * b + b
+        result.append(layers)
+    return result
+
+
+def _plain(x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Tensor:
+    """One tower, in torch alone."""
+    for weight, bias in layers[:-1]:
+        x = ACTIVATIONS[activation](nn.functional.linear(x, weight, bias))
+    return nn.functional.linear(x, *layers[-1])
+
+
+def _few(x: np.ndarray, layers: Sequence[Layer], activation: str) -> np.ndarray:
+    """One tower over few rows, in numpy alone."""
+    last = len(layers) - 1
+    for i, layer in enumerate(layers):
+        x = x @ layer.array.T
+        x += layer.offset
+        if i < last:
+            np.tanh(x, out=x) if activation == "tanh" else np.maximum(x, 0, out=x)
+    return x
+
+
+def _through(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
+    """The output of every layer of one tower. Each row's bits do not depend on the other rows."""
+    outputs, last = [], len(layers) - 1
+    for i, layer in enumerate(layers):
+        if i < last and x.shape[1] <= FEW_COLUMNS:
+            array = x.numpy() @ layer.array.T
+            array += layer.offset
+            x = torch.from_numpy(array)
+        else:
+            x = torch.addmm(layer.bias, x, layer.weight.t())
+        if i < last:
+            if activation == "tanh":
+                array = x.numpy()
+                np.tanh(array, out=array)
+            else:
+                x.relu_()
+        outputs.append(x)
+    return outputs
+
+
+def _back(
+    grad: Tensor,
+    x: Tensor,
+    activations: Sequence[Tensor],
+    layers: Sequence[Layer],
+    places: Sequence[tuple[Tensor, Tensor]],
+    activation: str,
+    inputs: bool,
+) -> Tensor:
+    """Write the gradient of one tower's weights to `places`; returns that of its inputs if they want one."""
+    for i in reversed(range(len(layers))):
+        if i < len(layers) - 1:
+            if activation == "tanh":
+                grad = torch.ops.aten.tanh_backward(grad, activations[i])
+            else:
+                grad = torch.ops.aten.threshold_backward(grad, activations[i], 0)
+        below = activations[i - 1] if i else x
+        weight, bias = places[i]
+        torch.sum(grad, 0, out=bias)
+        if min(grad.shape[1], below.shape[1]) <= FEW_COLUMNS and grad.shape[0] * weight.numel() <= 2**18:
+            np.matmul(grad.numpy().T, below.numpy(), out=weight.numpy())
+        else:
+            torch.mm(grad.t(), below, out=weight)
+        if i or inputs:
+            grad = grad.mm(layers[i].weight)
+    return grad

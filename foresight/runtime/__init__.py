@@ -1,0 +1,1 @@
+"""Time and machines: runs, logs, checkpoints, evaluation."""

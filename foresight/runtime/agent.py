@@ -1,0 +1,105 @@
+"""`Agent`: a trained State that acts, for people who hold one observation, or a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresight.data.trajectory import tree_map
+from foresight.errors import UserError
+from foresight.runtime import catalog, checkpoint, machine, run, worlds
+from foresight.runtime.evaluate import Evaluation, evaluate
+from foresight.runtime.settings import Settings
+
+
+class Agent:
+    """The algorithm of a run with the State of one of its checkpoints.
+
+    `module`, `state`, `config`, `settings`, `spaces` and `step` are there to be used; `act` remembers the
+    carry of an algorithm that has one until `reset`.
+    """
+
+    def __init__(self, path: Path, which: str | int = "latest", device: str = "auto") -> None:
+        self.path = path
+        self.settings = Settings.read(path)
+        found = run.find_checkpoint(path, which)
+        self.module = catalog.module(self.settings.algorithm)
+        self.config = self.module.Config(**self.settings.config)
+        self.world = worlds.single(self.settings)
+        self.spaces = worlds.spaces(self.world)
+        place = machine.pick_device(device, self.settings.world)
+        self.state = self.module.build(self.config, self.spaces, place)
+        self.step: int = checkpoint.restore(found, self.state, place)["step"]
+        self._carry: Any = None
+
+    def act(self, obs: Any, explore: bool = False) -> Any:
+        """The action for `obs`: one observation or a batch, as arrays, tensors, lists or dicts of these.
+
+        One observation gives one action, in the form that a Gymnasium environment takes (an int, or an
+        array); a batch gives an array `[B, ...]`. For text, a prompt (or an example, or a list) gives a
+        completion (or a list). Raises UserError where the shape is not the world's.
+        """
+        if self.settings.world == "text":
+            single = not isinstance(obs, list | tuple)
+            completions, _, _ = self.module.act(self.state, [obs] if single else list(obs), explore=explore)
+            return completions[0] if single else completions
+        batch, single = self._batch(obs)
+        device = machine.device_of(self.state)
+        placed = tree_map(lambda x: x.to(device), batch)
+        with torch.no_grad():
+            action, _, self._carry = self.module.act(self.state, placed, self._carry, explore=explore)
+        array = action.cpu().numpy()
+        if not single:
+            return array
+        return array[0].item() if array.ndim == 1 and array.dtype.kind in "iub" else array[0]
+
+    def evaluate(self, episodes: int | None = None, seed: int | None = None) -> Evaluation:
+        """Measure again, see `runtime.evaluate`; `episodes` and `seed` are the run's unless given."""
+        count = self.settings.episodes if episodes is None else episodes
+        world = worlds.evaluation(dataclasses.replace(self.settings, episodes=count), self.world)
+        try:
+            return evaluate(self.module, self.state, world, count, self.settings.seed if seed is None else seed)
+        finally:
+            if world is not self.world:
+                worlds.close(world)
+
+    def reset(self) -> None:
+        """Forget the carry: a new episode begins."""
+        self._carry = None
+
+    def close(self) -> None:
+        """Free what the world holds."""
+        worlds.close(self.world)
+
+    def _batch(self, obs: Any) -> tuple[Any, bool]:
+        if self.settings.world == "mdp":
+            states = torch.as_tensor(np.asarray(obs), dtype=torch.int64)
+            return states.reshape(-1), states.ndim == 0
+        space = self.spaces.obs
+        if isinstance(obs, dict):
+            parts = {name: _fit(obs[name], space.spaces[name], name) for name in space.spaces}
+            return {name: part for name, (part, _) in parts.items()}, all(single for _, single in parts.values())
+        return _fit(obs, space, "obs")
+
+    def __repr__(self) -> str:
+        return f"Agent({self.settings.algorithm} on {self.settings.env}, {str(self.path)!r} at {self.step:,})"
+
+
+def _fit(obs: Any, space: Any, name: str) -> tuple[Tensor, bool]:
+    """A batched tensor in the dtype that worlds show, and whether `obs` was a single one."""
+    from foresight.envs.vector import tensor
+
+    value = tensor(obs.detach().cpu().numpy() if isinstance(obs, Tensor) else np.asarray(obs), copy=True)
+    shape = tuple(space.shape or ())
+    if np.dtype(space.dtype).kind == "f":
+        value = value.to(torch.float32)
+    if tuple(value.shape) == shape:
+        return value[None], True
+    if tuple(value.shape[1:]) == shape and value.ndim == len(shape) + 1:
+        return value, False
+    raise UserError(f"{name} has shape {tuple(value.shape)}, but one observation has {shape} (a batch one more).")

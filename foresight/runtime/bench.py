@@ -1,0 +1,248 @@
+"""Speed, side by side: the same workload on this library and on a peer, in turn, each in a fresh process."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from foresight.errors import UserError, unknown
+
+PACKAGES = ("foresight", "torch", "numpy", "scipy", "gymnasium", "envpool", "transformers")
+MARK = "foresight-bench-result "
+LIMIT = 3600.0  # seconds for one side of one round; beyond that something hangs
+
+# The child: run one side of a benchmark file and print its result on the last line.
+CHILD = f"""
+import json, runpy, sys, time
+space = runpy.run_path(sys.argv[1], run_name="benchmark")
+began = time.perf_counter()
+result = dict(space[sys.argv[2]]())
+result.setdefault("seconds", time.perf_counter() - began)
+print({MARK!r} + json.dumps(result))
+"""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A file `benchmarks/NAME.py`: its docstring, unit, peer package and target ratio."""
+
+    name: str
+    path: Path
+    title: str
+    unit: str
+    peer: str
+    target: float | None
+
+
+def folder() -> Path:
+    """`benchmarks/` beside the package in a source checkout. Raises `UserError` where there is none."""
+    path = Path(__file__).resolve().parents[2] / "benchmarks"
+    if not path.is_dir():
+        raise UserError("The benchmarks come with the source, not with the wheel: clone the repository.")
+    return path
+
+
+def benchmarks(directory: Path | None = None) -> dict[str, Benchmark]:
+    """Every benchmark by name; the files are read, not imported."""
+    found = {}
+    for path in sorted((directory or folder()).glob("*.py")):
+        if path.name.startswith("_"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {
+            node.targets[0].id: ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id in ("UNIT", "PEER", "TARGET")
+        }
+        sides = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if "ours" in sides:
+            title = (ast.get_docstring(tree) or path.stem).splitlines()[0]
+            peer = names.get("PEER") or ""
+            found[path.stem] = Benchmark(path.stem, path, title, names.get("UNIT", "1/s"), peer, names.get("TARGET"))
+    return found
+
+
+def run(
+    name: str,
+    against: str | None = None,
+    rounds: int = 3,
+    out: str | Path | None = None,
+    directory: Path | None = None,
+    python: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measure `name`; with `against`, its peer in turn, `rounds` times; write and return the result.
+
+    `python` is the interpreter of the peer, where it lives in an environment of its own. The result goes to
+    `out`, by default `results/bench-NAME.json` beside the benchmarks.
+
+    Raises `UserError` for an unknown benchmark or peer, and where the peer is not installed.
+    """
+    directory = directory or folder()
+    valid = benchmarks(directory)
+    if name not in valid:
+        raise unknown("benchmark", name, valid)
+    if rounds < 1:
+        raise UserError(f"--rounds must be at least 1, not {rounds}.")
+    bench = valid[name]
+    if against is not None:
+        if not bench.peer:
+            raise UserError(f"The benchmark '{name}' has no peer to run against.")
+        if _canonical(against) != _canonical(bench.peer):
+            raise unknown(f"peer of '{name}'", against, [bench.peer])
+        _require(bench.peer, python)
+    began = time.perf_counter()
+    sides: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []} if against else {"ours": []}
+    for index in range(rounds):
+        for side, results in sides.items():
+            say(f"round {index + 1} of {rounds}: {bench.peer if side == 'peer' else 'foresight'}")
+            interpreter = python if side == "peer" and python else sys.executable
+            results.append(_measure(bench, side, interpreter))
+            say(f"  {results[-1]['rate']:,.1f} {bench.unit}")
+    summary: dict[str, Any] = {
+        "what": f"{name}: {bench.title}",
+        "command": _command(name, against, rounds),
+        "unit": bench.unit,
+        "rounds": rounds,
+        "ours": median(sides["ours"]),
+    }
+    if against:
+        summary["peer"] = {"name": bench.peer, **median(sides["peer"])}
+        theirs = summary["peer"]["rate"]
+        summary["ratio"] = summary["ours"]["rate"] / theirs if theirs else None
+        summary["target"] = bench.target
+        summary["met"] = None if bench.target is None or not theirs else summary["ratio"] >= bench.target
+    summary["each"] = sides
+    summary["versions"] = versions() | (versions((bench.peer,), python) if against else {})
+    summary["machine"] = machine()
+    summary["seconds"] = time.perf_counter() - began
+    path = Path(out) if out else directory.parent / "results" / f"bench-{name}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"Cannot write '{path}' ({error.strerror or error}).") from error
+    return summary
+
+
+def median(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Key by key the median of the numbers; of anything else, the first."""
+    merged: dict[str, Any] = {}
+    for key, value in results[0].items():
+        values = [result[key] for result in results if key in result]
+        plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        merged[key] = statistics.median(values) if plain else value
+    return merged
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to judge a time: cores this process may use, memory in GiB, and the accelerator's kind."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    facts: dict[str, Any] = {"cores": cores, "memory": f"{memory():.0f} GiB", "system": platform.system()}
+    facts["processor"] = processor()
+    return facts
+
+
+def memory() -> float:
+    """GiB of memory that this process may use: the machine's, or less inside a container."""
+    import psutil
+
+    total = float(psutil.virtual_memory().total)
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, float(text))
+    return total / 2**30
+
+
+def processor() -> str:
+    """The processor's model name, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions(packages: Sequence[str] = PACKAGES, python: str | None = None) -> dict[str, str]:
+    """Versions of what is installed, Python first; a peer in another environment is asked there."""
+    found = {"python": platform.python_version()}
+    for name in packages:
+        version = (_version_there(name, python) if python else None) or _version(name)
+        if version:
+            found[name] = version
+    return found
+
+
+def _measure(bench: Benchmark, side: str, python: str) -> dict[str, Any]:
+    # The package is put on the path of the child, so that it runs from a checkout too, in any environment.
+    path = os.pathsep.join(filter(None, [str(bench.path.parents[1]), os.environ.get("PYTHONPATH", "")]))
+    command = [python, "-c", CHILD, str(bench.path), side]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": path},
+            cwd=bench.path.parents[1],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"'{bench.name}' ({side}) took longer than {LIMIT:.0f} s and was stopped.") from error
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode != 0 or not lines:
+        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
+        raise UserError(f"'{bench.name}' ({side}) failed with exit code {done.returncode}:\n{tail}")
+    result: dict[str, Any] = json.loads(lines[-1][len(MARK) :])
+    if "rate" not in result:
+        raise UserError(f"'{bench.path.name}': {side}() must return a dict with 'rate'.")
+    return result
+
+
+def _require(peer: str, python: str | None) -> None:
+    if python is None:
+        present = _version(peer) is not None or importlib.util.find_spec(_canonical(peer).replace("-", "_")) is not None
+    else:
+        present = _version_there(peer, python) is not None
+    if not present:
+        raise UserError(f"The peer '{peer}' is not installed: pip install 'foresight[peers]'")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _version_there(name: str, python: str) -> str | None:
+    code = "import sys\nfrom importlib.metadata import version\nprint(version(sys.argv[1]))"
+    try:
+        done = subprocess.run([python, "-c", code, name], capture_output=True, text=True)
+    except OSError as error:
+        raise UserError(f"Cannot run the peer's interpreter '{python}' ({error.strerror or error}).") from error
+    return done.stdout.strip() or None
+
+
+def _canonical(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _command(name: str, against: str | None, rounds: int) -> str:
+    parts = ["foresight", "bench", name, *(["--against", against] if against else []), "--rounds", str(rounds)]
+    return shlex.join(parts)

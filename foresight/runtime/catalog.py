@@ -1,0 +1,167 @@
+"""Which algorithms there are, read from their source: no torch, so that help and lists are quick."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from foresight.errors import UserError, unknown
+
+ROOT = Path(__file__).resolve().parents[1]
+WINGS = ("tabular", "value", "policy", "search", "world", "sequence", "language")
+# What a Config may need to be defined; anything else (torch, nets) is what we avoid importing.
+LIGHT = {"__future__", "collections", "dataclasses", "enum", "foresight.errors", "functools", "math", "typing"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One algorithm file, as its source describes itself."""
+
+    name: str
+    wing: str
+    path: Path
+    title: str  # first line of the module docstring
+    world: str  # "control", "mdp" or "text"
+    unit: str  # what a step counts: "env steps", "sweeps", "updates"
+    metrics: tuple[str, ...]  # the few worth showing live
+    doc: str  # the whole module docstring
+
+
+@functools.cache
+def algorithms() -> dict[str, Entry]:
+    """All algorithms of the library by name, in the order of the wings."""
+    paths = [path for path in (ROOT / "algorithms").glob("*/*.py") if not path.name.startswith("_")]
+
+    def order(path: Path) -> tuple[int, str, str]:
+        wing = path.parent.name
+        return (WINGS.index(wing) if wing in WINGS else len(WINGS), wing, path.stem)
+
+    entries = (_read(path) for path in sorted(paths, key=order))
+    return {entry.name: entry for entry in entries if entry is not None}
+
+
+def entry(name: str) -> Entry:
+    """The entry of an algorithm: a name from `algorithms()`, or the path of your own file (`./mine.py`).
+
+    Raises UserError for a name that does not exist, with the nearest one that does.
+    """
+    if name.endswith(".py"):
+        path = Path(name).expanduser().resolve()
+        if not path.is_file():
+            raise UserError(f"There is no algorithm file {name}.")
+        found = _read(path)
+        if found is None:
+            raise UserError(f"{name} is not an algorithm file: it needs WORLD, Config, build, act and train.")
+        return found
+    if name not in algorithms():
+        raise unknown("algorithm", name, algorithms())
+    return algorithms()[name]
+
+
+def module(name: str) -> Any:
+    """The algorithm's real module (this imports torch)."""
+    found = entry(name)
+    if found.path.is_relative_to(ROOT):
+        return importlib.import_module(f"foresight.algorithms.{found.wing}.{found.name}")
+    alias = f"foresight_file_{found.name}"
+    loaded = sys.modules.get(alias)
+    if loaded is not None and loaded.__file__ == str(found.path):
+        return loaded
+    spec = importlib.util.spec_from_file_location(alias, found.path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{found.path} cannot be imported.")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = loaded  # before it runs: dataclasses look their module up
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@functools.cache
+def config_class(name: str) -> type[Any]:
+    """The algorithm's `Config` without importing torch.
+
+    Only the light imports, the constants and the class `Config` of the file are run, in a module of
+    their own that claims the same file, so that `inspect.getsource` (and with it the help text made
+    from the comments on the fields) works. A Config that needs more is imported for real.
+    """
+    path = entry(name).path
+    source = path.read_text(encoding="utf-8")
+    kept: list[ast.stmt] = [node for node in ast.parse(source).body if _is_light(node)]
+    if not any(isinstance(node, ast.ClassDef) for node in kept):
+        raise UserError(f"{path} has no class Config.")
+    alias = f"foresight_config_{path.stem}"
+    stub = types.ModuleType(alias)
+    stub.__file__ = str(path)
+    sys.modules[alias] = stub
+    try:
+        exec(compile(ast.Module(kept, type_ignores=[]), str(path), "exec"), stub.__dict__)
+    except NameError:
+        del sys.modules[alias]
+        return module(name).Config  # type: ignore[no-any-return]
+    return stub.__dict__["Config"]  # type: ignore[no-any-return]
+
+
+def presets(name: str) -> dict[str, dict[str, Any]]:
+    """The presets of an algorithm by name (`foresight/presets/NAME.yaml`, or `NAME.yaml` beside your own file)."""
+    found = entry(name)
+    folder = ROOT / "presets" if found.path.is_relative_to(ROOT) else found.path.parent
+    path = folder / f"{found.name}.yaml"
+    if not path.is_file():
+        return {}
+    import yaml
+
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+
+
+def _read(path: Path) -> Entry | None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    constants = {}
+    for node in tree.body:
+        target, value = _assignment(node)
+        if target in ("WORLD", "UNIT", "METRICS") and value is not None:
+            constants[target] = ast.literal_eval(value)
+    if "WORLD" not in constants:
+        return None  # a helper beside the algorithms, not an algorithm
+    doc = ast.get_docstring(tree) or ""
+    return Entry(
+        name=path.stem,
+        wing=path.parent.name,
+        path=path,
+        title=doc.partition("\n")[0],
+        world=constants["WORLD"],
+        unit=constants.get("UNIT", "steps"),
+        metrics=tuple(constants.get("METRICS", ())),
+        doc=doc,
+    )
+
+
+def _assignment(node: ast.stmt) -> tuple[str, ast.expr | None]:
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id, node.value
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return node.target.id, node.value
+    return "", None
+
+
+def _is_light(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Import):
+        return all(alias.name in LIGHT for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "") in LIGHT or (node.module or "").partition(".")[0] in LIGHT - {"foresight"}
+    if isinstance(node, ast.ClassDef):
+        return node.name == "Config"
+    name, value = _assignment(node)
+    if not name or value is None:
+        return False
+    try:
+        ast.literal_eval(value)
+    except ValueError:
+        return False
+    return True

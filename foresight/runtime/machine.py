@@ -1,0 +1,74 @@
+"""The machine under a run: devices, threads and the global random generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from foresight.errors import UserError
+
+
+def pick_device(wanted: str, world: str) -> str:
+    """The device for a run. "auto" is CUDA if there is one, and always the CPU for tables.
+
+    MPS has no float64 and must be asked for. Raises UserError for one that this machine does not have.
+    """
+    if wanted == "auto":
+        return "cuda" if world != "mdp" and torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=wanted)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"The device '{wanted}' cannot be used here ({reason}). Use --device auto.") from error
+    return wanted
+
+
+def device_of(state: Any) -> torch.device:
+    """Where the State's modules live (its first generator or tensor, if it has no modules)."""
+    parts = list(vars(state).values())
+    for part in parts:
+        if isinstance(part, torch.nn.Module):
+            for weight in part.parameters():
+                return weight.device
+    others = (part.device for part in parts if isinstance(part, torch.Generator | torch.Tensor))
+    return next(others, torch.device("cpu"))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators too, for code (dropout, initialisation) that knows no other."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def global_rng() -> dict[str, Any]:
+    """The global generators, for `set_global_rng`."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate(), "numpy": np.random.get_state()}
+
+
+def set_global_rng(bits: dict[str, Any]) -> None:
+    """Put the global generators where `global_rng` found them (CUDA's, if there are as many devices)."""
+    torch.set_rng_state(bits["torch"])
+    random.setstate(bits["python"])
+    np.random.set_state(bits["numpy"])
+    if bits["cuda"] and torch.cuda.is_available() and torch.cuda.device_count() == len(bits["cuda"]):
+        torch.cuda.set_rng_state_all(bits["cuda"])
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Torch's threads as a Config with a field `threads` asks; torch's own choice for None or 0."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count:
+            torch.set_num_threads(before)

@@ -1,0 +1,291 @@
+"""What a person sees while a run runs: calm, and the same facts with and without a terminal."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+CALM = 10.0  # seconds between lines where there is no terminal
+HISTORY = 4096  # values kept of the first metric; beyond that every other one is dropped
+
+
+class Progress:
+    """Bar, time left, speed and the few metrics that matter; for language runs a table of sampled completions.
+
+    `total` is in `unit`; `metrics` are the names to show, in order, and the first one is also drawn as a curve.
+    On a terminal it repaints in place twice a second; elsewhere it writes plain lines, one every ten seconds, without
+    control codes. It writes to stderr, so that stdout stays a program's. `quiet` shows nothing.
+
+    >>> with Progress("ppo on CartPole-v1", 100_000, "env steps", ("return",)) as progress:
+    ...     progress.update(1024, {"return": 23.1})
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        unit: str,
+        metrics: Sequence[str] = (),
+        quiet: bool = False,
+        console: Console | None = None,
+        calm: float = CALM,
+    ) -> None:
+        self.title, self.total, self.unit, self.metrics = title, total, unit, tuple(metrics)
+        self.console = console or Console(stderr=True)
+        self._quiet, self._calm = quiet, calm
+        self._live: Live | None = None
+        self._step = self._first = 0
+        self._latest: dict[str, float] = {}
+        self._history: list[float] = []
+        self._every, self._seen = 1, 0
+        self._samples: list[Mapping[str, Any]] = []
+        self._notes: deque[str] = deque(maxlen=3)
+        self._clock: deque[tuple[float, int]] = deque(maxlen=64)
+        self._began = self._spoke = self._stopped = 0.0
+        self._paused = ""
+
+    def start(self, step: int = 0) -> None:
+        """Begin (a resumed run begins at `step`)."""
+        self._step = self._first = step
+        self._began = time.perf_counter()
+        self._clock.append((self._began, step))
+        if self._quiet:
+            return
+        if self.console.is_terminal and not self.console.is_dumb_terminal and not self.console.is_jupyter:
+            self._live = Live(get_renderable=self._paint, console=self.console, refresh_per_second=2)
+            self._live.start()
+        else:
+            self._say(f"{self.title}: {self.total:,} {self.unit}" + (f", from {step:,}" if step else ""))
+
+    def update(self, step: int, metrics: Mapping[str, Any] | None = None) -> None:
+        """Take note of a step; cheap, nothing is drawn here on a terminal."""
+        now = time.perf_counter()
+        self._step = step
+        if not self._clock or now - self._clock[-1][0] > 0.25:
+            self._clock.append((now, step))
+        for key, value in (metrics or {}).items():
+            if key == "samples":
+                self._samples = list(value) or self._samples
+            elif isinstance(value, int | float):
+                self._latest[key] = float(value)
+        if self.metrics and metrics and self.metrics[0] in metrics:
+            self._remember(float(metrics[self.metrics[0]]))
+        if self._live is None and not self._quiet and now - self._spoke >= self._calm:
+            self._say(self.line())
+            for sample in self._samples[:2]:
+                question, answer = _short(sample.get("prompt"), 60), _short(sample.get("completion"), 60)
+                self._say(f"  {question} → {answer}  ({number(sample.get('reward'))})")
+
+    def note(self, text: str) -> None:
+        """Say something in words, such as a health warning; the last three stay in sight."""
+        if text in self._notes:
+            return
+        self._notes.append(text)
+        if not self._quiet and self._live is None:
+            self._say(f"note: {text}")
+
+    def status(self, text: str) -> None:
+        """What is happening beside training ("evaluating", "saving"); "" when training goes on."""
+        if text and text != self._paused and not self._quiet and self._live is None:
+            self._say(text)
+        if text and not self._paused:
+            self._stopped = time.perf_counter()
+        elif self._paused and not text:  # what was not training does not count as slow training
+            lost = time.perf_counter() - self._stopped
+            self._clock = deque(((then + lost, step) for then, step in self._clock), maxlen=self._clock.maxlen)
+        self._paused = text
+
+    def close(self) -> None:
+        """Leave the last picture standing; closing twice is allowed."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._began and not self._quiet:
+            self._say(self.line(ended=True))
+        self._quiet = True
+
+    def __enter__(self) -> Progress:
+        if not self._began:
+            self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def speed(self) -> float:
+        """`unit` a second over the last quarter of a minute or so; 0 before there is anything to measure."""
+        first, last = (self._clock[0], self._clock[-1]) if self._clock else ((0.0, 0), (0.0, 0))
+        return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else 0.0
+
+    def line(self, ended: bool = False) -> str:
+        """Everything in one plain line; a run that ended has nothing left to do, whether it reached `total` or not."""
+        share = self._step / self.total if self.total else 1.0
+        count = f"{self._step:,} {self.unit}" if ended else f"{self._step:,}/{self.total:,} {self.unit} ({share:.0%})"
+        parts = [count, *self._pace(ended)]
+        return "  ".join(parts + [f"{name} {number(self._latest[name])}" for name in self._shown()])
+
+    def _pace(self, ended: bool = False) -> list[str]:
+        parts = []
+        if self.speed > 0:
+            parts.append(f"{number(self.speed)} {self.unit}/s")
+            if self._step < self.total and not ended:
+                parts.append(f"{_clock((self.total - self._step) / self.speed)} left")
+        parts.append(f"{_clock(time.perf_counter() - self._began)} so far")
+        return parts
+
+    def _shown(self) -> list[str]:
+        return [name for name in self.metrics if name in self._latest]
+
+    def _paint(self) -> RenderableType:
+        head = Table.grid(padding=(0, 2), expand=False)
+        share = f"{self._step / self.total:.0%}" if self.total else ""
+        head.add_row(
+            Text(self.title, "bold"),
+            ProgressBar(total=max(self.total, 1), completed=min(self._step, self.total), width=24),
+            Text(share),
+        )
+        count = f"{self._step:,} of {self.total:,} {self.unit}"
+        parts: list[RenderableType] = [head, Text("  ".join([count, *self._pace()]), "dim")]
+        if self._paused:
+            parts.append(Text(self._paused, "dim italic"))
+        if self._shown():
+            grid = Table.grid(padding=(0, 3))
+            shown = [(name, number(self._latest[name])) for name in self._shown()]
+            grid.add_row(*(Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in shown))
+            parts.append(grid)
+        if len(self._history) > 1:
+            low, high = min(self._history), max(self._history)
+            name, blocks, ends = self.metrics[0], sparkline(self._history, 48), f"{number(low)} to {number(high)}"
+            parts.append(Text.assemble((f"{name} ", "dim"), (blocks, "green"), (f"  {ends}", "dim")))
+        if self._samples:
+            parts.append(samples_table(self._samples, self.console.width))
+        parts.extend(Text(f"• {note}", "yellow") for note in self._notes)
+        return Group(*parts)
+
+    def _say(self, text: str) -> None:
+        self._spoke = time.perf_counter()
+        self.console.file.write(text + "\n")
+        self.console.file.flush()
+
+    def _remember(self, value: float) -> None:
+        """Keep an even curve in bounded memory: when full, drop every other value and then take half as many."""
+        if value != value or abs(value) == float("inf"):
+            return
+        if self._seen % self._every == 0:
+            self._history.append(value)
+            if len(self._history) >= HISTORY:
+                self._history = self._history[::2]
+                self._every *= 2
+        self._seen += 1
+
+
+def samples_table(samples: Sequence[Mapping[str, Any]], width: int = 100, rows: int = 4) -> Table:
+    """Sampled completions with their rewards."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    room = max(16, (width - 14) // 2)
+    for column in ("prompt", "completion"):
+        table.add_column(column, overflow="ellipsis", no_wrap=True, max_width=room)
+    table.add_column("reward", justify="right")
+    for sample in samples[:rows]:
+        reward = sample.get("reward")
+        colour = "dim" if reward is None or reward != reward else ("green" if reward > 0 else "red")
+        table.add_row(
+            Text(_short(sample.get("prompt"), room)),
+            Text(_short(sample.get("completion"), room)),
+            Text(number(reward), colour),
+        )
+    return table
+
+
+def sparkline(values: Sequence[float], width: int = 48) -> str:
+    """One line of blocks, low to high; more values than `width` are averaged in equal parts."""
+    numbers = [float(v) for v in values if v == v and abs(v) != float("inf")]
+    if not numbers:
+        return ""
+    if len(numbers) > width:
+        edges = [round(i * len(numbers) / width) for i in range(width + 1)]
+        parts = [numbers[a:b] for a, b in itertools.pairwise(edges)]
+        numbers = [sum(part) / len(part) for part in parts]
+    low, high = min(numbers), max(numbers)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] for value in numbers)
+
+
+def curve(
+    values: Sequence[float],
+    steps: Sequence[float] | None = None,
+    title: str = "",
+    width: int = 72,
+    height: int = 14,
+) -> str:
+    """A learning curve for the terminal, as text; "" where there are fewer than two finite values."""
+    pairs = [(x, y) for x, y in zip(steps or range(len(values)), values, strict=True) if y == y and abs(y) < 1e300]
+    if len(pairs) < 2:
+        return ""
+    import plotext
+
+    figure: Any = plotext.figure
+    figure.clear()
+    figure.theme("default")
+    figure.plot_size(width, height)
+    points = figure.signal([float(x) for x, _ in pairs], [float(y) for _, y in pairs], marker="braille")
+    points.lines()
+    figure.draw(points)
+    if title:
+        figure.title(title)
+    for axis, numbers in zip("xy", zip(*pairs, strict=True), strict=True):
+        low, high = min(numbers), max(numbers)
+        if high > low:  # its own labels are 1.0e5 where a person says 100k
+            places = [low + (high - low) * i / 4 for i in range(5)]
+            figure.ruler(axis).ticks(places, [short(place) for place in places])
+    lines = str(figure.build().string(colorless=True)).splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def number(value: float | None) -> str:
+    """A number as a person reads it: three or four digits that matter; "–" where there is none."""
+    if value is None or value != value:
+        return "–"  # not measured, unscorable
+    size = abs(value)
+    if size == float("inf"):
+        return "inf" if value > 0 else "-inf"
+    if size >= 1000 or value == round(value):
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    if size and size < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.3g}" if size < 1 else f"{value:.2f}"
+
+
+def short(value: float) -> str:
+    """A count as an axis shows it: 950, 12.5k, 3M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def _clock(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def _short(text: Any, width: int) -> str:
+    """One line of at most `width` characters; a chat prompt is shown by its last message."""
+    if isinstance(text, list) and text and isinstance(text[-1], Mapping):
+        text = text[-1].get("content", "")
+    flat = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return flat if len(flat) <= width else flat[: width - 1] + "…"

@@ -1,0 +1,215 @@
+"""`train`, `resume`, `load`: a run directory around the generator of an algorithm."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from foresight.errors import UserError
+from foresight.runtime import catalog, settings
+
+HOLDS_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoints")
+
+
+class Run:
+    """A run directory: what was made, from what, and how well it did."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.settings = settings.Settings.read(self.path)
+
+    @property
+    def config(self) -> Any:
+        """The algorithm's Config."""
+        return catalog.config_class(self.settings.algorithm)(**self.settings.config)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`; empty until the run has ended."""
+        file = self.path / "summary.json"
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+    @property
+    def evaluation(self) -> Any:
+        """The last `Evaluation` (without its single values), or None until the run has ended."""
+        return _evaluation(self.summary.get("evaluation"))
+
+    @property
+    def baseline(self) -> Any:
+        """The `Evaluation` of a random policy or the untrained model, or None until the run has ended."""
+        return _evaluation(self.summary.get("baseline"))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`: step, seconds and whatever was measured there."""
+        from foresight.runtime import log
+
+        return log.read(self.path)
+
+    def load(self, checkpoint: str | int = "latest") -> Any:
+        """The trained `Agent`, see `load`."""
+        return load(self.path, checkpoint)
+
+    def __repr__(self) -> str:
+        result = f"{self.evaluation}, from {self.baseline}" if self.summary else "not finished"
+        return f"Run({str(self.path)!r}: {self.settings.algorithm} on {self.settings.env}: {result})"
+
+
+def train(
+    name: str,
+    *,
+    preset: str | None = None,
+    env: str | None = None,
+    task: str | None = None,
+    model: str | None = None,
+    out: str | Path | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    evaluation_episodes: int | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_every: float | None = None,
+    keep: int = 3,
+    show: bool = True,
+    record: bool = False,
+    log: tuple[str, ...] = (),
+    env_options: dict[str, Any] | None = None,
+    config: Any = None,
+    **fields: Any,
+) -> Run:
+    """Train the algorithm `name` and return its run directory.
+
+    - `preset`, or `env` (control, mdp) or `task` (text): what to learn; a world that has a preset uses it;
+    - `out`: the run directory (default: a new one under `runs/`);
+    - `steps`, `seed`, `model` and other `**fields`: the algorithm's Config, over the preset; or a whole `config`;
+    - `evaluate_every`: in the algorithm's unit (default: at the end only), `evaluation_episodes` each time;
+    - `checkpoint_every`: seconds (default: 120, or longer where saving is slow), the `keep` newest stay;
+    - `show`: progress on stderr; `record`: a video of the result in `media/`; `log`: "wandb", "trackio".
+
+    Raises UserError for a user's mistake, `Interrupted` (a KeyboardInterrupt) after Ctrl-C has saved.
+    """
+    common = {"steps": steps, "seed": seed, "model": model}
+    resolved = settings.resolve(
+        name,
+        preset=preset,
+        env=env,
+        task=task,
+        env_options=env_options,
+        episodes=evaluation_episodes,
+        evaluate_every=evaluate_every,
+        device=device,
+        config=config,
+        given={**{name: value for name, value in common.items() if value is not None}, **fields},
+    )
+    path = _directory(out, resolved)
+    from foresight.runtime.session import Session  # late: this imports torch
+
+    try:
+        Session(path, resolved, checkpoint_every, keep, show, record, log).go()
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()  # only if it is empty: a run that could not begin leaves nothing behind
+    return Run(path)
+
+
+def resume(
+    path: str | Path,
+    steps: int | None = None,
+    *,
+    device: str | None = None,
+    checkpoint_every: float | None = None,
+    keep: int = 3,
+    show: bool = True,
+    record: bool = False,
+    log: tuple[str, ...] = (),
+) -> Run:
+    """Continue a run from its newest checkpoint, or from the one that `path` names (`RUN/checkpoints/step-...`).
+
+    `steps` is a new total. A run that was killed before its first checkpoint starts again from nothing.
+    Going back to an older checkpoint sets the newer ones aside. Raises UserError as `train` does, and
+    for a checkpoint that is damaged.
+    """
+    from foresight.runtime import checkpoint
+    from foresight.runtime.session import Session
+
+    path = Path(path)
+    start = None
+    if path.parent.name == "checkpoints":
+        if not path.is_dir():
+            raise UserError(f"There is no checkpoint {path}. There are: {_listed(path.parent)}.")
+        start, path = path, path.parent.parent
+    resolved = settings.Settings.read(path)
+    if steps is not None:
+        changed = settings.coerce(resolved.algorithm, {"steps": steps})
+        resolved = dataclasses.replace(resolved, config={**resolved.config, **changed})
+    if device is not None:
+        resolved = dataclasses.replace(resolved, device=device)
+    start = start or checkpoint.latest(path / "checkpoints")
+    Session(path, resolved, checkpoint_every, keep, show, record, log, start).go()
+    return Run(path)
+
+
+def load(path: str | Path, checkpoint: str | int = "latest", device: str = "auto") -> Any:
+    """The trained `Agent` of a run: `agent.act(obs)`. `checkpoint` is "latest", "best" or a step.
+
+    Raises UserError if there is no such run or checkpoint, or if it is damaged.
+    """
+    from foresight.runtime.agent import Agent
+
+    return Agent(Path(path), checkpoint, device)
+
+
+def find_checkpoint(path: Path, which: str | int = "latest") -> Path:
+    """The checkpoint directory of a run by "latest", "best" or step. Raises UserError if it does not exist."""
+    from foresight.runtime import checkpoint
+
+    folder = path / "checkpoints"
+    if which == "latest":
+        found = checkpoint.latest(folder)
+    elif which == "best":
+        found = checkpoint.best(folder) or checkpoint.latest(folder)
+    else:
+        found = checkpoint.all_steps(folder).get(int(which)) if str(which).isdigit() else None
+    if found is None:
+        raise UserError(f"{path} has no checkpoint '{which}'. There are: {_listed(folder)}.")
+    return found
+
+
+def _evaluation(document: dict[str, Any] | None) -> Any:
+    from foresight.runtime.evaluate import Evaluation
+
+    return Evaluation(**document) if document else None
+
+
+def _directory(out: str | Path | None, resolved: settings.Settings) -> Path:
+    """The directory of a new run, made. Raises UserError if it holds a run or cannot be made."""
+    if out is None:
+        words = f"{Path(resolved.algorithm).stem}-{resolved.preset or resolved.env}-{resolved.seed}"
+        name = re.sub(r"[^\w.-]+", "-", words)
+        path, number = Path("runs") / name, 1
+        while path.exists():
+            number += 1
+            path = Path("runs") / f"{name}-{number}"
+    else:
+        path = Path(out).expanduser()
+        if path.is_dir() and any((path / part).exists() for part in HOLDS_A_RUN):
+            raise UserError(
+                f"{path} already holds a run. Continue it with: foresight resume {path}, or choose another --out."
+            )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
+    return path
+
+
+def _listed(folder: Path) -> str:
+    from foresight.runtime import checkpoint
+
+    return ", ".join(str(step) for step in checkpoint.all_steps(folder)) or "none"

@@ -1,0 +1,290 @@
+"""One process's work on a run: the algorithm's generator, and everything that happens beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from foresight.errors import UserError
+from foresight.runtime import bench, catalog, checkpoint, evaluate, log, machine, record, settings, worlds
+from foresight.runtime.evaluate import Evaluation
+from foresight.runtime.health import Health
+from foresight.runtime.progress import Progress
+from foresight.runtime.when import Every, Interruption
+
+CHECKPOINT_EVERY = 120.0  # seconds
+SAVING_SHARE = 0.05  # of the time that saving may take, where the interval was not set
+VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by the user (Ctrl-C, SIGTERM) and can be resumed; the text says how."""
+
+    def __init__(self, path: Path, step: int | None, unit: str, number: int = signal.SIGINT) -> None:
+        saved = f"The checkpoint at {step:,} {unit} is saved." if step is not None else "There was no checkpoint yet."
+        super().__init__(f"Stopped. {saved} Continue with: foresight resume {path}")
+        self.path, self.exit_code = path, 128 + number
+
+
+class Session:
+    """One process's work on a run: from the settings (and perhaps a checkpoint) to the summary."""
+
+    def __init__(
+        self,
+        path: Path,
+        resolved: settings.Settings,
+        checkpoint_every: float | None,
+        keep: int,
+        show: bool,
+        record: bool,
+        services: tuple[str, ...],
+        start: Path | None = None,
+    ) -> None:
+        self.path, self.settings, self.keep, self.record, self.start = path, resolved, keep, record, start
+        self.entry = catalog.entry(resolved.algorithm)
+        self.module = catalog.module(resolved.algorithm)
+        self.config = self.module.Config(**resolved.config)
+        self.device = machine.pick_device(resolved.device, resolved.world)
+        self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
+        self.stretch = checkpoint_every is None
+        self.total = int(getattr(self.config, "steps", 0))
+        self.progress = Progress(
+            f"{self.entry.name} on {resolved.env}", self.total, self.entry.unit, self.entry.metrics, quiet=not show
+        )
+        self.services = services
+        self.log: log.Log | None = None
+        self.seconds = self.evaluation_seconds = 0.0  # of training, and of measuring
+        self.saved: int | None = None  # the step of the newest checkpoint
+        self.slow = False  # whether saving takes long enough to be worth a word
+        self.baseline: Any = None
+        self.best = -math.inf
+        self.measured: tuple[int, Any] | None = None  # the newest evaluation and its step
+
+    def go(self) -> None:
+        """Train to the end, whatever was there before."""
+        with machine.threads(getattr(self.config, "threads", None)), Interruption(self.progress.note) as interruption:
+            world = worlds.training(self.settings)
+            evaluation_world = None
+            try:
+                state = self._state(world)
+                first = int(getattr(state, "step", 0))
+                if first >= self.total and self.start is not None and (self.path / "summary.json").exists():
+                    raise UserError(
+                        f"{self.path} has reached its {self.total:,} {self.entry.unit}. "
+                        f"To go on: foresight resume {self.path} --steps {2 * self.total}"
+                    )
+                write_config(self.path, self.settings)
+                self.log = log.Log(self.path, self.services, self.settings.document())
+                self.log.truncate(first if self.start is not None else -1)
+                self.progress.start(first)
+                if self.settings.note:
+                    self.progress.note(self.settings.note)
+                evaluation_world = worlds.evaluation(self.settings, world)
+                if self.baseline is None:
+                    self.baseline = self._measure(state, evaluation_world, untrained=True)
+                state = self._loop(state, world, evaluation_world, interruption)
+                self._finish(state, evaluation_world)
+            except KeyboardInterrupt as error:
+                if isinstance(error, Interrupted):
+                    raise
+                raise Interrupted(self.path, self.saved, self.entry.unit) from None
+            finally:
+                self.progress.close()
+                if self.log is not None:
+                    self.log.close()
+                worlds.close(world)
+                if evaluation_world is not world:
+                    worlds.close(evaluation_world)
+
+    def _state(self, world: Any) -> Any:
+        """A new State, or the one in the checkpoint that the run starts from."""
+        machine.seed_everything(self.settings.seed)
+        state = self.module.build(self.config, worlds.spaces(world), self.device)
+        if self.start is None:
+            return state
+        extra = checkpoint.restore(self.start, state, self.device)
+        self.saved = extra["step"]
+        self.seconds, self.evaluation_seconds = extra["seconds"], extra["evaluation_seconds"]
+        self.baseline, self.best = Evaluation(**extra["baseline"]), extra["best"]
+        machine.set_global_rng(extra["rng"])
+        moved = checkpoint.set_aside(self.path / "checkpoints", extra["step"])
+        if moved:
+            self.progress.note(f"newer checkpoints were set aside: {', '.join(p.name for p in moved)}")
+        return state
+
+    def _loop(self, state: Any, world: Any, evaluation_world: Any, interruption: Interruption) -> Any:
+        assert self.log is not None
+        health = Health()
+        first = int(getattr(state, "step", 0))
+        began = time.monotonic()
+        checkpoint_due = Every(self.checkpoint_every)
+        evaluation_due = Every(self.settings.evaluate_every, first)
+        steps = iter(self.module.train(self.config, world, state=state, device=self.device))
+        while True:
+            before = time.perf_counter()
+            item = next(steps, None)
+            self.seconds += time.perf_counter() - before
+            if item is None:
+                return state
+            step, metrics, state = item
+            self._check_finite(step, metrics)
+            self.log.row(step, self.seconds, metrics)
+            self.progress.update(step, metrics)
+            for sentence in health.check(step, metrics):
+                self.progress.note(sentence)
+            if evaluation_due(step) and not interruption.signal:
+                self._evaluate(step, state, evaluation_world)
+            if checkpoint_due(time.monotonic() - began) or interruption.signal:
+                took = self._save(state, step)
+                if self.stretch and took > SAVING_SHARE * self.checkpoint_every:
+                    checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
+            if interruption.signal:
+                raise Interrupted(self.path, self.saved, self.entry.unit, interruption.signal)
+
+    def _finish(self, state: Any, evaluation_world: Any) -> None:
+        step = int(getattr(state, "step", self.total))
+        if self.saved != step:
+            self._save(state, step)
+        if self.measured is None or self.measured[0] != step:
+            self._evaluate(step, state, evaluation_world)
+        assert self.measured is not None
+        if hasattr(self.module, "export"):
+            self.progress.status("exporting")
+            self.module.export(state, self.path / "export")
+            self.progress.status("")
+        summary = _summary(self, step, self.measured[1])
+        checkpoint.write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        if self.record:
+            self._record(state)
+
+    def _evaluate(self, step: int, state: Any, world: Any) -> None:
+        """Measure, log, and keep the State if it is the best so far."""
+        assert self.log is not None
+        result = self._measure(state, world)
+        self.measured = step, result
+        name = f"evaluation/{result.metric}"
+        if not any(name in row and row["step"] == step for row in log.read(self.path)[-2:]):
+            # A run that was killed between this and its summary has the row already.
+            self.log.row(step, self.seconds, {name: result.mean, f"{name}_std": result.std})
+        if result.mean > self.best:
+            self.best = result.mean
+            if self.saved == step:
+                checkpoint.mark_best(self.path / "checkpoints", step)
+            else:
+                self._save(state, step, best=True)
+
+    def _measure(self, state: Any, world: Any, untrained: bool = False) -> Any:
+        before = time.perf_counter()
+        self.progress.status("measuring the baseline" if untrained else "evaluating")
+        function = evaluate.baseline if untrained else evaluate.evaluate
+        result = function(self.module, state, world, self.settings.episodes, self.settings.seed)
+        self.progress.status("")
+        if untrained:
+            self.progress.note(f"before training: {result}")
+        self.evaluation_seconds += time.perf_counter() - before
+        return result
+
+    def _save(self, state: Any, step: int, best: bool = False) -> float:
+        """Write a checkpoint; returns the seconds that it took."""
+        began = time.perf_counter()
+        bad = _bad_weights(state)
+        if bad:
+            raise UserError(self._poisoned(step, f"the weights of '{bad}'"))
+        extra = {
+            "seconds": self.seconds,
+            "evaluation_seconds": self.evaluation_seconds,
+            "baseline": self.baseline.document(),
+            "best": self.best,
+            "rng": machine.global_rng(),
+        }
+        if self.slow:
+            self.progress.status("saving")
+        checkpoint.save(self.path / "checkpoints", state, step, self.keep, extra, best)
+        self.progress.status("")
+        self.saved = step
+        took = time.perf_counter() - began
+        self.slow = took > 1.0
+        return took
+
+    def _check_finite(self, step: int, metrics: dict[str, Any]) -> None:
+        for name, value in metrics.items():
+            if isinstance(value, float) and not math.isfinite(value) and VITAL.search(name):
+                assert self.log is not None
+                self.log.row(step, self.seconds, metrics)
+                raise UserError(self._poisoned(step, f"'{name}'"))
+
+    def _poisoned(self, step: int, what: str) -> str:
+        kept = "there is no checkpoint yet" if self.saved is None else f"the last good checkpoint is at {self.saved:,}"
+        return (
+            f"Training stopped at {step:,} {self.entry.unit}: {what} became NaN or infinite; {kept} (in {self.path}). "
+            "Try a lower learning rate or a smaller gradient norm limit."
+        )
+
+    def _record(self, state: Any) -> None:
+        if self.settings.world != "control":
+            return
+        world = worlds.single(self.settings, render=True)
+        try:
+            self.progress.status("recording")
+            frames = record.episode(self.module, state, world, self.settings.seed)
+            record.write(self.path / "media" / "result.mp4", frames)
+        except UserError as error:
+            self.progress.note(str(error))
+        finally:
+            self.progress.status("")
+            worlds.close(world)
+
+
+def _summary(session: Session, step: int, evaluation: Any) -> dict[str, Any]:
+    resolved = session.settings
+    return {
+        "algorithm": resolved.algorithm,
+        "preset": resolved.preset,
+        "env": resolved.env,
+        **({"model": resolved.config["model"]} if "model" in resolved.config else {}),
+        "seed": resolved.seed,
+        "steps": step,
+        "unit": session.entry.unit,
+        "seconds": round(session.seconds, 3),
+        "evaluation_seconds": round(session.evaluation_seconds, 3),
+        "baseline": session.baseline.document(),
+        "evaluation": evaluation.document(),
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
+        "command": resolved.command(),
+        "versions": bench.versions(),
+        "machine": {**bench.machine(), "device": session.device},
+    }
+
+
+def write_config(path: Path, resolved: settings.Settings) -> None:
+    """Write `config.yaml`. Raises UserError where the directory cannot be written."""
+    document = {**resolved.document(), "versions": bench.versions()}
+    try:
+        checkpoint.write_whole(path / "config.yaml", yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    except OSError as error:
+        raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
+
+
+def _bad_weights(state: Any) -> str | None:
+    """The name of a module in the State that holds a weight that is not finite."""
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, torch.nn.Module):
+            for name, weight in value.named_parameters():
+                if weight.numel() and weight.is_floating_point():
+                    low, high = torch.aminmax(weight.detach())
+                    if not (torch.isfinite(low) and torch.isfinite(high)):
+                        return f"{field.name}.{name}"
+    return None
+
+

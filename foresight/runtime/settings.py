@@ -1,0 +1,250 @@
+"""What a run is made from: Config defaults, then a preset, then what was said explicitly. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from foresight.errors import UserError, unknown
+from foresight.runtime import catalog
+
+RUNTIME_KEYS = ("env", "task", "env_options", "evaluation", "source")  # of a preset; the others are Config fields
+EPISODES = {"control": 20, "mdp": 1, "text": None}  # of an evaluation; None means all that are held out
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One run, resolved: `config.yaml` holds exactly this."""
+
+    algorithm: str
+    world: str  # "control", "mdp" or "text"
+    env: str  # the environment's or task's name
+    preset: str | None
+    env_options: dict[str, Any]
+    episodes: int | None  # of an evaluation
+    evaluate_every: int | None  # in the algorithm's unit; None: at the end only
+    device: str
+    config: dict[str, Any]  # every field of the algorithm's Config
+    note: str = ""  # what was decided for the user, in words
+
+    @property
+    def seed(self) -> int:
+        """The seed of everything random in the run."""
+        return int(self.config.get("seed", 0))
+
+    def document(self) -> dict[str, Any]:
+        """What goes into `config.yaml`."""
+        return {
+            "algorithm": self.algorithm,
+            "world": self.world,
+            "preset": self.preset,
+            "env": self.env,
+            "env_options": self.env_options,
+            "seed": self.seed,
+            "device": self.device,
+            "evaluation": {"episodes": self.episodes, "every": self.evaluate_every},
+            "config": {key: list(value) if isinstance(value, tuple) else value for key, value in self.config.items()},
+        }
+
+    def command(self) -> str:
+        """The command that repeats the run: the preset, and whatever differs from it."""
+        preset = catalog.presets(self.algorithm).get(self.preset or "", {})
+        base = fields(self.algorithm, preset)
+        words = ["foresight", "train", self.algorithm]
+        if self.preset:
+            words += ["--preset", self.preset]
+        if self.env not in (preset.get("env"), preset.get("task")):
+            words += ["--task" if self.world == "text" else "--env", self.env]
+        known = preset.get("env_options") or {}
+        options = [f"{key}={json.dumps(value)}" for key, value in self.env_options.items() if known.get(key) != value]
+        words += ["--env-options", *options] if options else []
+        evaluation = {"episodes": EPISODES.get(self.world), "every": None, **(preset.get("evaluation") or {})}
+        if self.episodes != evaluation["episodes"]:
+            words += ["--evaluation-episodes", str(self.episodes)]
+        if self.evaluate_every != evaluation["every"]:
+            words += ["--evaluate-every", str(self.evaluate_every)]
+        if self.device != "auto":
+            words += ["--device", self.device]
+        for name, value in self.config.items():
+            if value != base[name] or name == "seed":
+                words += _words(name, value)
+        return shlex.join(words)
+
+    @classmethod
+    def read(cls, path: Path) -> Settings:
+        """The settings of a run directory. Raises UserError if it is none."""
+        import yaml
+
+        file = Path(path) / "config.yaml"
+        if not file.is_file():
+            raise UserError(f"{path} is not a run directory: it has no config.yaml. `foresight train` makes one.")
+        try:
+            document = yaml.safe_load(file.read_text(encoding="utf-8"))
+            return cls(
+                algorithm=document["algorithm"],
+                world=document["world"],
+                env=document["env"],
+                preset=document["preset"],
+                env_options=dict(document["env_options"]),
+                episodes=document["evaluation"]["episodes"],
+                evaluate_every=document["evaluation"]["every"],
+                device=document["device"],
+                config=coerce(document["algorithm"], document["config"]),
+            )
+        except (yaml.YAMLError, KeyError, TypeError) as error:
+            raise UserError(f"{file} cannot be read: {error}. It was changed by hand or cut short.") from error
+
+
+def resolve(
+    algorithm: str,
+    *,
+    preset: str | None = None,
+    env: str | None = None,
+    task: str | None = None,
+    env_options: dict[str, Any] | None = None,
+    episodes: int | None = None,
+    evaluate_every: int | None = None,
+    device: str = "auto",
+    config: Any = None,
+    given: dict[str, Any] | None = None,
+) -> Settings:
+    """Settle what runs. `given` are Config fields said explicitly; `config`, a whole Config, replaces the preset's.
+
+    An `env` or `task` that has a preset of its own uses that preset, and `note` says so.
+    Raises UserError for names that do not exist (algorithm, preset, field), for values of the wrong
+    type, and where no world is chosen.
+    """
+    entry = catalog.entry(algorithm)
+    given = given or {}
+    world_word, other_word = ("task", "env") if entry.world == "text" else ("env", "task")
+    name, wrong = (task, env) if entry.world == "text" else (env, task)
+    if wrong is not None:
+        raise UserError(f"{entry.name} acts in a '{entry.world}' world: choose it with {world_word}, not {other_word}.")
+    known = catalog.presets(algorithm)
+    note = ""
+    if preset is None and name is not None:
+        preset = _preset_for(name, given.get("model"), known)
+        note = f"using the preset '{preset}'" if preset else ""
+    elif preset is not None and preset not in known:
+        raise unknown(f"preset of {entry.name}", preset, known)
+    chosen = known.get(preset or "", {})
+    if name is None:
+        name = chosen.get("task", chosen.get("env"))
+    if name is None:
+        options = f", or a preset: {', '.join(known)}" if known else ""
+        raise UserError(f"Say what {entry.name} shall learn: --{world_word} NAME{options}.")
+    base = fields(algorithm, chosen) if config is None else _shallow(config)
+    evaluation = chosen.get("evaluation") or {}
+    return Settings(
+        algorithm=str(entry.path) if algorithm.endswith(".py") else algorithm,  # found again from anywhere
+        world=entry.world,
+        env=name,
+        preset=preset,
+        env_options={**(chosen.get("env_options") or {}), **(env_options or {})},
+        episodes=episodes if episodes is not None else evaluation.get("episodes", EPISODES.get(entry.world)),
+        evaluate_every=evaluate_every if evaluate_every is not None else evaluation.get("every"),
+        device=device,
+        config={**base, **coerce(algorithm, given)},
+        note=note,
+    )
+
+
+def fields(algorithm: str, preset: dict[str, Any]) -> dict[str, Any]:
+    """All fields of an algorithm's Config: its defaults under what `preset` says."""
+    kind = catalog.config_class(algorithm)
+    said = {name: value for name, value in preset.items() if name not in RUNTIME_KEYS}
+    try:
+        return {**_shallow(kind()), **coerce(algorithm, said)}
+    except TypeError as error:
+        raise UserError(f"The Config of {algorithm} must have a default for every field ({error}).") from error
+
+
+def coerce(algorithm: str, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` in the types of the Config fields (YAML reads 1e-5 as text, JSON has no tuples).
+
+    Raises UserError for a field that does not exist or a value that does not fit.
+    """
+    kind = catalog.config_class(algorithm)
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    out = {}
+    for name, value in values.items():
+        if name not in names:
+            raise unknown(f"field of {catalog.entry(algorithm).name}", name, names)
+        try:
+            out[name] = _convert(value, hints[name])
+        except (TypeError, ValueError) as error:
+            wanted = getattr(hints[name], "__name__", None) if not typing.get_args(hints[name]) else None
+            text = f"Field '{name}' of {catalog.entry(algorithm).name} must be {wanted or hints[name]}, not {value!r}."
+            raise UserError(text) from error
+    return out
+
+
+def _shallow(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+def _preset_for(world: str, model: str | None, known: dict[str, dict[str, Any]]) -> str | None:
+    """The first preset for this world (and this model, if one is named)."""
+    for name, preset in known.items():
+        if world in (name, preset.get("env"), preset.get("task")) and model in (None, preset.get("model")):
+            return name
+    return None
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        for part in arguments:  # a value that already fits stays what it is
+            if part is type(value):
+                return value
+        for part in arguments:
+            try:
+                return _convert(value, part)
+            except (TypeError, ValueError):
+                continue
+        raise ValueError(value)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ValueError(value)
+        return value
+    if origin is tuple or hint is tuple:
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise TypeError(value)
+        if not arguments:
+            return tuple(value)
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        return tuple(_convert(part, kind) for part, kind in zip(value, kinds, strict=True))
+    if hint is type(None):
+        raise TypeError(value)
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise TypeError(value)
+        return value
+    if hint is float:
+        if isinstance(value, bool):
+            raise TypeError(value)
+        return float(value)
+    if hint is int:
+        if isinstance(value, bool) or float(value) != int(float(value)):
+            raise TypeError(value)
+        return value if isinstance(value, int) else int(float(value))
+    if hint is str and not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _words(name: str, value: Any) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [flag if value else "--no-" + name.replace("_", "-")]
+    if isinstance(value, list | tuple):
+        return [flag, *(str(part) for part in value)]
+    return [flag, value if isinstance(value, str) else json.dumps(value) if value is not None else "None"]

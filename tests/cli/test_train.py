@@ -1,0 +1,121 @@
+"""From words to a run and back: what is said explicitly wins over the preset, and the rest is left alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from foresight.cli import fields
+from foresight.cli.train import parse
+from foresight.errors import UserError
+
+
+def test_only_what_was_said_is_passed_on(push: Path) -> None:
+    options, given = parse("push.py", ["--preset", "CartPole-v1", "--learning_rate", "0.1", "--no-anneal"])
+    assert options.preset == "CartPole-v1" and given == {"learning_rate": 0.1, "anneal": False}
+
+
+def test_saying_the_default_is_saying_it(push: Path) -> None:
+    _, given = parse("push.py", ["--preset", "CartPole-v1", "--learning-rate=0.5", "--limit", "None"])
+    assert given == {"learning_rate": 0.5, "limit": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["--steps", "1e6"], "steps", 1_000_000),
+        (["--steps=2.5e3"], "steps", 2500),
+        (["--steps", "100_000"], "steps", 100_000),
+        (["--hidden", "32", "16"], "hidden", (32, 16)),
+        (["--limit", "7"], "limit", 7.0),
+        (["--learning-rate", "1e-3"], "learning_rate", 1e-3),
+        (["--anneal"], "anneal", True),
+    ],
+)
+def test_values_are_read_as_people_write_them(push: Path, words: list[str], field: str, value: object) -> None:
+    assert parse("push.py", words)[1] == {field: value}
+
+
+def test_env_options_are_typed() -> None:
+    pairs = ["num_envs=4", "engine=gymnasium", "time-limit=None", "map=[1, 2]", "slippery=false"]
+    expected: dict[str, Any] = {"num_envs": 4, "engine": "gymnasium", "time_limit": "None", "map": [1, 2]}
+    assert fields.options(pairs) == {**expected, "slippery": False}
+    with pytest.raises(UserError, match="key=value"):
+        fields.options(["num_envs"])
+
+
+def test_train_eval_play_plot_and_resume(push: Path, call: Callable, tmp_path: Path) -> None:
+    done = call(
+        "train", "push.py", "--preset", "CartPole-v1", "--steps", 500, "--out", "run", "--evaluation-episodes", 4
+    )
+    assert done.code == 0, done.err
+    assert "before: return" in done.out and "after:  return" in done.out and "500 env steps" in done.out
+    assert "⠤" in done.out or "⠉" in done.out or "⠊" in done.out  # the curve, in braille
+    assert "foresight eval run" in done.out and "foresight play run" in done.out
+    assert "\x1b" not in done.out + done.err
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["config"]
+    assert config["steps"] == 500 and config["learning_rate"] == 0.25 and config["limit"] == 3.0
+
+    evaluated = call("eval", "run", "--episodes", 6, "--json").json
+    assert evaluated["n"] == 6 and len(evaluated["values"]) == 6
+    assert 8 <= evaluated["mean"] <= 11  # pushing one way, CartPole falls after 8 to 10 steps
+    assert call("eval", "run", "--episodes", 6).out.startswith(f"return {evaluated['mean']:.6g} ± ")
+
+    played = call("play", "run", "--gif", "out.gif")
+    assert played.code == 0, played.err
+    from PIL import Image
+
+    frames = int(played.out.split()[0])
+    with Image.open("out.gif") as image:  # frames that are equal are kept once, for longer
+        assert 8 <= frames <= 10 and frames - 2 <= image.n_frames <= frames
+
+    plotted = call("plot", "run", "--out", "c.png", "--json").json
+    assert plotted["curves"][0]["iqm"] == 500.0 and Path("c.png").stat().st_size > 1000
+    assert "push on CartPole-v1" in call("plot", "run", "--out", "c.png").out
+
+    refused = call("resume", "run")
+    assert refused.code == 2 and "--steps" in refused.err
+    resumed = call("resume", "run", "--steps", 700, "--json")
+    assert resumed.json["steps"] == 700 and resumed.json["path"] == "run"
+    assert [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()][-1] == 700
+
+
+def test_json_is_all_there_is_on_stdout(push: Path, call: Callable) -> None:
+    done = call("train", "push.py", "--env", "CartPole-v1", "--json", "--out", "run", "--record")
+    assert done.code == 0, done.err
+    summary = done.json
+    assert {"algorithm", "env", "seed", "steps", "seconds", "baseline", "evaluation", "command"} <= set(summary)
+    assert "env steps" in done.err  # progress goes to stderr
+    assert (Path("run") / "media" / "result.mp4").stat().st_size > 0
+
+
+def test_a_model_answers(adder: Path, call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    done = call("train", "adder.py", "--task", "addition", "--out", "run", "--evaluation-episodes", 20)
+    assert done.code == 0, done.err
+    assert "after:  accuracy" in done.out
+    assert call("play", "run", "--prompt", "What is 7 + 12?").out == "It is 19\n"  # cut at 8, as in training
+    assert call("play", "run", "--prompt", "What is 7 + 12?", "--tokens", 20).out == "It is 19.\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("1 + 2\n30 + 4\n\nnever read\n"))
+    assert call("play", "run").out == "It is 3.\nIt is 34\n"
+    assert call("eval", "run", "--episodes", 5, "--json").json["n"] == 5
+
+
+def test_tables_are_shown_sweep_by_sweep(call: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("train", "value_iteration", "--env", "GridWorld4x4", "--gamma", 1, "--out", "run")
+    assert done.code == 0, done.err
+    assert "-3" in done.out and "↑" in done.out  # Sutton & Barto, figure 4.1: v* of the far corner's neighbours
+    played = call("play", "run")
+    assert played.out.count("sweep ") >= 2 and "sweep 1 " in played.out
+    assert call("play", "run", "--gif", "out.gif").code == 0
+    from PIL import Image
+
+    with Image.open("out.gif") as image:
+        assert image.n_frames >= 3

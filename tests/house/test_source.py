@@ -1,0 +1,193 @@
+"""The house rules over the whole package. Each rule must also catch a bad example, or it guards nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.house import rules
+
+Rule = Callable[[str, str], list[str]]
+
+# What a rule forbids and a file does nonetheless, with the reason.
+EXCEPTIONS = {
+    (rules.loops_forward, "nets/towers.py"): "a backward pass goes back over layers, not over time",
+    (rules.quiet, "nets/pretrained.py"): "the cache of dequantised weights and the exported model are not run output",
+    (rules.nameless, "nets/pretrained.py"): "asks a given device whether it multiplies bfloat16",
+}
+SOURCE_RULES = [
+    rules.imports_down,
+    rules.loops_forward,
+    rules.quiet,
+    rules.nameless,
+    rules.composes,
+    rules.documented,
+]
+
+
+@pytest.mark.parametrize("rule", SOURCE_RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_the_rule(rule: Rule) -> None:
+    files = rules.modules()
+    assert len(files) > 20
+    bad = [line for path, source in files.items() if (rule, path) not in EXCEPTIONS for line in rule(path, source)]
+    assert not bad, "\n" + "\n".join(bad)
+
+
+def test_no_exception_outlives_its_reason() -> None:
+    files = rules.modules()
+    assert [path for rule, path in EXCEPTIONS if not rule(path, files[path])] == []
+
+
+def test_every_file_stands_on_a_floor() -> None:
+    for path in rules.modules():
+        rules.floor(path)
+
+
+def test_every_algorithm_file_has_the_same_order() -> None:
+    files = rules.algorithm_files()
+    assert len(files) >= 5
+    bad = [line for path, source in files.items() for line in rules.in_order(path, source)]
+    assert not bad, "\n" + "\n".join(bad)
+
+
+def test_lists_and_help_do_not_wait_for_torch() -> None:
+    code = (
+        "import sys\n"
+        "import foresight, foresight.cli.main\n"
+        "from foresight.runtime import catalog\n"
+        "for name in catalog.algorithms():\n"
+        "    catalog.config_class(name), catalog.presets(name)\n"
+        "assert len(catalog.algorithms()) >= 5\n"
+        "heavy = {'torch', 'gymnasium', 'transformers', 'numba', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=rules.ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- sabotage: a bad example that each rule must catch, and a good one that it must let pass -------------------------
+
+BAD = [
+    (rules.imports_down, "ops/x.py", "from foresight.nets import mlp"),
+    (rules.imports_down, "data/x.py", "def f():\n    import foresight.envs.base"),
+    (rules.imports_down, "nets/x.py", "from foresight.envs.base import Env"),
+    (rules.imports_down, "envs/x.py", "from foresight import nets"),
+    (rules.imports_down, "algorithms/policy/x.py", "from foresight.algorithms.policy import ppo"),
+    (rules.imports_down, "algorithms/policy/x.py", "from foresight.algorithms.tabular.y import act"),
+    (rules.imports_down, "planning/x.py", "from foresight.runtime import run"),
+    (rules.imports_down, "ops/x.py", "from . import returns"),
+    (rules.imports_down, "errors.py", "from foresight.ops import returns"),
+    (rules.imports_down, "ops/x.py", "import foresight.attic"),
+    (rules.loops_forward, "algorithms/x.py", "for t in reversed(range(9)): pass"),
+    (rules.loops_forward, "data/x.py", "for t in range(9, -1, -1): pass"),
+    (rules.loops_forward, "nets/x.py", "y = x.flip(1).cumsum(1).flip(1)"),
+    (rules.loops_forward, "nets/x.py", "y = torch.flip(x, dims=(1,))"),
+    (rules.loops_forward, "nets/x.py", "y = x.flip(dim)"),
+    (rules.loops_forward, "nets/x.py", "y = np.flip(x)"),
+    (rules.quiet, "ops/x.py", "print(1)"),
+    (rules.quiet, "envs/x.py", "import logging"),
+    (rules.quiet, "nets/x.py", "with open(name, 'wb') as f: pass"),
+    (rules.quiet, "nets/x.py", "with open(name, mode=how) as f: pass"),
+    (rules.quiet, "data/x.py", "path.open('a')"),
+    (rules.quiet, "data/x.py", "path.write_text('a')"),
+    (rules.quiet, "algorithms/x.py", "torch.save(state, path)"),
+    (rules.nameless, "nets/x.py", "x = y.to('cuda')"),
+    (rules.nameless, "algorithms/x.py", "device = 'cuda:0'"),
+    (rules.nameless, "algorithms/x.py", "if torch.cuda.is_available(): pass"),
+    (rules.nameless, "planning/x.py", "x = x.cuda()"),
+    (rules.composes, "nets/x.py", "class A: pass\nclass B(A): pass"),
+    (rules.composes, "nets/x.py", "from foresight.nets.mlp import MLP\nclass B(MLP): pass"),
+    (rules.composes, "nets/x.py", "import foresight.nets.mlp as m\nclass B(m.MLP): pass"),
+    (rules.composes, "nets/x.py", "class A(Generic[T]): pass\nclass B(A[int]): pass"),
+    (rules.documented, "ops/x.py", "def f(): pass"),
+    (rules.documented, "ops/x.py", '"""M."""\ndef f(): pass'),
+    (rules.documented, "ops/x.py", '"""M."""\nclass A:\n    """A."""\n    def f(self): pass'),
+]
+GOOD = [
+    (
+        rules.imports_down,
+        "ops/x.py",
+        "from foresight.errors import UserError\nfrom foresight.ops import returns\nimport torch",
+    ),
+    (rules.imports_down, "algorithms/policy/x.py", "from foresight.envs.base import Env\nfrom foresight import ops"),
+    (
+        rules.imports_down,
+        "runtime/x.py",
+        "from foresight import __version__\nfrom foresight.algorithms.policy import ppo",
+    ),
+    (rules.loops_forward, "ops/returns.py", "for t in reversed(range(9)): pass"),
+    (rules.loops_forward, "ops/x.py", "for t in reversed(names): pass\nfor t in range(1, 9, 2): pass\ny = x.flip(-1)"),
+    (rules.loops_forward, "runtime/x.py", "pygame.display.flip()"),
+    (rules.quiet, "ops/x.py", "with open(name) as f: pass\nopen(name, 'rb')\npath.open()\npath.open('rb')"),
+    (rules.quiet, "runtime/x.py", "import logging\nprint(1)\nopen(name, 'w')"),
+    (rules.nameless, "nets/x.py", "def f(device='cpu'):\n    return y.to(x.device)"),
+    (rules.nameless, "runtime/x.py", "device = 'cuda'"),
+    (rules.composes, "nets/x.py", "class A(nn.Module): pass\nclass B(NamedTuple): pass\nclass C(Protocol): pass"),
+    (rules.composes, "nets/x.py", "from foresight.errors import UserError\nclass LostError(UserError): pass"),
+    (rules.documented, "ops/x.py", '"""M."""\ndef f():\n    """F."""\n    def g(): pass\ndef _h(): pass'),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), BAD, ids=lambda x: getattr(x, "__name__", None))
+def test_a_rule_catches(rule: Rule, path: str, source: str) -> None:
+    assert rule(path, source)
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), GOOD, ids=lambda x: getattr(x, "__name__", None))
+def test_a_rule_lets_pass(rule: Rule, path: str, source: str) -> None:
+    assert rule(path, source) == []
+
+
+FILE = '''"""NAME: A Paper (arXiv:1234.56789). max Σ r."""
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return",)
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers."""
+
+    steps: int = 1
+    gamma: float = 0.99  # per step; table 1
+
+@dataclass
+class State:
+    """State."""
+
+def build(): ...
+
+def act(): ...
+
+def update(): ...
+
+def train():
+    yield 1
+'''
+
+MUTATIONS = [
+    ("no docstring", FILE.split("\n", 1)[0], ""),
+    ("no paper", " (arXiv:1234.56789)", ""),
+    ("no unicode", "Σ", "sum of"),
+    ("no UNIT", 'UNIT = "env steps"\n', ""),
+    ("no METRICS", "METRICS", "NUMBERS"),
+    ("no act", "def act", "def _act"),
+    ("another order", "def build", "def train(): yield 1\ndef build"),
+    ("a loose Config", "(frozen=True)", ""),
+    ("a silent field", "  # per step; table 1", ""),
+    ("no dataclass", "@dataclass\nclass State", "class State"),
+    ("no generator", "yield 1", "return 1"),
+]
+
+
+def test_the_order_lets_a_good_file_pass() -> None:
+    assert rules.in_order("algorithms/x.py", FILE) == []
+
+
+@pytest.mark.parametrize(("old", "new"), [m[1:] for m in MUTATIONS], ids=[m[0] for m in MUTATIONS])
+def test_the_order_catches(old: str, new: str) -> None:
+    assert old in FILE
+    assert rules.in_order("algorithms/x.py", FILE.replace(old, new, 1))

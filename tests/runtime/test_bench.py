@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foresight.errors import UserError
+from foresight.runtime import bench
+
+FAKE = '''"""Count to a million. Settings: none."""
+import os
+
+UNIT = "numbers/s"
+PEER = "numpy"
+TARGET = 3.0
+
+
+def _note(side):
+    with open(os.environ["BENCH_NOTES"], "a") as file:
+        file.write(f"{side} {os.getpid()}\\n")
+    with open(os.environ["BENCH_NOTES"]) as file:
+        return sum(line.startswith(side) for line in file)
+
+
+def ours():
+    print("noise on stdout")
+    return {"rate": {1: 100.0, 2: 900.0, 3: 400.0}[_note("ours")], "reached": True, "seconds": 1.0}
+
+
+def peer():
+    return {"rate": [100.0, 50.0, 300.0][_note("peer") - 1], "seconds": 2.0}
+'''
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "benchmarks"
+    directory.mkdir()
+    (directory / "counting.py").write_text(FAKE)
+    (directory / "_shared.py").write_text("def ours(): ...")
+    (directory / "lonely.py").write_text('"""Alone."""\n\n\ndef ours():\n    return {"rate": 1.0}\n')
+    (directory / "broken.py").write_text('"""B."""\n\n\ndef ours():\n    raise RuntimeError("the flux is out")\n')
+    monkeypatch.setenv("BENCH_NOTES", str(tmp_path / "notes"))
+    return directory
+
+
+def test_the_files_are_read_and_not_run(checkout: Path) -> None:
+    found = bench.benchmarks(checkout)
+    assert sorted(found) == ["broken", "counting", "lonely"]
+    one = found["counting"]
+    assert (one.title, one.unit, one.peer, one.target) == (
+        "Count to a million. Settings: none.",
+        "numbers/s",
+        "numpy",
+        3.0,
+    )
+
+
+def test_sides_take_turns_in_fresh_processes_and_medians_are_reported(checkout: Path, tmp_path: Path) -> None:
+    result = bench.run("counting", against="numpy", rounds=3, directory=checkout)
+    notes = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
+    assert [side for side, _ in notes] == ["ours", "peer"] * 3
+    assert len({process for _, process in notes}) == 6
+    assert result["ours"] == {"rate": 400.0, "reached": True, "seconds": 1.0}
+    assert result["peer"] == {"name": "numpy", "rate": 100.0, "seconds": 2.0}
+    assert result["ratio"] == 4.0 and result["met"] is True
+    written = json.loads((tmp_path / "results" / "bench-counting.json").read_text())
+    assert written == result
+    assert written["command"] == "foresight bench counting --against numpy --rounds 3"
+    assert written["versions"]["numpy"] and written["versions"]["python"]
+    assert written["machine"]["cores"] >= 1 and "GiB" in written["machine"]["memory"]
+    assert [one["rate"] for one in written["each"]["ours"]] == [100.0, 900.0, 400.0]
+
+
+def test_a_target_that_is_missed_is_said(checkout: Path) -> None:
+    assert bench.run("counting", against="numpy", rounds=1, directory=checkout)["met"] is False  # 100 to 100
+
+
+def test_alone_there_is_no_ratio(checkout: Path) -> None:
+    result = bench.run("lonely", rounds=1, directory=checkout)
+    assert result["ours"]["rate"] == 1.0 and result["ours"]["seconds"] >= 0 and "ratio" not in result
+
+
+def test_mistakes_are_sentences(checkout: Path) -> None:
+    with pytest.raises(UserError, match="Did you mean 'counting'"):
+        bench.run("countin", directory=checkout)
+    with pytest.raises(UserError, match="Did you mean 'numpy'"):
+        bench.run("counting", against="numpi", directory=checkout)
+    with pytest.raises(UserError, match="no peer"):
+        bench.run("lonely", against="numpy", directory=checkout)
+    with pytest.raises(UserError, match="at least 1"):
+        bench.run("counting", rounds=0, directory=checkout)
+    with pytest.raises(UserError, match="the flux is out"):
+        bench.run("broken", rounds=1, directory=checkout)
+
+
+def test_a_missing_peer_says_how_to_get_it(checkout: Path) -> None:
+    text = (checkout / "counting.py").read_text().replace('"numpy"', '"no-such-peer"')
+    (checkout / "counting.py").write_text(text)
+    with pytest.raises(UserError, match=r"pip install 'foresight\[peers\]'"):
+        bench.run("counting", against="no-such-peer", directory=checkout)
+
+
+def test_median_takes_numbers_apart_from_words() -> None:
+    rows = [
+        {"rate": 1.0, "ok": True, "at": "x"},
+        {"rate": 9.0, "ok": True, "at": "x"},
+        {"rate": 2.0, "ok": True, "at": "x"},
+    ]
+    assert bench.median(rows) == {"rate": 2.0, "ok": True, "at": "x"}

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from foresight.runtime.health import Health, nonfinite
+
+
+def test_equal_groups_are_said_once_per_stretch() -> None:
+    health = Health()
+    said = [health.check(step, {"equal_reward_groups": share}) for step, share in enumerate([1.0, 1.0, 0.5, 1.0])]
+    assert [len(sentences) for sentences in said] == [1, 0, 0, 1]
+    assert "every group in this step had equal rewards: no gradient; try a harder or easier task" in said[0][0]
+
+
+def test_a_solved_task_is_not_called_hard() -> None:
+    (sentence,) = Health().check(1, {"equal_reward_groups": 1.0, "reward": 1.0})
+    assert "solved or too easy" in sentence
+
+
+def test_truncation_names_the_share_and_the_cure() -> None:
+    (sentence,) = Health().check(12_000, {"truncated": 0.75})
+    assert sentence == "step 12,000: 75% of completions hit the token limit: raise max_new_tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "sick", "well", "words"),
+    [
+        ("entropy", 0.0001, 0.5, "entropy collapsed"),
+        ("entropy", 0.0, -1.5, "entropy collapsed"),  # a normal policy may have a negative entropy in health
+        ("approx_kl", 0.5, 0.01, "moved the policy far"),
+        ("clip_fraction", 0.6, 0.1, "60% of the probability ratios were clipped"),
+        ("ratio_max", 1e3, 1.3, "probability ratio reached 1e+03"),
+        ("ratio_min", 1e-3, 0.8, "probability ratio reached 0.001"),
+        ("explained_variance", -3.0, 0.4, "worse than a constant"),
+        ("unscorable", 0.5, 0.0, "50% of the rewards were None"),
+        ("grad_norm", 0.0, 1e-9, "gradient is exactly zero"),
+        ("kl", 5.0, 0.1, "far from the reference"),
+        ("sampler_error", 0.5, 0.01, "sampling and learning disagree"),
+        ("equal_reward_groups", 0.95, 0.3, "95% of the groups"),
+    ],
+)
+def test_every_rule_speaks_of_the_sick_and_not_of_the_well(name: str, sick: float, well: float, words: str) -> None:
+    ill, fine = Health(), Health()
+    said = [sentence for step in range(20) for sentence in ill.check(step, {name: sick})]
+    assert len(said) == 1 and words in said[0]
+    assert [sentence for step in range(20) for sentence in fine.check(step, {name: well})] == []
+
+
+def test_one_bad_step_is_noise_and_absence_is_nothing() -> None:
+    health = Health()
+    said = []
+    for step in range(30):
+        said += health.check(step, {"explained_variance": -5.0 if step % 2 else 0.5})
+        said += health.check(step, {})
+        said += health.check(step, {"approx_kl": math.nan, "entropy": math.nan, "ratio_max": math.nan})
+    assert said == []
+
+
+def test_nonfinite_names_the_term() -> None:
+    assert nonfinite({"loss": 1.0, "value_loss": math.nan, "kl": math.inf, "samples": []}) == ["value_loss", "kl"]

@@ -1,0 +1,329 @@
+"""Runs: the directory, precedence, what is kept when things go wrong, and exact resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import foresight
+from foresight.errors import UserError
+from foresight.runtime import checkpoint, settings
+from foresight.runtime.run import Run, find_checkpoint
+from foresight.runtime.session import Interrupted
+from foresight.runtime.when import Every, Interruption
+
+ROOT = Path(__file__).resolve().parents[2]
+ADDER = str(Path(__file__).with_name("adder.py"))
+
+
+def adder(out: Path, **options: Any) -> Run:
+    return foresight.train(ADDER, **{"task": "addition", "out": out, "show": False, **options})
+
+
+def contents(path: Path) -> dict[str, str]:
+    """The hashes of a checkpoint's State, without what the runtime adds (it has times in it)."""
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    state = json.dumps(json.loads((path / "state.json").read_text())["state"])
+    return {**{n: f["sha256"] for n, f in files.items() if n not in ("state.json", "runtime.safetensors")}, "": state}
+
+
+def rows(run: Run) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in run.metrics()]
+
+
+def test_the_run_directory(tmp_path: Path) -> None:
+    run = adder(tmp_path / "a", steps=600, seed=3, log_samples=True, evaluate_every=300)
+    assert run.evaluation.mean > 0.9 > 0.5 > run.baseline.mean  # it learnt, and the baseline was measured before
+    assert run.evaluation.n == 100 and run.evaluation.metric == "accuracy"
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    assert config["seed"] == 3 and config["env"] == "addition" and config["config"]["learning_rate"] == 0.05
+    assert config["config"]["steps"] == 600 and "torch" in config["versions"]
+    summary = json.loads((run.path / "summary.json").read_text())
+    wanted = {"algorithm", "preset", "env", "seed", "steps", "seconds", "baseline", "evaluation", "command", "versions"}
+    assert wanted <= set(summary) and {"cores", "memory", "device"} <= set(summary["machine"])
+    assert set(summary["evaluation"]) == {"metric", "mean", "std", "n"} and summary["steps"] == 600
+    text = (run.path / "summary.json").read_text() + (run.path / "config.yaml").read_text()
+    assert os.uname().nodename not in text
+    assert [row["step"] for row in run.metrics() if "loss" in row] == list(range(1, 601))
+    evaluated = [(row["step"], row["evaluation/accuracy"]) for row in run.metrics() if "evaluation/accuracy" in row]
+    assert [step for step, _ in evaluated] == [300, 600] and evaluated[-1][1] == run.evaluation.mean
+    assert len((run.path / "media" / "samples.jsonl").read_text().splitlines()) == 600
+    assert any((run.path / "tensorboard").iterdir())
+    assert list(checkpoint.all_steps(run.path / "checkpoints"))[-1] == 600
+    assert "200" in repr(run.path) or "accuracy" in repr(run)
+
+
+def test_evaluating_changes_nothing(tmp_path: Path) -> None:
+    often = adder(tmp_path / "often", evaluate_every=7)
+    never = adder(tmp_path / "never")
+    assert contents(find_checkpoint(often.path)) == contents(find_checkpoint(never.path))
+
+
+def test_a_repeated_command_repeats_the_run(tmp_path: Path) -> None:
+    once, again = adder(tmp_path / "a", seed=1), adder(tmp_path / "b", seed=1)
+    assert contents(find_checkpoint(once.path)) == contents(find_checkpoint(again.path))
+    other = adder(tmp_path / "c", seed=2)
+    assert contents(find_checkpoint(once.path)) != contents(find_checkpoint(other.path))
+
+
+def process(call: str) -> subprocess.Popen[bytes]:
+    """A process that runs `call`, a line of Python."""
+    code = f"import torch, foresight\ntorch.set_num_threads(1)\n{call}"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE)
+
+
+def kill(out: Path, call: str, step: int) -> None:
+    """Run `call` and kill it when there is a checkpoint at or after `step`."""
+    running = process(call)
+    until = time.monotonic() + 120
+    while max(checkpoint.all_steps(out / "checkpoints"), default=0) < step:
+        if time.monotonic() > until or running.poll() is not None:
+            raise AssertionError(f"no checkpoint: {running.communicate()[1].decode()}")
+        time.sleep(0.002)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    assert not (out / "summary.json").exists()
+
+
+def test_killed_twice_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    whole = adder(tmp_path / "whole", steps=120, decay=0.99, layers=(4,), evaluate_every=50)
+    out = tmp_path / "killed"
+    often = f"{str(out)!r}, show=False, checkpoint_every=0.05)"
+    options = "task='addition', steps=120, pause=0.01, decay=0.99, layers=(4,), evaluate_every=50"
+    kill(out, f"foresight.train({ADDER!r}, {options}, out={often}", 20)
+    kill(out, f"foresight.resume({often}", 60)
+    assert max(checkpoint.all_steps(out / "checkpoints")) < 120
+    resumed = foresight.resume(out, show=False)
+    assert contents(find_checkpoint(resumed.path)) == contents(find_checkpoint(whole.path))
+    assert rows(resumed) == rows(whole)  # nothing twice, nothing missing, every float the same
+    assert resumed.evaluation.mean == whole.evaluation.mean and resumed.baseline.mean == whole.baseline.mean
+
+
+def test_value_iteration_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    options = "env='RandomMDP', env_options={'states': 3000}, gamma=0.98, tolerance=1e-6"
+    whole = eval(f"foresight.train('value_iteration', {options}, out={str(tmp_path / 'a')!r}, show=False)")
+    out = tmp_path / "killed"
+    often = f"out={str(out)!r}, show=False, checkpoint_every=0.01"
+    kill(out, f"foresight.train('value_iteration', {options}, {often})", 100)
+    resumed = foresight.resume(out, show=False)
+    assert contents(find_checkpoint(resumed.path)) == contents(find_checkpoint(whole.path))
+    assert rows(resumed) == rows(whole) and resumed.summary["steps"] > 500
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    whole = adder(tmp_path / "whole")
+    out = tmp_path / "young"
+    out.mkdir()
+    (out / "config.yaml").write_text((whole.path / "config.yaml").read_text())
+    (out / "metrics.jsonl").write_text('{"step": 1, "seconds": 0.1, "loss": 3.0}\n{"step": 2, "sec')
+    assert rows(foresight.resume(out, show=False)) == rows(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    from foresight.runtime import health
+
+    def interrupt(self: Any, step: int, metrics: Any) -> list[str]:
+        if step == 15:
+            os.kill(os.getpid(), number)
+        return []
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="foresight resume") as stopped:
+        patch.setattr(health.Health, "check", interrupt)
+        adder(tmp_path / "a")
+    assert stopped.value.exit_code == 128 + number and isinstance(stopped.value, KeyboardInterrupt)
+    assert list(checkpoint.all_steps(tmp_path / "a" / "checkpoints")) == [15]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = foresight.resume(tmp_path / "a", show=False)
+    assert rows(resumed) == rows(adder(tmp_path / "b"))
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    said: list[str] = []
+    with Interruption(said.append) as interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        assert interruption.signal == signal.SIGINT and len(said) == 1
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+
+
+def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"at 12 updates: 'loss' became NaN.*last good checkpoint is at 11"):
+        adder(tmp_path / "a", poison=12, checkpoint_every=0)
+    assert max(checkpoint.all_steps(tmp_path / "a" / "checkpoints")) == 11
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        adder(tmp_path / "b", poison=1)
+
+
+def test_a_weight_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"at 9 updates: the weights of 'network.0.weight'.*good checkpoint is at 8"):
+        adder(tmp_path / "a", rot=9, checkpoint_every=0)
+    assert max(checkpoint.all_steps(tmp_path / "a" / "checkpoints")) == 8
+
+
+def test_an_out_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    run = adder(tmp_path / "a")
+    before = contents(find_checkpoint(run.path))
+    with pytest.raises(UserError, match=r"already holds a run.*foresight resume"):
+        adder(tmp_path / "a", seed=5)
+    assert contents(find_checkpoint(run.path)) == before
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"Cannot write to .*Choose another --out"):
+        adder(tmp_path / "file" / "run")
+    with pytest.raises(UserError, match="Cannot write to"):
+        adder(tmp_path / "file")
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Did you mean 'addition'"):
+        adder(tmp_path / "a", task="adition")
+    assert not (tmp_path / "a").exists()
+
+
+def test_going_on_and_going_back(tmp_path: Path) -> None:
+    run = adder(tmp_path / "a", steps=30, checkpoint_every=0)
+    with pytest.raises(UserError, match=r"has reached its 30 updates.*--steps 60"):
+        foresight.resume(run.path, show=False)
+    longer = foresight.resume(run.path, steps=40, show=False)
+    assert longer.summary["steps"] == 40 and longer.config.steps == 40
+    assert rows(longer)[-2:] == rows(adder(tmp_path / "b", steps=40))[-2:]
+    kept = longer.path / "checkpoints"
+    oldest = min(checkpoint.all_steps(kept))
+    (checkpoint.latest(kept) / "network.safetensors").write_bytes(b"")  # type: ignore[operator]
+    with pytest.raises(UserError, match=r"is damaged: network.safetensors has 0 bytes.*foresight resume .*step-"):
+        foresight.resume(longer.path, show=False)
+    again = foresight.resume(kept / f"step-{oldest:09d}", show=False)
+    assert rows(again)[-1] == rows(adder(tmp_path / "c", steps=40))[-1]
+    assert any(path.name.startswith("aside-") for path in kept.iterdir())
+
+
+def test_precedence_of_defaults_presets_and_arguments(tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(Path(ADDER).read_text())
+    (tmp_path / "mine.yaml").write_text(
+        "small: {task: addition, env_options: {high: 9}, learning_rate: 1e-2, layers: [3, 4], batch: 4, source: here,\n"
+        "        evaluation: {episodes: 7, every: 10}}\n"
+        "other: {task: largest, decay: 0.5}\n"
+    )
+    plain = settings.resolve(str(own), task="addition", preset=None, given={"batch": 2, "decay": None})
+    assert plain.preset == "small" and "small" in plain.note  # a world that has a preset uses it, and says so
+    assert plain.config["learning_rate"] == 0.01 and plain.config["layers"] == (3, 4)  # the preset over the default
+    assert plain.config["batch"] == 2 and plain.config["seed"] == 0  # the argument over the preset
+    assert plain.env_options == {"high": 9} and plain.episodes == 7 and plain.evaluate_every == 10
+    said = settings.resolve(str(own), preset="other", given={"decay": None}, episodes=3, env_options={"numbers": 2})
+    assert said.config["decay"] is None and said.episodes == 3 and said.env_options == {"numbers": 2}
+    assert settings.resolve(str(own), preset="other", task="addition").env == "addition"
+    assert "--preset small" in plain.command() and "--batch 2" in plain.command()
+    assert "--learning-rate" not in plain.command()  # the preset says it
+
+
+def test_the_command_in_the_summary_repeats_the_run() -> None:
+    import shlex
+
+    from foresight.cli import fields
+    from foresight.cli.train import parse
+
+    said = {"hidden": (8, 8), "anneal": False, "clip_value": None, "entropy_coef": 0.01, "steps": 5000, "seed": 4}
+    options = {"time_limit": 99, "engine": "gymnasium"}
+    wanted = settings.resolve(
+        "ppo", env="CartPole-v1", given=said, episodes=7, evaluate_every=1000, device="cpu", env_options=options
+    )
+    words = shlex.split(wanted.command())
+    assert words[:3] == ["foresight", "train", "ppo"]
+    parsed, given = parse("ppo", words[3:])
+    again = settings.resolve(
+        "ppo",
+        preset=parsed.preset,
+        env=parsed.env,
+        given=given,
+        episodes=parsed.evaluation_episodes,
+        evaluate_every=parsed.evaluate_every,
+        device=parsed.device,
+        env_options=fields.options(parsed.env_options),
+    )
+    assert again.document() == wanted.document()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"learning_rat": 1.0}, "Unknown field of adder 'learning_rat'. Did you mean 'learning_rate'"),
+        ({"preset": "smal"}, "Unknown preset of adder 'smal'"),
+        ({"batch": "many"}, "Field 'batch' of adder must be int, not 'many'"),
+        ({"batch": 2.5}, "must be int"),
+        ({"bias": 1}, "must be bool"),
+        ({"layers": 3}, "must be tuple"),
+        ({"decay": "x"}, "must be float | None"),
+        ({"env": "CartPole-v1"}, "choose it with task, not env"),
+        ({"task": None}, "Say what adder shall learn"),
+        ({"device": "cuda:77"}, "device 'cuda:77' cannot be used"),
+        ({"log": ("tensorbord",)}, "Unknown log service"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError) as error:
+        adder(tmp_path / "a", **options)
+    assert text in str(error.value)
+
+
+def test_unknown_algorithms_and_runs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Unknown algorithm 'pppo'\. Did you mean 'ppo'"):
+        foresight.train("pppo", env="CartPole-v1")
+    with pytest.raises(UserError, match="no algorithm file"):
+        foresight.train("missing.py", task="addition")
+    with pytest.raises(UserError, match="not a run directory"):
+        foresight.resume(tmp_path)
+    run = adder(tmp_path / "a")
+    with pytest.raises(UserError, match=r"no checkpoint 'first'\. There are: 40"):
+        foresight.load(run.path, "first")
+    with pytest.raises(UserError, match="There is no checkpoint"):
+        foresight.resume(run.path / "checkpoints" / "step-000000001")
+
+
+def test_load_acts_as_the_trained_state_did(tmp_path: Path) -> None:
+    run = adder(tmp_path / "a", steps=600, evaluate_every=150)
+    agent = foresight.load(run.path)
+    assert agent.act("What is 3 + 4?") == "7" and agent.act(["What is 9 + 9?"]) == ["18"]
+    assert agent.step == 600 and agent.evaluate().mean == run.evaluation.mean
+    assert foresight.load(run.path, checkpoint=600).step == 600
+    values = [row["evaluation/accuracy"] for row in run.metrics() if "evaluation/accuracy" in row]
+    best = foresight.load(run.path, "best")
+    assert best.step == 150 * (1 + values.index(max(values))) and best.evaluate().mean == max(values)
+
+
+def test_every_counts_multiples() -> None:
+    due = Every(10)
+    assert [step for step in range(1, 41, 3) if due(step)] == [10, 22, 31, 40]
+    resumed = Every(10, 22)
+    assert [step for step in range(25, 41, 3) if resumed(step)] == [31, 40]
+    assert not Every(None)(5) and Every(0)(5)
+
+
+def test_the_saved_state_is_the_state_that_was_reached(tmp_path: Path) -> None:
+    run = adder(tmp_path / "a", steps=25)
+    state = run.load().state
+    from foresight.envs.make import make
+    from foresight.runtime import catalog, machine
+
+    module = catalog.module(ADDER)
+    config = module.Config(steps=25)
+    machine.seed_everything(0)
+    *_, (_, _, hand) = module.train(config, make("addition", "text"))  # the loop in one's own hands
+    for name, weight in hand.network.state_dict().items():
+        assert torch.equal(weight, state.network.state_dict()[name])
+    assert state.recent == hand.recent
