@@ -61,7 +61,7 @@ class Trajectory:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Trajectory:
         """Apply `function` to every tensor."""
-        return Trajectory(**{f.name: tree_map(function, getattr(self, f.name)) for f in dataclasses.fields(self)})
+        return Trajectory(*[tree_map(function, getattr(self, name)) for name in _FIELDS])
 
     def flatten(self) -> Trajectory:
         """`[B, T, ...]` becomes `[B * T, 1, ...]`: rows without their time, for shuffled minibatches."""
@@ -72,13 +72,16 @@ class Trajectory:
 
         Raises ValueError if there are fewer rows than parts.
         """
-        rows = self.shape[0]
+        rows = self.reward.shape[0]
         if count > rows:
             raise ValueError(f"{count} minibatches need at least {count} rows, but the trajectory has {rows}.")
         order = torch.randperm(rows, generator=generator, device="cpu").to(self.reward.device)
-        shuffled = self.map(lambda x: x[order])  # one gather per field; the parts below are views
+        shuffled = self.map(lambda x: x.index_select(0, order))  # one gather per field; the parts below are views
         for start, stop in _bounds(rows, count):
             yield shuffled.map(lambda x, a=start, b=stop: x[a:b])  # type: ignore[misc]
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Trajectory))
 
 
 def _bounds(rows: int, count: int) -> list[tuple[int, int]]:

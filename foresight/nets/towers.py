@@ -8,6 +8,7 @@ uses numpy where that is the faster of the two: for tanh, and for products with 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -115,9 +116,11 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, flat: Tensor, towers: Towers, chosen: Sequence[int]) -> tuple[Tensor, ...]:
         layers = towers._layers()
         ctx.towers, ctx.chosen = towers, chosen
-        ctx.activations = [_through(x, layers[i], towers.activation) for i in chosen]
+        activations = [_through(x, layers[i], towers.activation) for i in chosen]
+        outputs = tuple(a.pop() for a in activations)  # kept here they would hold their own graph alive for ever
+        ctx.activations = activations
         ctx.save_for_backward(x, flat)
-        return tuple(activations[-1] for activations in ctx.activations)
+        return outputs
 
     @staticmethod
     @once_differentiable
@@ -193,18 +196,35 @@ def _back(
 ) -> Tensor:
     """Write the gradient of one tower's weights to `places`; returns that of its inputs if they want one."""
     for i in reversed(range(len(layers))):
-        if i < len(layers) - 1:
+        if i < len(layers) - 1:  # in place: it is the scratch written below, one layer up
             if activation == "tanh":
-                grad = torch.ops.aten.tanh_backward(grad, activations[i])
+                torch.ops.aten.tanh_backward.grad_input(grad, activations[i], grad_input=grad)
             else:
-                grad = torch.ops.aten.threshold_backward(grad, activations[i], 0)
-        below = activations[i - 1] if i else x
-        weight, bias = places[i]
+                torch.ops.aten.threshold_backward.grad_input(grad, activations[i], 0, grad_input=grad)
+        below, (weight, bias) = activations[i - 1] if i else x, places[i]
         torch.sum(grad, 0, out=bias)
-        if min(grad.shape[1], below.shape[1]) <= FEW_COLUMNS and grad.shape[0] * weight.numel() <= 2**18:
-            np.matmul(grad.numpy().T, below.numpy(), out=weight.numpy())
-        else:
-            torch.mm(grad.t(), below, out=weight)
+        _product(grad.t(), below, weight)
         if i or inputs:
-            grad = grad.mm(layers[i].weight)
+            into = _scratch(i % 2, below) if i else torch.empty_like(below)
+            grad = _product(grad, layers[i].weight, into)
     return grad
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """`a @ b`, in numpy where it is narrow and small (and numpy stays on one thread)."""
+    if min(*a.shape, *b.shape) <= FEW_COLUMNS and a.numel() * b.shape[1] <= 2**18:
+        np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+        return out
+    return torch.mm(a, b, out=out)
+
+
+_kept = threading.local()
+
+
+def _scratch(slot: int, like: Tensor) -> Tensor:
+    """Memory of the shape of `like` that the next call may overwrite: fresh pages cost more than the product."""
+    held = getattr(_kept, f"slot{slot}", None)
+    if held is None or held.numel() < like.numel():
+        held = torch.empty(like.numel())
+        setattr(_kept, f"slot{slot}", held)
+    return held[: like.numel()].view(like.shape)

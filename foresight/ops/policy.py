@@ -71,28 +71,6 @@ def clipped_surrogate(
     return loss
 
 
-@torch.no_grad()
-def surrogate_weight(
-    logprob: Tensor, old_logprob: Tensor, advantage: Tensor, clip_low: float, clip_high: float | None = None
-) -> Tensor:
-    """What each row's ∇log π weighs in the clipped surrogate: ρ A, or 0 where the clip holds.
-
-        ∇ min(ρ A, clip(ρ) A) = w ∇log π,   w = 0 if clip(ρ) A < ρ A else ρ A        (as ∇ρ = ρ ∇log π)
-
-    Shapes: logprob, old_logprob, advantage `[B, T]`; returns `[B, T]`, without gradient. Then
-    `reinforce(logprob, w)` has the gradient of `clipped_surrogate` in one product, for half of the time that
-    autograd takes on small batches; its *value* means nothing. Source: Schulman et al. 2017
-    (arXiv:1707.06347), eq. 7, differentiated.
-
-    Becomes the advantage when ratio is 1.
-    """
-    high = clip_low if clip_high is None else clip_high
-    weight = ratio(logprob, old_logprob)
-    clipped = weight.clamp(1 - clip_low, 1 + high).mul_(advantage)
-    weight = weight.mul_(advantage)
-    return weight.masked_fill_(clipped < weight, 0)
-
-
 def clipped_weight(
     logprob: Tensor, ratio: Tensor, advantage: Tensor, clip_high: float, clip_low: float | None = None
 ) -> Tensor:

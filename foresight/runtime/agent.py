@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foresight.data.trajectory import tree_map
 from foresight.errors import UserError
-from foresight.runtime import catalog, checkpoint, machine, run, worlds
+from foresight.runtime import catalog, checkpoint, machine, worlds
 from foresight.runtime.evaluate import Evaluation, evaluate
 from foresight.runtime.settings import Settings
 
@@ -27,7 +27,7 @@ class Agent:
     def __init__(self, path: Path, which: str | int = "latest", device: str = "auto") -> None:
         self.path = path
         self.settings = Settings.read(path)
-        found = run.find_checkpoint(path, which)
+        found = checkpoint.find(path, which)
         self.module = catalog.module(self.settings.algorithm)
         self.config = self.module.Config(**self.settings.config)
         self.world = worlds.single(self.settings)

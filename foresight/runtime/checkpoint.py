@@ -232,3 +232,22 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def find(run: Path, which: str | int = "latest") -> Path:
+    """The checkpoint directory of a run by "latest", "best" or step. Raises UserError if it does not exist."""
+    folder = run / "checkpoints"
+    if which == "latest":
+        found = latest(folder)
+    elif which == "best":
+        found = best(folder) or latest(folder)
+    else:
+        found = all_steps(folder).get(int(which)) if str(which).isdigit() else None
+    if found is None:
+        raise UserError(f"{run} has no checkpoint '{which}'. There are: {listed(folder)}.")
+    return found
+
+
+def listed(folder: Path) -> str:
+    """The steps that have a checkpoint, in words."""
+    return ", ".join(str(step) for step in all_steps(folder)) or "none"

@@ -140,7 +140,7 @@ def resume(
     start = None
     if path.parent.name == "checkpoints":
         if not path.is_dir():
-            raise UserError(f"There is no checkpoint {path}. There are: {_listed(path.parent)}.")
+            raise UserError(f"There is no checkpoint {path}. There are: {checkpoint.listed(path.parent)}.")
         start, path = path, path.parent.parent
     resolved = settings.Settings.read(path)
     if steps is not None:
@@ -161,22 +161,6 @@ def load(path: str | Path, checkpoint: str | int = "latest", device: str = "auto
     from foresight.runtime.agent import Agent
 
     return Agent(Path(path), checkpoint, device)
-
-
-def find_checkpoint(path: Path, which: str | int = "latest") -> Path:
-    """The checkpoint directory of a run by "latest", "best" or step. Raises UserError if it does not exist."""
-    from foresight.runtime import checkpoint
-
-    folder = path / "checkpoints"
-    if which == "latest":
-        found = checkpoint.latest(folder)
-    elif which == "best":
-        found = checkpoint.best(folder) or checkpoint.latest(folder)
-    else:
-        found = checkpoint.all_steps(folder).get(int(which)) if str(which).isdigit() else None
-    if found is None:
-        raise UserError(f"{path} has no checkpoint '{which}'. There are: {_listed(folder)}.")
-    return found
 
 
 def _evaluation(document: dict[str, Any] | None) -> Any:
@@ -207,9 +191,3 @@ def _directory(out: str | Path | None, resolved: settings.Settings) -> Path:
     except OSError as error:
         raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
     return path
-
-
-def _listed(folder: Path) -> str:
-    from foresight.runtime import checkpoint
-
-    return ", ".join(str(step) for step in checkpoint.all_steps(folder)) or "none"

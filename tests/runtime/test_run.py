@@ -18,7 +18,8 @@ import yaml
 import foresight
 from foresight.errors import UserError
 from foresight.runtime import checkpoint, settings
-from foresight.runtime.run import Run, find_checkpoint
+from foresight.runtime.checkpoint import find as find_checkpoint
+from foresight.runtime.run import Run
 from foresight.runtime.session import Interrupted
 from foresight.runtime.when import Every, Interruption
 

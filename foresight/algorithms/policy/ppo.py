@@ -16,7 +16,7 @@ What is kept of "The 37 Implementation Details of PPO" (Huang et al. 2022), by t
   9  clipped value loss (an option: `clip_value`)                             `ops.value.clipped_loss`
   10 one loss: policy, value and entropy                                      `loss`
   11 global gradient norm clipped to 0.5                                      `max_grad_norm`
-  12 losses, entropy, clip fraction and k3 KL as numbers to watch             `METRICS`
+  12 losses, entropy, clip fraction and k3 KL as numbers to watch             `WATCHED`
   13 a trunk each for policy and value (vectors), one for both (pixels: 21)   `nets.actor_critic`
   14 to 20, the Atari set (no-ops, skip, lives, fire, 84x84 grey, sign of the reward, 4 frames)  `envs.atari`
   22 bytes scaled to [0, 1]                                                   `nets.conv`
@@ -48,11 +48,13 @@ from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, optim
 from foresight.nets.actor_critic import ActorCritic
-from foresight.ops import advantage, diagnostics, kl, policy, returns, schedules, value
+from foresight.nets.outputs import Categorical
+from foresight.ops import advantage, diagnostics, fused, kl, policy, returns, schedules, value
 
 WORLD = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance")
+WATCHED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # in every minibatch; detail 12
 
 
 @dataclass(frozen=True)
@@ -176,25 +178,30 @@ def evaluate(state: State, batch: Trajectory, obs: Any, limits: list[tuple[int, 
     return batch.replace(logprob=output.logp(batch.action), value=values.value, next_value=next_value)
 
 
-def loss(state: State, batch: Trajectory, clip: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """The objective over a minibatch of real rows, to be minimised, and what was seen on the way.
-
-    The clipped surrogate enters as log π times `policy.surrogate_weight`: ρA, or 0 where the clip holds. That has
-    the surrogate's gradient and is one product for autograd.
-    """
+def loss(state: State, batch: Trajectory, clip: float) -> tuple[Tensor, Tensor]:
+    """The objective over N real rows, to be minimised, and the numbers of `WATCHED`, without gradient."""
     config = state.config
     output, values = state.network(batch.obs)
-    logprob, entropy = output.logp(batch.action), output.entropy().mean()
-    gain = advantage.normalize(batch.extras["advantage"]) if config.normalize_advantage else batch.extras["advantage"]
-    weight = policy.surrogate_weight(logprob, batch.logprob, gain, clip)
-    policy_loss = policy.reinforce(logprob, weight).mean()
+    gain, target = batch.extras["advantage"], batch.extras["target"]
+    if isinstance(output, Categorical) and output.logits.device.type == "cpu":  # the same, compiled
+        return fused.clipped_objective(
+            output.logits, values.value, batch.action, batch.logprob, gain, target, batch.value,
+            clip, config.clip_value, config.value_coef, config.entropy_coef, config.normalize_advantage,
+        )  # fmt: skip
+    if config.normalize_advantage:
+        gain = advantage.normalize(gain)
+    logprob = output.logp(batch.action)
+    ratio = policy.ratio(logprob, batch.logprob)
+    policy_loss = policy.clipped_surrogate(ratio, gain, clip).mean()
     if config.clip_value is None:
-        value_loss = value.squared_loss(values.value, batch.extras["target"]).mean()
+        value_loss = value.squared_loss(values.value, target).mean()
     else:
-        value_loss = value.clipped_loss(values.value, batch.value, batch.extras["target"], config.clip_value).mean()
+        value_loss = value.clipped_loss(values.value, batch.value, target, config.clip_value).mean()
+    entropy = output.entropy().mean()
     total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-    seen = {"logprob": logprob, "old": batch.logprob, "gain": gain, "value_loss": value_loss, "entropy": entropy}
-    return total, {name: tensor.detach() for name, tensor in seen.items()}
+    with torch.no_grad():
+        divergence, clipped = kl.k3(batch.logprob, logprob).mean(), policy.clip_fraction(ratio, clip)
+        return total, torch.stack([policy_loss, value_loss, entropy, divergence, clipped])
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
@@ -212,39 +219,25 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     gain, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
-    rows = batch.replace(extras={"advantage": gain, "target": target}).flatten()
-    if not batch.mask.all():
-        real = rows.mask.flatten() > 0
+    rows = batch.replace(extras={"advantage": gain, "target": target}).map(lambda x: x.flatten(0, 1))
+    if not rows.mask.all():
+        real = rows.mask > 0
         rows = rows.map(lambda x: x[real])
 
-    seen: list[dict[str, Tensor]] = []
+    watched: list[Tensor] = []
     shuffled = (part for _ in range(config.epochs) for part in rows.minibatches(config.minibatches, state.shuffler))
     for minibatch in shuffled:
-        total, now = loss(state, minibatch, clip)
-        seen.append(now)
-        if config.target_kl is not None and kl.k3(now["old"], now["logprob"]).mean() > 1.5 * config.target_kl:
+        total, seen = loss(state, minibatch, clip)
+        watched.append(seen)
+        if config.target_kl is not None and seen[WATCHED.index("approx_kl")] > 1.5 * config.target_kl:
             break
         optim.descend(state.optimizer, total, config.max_grad_norm)
 
     if state.network.normalizer is not None:
-        state.network.normalizer.update(rows.obs.squeeze(1))
-    return {**_watch(seen, rows, clip), "learning_rate": rate}
-
-
-@torch.no_grad()
-def _watch(seen: list[dict[str, Tensor]], rows: Trajectory, clip: float) -> dict[str, float]:
-    """Detail 12, over all minibatches at once."""
-    logprob, old, gain = (torch.cat([now[name] for now in seen]) for name in ("logprob", "old", "gain"))
-    ratio = policy.ratio(logprob, old)
-    watched = {
-        "policy_loss": policy.clipped_surrogate(ratio, gain, clip).mean(),
-        "value_loss": torch.stack([now["value_loss"] for now in seen]).mean(),
-        "entropy": torch.stack([now["entropy"] for now in seen]).mean(),
-        "approx_kl": kl.k3(old, logprob).mean(),
-        "clip_fraction": policy.clip_fraction(ratio, clip),
-        "explained_variance": diagnostics.explained_variance(rows.value, rows.extras["target"]),
-    }
-    return dict(zip(watched, torch.stack(list(watched.values())).tolist(), strict=True))
+        state.network.normalizer.update(rows.obs)
+    metrics = dict(zip(WATCHED, torch.stack(watched).mean(0).tolist(), strict=True))
+    explained = diagnostics.explained_variance(rows.value, rows.extras["target"]).item()
+    return {**metrics, "explained_variance": explained, "learning_rate": rate}
 
 
 def train(

@@ -1,0 +1,113 @@
+"""Compositions of other ops as one compiled loop, for small networks on a CPU, where calls cost more than sums.
+
+Each has a readable twin, the same numbers said with the other ops, and a test that holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def clipped_objective(
+    logits: Tensor,
+    value: Tensor,
+    action: Tensor,
+    old_logprob: Tensor,
+    advantage: Tensor,
+    target: Tensor,
+    old_value: Tensor,
+    clip_ratio: float,
+    clip_value: float | None,
+    value_coef: float,
+    entropy_coef: float,
+    normalize: bool,
+) -> tuple[Tensor, Tensor]:
+    """PPO's loss for categorical actions, over N real rows: the twin of `loss` in `algorithms/policy/ppo.py`.
+
+    Shapes: logits `[N, A]`, everything else `[N]`, all float32 on the CPU but `action`, which is int64. Returns the
+    loss (a scalar; gradients flow to `logits` and `value`) and, without gradient, `[5]`: policy loss, value loss,
+    entropy, k3 estimate of the KL, share of clipped rows. `normalize`: see `ops.advantage.normalize`.
+    `clip_value` None: see `ops.value.squared_loss`.
+    """
+    return _Objective.apply(
+        logits, value, action, old_logprob, advantage, target, old_value,
+        clip_ratio, math.inf if clip_value is None else clip_value, value_coef, entropy_coef, normalize,
+    )  # fmt: skip
+
+
+class _Objective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, value: Tensor, *data: Any) -> tuple[Tensor, Tensor]:
+        tensors, numbers = data[:5], data[5:]
+        # In torch, so that the first log-probabilities are those of the rollout bit for bit and the ratio is 1.
+        logps = torch.log_softmax(logits, -1)
+        grads = torch.empty_like(logps), torch.empty_like(value)
+        seen = np.empty(5, dtype=np.float32)
+        arrays = [x.numpy() for x in (logps, value, *tensors, *grads)]
+        total = _clipped_objective(*arrays, seen, *numbers)
+        ctx.save_for_backward(*grads)
+        result = torch.from_numpy(seen)
+        ctx.mark_non_differentiable(result)
+        return torch.tensor(total), result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Any, ...]:
+        logits, value = ctx.saved_tensors
+        return logits * outer[0], value * outer[0], *[None] * 10
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _clipped_objective(  # type: ignore[no-untyped-def]
+    logps, value, action, old_logprob, advantage, target, old_value, grad_logits, grad_value, seen,
+    clip_ratio, clip_value, value_coef, entropy_coef, normalize,
+):  # fmt: skip
+    rows, actions = logps.shape
+    mean, scale = 0.0, 1.0
+    if normalize:
+        for i in range(rows):
+            mean += advantage[i]
+        mean /= rows
+        squares = 0.0
+        for i in range(rows):
+            squares += (advantage[i] - mean) ** 2
+        scale = 1 / (math.sqrt(squares / max(rows - 1, 1)) + 1e-8)
+    policy_loss, value_loss, entropy, divergence, outside = 0.0, 0.0, 0.0, 0.0, 0.0
+    for i in range(rows):
+        gain = (advantage[i] - mean) * scale
+        difference = min(max(logps[i, action[i]] - old_logprob[i], -20.0), 20.0)
+        ratio = math.exp(difference)
+        plain, clipped = ratio * gain, min(max(ratio, 1 - clip_ratio), 1 + clip_ratio) * gain
+        policy_loss -= min(plain, clipped)
+        divergence += math.expm1(difference) - difference
+        outside += ratio < 1 - clip_ratio or ratio > 1 + clip_ratio
+        weight = 0.0 if clipped < plain else plain / rows  # of ∇log π in the gradient, as ∇ρ = ρ ∇log π
+
+        here = 0.0
+        for j in range(actions):
+            here -= math.exp(logps[i, j]) * logps[i, j]
+        entropy += here
+        for j in range(actions):
+            p = math.exp(logps[i, j])
+            grad_logits[i, j] = weight * p + entropy_coef / rows * p * (logps[i, j] + here)
+        grad_logits[i, action[i]] -= weight
+
+        error = value[i] - target[i]
+        near = old_value[i] + min(max(value[i] - old_value[i], -clip_value), clip_value) - target[i]
+        if abs(near) > abs(error):
+            value_loss += 0.5 * near * near
+            error = 0.0  # outside the clip range the nearer value is constant
+        else:
+            value_loss += 0.5 * error * error
+        grad_value[i] = value_coef * error / rows
+    seen[0], seen[1], seen[2], seen[3], seen[4] = (
+        policy_loss / rows, value_loss / rows, entropy / rows, divergence / rows, outside / rows,
+    )  # fmt: skip
+    return policy_loss / rows + value_coef * value_loss / rows - entropy_coef * entropy / rows
