@@ -32,7 +32,9 @@ def ours() -> dict[str, Any]:
     """This library's `grpo.train`, as a user runs it."""
     from foresight.algorithms.language import grpo
     from foresight.envs.text import make
+    from foresight.runtime.machine import keep_memory
 
+    keep_memory()  # as `foresight train` does
     config = grpo.Config(steps=UPDATES + 1, **SETTINGS)
     task = make("addition")
     state = grpo.build(config)

@@ -2,9 +2,10 @@
 
 100,000 states, 4 actions, 5 successors each, rewards U[0, 1), gamma 0.99, float64, 2 threads, from v = 0. The iterates
 are those of plain value iteration, to the last bit (tests/planning/test_dynamic.py). Compilation is apart: a warm-up
-on a tiny world, reported as `warmup_seconds`. `share_of_cache_limit` is the rate at which tables and values were
-touched, over a stream of the same size in the same process; `plain_limit_seconds` is how long sweeps that compare
-all actions would take if they did nothing but stream their tables from memory.
+on a tiny world, reported as `warmup_seconds`. `touched_gb_s` is the rate at which tables and values were touched;
+`share_of_*_limit` sets it beside a stream from memory, and one as small as a sweep, measured in the same process;
+`plain_limit_seconds` is how long sweeps that compare all actions would take if they did nothing but stream their
+tables from memory.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def _limits(mdp: Any, dynamic: Any, sweeps: int, seconds: float) -> dict[str, fl
         "touched_gb_s": touched / seconds / 1e9,
         "memory_gb_s": memory,
         "cache_gb_s": cache,
+        "share_of_memory_limit": touched / seconds / 1e9 / memory,
         "share_of_cache_limit": touched / seconds / 1e9 / cache,
         "plain_limit_seconds": sweeps * full / memory / 1e9,
     }

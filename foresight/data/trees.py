@@ -28,3 +28,8 @@ def to(tree: Tree, device: str | torch.device) -> Tree:
     if isinstance(tree, torch.Tensor):
         return tree.to(device)
     return tree_map(lambda x: x.to(device), tree)
+
+
+def pick(tree: Tree, rows: torch.Tensor) -> Tree:
+    """The rows of the first dim that `rows` (int64) names."""
+    return tree_map(lambda x: x[rows], tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,43 +24,43 @@ class Shared(nn.Module):
         self, trunk: Any, outputs: tuple[int, int], gains: tuple[float, float], bfloat16: bool = False
     ) -> None:
         super().__init__()
-        self.trunk, self.bfloat16 = trunk, bfloat16
+        self.trunk, self.autocast = trunk, bfloat16
         self.last = nn.ModuleList(orthogonal(nn.Linear(trunk.size, n), g) for n, g in zip(outputs, gains, strict=True))
 
-    def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Any) -> Sequence[Tensor]:
         """What the policy and the value head take."""
         h = self._features(obs)
-        return self.last[0](h), self.last[1](h)
+        return [layer(h) for layer in self.last]
 
     def only(self, index: int, obs: Any) -> Tensor:
         """What head `index` takes."""
         return self.last[index](self._features(obs))
 
     def _features(self, obs: Any) -> Tensor:
-        if not self.bfloat16:
+        if not self.autocast:
             return self.trunk(obs)
         with torch.autocast(self.last[0].weight.device.type, torch.bfloat16):  # type: ignore[arg-type]
             return self.trunk(obs).float()
 
 
 class Separate(nn.Module):
-    """An MLP each for policy and value (PPO details 13 and 26), over what `vectorizer` makes of observations."""
+    """`Towers` over what `vectorizer` makes of observations."""
 
-    def __init__(self, vectorizer: nn.Module | None, towers: Towers) -> None:
+    def __init__(self, vectorizer: nn.Module, towers: Towers) -> None:
         super().__init__()
         self.vectorizer, self.towers = vectorizer, towers
 
-    def forward(self, obs: Any) -> tuple[Tensor, ...]:
+    def forward(self, obs: Any) -> Sequence[Tensor]:
         """What the policy and the value head take."""
-        return self.towers(obs if self.vectorizer is None else self.vectorizer(obs))
+        return self.towers(self.vectorizer(obs))
 
     def only(self, index: int, obs: Any) -> Tensor:
         """What head `index` takes."""
-        return self.towers.only(index, obs if self.vectorizer is None else self.vectorizer(obs))
+        return self.towers.only(index, self.vectorizer(obs))
 
 
 class ActorCritic(nn.Module):
-    """A body that is `Shared` or `Separate`, under a head for actions and one for values.
+    """A body under a head for actions and one for values: a trunk for both (`Shared`) or one each (`Towers`).
 
     `normalizer` is applied to every observation and saved with the weights. Dict observations may hold
     `mask_key` (`[..., A]`, nonzero where an action is allowed).
@@ -67,7 +68,7 @@ class ActorCritic(nn.Module):
 
     def __init__(
         self,
-        body: Shared | Separate,
+        body: Shared | Separate | Towers,
         policy_head: nn.Module,
         value_head: nn.Module,
         normalizer: ObsNormalizer | None = None,

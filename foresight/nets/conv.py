@@ -21,21 +21,21 @@ class Nature(nn.Module):
     def __init__(self, shape: Sequence[int], size: int = 512) -> None:
         super().__init__()
         channels, _, _ = _image(shape, smallest=36)
-        self.convs = nn.Sequential(
+        self.convs = _channels_last(
             orthogonal(nn.Conv2d(channels, 32, 8, 4)),
             nn.ReLU(),
             orthogonal(nn.Conv2d(32, 64, 4, 2)),
             nn.ReLU(),
             orthogonal(nn.Conv2d(64, 64, 3, 1)),
             nn.ReLU(),
-        ).to(memory_format=torch.channels_last)
+        )
         self.linear = orthogonal(nn.Linear(_features(self.convs, shape), size))
         self.size = size
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features `[..., size]` of images `[..., C, H, W]`."""
         h = self.convs(_pixels(obs)).flatten(1)
-        return torch.relu(self.linear(h)).unflatten(0, obs.shape[:-3])
+        return torch.relu(self.linear(h)).view(*obs.shape[:-3], self.size)
 
 
 class Residual(nn.Module):
@@ -65,14 +65,18 @@ class Impala(nn.Module):
             blocks += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
             blocks += [Residual(outputs), Residual(outputs)]
             inputs = outputs
-        self.blocks = nn.Sequential(*blocks, nn.ReLU()).to(memory_format=torch.channels_last)
+        self.blocks = _channels_last(*blocks, nn.ReLU())
         self.linear = orthogonal(nn.Linear(_features(self.blocks, shape), size))
         self.size = size
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features `[..., size]` of images `[..., C, H, W]`."""
         h = self.blocks(_pixels(obs)).flatten(1)
-        return torch.relu(self.linear(h)).unflatten(0, obs.shape[:-3])
+        return torch.relu(self.linear(h)).view(*obs.shape[:-3], self.size)
+
+
+def _channels_last(*modules: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*modules).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _image(shape: Sequence[int], smallest: int) -> tuple[int, int, int]:

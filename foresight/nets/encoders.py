@@ -57,7 +57,7 @@ class Parts(nn.Module):
     def __init__(self, parts: dict[str, nn.Module]) -> None:
         super().__init__()
         self.parts = nn.ModuleDict(dict(sorted(parts.items())))
-        self.size = sum(int(part.size) for part in parts.values())  # type: ignore[arg-type]
+        self.size = sum(int(part.size) for part in parts.values())  # type: ignore[arg-type, misc]
 
     def forward(self, x: dict[str, Tensor]) -> Tensor:
         """`[..., size]`."""
@@ -107,12 +107,13 @@ def actor_critic_body(
     activation: str = "tanh",
     images: str = "nature",
     bfloat16: bool = False,
-) -> Shared | Separate:
+) -> Shared | Separate | Towers:
     """The body of an `ActorCritic`: one convolutional trunk for pixels, an MLP for each head for everything else."""
     if is_image(space):
         return Shared(encoder(space, hidden, activation, images), outputs, gains, bfloat16)
     vector = vectorizer(space)
-    return Separate(None if is_vector(space) else vector, Towers(vector.size, hidden, outputs, gains, activation))
+    towers = Towers(vector.size, hidden, outputs, gains, activation)
+    return towers if is_vector(space) else Separate(vector, towers)
 
 
 def normalizer(space: gs.Space[Any]) -> ObsNormalizer:

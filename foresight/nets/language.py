@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from foresight.data.text import TokenBatch, common_prefix, length_mask, pad
 from foresight.errors import UserError
+from foresight.ops.tokens import token_logprob
 
 Message = dict[str, str]
 ATTENTION = "foresight_tree"  # the name under which transformers finds `_tree_attention`
@@ -199,8 +200,8 @@ class LanguageModel(nn.Module):
         return base(input_ids=tokens, position_ids=positions, use_cache=False, tree=tree).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits `[..., V]` float32 of hidden states `[..., D]`."""
-        return self.module.get_output_embeddings()(hidden).float()
+        """Next-token logits `[..., V]` of hidden states `[..., D]`, in the type of this model's products."""
+        return self.module.get_output_embeddings()(hidden)
 
     def read(self, prompts: Sequence[Sequence[int]], copies: int = 1) -> tuple[Tensor, Cache]:
         """Read prompts, what they all share only once.
@@ -221,34 +222,53 @@ class LanguageModel(nn.Module):
     def logprob(self, batch: TokenBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each sampled token, `[P, G, T]` each, 0 on padding.
 
-        Only positions that predict a sampled token reach the vocabulary projection.
+        Equal completions of a prompt are computed once, and only positions that predict a sampled token reach the
+        vocabulary projection.
         """
+        rows, place = distinct(batch)  # [P, U] of the G completions, and where each of the G went
+        few = dataclasses.replace(
+            batch,
+            completion=batch.completion.gather(1, rows[..., None].expand(-1, -1, batch.completion.shape[2])),
+            length=batch.length.gather(1, rows),
+        )
+        logprob, entropy = self._logprob(few, temperature)
+        back = place[..., None].expand_as(batch.completion).to(logprob.device)
+        return logprob.gather(1, back), entropy.gather(1, back)
+
+    def _logprob(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
         groups, size, width = batch.completion.shape
+        device = self.device
         with self.precision():
             last, cache = self.read(batch.prompts(), size)
-            rows = batch.completion.view(groups * size, width)
-            first = last.repeat_interleave(size, 0)[:, None]
-            hidden = first
+            tokens, mask = batch.completion.view(-1, width).to(device), batch.mask.view(-1, width).to(device)
+            hidden = last.repeat_interleave(size, 0)[:, None]  # predicts the first token
             if width > 1:
-                body, _ = self(rows[:, :-1], (batch.length.view(-1) - 1).clamp(min=0), cache)
-                hidden = torch.cat([first.to(body.dtype), body], 1)
-            mask = batch.mask.view(groups * size, width)
+                body, _ = self(tokens[:, :-1], (batch.length.view(-1).to(device) - 1).clamp(min=0), cache)
+                hidden = torch.cat([hidden.to(body.dtype), body], 1)
             logits = self.logits(hidden[mask])
-        logp, entropy = token_logprob(logits, rows[mask], temperature)
-        empty = torch.zeros(groups * size, width, device=logp.device)
+        logprob, entropy = token_logprob(logits, tokens[mask], temperature)
+        empty = torch.zeros(mask.shape, device=device)
         shape = (groups, size, width)
-        return empty.masked_scatter(mask, logp).view(shape), empty.masked_scatter(mask, entropy.detach()).view(shape)
+        return empty.masked_scatter(mask, logprob).view(shape), empty.masked_scatter(mask, entropy).view(shape)
 
 
-def token_logprob(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probability of `tokens` `[N]`, and entropy `[N]` without gradient, under softmax(logits / temperature).
+def distinct(batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """The different completions of each prompt: `rows` `[P, U]` picks them, `place` `[P, G]` says which one each is.
 
-    Logits `[N, V]`. A vocabulary is wide, so no second `[N, V]` tensor is kept for the backward pass.
+    U is the largest number that any prompt has; the others repeat their first one.
     """
-    scaled = logits if temperature == 1.0 else logits / temperature
-    total = scaled.logsumexp(-1)
-    with torch.no_grad():
-        # H = log Z - E[logit], in slices: the probabilities of all rows at once would double the memory.
-        slices = zip(scaled.split(64), total.split(64), strict=True)
-        entropy = torch.cat([z - ((x - z[:, None]).exp() * x).sum(-1) for x, z in slices])
-    return scaled.gather(-1, tokens[:, None])[:, 0] - total, entropy
+    picks, places = [], []
+    for tokens, lengths in zip(batch.completion.tolist(), batch.length.tolist(), strict=True):
+        seen: dict[tuple[int, ...], int] = {}
+        picked: list[int] = []
+        place = []
+        for g, (row, length) in enumerate(zip(tokens, lengths, strict=True)):
+            key = tuple(row[:length])
+            if key not in seen:
+                seen[key] = len(picked)
+                picked.append(g)
+            place.append(seen[key])
+        picks.append(picked)
+        places.append(place)
+    most = max(len(picked) for picked in picks)
+    return torch.tensor([p + p[:1] * (most - len(p)) for p in picks]), torch.tensor(places)

@@ -25,12 +25,13 @@ FEW_ROWS = 64  # rows up to which all of numpy is faster than torch
 
 
 class Layer(NamedTuple):
-    """One layer as views of the flat parameter: for torch, and for numpy (None where its memory is not the CPU's)."""
+    """One layer as views of the flat parameter, for torch and for numpy; `_t` is transposed, `[in, out]`."""
 
     weight: Tensor
+    weight_t: Tensor
     bias: Tensor
-    array: Any
-    offset: Any
+    array_t: np.ndarray
+    offset: np.ndarray
 
 
 class Towers(nn.Module):
@@ -52,11 +53,12 @@ class Towers(nn.Module):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise errors.unknown("activation", activation, ACTIVATIONS)
-        self.activation = activation
+        self.activation, self._compiled = activation, activation in ("tanh", "relu")
         self.sizes = [[inputs, *hidden, size] for size in outputs]
         count = sum(a * b + b for sizes in self.sizes for a, b in itertools.pairwise(sizes))
         self.flat = nn.Parameter(torch.zeros(count))
         self._views: tuple[int, list[list[Layer]]] | None = None
+        self._memory: tuple[Tensor, list[list[tuple[Tensor, Tensor]]]] | None = None
         for tower, gain in zip(self.layers(), gains, strict=True):
             for i, (weight, _) in enumerate(tower):
                 nn.init.orthogonal_(weight, SQRT2 if i < len(tower) - 1 else gain)
@@ -65,7 +67,7 @@ class Towers(nn.Module):
         """`(weight [out, in], bias [out])` of every layer of every tower: views of `flat`, without gradient."""
         return _split(self.flat.detach(), self.sizes)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor) -> Sequence[Tensor]:
         """What every tower says."""
         return self._run(x, range(len(self.sizes)))
 
@@ -73,49 +75,43 @@ class Towers(nn.Module):
         """What tower `index` says."""
         return self._run(x, [index])[0]
 
-    def _run(self, x: Tensor, chosen: Sequence[int]) -> tuple[Tensor, ...]:
-        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        if not self._fast(rows):
-            parts = _split(self.flat, self.sizes)
-            outputs = [_plain(rows, parts[i], self.activation) for i in chosen]
-        elif torch.is_grad_enabled() and (self.flat.requires_grad or rows.requires_grad):
-            outputs = _Node.apply(rows, self.flat, self, chosen)
-        else:
-            few = rows.shape[0] <= FEW_ROWS and not torch.is_grad_enabled()
-            layers = self._layers()
-            if few:
-                outputs = [torch.from_numpy(_few(rows.numpy(), layers[i], self.activation)) for i in chosen]
-            else:
-                outputs = [_through(rows.detach(), layers[i], self.activation)[-1] for i in chosen]
-        return tuple(outputs) if x.dim() == 2 else tuple(y.view(*x.shape[:-1], y.shape[-1]) for y in outputs)
+    def _run(self, x: Tensor, chosen: Sequence[int]) -> Sequence[Tensor]:
+        if x.dim() != 2:
+            shape = x.shape[:-1]
+            return [y.view(*shape, y.shape[-1]) for y in self._run(x.reshape(-1, x.shape[-1]), chosen)]
+        flat = self._parameters["flat"]  # looking up an attribute of a module costs as much as a small product
+        assert flat is not None
+        fast = self._compiled and x.is_cpu and flat.is_cpu and x.dtype == flat.dtype == torch.float32
+        if not fast or torch.is_autocast_enabled("cpu"):
+            parts = _split(flat, self.sizes)
+            return [_plain(x, parts[i], self.activation) for i in chosen]
+        if self._views is None or self._views[0] != flat.data_ptr():  # the parameter has moved in memory
+            self._views = flat.data_ptr(), _layers(flat.detach(), self.sizes)
+        layers = self._views[1]
+        if not torch.is_grad_enabled():
+            if x.shape[0] <= FEW_ROWS:
+                array = x.numpy()
+                return [torch.from_numpy(_few(array, layers[i], self.activation)) for i in chosen]
+            return [_through(x, layers[i], self.activation)[-1] for i in chosen]
+        return _Node.apply(x, flat, self, layers, chosen)
 
-    def _fast(self, x: Tensor) -> bool:
-        return (
-            self.activation in ("tanh", "relu")
-            and x.device.type == "cpu"
-            and x.dtype == self.flat.dtype == torch.float32
-            and not torch.is_autocast_enabled("cpu")
-        )
-
-    def _layers(self) -> list[list[Layer]]:
-        """The views, made anew only where the parameter has moved in memory."""
-        flat = self.flat.detach()
-        if self._views is None or self._views[0] != flat.data_ptr():
-            towers = _split(flat, self.sizes)
-            self._views = flat.data_ptr(), [[Layer(w, b, w.numpy(), b.numpy()) for w, b in tower] for tower in towers]
-        return self._views[1]
+    def _gradient(self) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
+        """Memory for a gradient of `flat`, and its views; every call hands out the same."""
+        if self._memory is None:
+            memory = torch.empty_like(self.flat, requires_grad=False)
+            self._memory = memory, _split(memory, self.sizes)
+        return self._memory
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_views": None}  # a copy has weights of its own
+        return {**self.__dict__, "_views": None, "_memory": None}  # a copy has weights of its own
 
 
 class _Node(torch.autograd.Function):
     """All layers of all towers as one node; the derivative is autograd's, but cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, flat: Tensor, towers: Towers, chosen: Sequence[int]) -> tuple[Tensor, ...]:
-        layers = towers._layers()
-        ctx.towers, ctx.chosen = towers, chosen
+    def forward(ctx: Any, x: Tensor, flat: Tensor, towers: Towers, layers: Any, chosen: Any) -> tuple[Tensor, ...]:
+        ctx.towers, ctx.layers, ctx.chosen = towers, layers, chosen
         activations = [_through(x, layers[i], towers.activation) for i in chosen]
         outputs = tuple(a.pop() for a in activations)  # kept here they would hold their own graph alive for ever
         ctx.activations = activations
@@ -125,15 +121,16 @@ class _Node(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        x, flat = ctx.saved_tensors  # raises if a weight was changed since
-        towers: Towers = ctx.towers
-        result = torch.empty_like(flat) if len(ctx.chosen) == len(towers.sizes) else torch.zeros_like(flat)
-        places, layers = _split(result, towers.sizes), towers._layers()
+        x, _ = ctx.saved_tensors  # raises if a weight was changed since
+        towers, layers = ctx.towers, ctx.layers
+        result, places = towers._gradient()
+        if len(ctx.chosen) < len(towers.sizes):
+            result.zero_()
         into: Tensor | None = None
         for i, grad, activations in zip(ctx.chosen, grads, ctx.activations, strict=True):
             grad = _back(grad, x, activations, layers[i], places[i], towers.activation, ctx.needs_input_grad[0])
             into = grad if into is None else into + grad
-        return into if ctx.needs_input_grad[0] else None, result, None, None
+        return into if ctx.needs_input_grad[0] else None, result.clone(), None, None, None
 
 
 def _split(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[tuple[Tensor, Tensor]]]:
@@ -147,6 +144,10 @@ def _split(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[tuple[Ten
     return result
 
 
+def _layers(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[Layer]]:
+    return [[Layer(w, w.t(), b, w.numpy().T, b.numpy()) for w, b in tower] for tower in _split(flat, towers)]
+
+
 def _plain(x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Tensor:
     """One tower, in torch alone."""
     for weight, bias in layers[:-1]:
@@ -158,7 +159,7 @@ def _few(x: np.ndarray, layers: Sequence[Layer], activation: str) -> np.ndarray:
     """One tower over few rows, in numpy alone."""
     last = len(layers) - 1
     for i, layer in enumerate(layers):
-        x = x @ layer.array.T
+        x = np.dot(x, layer.array_t)
         x += layer.offset
         if i < last:
             np.tanh(x, out=x) if activation == "tanh" else np.maximum(x, 0, out=x)
@@ -170,11 +171,11 @@ def _through(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor
     outputs, last = [], len(layers) - 1
     for i, layer in enumerate(layers):
         if i < last and x.shape[1] <= FEW_COLUMNS:
-            array = x.numpy() @ layer.array.T
+            array = np.dot(x.numpy(), layer.array_t)
             array += layer.offset
             x = torch.from_numpy(array)
         else:
-            x = torch.addmm(layer.bias, x, layer.weight.t())
+            x = torch.addmm(layer.bias, x, layer.weight_t)
         if i < last:
             if activation == "tanh":
                 array = x.numpy()
@@ -213,7 +214,7 @@ def _back(
 def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """`a @ b`, in numpy where it is narrow and small (and numpy stays on one thread)."""
     if min(*a.shape, *b.shape) <= FEW_COLUMNS and a.numel() * b.shape[1] <= 2**18:
-        np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+        np.dot(a.numpy(), b.numpy(), out=out.numpy())
         return out
     return torch.mm(a, b, out=out)
 

@@ -6,13 +6,10 @@ Each has a readable twin, the same numbers said with the other ops, and a test t
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def clipped_objective(
@@ -28,40 +25,21 @@ def clipped_objective(
     value_coef: float,
     entropy_coef: float,
     normalize: bool,
-) -> tuple[Tensor, Tensor]:
-    """PPO's loss for categorical actions, over N real rows: the twin of `loss` in `algorithms/policy/ppo.py`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PPO's loss for categorical actions over N real rows, differentiated: the twin of `objective` in `ppo.py`.
 
     Shapes: logits `[N, A]`, everything else `[N]`, all float32 on the CPU but `action`, which is int64. Returns the
-    loss (a scalar; gradients flow to `logits` and `value`) and, without gradient, `[5]`: policy loss, value loss,
+    gradients of the loss with respect to `logits` `[N, A]` and `value` `[N]`, and `[5]`: policy loss, value loss,
     entropy, k3 estimate of the KL, share of clipped rows. `normalize`: see `ops.advantage.normalize`.
     `clip_value` None: see `ops.value.squared_loss`.
     """
-    return _Objective.apply(
-        logits, value, action, old_logprob, advantage, target, old_value,
-        clip_ratio, math.inf if clip_value is None else clip_value, value_coef, entropy_coef, normalize,
-    )  # fmt: skip
-
-
-class _Objective(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, value: Tensor, *data: Any) -> tuple[Tensor, Tensor]:
-        tensors, numbers = data[:5], data[5:]
-        # In torch, so that the first log-probabilities are those of the rollout bit for bit and the ratio is 1.
-        logps = torch.log_softmax(logits, -1)
-        grads = torch.empty_like(logps), torch.empty_like(value)
-        seen = np.empty(5, dtype=np.float32)
-        arrays = [x.numpy() for x in (logps, value, *tensors, *grads)]
-        total = _clipped_objective(*arrays, seen, *numbers)
-        ctx.save_for_backward(*grads)
-        result = torch.from_numpy(seen)
-        ctx.mark_non_differentiable(result)
-        return torch.tensor(total), result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Any, ...]:
-        logits, value = ctx.saved_tensors
-        return logits * outer[0], value * outer[0], *[None] * 10
+    # In torch, so that the first log-probabilities are those of the rollout bit for bit and the ratio is exactly 1.
+    logps = torch.log_softmax(logits.detach(), -1)
+    grads, seen = (torch.empty_like(logps), torch.empty_like(value)), torch.empty(5)
+    tensors = (logps, value.detach(), action, old_logprob, advantage, target, old_value, *grads, seen)
+    limit = math.inf if clip_value is None else clip_value
+    _clipped_objective(*[x.numpy() for x in tensors], clip_ratio, limit, value_coef, entropy_coef, normalize)
+    return *grads, seen
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
@@ -100,14 +78,13 @@ def _clipped_objective(  # type: ignore[no-untyped-def]
         grad_logits[i, action[i]] -= weight
 
         error = value[i] - target[i]
-        near = old_value[i] + min(max(value[i] - old_value[i], -clip_value), clip_value) - target[i]
-        if abs(near) > abs(error):
+        moved = value[i] - old_value[i]
+        near = old_value[i] + min(max(moved, -clip_value), clip_value) - target[i]
+        if abs(moved) > clip_value and abs(near) > abs(error):
             value_loss += 0.5 * near * near
-            error = 0.0  # outside the clip range the nearer value is constant
+            error = 0.0  # the nearer value is a constant
         else:
             value_loss += 0.5 * error * error
         grad_value[i] = value_coef * error / rows
-    seen[0], seen[1], seen[2], seen[3], seen[4] = (
-        policy_loss / rows, value_loss / rows, entropy / rows, divergence / rows, outside / rows,
-    )  # fmt: skip
-    return policy_loss / rows + value_coef * value_loss / rows - entropy_coef * entropy / rows
+    seen[0], seen[1], seen[2] = policy_loss / rows, value_loss / rows, entropy / rows
+    seen[3], seen[4] = divergence / rows, outside / rows

@@ -22,6 +22,7 @@ def choose(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor,
     Temperature 0 is greedy. Returns tokens `[B]` and their log-probabilities `[B]` under the distribution
     sampled from (under the model's own, where greedy).
     """
+    logits = logits.float()
     logp = (logits if temperature in (0.0, 1.0) else logits / temperature).log_softmax(-1)
     if temperature == 0.0:
         token = logp.argmax(-1)

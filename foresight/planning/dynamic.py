@@ -219,7 +219,7 @@ class Sweeps:
 
         # Far above the rounding of a value (1e-16 of the scale), far below any lead that is worth using.
         margin = 1e-10 * self._scale
-        new = torch.empty_like(values)
+        new = torch.from_numpy(np.empty(len(values)))  # by numpy, which asks for huge pages: random reads need them
         low, high, switched = kernels.improve(
             torch.get_num_threads(), self._next, self._weight, self._reward, self.gamma, values.numpy(), new.numpy(),
             self._policy.numpy(), self._row_next, self._row_weight, self._row_reward, self._deadline, self._clock,
@@ -242,7 +242,7 @@ class Sweeps:
             self._gather(policy)
         from foresight.planning import kernels
 
-        new = torch.empty_like(values)
+        new = torch.from_numpy(np.empty(len(values)))
         low, high, _ = kernels.evaluate(
             torch.get_num_threads(), self._row_next, self._row_weight, self._row_reward, self.gamma, values.numpy(),
             new.numpy(),

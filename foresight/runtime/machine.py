@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,8 @@ import numpy as np
 import torch
 
 from foresight.errors import UserError
+
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # the names of mallopt's options in malloc.h
 
 
 def pick_device(wanted: str, world: str) -> str:
@@ -72,3 +76,21 @@ def threads(count: int | None) -> Iterator[None]:
     finally:
         if count:
             torch.set_num_threads(before)
+
+
+def keep_memory() -> None:
+    """Have the C library keep freed memory for the next use, in one pool for all threads. Elsewhere than glibc: nothing.
+
+    By default every large tensor is fetched from the system anew, so that a training step spends a good part of its
+    time on page faults; and each thread has a pool of its own, so that what autograd's thread frees lies idle.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        for option, value in ((MMAP_THRESHOLD, 32 << 20), (TRIM_THRESHOLD, (1 << 31) - 1), (ARENA_MAX, 1)):
+            mallopt(option, value)
+
+
+def return_memory() -> None:
+    """Give freed memory back to the system: what `keep_memory` kept would otherwise grow with every gap between uses."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

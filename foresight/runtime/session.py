@@ -23,6 +23,7 @@ from foresight.runtime.progress import Progress
 from foresight.runtime.when import Every, Interruption
 
 CHECKPOINT_EVERY = 120.0  # seconds
+TIDY_EVERY = 10.0  # seconds between returns of unused memory
 SAVING_SHARE = 0.05  # of the time that saving may take, where the interval was not set
 VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
 
@@ -72,6 +73,7 @@ class Session:
 
     def go(self) -> None:
         """Train to the end, whatever was there before."""
+        machine.keep_memory()
         with machine.threads(getattr(self.config, "threads", None)), Interruption(self.progress.note) as interruption:
             world = worlds.training(self.settings)
             evaluation_world = None
@@ -127,7 +129,7 @@ class Session:
         health = Health()
         first = int(getattr(state, "step", 0))
         began = time.monotonic()
-        checkpoint_due = Every(self.checkpoint_every)
+        checkpoint_due, tidying_due = Every(self.checkpoint_every), Every(TIDY_EVERY)
         evaluation_due = Every(self.settings.evaluate_every, first)
         steps = iter(self.module.train(self.config, world, state=state, device=self.device))
         while True:
@@ -140,6 +142,8 @@ class Session:
             self._check_finite(step, metrics)
             self.log.row(step, self.seconds, metrics)
             self.progress.update(step, metrics)
+            if tidying_due(time.monotonic() - began):
+                machine.return_memory()
             for sentence in health.check(step, metrics):
                 self.progress.note(sentence)
             if evaluation_due(step) and not interruption.signal:

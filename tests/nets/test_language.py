@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import UserError
 from foresight.nets import pretrained
-from foresight.nets.language import LanguageModel
+from foresight.nets.language import LanguageModel, distinct
 from tests import tiny_language
 from tests.sabotage import drop, sabotaged_by
 
@@ -64,6 +64,29 @@ def test_gradients_flow_through_what_is_shared():
     expected.square().sum().backward()
     for (name, mine), (_, theirs) in zip(model.module.named_parameters(), module.named_parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, atol=2e-4, rtol=1e-3, msg=name)
+
+
+@sabotaged_by(
+    "foresight.nets.language.distinct", lambda original: lambda batch: (original(batch)[0], original(batch)[1] * 0)
+)
+def test_equal_completions_are_computed_once_and_count_each_time():
+    batch, model = _batch(group=4), tiny_language.model()
+    batch.completion[0, 2], batch.length[0, 2] = batch.completion[0, 0], batch.length[0, 0]
+    batch.completion[1, 1:], batch.length[1, 1:] = batch.completion[1, :1], batch.length[1, :1]
+    batch.completion[2, 1] = batch.completion[2, 0]  # equal tokens behind the end of the shorter are no difference
+    batch.length[2, :2] = torch.tensor([2, 3])
+    rows, place = distinct(batch)
+    assert rows.shape[1] == 4
+    assert place[0].tolist() == [0, 1, 0, 2]
+    assert place[1].tolist() == [0, 0, 0, 0]
+    logprob = model.logprob(batch)[0]
+    expected, _, module = _plain(batch)
+    torch.testing.assert_close(logprob, expected, atol=1e-5, rtol=0)
+    weights = torch.randn(logprob.shape)
+    (logprob * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for mine, theirs in zip(model.module.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=2e-4, rtol=1e-3)
 
 
 def test_longer_padding_changes_nothing():

@@ -90,7 +90,7 @@ def test_draws_at_both_ends_stay_inside_the_vocabulary():
     assert token.tolist() == [0, 2]
 
 
-@sabotaged_by("foresight.nets.language.token_logprob", scaled(0.5))
+@sabotaged_by("foresight.ops.tokens.token_logprob", scaled(0.5))
 def test_equal_seeds_give_equal_text_and_other_seeds_other_text():
     model = tiny_language.model()
     a, b, c = (decode.generate(model, PROMPTS, 4, 8, 1.0, _seeded(seed)) for seed in (1, 1, 2))

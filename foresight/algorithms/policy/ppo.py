@@ -14,7 +14,7 @@ What is kept of "The 37 Implementation Details of PPO" (Huang et al. 2022), by t
   7  advantages normalised in every minibatch                                 `normalize_advantage`
   8  clipped surrogate                                                        `ops.policy.clipped_surrogate`
   9  clipped value loss (an option: `clip_value`)                             `ops.value.clipped_loss`
-  10 one loss: policy, value and entropy                                      `loss`
+  10 one loss: policy, value and entropy                                      `objective`
   11 global gradient norm clipped to 0.5                                      `max_grad_norm`
   12 losses, entropy, clip fraction and k3 KL as numbers to watch             `WATCHED`
   13 a trunk each for policy and value (vectors), one for both (pixels: 21)   `nets.actor_critic`
@@ -43,7 +43,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data import trees
-from foresight.data.trajectory import Trajectory, tree_map
+from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, optim
@@ -86,6 +86,7 @@ class Config:
     images: str = "nature"  # the trunk over pixels: "nature" or "impala"
     log_std: float = 0.0  # at the start; detail 24
     precision: str = "float32"  # or "bfloat16": the trunks run under autocast
+    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (as many as there are cores)
 
 
 @dataclass
@@ -149,7 +150,7 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
         if feedback.final_obs is not feedback.obs:
             limited = (feedback.cut * feedback.discount).nonzero().squeeze(-1)
             if len(limited):
-                limits.append((t, limited, tree_map(lambda x, i=limited: x[i], feedback.final_obs)))
+                limits.append((t, limited, trees.pick(feedback.final_obs, limited)))
         if "episode_return" in feedback.info:
             state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
             state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
@@ -163,8 +164,8 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
 def evaluate(state: State, batch: Trajectory, obs: Any, limits: list[tuple[int, Tensor, Any]]) -> Trajectory:
     """`batch` with `logprob`, `value` and `next_value`; `obs` is what was seen after its last row.
 
-    One pass over the batch instead of one at every step of the rollout: cheaper, and computed as `loss` computes it,
-    so that the first ratio is 1. Successors are the next rows, but final observations where a time limit cut.
+    One pass over the batch instead of one at every step of the rollout: cheaper, and computed as `objective` computes
+    it, so that the first ratio is 1. Successors are the next rows, but final observations where a time limit cut.
     """
     output, values = state.network(batch.obs)
     next_value = torch.empty_like(values.value)
@@ -178,30 +179,33 @@ def evaluate(state: State, batch: Trajectory, obs: Any, limits: list[tuple[int, 
     return batch.replace(logprob=output.logp(batch.action), value=values.value, next_value=next_value)
 
 
-def loss(state: State, batch: Trajectory, clip: float) -> tuple[Tensor, Tensor]:
-    """The objective over N real rows, to be minimised, and the numbers of `WATCHED`, without gradient."""
+def objective(state: State, batch: Trajectory, clip: float) -> tuple[list[Tensor], list[Tensor] | None, Tensor]:
+    """The loss over N real rows as roots for the backward pass, their gradients (None: a scalar), and `WATCHED`."""
     config = state.config
     output, values = state.network(batch.obs)
-    gain, target = batch.extras["advantage"], batch.extras["target"]
-    if isinstance(output, Categorical) and output.logits.device.type == "cpu":  # the same, compiled
-        return fused.clipped_objective(
-            output.logits, values.value, batch.action, batch.logprob, gain, target, batch.value,
+    gain, target, old_logprob, old_value = batch.extras["advantage"], batch.extras["target"], batch.logprob, batch.value
+    assert old_logprob is not None and old_value is not None
+    if isinstance(output, Categorical) and output.logits.device.type == "cpu":
+        # The same as below for the commonest case, differentiated by hand and compiled.
+        *grads, watched = fused.clipped_objective(
+            output.logits, values.value, batch.action, old_logprob, gain, target, old_value,
             clip, config.clip_value, config.value_coef, config.entropy_coef, config.normalize_advantage,
         )  # fmt: skip
+        return [output.logits, values.value], grads, watched
     if config.normalize_advantage:
         gain = advantage.normalize(gain)
     logprob = output.logp(batch.action)
-    ratio = policy.ratio(logprob, batch.logprob)
+    ratio = policy.ratio(logprob, old_logprob)
     policy_loss = policy.clipped_surrogate(ratio, gain, clip).mean()
     if config.clip_value is None:
         value_loss = value.squared_loss(values.value, target).mean()
     else:
-        value_loss = value.clipped_loss(values.value, batch.value, target, config.clip_value).mean()
+        value_loss = value.clipped_loss(values.value, old_value, target, config.clip_value).mean()
     entropy = output.entropy().mean()
-    total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     with torch.no_grad():
-        divergence, clipped = kl.k3(batch.logprob, logprob).mean(), policy.clip_fraction(ratio, clip)
-        return total, torch.stack([policy_loss, value_loss, entropy, divergence, clipped])
+        divergence, clipped = kl.k3(old_logprob, logprob).mean(), policy.clip_fraction(ratio, clip)
+        return [loss], None, torch.stack([policy_loss, value_loss, entropy, divergence, clipped])
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
@@ -212,31 +216,32 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     for group in state.optimizer.param_groups:
         group["lr"] = rate
 
-    reward = batch.reward
+    reward, mask = batch.reward, batch.mask
+    assert batch.value is not None and batch.next_value is not None and mask is not None
     if state.reward_scaler is not None:
-        state.reward_scaler.update(reward, batch.cut, batch.mask)
+        state.reward_scaler.update(reward, batch.cut, mask)
         reward = state.reward_scaler(reward)
     gain, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
     rows = batch.replace(extras={"advantage": gain, "target": target}).map(lambda x: x.flatten(0, 1))
-    if not rows.mask.all():
-        real = rows.mask > 0
+    if not mask.all():
+        real = mask.flatten() > 0
         rows = rows.map(lambda x: x[real])
 
     watched: list[Tensor] = []
     shuffled = (part for _ in range(config.epochs) for part in rows.minibatches(config.minibatches, state.shuffler))
     for minibatch in shuffled:
-        total, seen = loss(state, minibatch, clip)
+        roots, grads, seen = objective(state, minibatch, clip)
         watched.append(seen)
         if config.target_kl is not None and seen[WATCHED.index("approx_kl")] > 1.5 * config.target_kl:
             break
-        optim.descend(state.optimizer, total, config.max_grad_norm)
+        optim.descend(state.optimizer, roots, grads, config.max_grad_norm)
 
     if state.network.normalizer is not None:
         state.network.normalizer.update(rows.obs)
     metrics = dict(zip(WATCHED, torch.stack(watched).mean(0).tolist(), strict=True))
-    explained = diagnostics.explained_variance(rows.value, rows.extras["target"]).item()
+    explained = diagnostics.explained_variance(batch.value[mask > 0], target[mask > 0]).item()
     return {**metrics, "explained_variance": explained, "learning_rate": rate}
 
 

@@ -1,0 +1,212 @@
+"""PPO as a program: settings, every kind of space, resuming, and mistakes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from foresight.algorithms.policy import ppo
+from foresight.envs.base import Spaces
+from foresight.errors import UserError
+from tests.algorithms.policy.worlds import Bandit, Clock, choice
+from tests.sabotage import change, sabotaged_by
+
+SMALL = ppo.Config(steps=512, num_envs=8, unroll_steps=8, hidden=(16,))
+
+
+def _weights(state: ppo.State) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in state.network.parameters()])
+
+
+def _last(config: ppo.Config, env, state: ppo.State | None = None) -> ppo.State:
+    *_, (_, _, state) = ppo.train(config, env, state)
+    return state
+
+
+def test_it_counts_steps_and_says_what_it_saw():
+    seen = list(ppo.train(SMALL, choice()))
+    assert [step for step, _, _ in seen] == list(range(64, 513, 64))
+    for step, metrics, state in seen:
+        assert state.step in (step, 512)
+        assert set(metrics) == {*ppo.WATCHED, "explained_variance", "learning_rate", "return", "length"}
+        assert all(isinstance(value, float) for value in metrics.values())
+    assert set(ppo.METRICS) <= set(seen[0][1])
+    rates = [metrics["learning_rate"] for _, metrics, _ in seen]
+    np.testing.assert_allclose(rates, [3e-4 * (1 - i / 8) for i in range(8)])  # detail 4
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not():
+    runs = [_weights(_last(dataclasses.replace(SMALL, seed=seed), choice())) for seed in (3, 3, 4)]
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    before = torch.random.get_rng_state()
+    _last(SMALL, choice())
+    assert torch.equal(before, torch.random.get_rng_state())  # the caller's generator is left alone
+
+
+def _restored(state: ppo.State, env, forgotten: tuple[str, ...] = ()) -> ppo.State:
+    """As a checkpoint does it: field by field into a state that was built anew."""
+    fresh = ppo.build(state.config, env.spaces)
+    for field in dataclasses.fields(state):
+        held, into = getattr(state, field.name), getattr(fresh, field.name)
+        if field.name in ("config", *forgotten):
+            continue
+        if isinstance(held, torch.Generator):
+            into.set_state(held.get_state())
+        elif hasattr(held, "load_state_dict"):
+            into.load_state_dict(copy.deepcopy(held.state_dict()))
+        else:
+            setattr(fresh, field.name, copy.deepcopy(held))
+    return fresh
+
+
+def _forgets(*names):
+    return change("forgotten", lambda _: names, label="forgets_" + names[0])
+
+
+@sabotaged_by(
+    "tests.algorithms.policy.test_ppo._restored",
+    *[_forgets(name) for name in ("network", "optimizer", "generator", "shuffler")],
+)
+@pytest.mark.parametrize("options", [{}, {"normalize_obs": True, "normalize_reward": True}])
+def test_a_resumed_run_is_the_uninterrupted_one(options):
+    config = dataclasses.replace(SMALL, **options)
+    copies = []
+    for step, _, state in ppo.train(config, choice()):
+        if step == 256:
+            copies = [copy.deepcopy(state), _restored(state, choice())]
+    whole = state
+    for halfway in copies:
+        resumed = _last(config, choice(), halfway)
+        assert resumed.step == 512
+        assert torch.equal(_weights(resumed), _weights(whole))
+        assert resumed.episode_returns == whole.episode_returns
+
+
+def test_a_finished_state_has_nothing_left_to_do():
+    assert list(ppo.train(SMALL, choice(), _last(SMALL, choice()))) == []
+
+
+def _contexts(actions: gs.Space, reward) -> Bandit:
+    spaces = Spaces(gs.Box(-1, 1, (1,), np.float32), actions)
+    return Bandit(spaces, 2, lambda c: (2.0 * c - 1).unsqueeze(-1), reward)
+
+
+WORLDS = {
+    # every one: reward 1 at best, a random policy earns far less
+    "discrete": (choice, 0.25),
+    "multi-discrete": (
+        lambda: _contexts(gs.MultiDiscrete([2, 3]), lambda c, a: (a == torch.stack([c, c + 1], -1)).all(-1)),
+        1 / 6,
+    ),
+    "multi-binary": (
+        lambda: _contexts(gs.MultiBinary(2), lambda c, a: (a == torch.stack([c, 1 - c], -1)).all(-1)),
+        0.25,
+    ),
+    "continuous": (
+        lambda: _contexts(
+            gs.Box(-2, 2, (2,), np.float32), lambda c, a: 1 - (a - (2.0 * c - 1)[:, None]).square().mean(-1)
+        ),
+        -1.0,
+    ),
+}
+
+
+@sabotaged_by("foresight.ops.returns.gae", lambda f: lambda *a: tuple(-x for x in f(*a)))
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_kind_of_action_is_learnt(name):
+    make, random = WORLDS[name]
+    config = ppo.Config(steps=20_000, num_envs=8, unroll_steps=16, learning_rate=3e-3, hidden=(32,), anneal_clip=True)
+    state = ppo.build(config, make().spaces)
+    env = make()
+    untrained = env.reset(0)
+    output = state.network.policy(untrained)
+    drawn = torch.stack([env._reward(env._context, output.sample(state.generator)).float() for _ in range(200)]).mean()
+    assert drawn.item() == pytest.approx(random, abs=0.35)
+    _last(config, make(), state)
+    action, extras, carry = ppo.act(state, env.reset(0))
+    assert env._reward(env._context, action).float().mean() > 0.9
+    assert extras == {} and carry is None
+    again, _, _ = ppo.act(state, env.reset(0))
+    assert torch.equal(action, again)  # without `explore` it is the mode
+
+
+def test_masked_actions_are_never_taken():
+    """The context is hidden and both other actions are forbidden: only the mask tells what is right."""
+    spaces = Spaces(gs.Dict({"x": gs.Box(0, 1, (1,), np.float32), "action_mask": gs.MultiBinary(3)}), gs.Discrete(3))
+    env = Bandit(
+        spaces,
+        3,
+        lambda c: {"x": torch.zeros(8, 1), "action_mask": torch.eye(3, dtype=torch.int8)[c]},
+        lambda c, a: a == c,
+    )
+    for _, metrics, state in ppo.train(SMALL, env):  # noqa: B007
+        assert metrics["return"] == 1
+        assert metrics["entropy"] == 0
+    assert ppo.act(state, env.reset(0))[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def _pixels() -> Bandit:
+    """Images that are bright on the left or on the right."""
+    images = torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
+    images[0, :, :, :18], images[1, :, :, 18:] = 255, 255
+    spaces = Spaces(gs.Box(0, 255, (1, 36, 36), np.uint8), gs.Discrete(2))
+    return Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_pixels_are_learnt(precision):
+    config = ppo.Config(steps=1024, num_envs=8, unroll_steps=16, epochs=2, precision=precision, learning_rate=1e-3)
+    returns = [metrics["return"] for _, metrics, _ in ppo.train(config, _pixels())]
+    assert returns[0] < 0.75
+    env = _pixels()
+    state = _last(config, env)
+    assert (ppo.act(state, env.reset(0))[0] == env._context).all()
+
+
+def test_a_kl_target_stops_the_epochs():
+    config = dataclasses.replace(SMALL, steps=64, epochs=50, learning_rate=1e-2, target_kl=0.01)
+    _, free, _ = next(ppo.train(dataclasses.replace(config, target_kl=None), choice()))
+    steps: list[int] = []
+    state = ppo.build(config, choice().spaces)
+    state.optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    _, held, _ = next(ppo.train(config, choice(), state))
+    assert 0 < len(steps) < 50
+    assert held["approx_kl"] < 0.015 < free["approx_kl"]
+
+
+def test_normalisers_learn_in_training_only():
+    config = dataclasses.replace(SMALL, normalize_obs=True, normalize_reward=True)
+    env = Clock((1.0, 5.0), num_envs=8)
+    state = _last(config, env)
+    normalizer, scaler = state.network.normalizer, state.reward_scaler
+    assert normalizer is not None and normalizer.moments.count == 512
+    assert scaler is not None and scaler.moments.count == 512
+    before = copy.deepcopy(normalizer.state_dict())
+    ppo.act(state, env.reset(1), explore=True)
+    assert all(torch.equal(before[k], v) for k, v in normalizer.state_dict().items())
+    torch.testing.assert_close(normalizer.moments.mean.float(), torch.tensor([0.5, 0.5]), atol=0.01, rtol=0)
+
+
+MISTAKES = [
+    ({"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds"),
+    ({"minibatches": 65}, "65 minibatches"),
+    ({"epochs": 0}, "epochs must be at least 1"),
+    ({"precision": "half"}, "Unknown precision 'half'"),
+    ({"activation": "tahn"}, "Did you mean 'tanh'"),
+]
+
+
+@pytest.mark.parametrize(("options", "says"), MISTAKES)
+def test_mistakes_are_named(options, says):
+    with pytest.raises(UserError, match=says):
+        next(ppo.train(dataclasses.replace(SMALL, **options), choice()))
+
+
+def test_an_action_space_without_a_policy_is_named():
+    with pytest.raises(UserError, match="No policy for actions of Text"):
+        ppo.build(SMALL, Spaces(gs.Box(0, 1, (2,), np.float32), gs.Text(3)))

@@ -1,0 +1,193 @@
+"""What must hold of PPO in every world: the first ratio, the gradient there, time limits, rows that only reset."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foresight.algorithms.policy import ppo
+from foresight.data.trajectory import Trajectory
+from foresight.ops import advantage, fused, kl, policy, returns, value
+from tests.algorithms.policy.worlds import Clock, Gymnasium, choice
+from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled, shift, swap
+
+CARTPOLE = ppo.Config(num_envs=8, unroll_steps=64, entropy_coef=0.01)
+
+
+def _rows(state: ppo.State, env) -> Trajectory:
+    """One evaluated rollout as rows, with advantages: what `update` makes of it."""
+    batch, _ = ppo.rollout(state, env, env.reset(0))
+    gain, target = returns.gae(
+        batch.reward, 0.99 * batch.discount, batch.cut, batch.value, batch.next_value, 0.95, batch.mask
+    )
+    return batch.replace(extras={"advantage": gain, "target": target}).map(lambda x: x.flatten(0, 1))
+
+
+@sabotaged_by(
+    "foresight.algorithms.policy.ppo.evaluate", lambda f: lambda *a: f(*a).replace(logprob=f(*a).logprob + 1e-6)
+)
+@pytest.mark.parametrize("parts", [1, 3, 4])
+def test_before_the_first_update_the_ratio_is_exactly_one(parts):
+    env = Gymnasium("CartPole-v1")
+    state = ppo.build(CARTPOLE, env.spaces)
+    rows = _rows(state, env)
+    assert (rows.logprob < 0).all()
+    for batch in rows.minibatches(parts, state.shuffler):
+        assert torch.equal(
+            policy.ratio(state.network(batch.obs)[0].logp(batch.action), batch.logprob), torch.ones(len(batch.reward))
+        )
+        _, _, watched = ppo.objective(state, batch, clip=0.0)
+        assert watched[ppo.WATCHED.index("approx_kl")] == 0
+        assert watched[ppo.WATCHED.index("clip_fraction")] == 0
+
+
+def test_after_it_the_ratio_is_not_one():
+    env = Gymnasium("CartPole-v1")
+    *_, (_, metrics, _) = ppo.train(ppo.Config(steps=512, unroll_steps=64), env)
+    assert metrics["approx_kl"] > 0
+
+
+def _gradient(state: ppo.State, roots, grads) -> torch.Tensor:
+    found = torch.autograd.grad(roots, list(state.network.parameters()), grads)
+    return torch.cat([g.flatten() for g in found])
+
+
+@sabotaged_by(
+    "tests.laws.test_ppo._gradient",
+    lambda f: lambda state, roots, grads: f(state, roots, grads) * (0.9 if grads else 1),
+)
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
+def test_at_ratio_one_the_gradient_is_the_policy_gradient():
+    """Both ways: compiled (CartPole) and readable (Pendulum)."""
+    found, expected = [], []
+    for name in ("CartPole-v1", "Pendulum-v1"):
+        env = Gymnasium(name)
+        state = ppo.build(ppo.Config(num_envs=8, unroll_steps=32, value_coef=0.0), env.spaces)
+        rows = _rows(state, env)
+        roots, grads, _ = ppo.objective(state, rows, clip=0.2)
+        found.append(_gradient(state, roots, grads))
+        gain = (rows.extras["advantage"] - rows.extras["advantage"].mean()) / rows.extras["advantage"].std()
+        expected.append(_gradient(state, [-(gain * state.network(rows.obs)[0].logp(rows.action)).mean()], None))
+        assert expected[-1].abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+@sabotaged_by(
+    "foresight.ops.fused.clipped_objective", swap("old_logprob", "advantage"), drop("clip_value"), scaled(1.01)
+)
+@sabotaged_by(
+    "foresight.ops.fused.clipped_objective", change("normalize", lambda x: not x), change("clip_ratio", lambda x: 2 * x)
+)
+@given(seed=st.integers(0, 2**31))
+def test_the_compiled_objective_is_the_readable_one(seed):
+    """Values and gradients, with ratios in and outside the clip range and a masked action."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    n, actions = 64, 3
+    mask = torch.ones(n, actions, dtype=torch.bool)
+    mask[: n // 2, 2] = False
+    logits = normal(n, actions).masked_fill(~mask, torch.finfo(torch.float32).min).requires_grad_()
+    values = normal(n).requires_grad_()
+    action = torch.randint(0, 2, (n,), generator=generator)
+    old_logprob = logits.detach().log_softmax(-1).gather(-1, action[:, None])[:, 0] + 0.3 * normal(n)
+    gain, target, old_value = 1 + 2 * normal(n), normal(n), values.detach() + 0.3 * normal(n)
+    clip, clip_value, value_coef, entropy_coef = 0.2, 0.1, 0.7, 0.05
+    *grads, watched = fused.clipped_objective(
+        logits, values, action, old_logprob, gain, target, old_value, clip, clip_value, value_coef, entropy_coef, True
+    )
+
+    logps = logits.log_softmax(-1)
+    logprob = logps.gather(-1, action[:, None])[:, 0]
+    ratio = policy.ratio(logprob, old_logprob)
+    terms = [
+        policy.clipped_surrogate(ratio, advantage.normalize(gain), clip).mean(),
+        value.clipped_loss(values, old_value, target, clip_value).mean(),
+        -(logps.exp() * logps).sum(-1).mean(),
+        kl.k3(old_logprob, logprob).mean(),
+        policy.clip_fraction(ratio, clip),
+    ]
+    assert 0 < terms[4] < 1
+    torch.testing.assert_close(watched, torch.stack(terms).detach(), rtol=1e-4, atol=1e-5)
+    loss = terms[0] + value_coef * terms[1] - entropy_coef * terms[2]
+    for found, expected in zip(grads, torch.autograd.grad(loss, [logits, values]), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+    assert not grads[0][: n // 2, 2].any()  # a masked action has exactly no gradient
+
+
+def test_one_objective_for_both_ways(monkeypatch):
+    """The whole of `objective`, compiled and not, on a real rollout after some learning."""
+    env = Gymnasium("CartPole-v1")
+    *_, (_, _, state) = ppo.train(ppo.Config(steps=1024, unroll_steps=64, learning_rate=1e-2, clip_value=0.2), env)
+    rows = _rows(state, env)
+    rows = rows.replace(logprob=rows.logprob - 0.3, value=rows.value + 0.3)
+    roots, grads, watched = ppo.objective(state, rows, clip=0.2)
+    assert grads is not None
+    fast = _gradient(state, roots, grads)
+    monkeypatch.setattr(ppo, "Categorical", type("Nothing", (), {}))
+    roots, grads, readable = ppo.objective(state, rows, clip=0.2)
+    assert grads is None
+    torch.testing.assert_close(watched, readable, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fast, _gradient(state, roots, grads), rtol=1e-3, atol=1e-5)
+
+
+def _time_limit_ends(original):
+    """Take every cut for a termination."""
+    return lambda reward, discount, cut, *rest: original(reward, discount * (1 - cut), cut, *rest)
+
+
+def _learnt_values(env: Clock) -> torch.Tensor:
+    config = ppo.Config(
+        steps=40_000, num_envs=8, unroll_steps=32, epochs=10, minibatches=2, learning_rate=0.3, hidden=(),
+        gamma=0.98, value_coef=1.0, max_grad_norm=1e9,
+    )  # fmt: skip
+    *_, (_, _, state) = ppo.train(config, env)
+    return state.network.value(torch.eye(len(env.rewards))).value.detach()
+
+
+@sabotaged_by("foresight.ops.returns.gae", _time_limit_ends)
+def test_a_time_limit_is_no_termination():
+    """Reward 1 for ever is worth 1 / (1 - 0.98) = 50, though every episode is cut after 8 steps."""
+    assert _learnt_values(Clock()).item() == pytest.approx(50, abs=1)
+
+
+@sabotaged_by("foresight.ops.returns.gae", _time_limit_ends, shift("next_value"))
+@sabotaged_by("foresight.algorithms.policy.ppo.evaluate", change("limits", lambda _: []))
+def test_a_time_limit_bootstraps_from_its_own_final_observation():
+    """Episodes are cut in state 2 and begin in state 0: the wrong successor would show in every value."""
+    env = Clock((0.0, 0.0, 3.0))
+    torch.testing.assert_close(_learnt_values(env), env.values(0.98), atol=0.5, rtol=0)
+
+
+@sabotaged_by(
+    "foresight.data.trajectory.Trajectory.replace",
+    lambda f: lambda self, **k: f(self, **{"mask": torch.ones_like(self.mask), **k}),
+)
+def test_rows_that_only_reset_teach_nothing():
+    """They pay 1000 here. What is learnt from the others is as if they were not there."""
+    env = Clock((0.0, 0.0, 3.0), lost=True)
+    torch.testing.assert_close(_learnt_values(env), env.values(0.98), atol=0.5, rtol=0)
+
+
+def test_what_stands_in_such_a_row_has_no_effect():
+    env, weights = choice(), []
+    for garbage in (0.0, 1e6):
+        state = ppo.build(
+            ppo.Config(num_envs=8, unroll_steps=8, hidden=(8,), normalize_reward=True, normalize_obs=True), env.spaces
+        )
+        batch, _ = ppo.rollout(state, env, env.reset(0))
+        mask = torch.ones(8, 8)
+        mask[:, 3] = 0
+        mask[2, 5] = 0
+        fill = [x.masked_fill(mask == 0, garbage) for x in (batch.reward, batch.value, batch.next_value)]
+        obs = batch.obs.masked_fill((mask == 0).unsqueeze(-1), garbage)
+        metrics = ppo.update(
+            state, batch.replace(obs=obs, reward=fill[0], value=fill[1], next_value=fill[2], mask=mask)
+        )
+        weights.append((torch.cat([p.flatten() for p in state.network.parameters()]), metrics))
+    assert torch.equal(weights[0][0], weights[1][0])
+    assert weights[0][1] == weights[1][1]

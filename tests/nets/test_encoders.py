@@ -1,0 +1,107 @@
+"""Which network a space gets, and what the image encoders promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from foresight.errors import UserError
+from foresight.nets import encoders
+from foresight.nets.actor_critic import ActorCritic, Separate, Shared
+from foresight.nets.conv import Impala, Nature
+from foresight.nets.heads import ScalarHead
+from foresight.nets.towers import Towers
+from tests.sabotage import sabotaged_by, scaled
+
+PIXELS = gs.Box(0, 255, (3, 40, 44), np.uint8)
+
+
+@pytest.mark.parametrize("network", [Nature, Impala])
+def test_image_encoders(network):
+    module = network((3, 40, 44), size=7)
+    images = torch.randint(0, 256, (5, 2, 3, 40, 44), dtype=torch.uint8)
+    features = module(images)
+    assert features.shape == (5, 2, 7) and module.size == 7
+    torch.testing.assert_close(features, module(images.float() / 255))  # bytes are scaled to [0, 1]
+    torch.testing.assert_close(features[3, 1], module(images[3, 1]), rtol=1e-4, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (module(images).float() - features).abs().max() < 0.05 * features.abs().max()
+
+
+def test_nature_has_the_size_of_the_paper():
+    assert sum(p.numel() for p in Nature((4, 84, 84)).parameters()) == 1_684_128  # 8224 + 32832 + 36928 + 1606144
+
+
+def test_images_that_are_too_small_are_refused():
+    with pytest.raises(UserError, match="at least 36x36"):
+        Nature((3, 20, 20))
+    with pytest.raises(UserError, match="image encoder 'resnet'"):
+        encoders.encoder(PIXELS, (8,), images="resnet")
+
+
+CASES = [
+    (gs.Box(-1, 1, (5,), np.float32), torch.zeros(2, 5), 5),
+    (gs.Box(-1, 1, (), np.float32), torch.zeros(2), 1),
+    (gs.Box(-1, 1, (2, 3), np.float32), torch.zeros(2, 2, 3), 6),
+    (gs.Box(0, 255, (4,), np.uint8), torch.full((2, 4), 255, dtype=torch.uint8), 4),
+    (gs.Discrete(6), torch.tensor([0, 5]), 6),
+    (gs.MultiDiscrete([2, 3]), torch.tensor([[1, 2], [0, 0]]), 5),
+    (gs.MultiBinary(4), torch.ones(2, 4, dtype=torch.int8), 4),
+]
+
+
+@pytest.mark.parametrize(("space", "obs", "size"), CASES)
+def test_vectors_of_every_space(space, obs, size):
+    vector = encoders.vectorizer(space)
+    assert vector.size == size and vector(obs).shape == (2, size) and vector(obs).dtype == torch.float32
+    assert vector(obs).abs().max() <= 1
+    assert encoders.encoder(space, (8,))(obs).shape == (2, 8)
+
+
+def test_integers_become_one_hot():
+    assert encoders.vectorizer(gs.Discrete(3))(torch.tensor([2])).tolist() == [[0, 0, 1]]
+    assert encoders.vectorizer(gs.MultiDiscrete([2, 3]))(torch.tensor([[1, 0]])).tolist() == [[0, 1, 1, 0, 0]]
+
+
+def test_a_dict_becomes_one_vector_without_its_mask():
+    space = gs.Dict({"b": gs.Discrete(2), "a": gs.Box(0, 1, (2,)), "action_mask": gs.MultiBinary(3)})
+    obs = {"a": torch.tensor([[0.5, 0.25]]), "b": torch.tensor([1]), "action_mask": torch.ones(1, 3)}
+    assert encoders.vectorizer(space)(obs).tolist() == [[0.5, 0.25, 0, 1]]
+    assert encoders.mask_key(space) == "action_mask" and encoders.mask_key(gs.Discrete(2)) is None
+
+
+def _policy_and_value_are_the_same_alone_and_together(space, kind):
+    head = encoders.policy_head(gs.Discrete(2))
+    body = encoders.actor_critic_body(space, (head.width, 1), (1.0, 1.0), (8,))
+    assert isinstance(body, kind)
+    network = ActorCritic(body, head, ScalarHead())
+    obs = torch.from_numpy(np.stack([space.sample() for _ in range(70)]))
+    policy, value = network(obs)
+    torch.testing.assert_close(network.policy(obs).logits, policy.logits)
+    torch.testing.assert_close(network.value(obs).value, value.value)
+    assert value.value.shape == (70,) and policy.logits.abs().sum() > 0
+
+
+@sabotaged_by("foresight.nets.towers.Towers.only", scaled(2.0))
+@pytest.mark.parametrize(("space", "kind"), [(gs.Discrete(3), Separate), (CASES[0][0], Towers)])
+def test_two_trunks(space, kind):
+    _policy_and_value_are_the_same_alone_and_together(space, kind)
+
+
+@sabotaged_by("foresight.nets.actor_critic.Shared.only", scaled(2.0))
+def test_a_shared_trunk():
+    _policy_and_value_are_the_same_alone_and_together(PIXELS, Shared)
+
+
+def test_spaces_without_a_policy_or_a_normaliser_are_named():
+    with pytest.raises(UserError, match="No policy for actions of Text"):
+        encoders.policy_head(gs.Text(3))
+    with pytest.raises(UserError, match="normalize_obs"):
+        encoders.normalizer(gs.Discrete(3))
+    assert [encoders.policy_head(s).width for s in (gs.MultiDiscrete([2, 3]), gs.MultiBinary(3), CASES[0][0])] == [
+        5,
+        6,
+        5,
+    ]
