@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def one(name: str, preset: str, seed: int, out: Path, episodes: int | None) -> dict[str, Any]:
+def one(name: str, preset: str, seed: int, out: Path, episodes: int | None, steps: int | None) -> dict[str, Any]:
     """The summary of one seed: read, resumed or made."""
     from foresight.runtime import run
 
@@ -24,7 +24,7 @@ def one(name: str, preset: str, seed: int, out: Path, episodes: int | None) -> d
         return run.Run(out).summary
     if (out / "config.yaml").is_file():
         return run.resume(out).summary
-    return run.train(name, preset=preset, seed=seed, out=out, evaluation_episodes=episodes).summary
+    return run.train(name, preset=preset, seed=seed, out=out, evaluation_episodes=episodes, steps=steps).summary
 
 
 def collect(name: str, preset: str, summaries: list[dict[str, Any]], command: str) -> dict[str, Any]:
@@ -61,13 +61,15 @@ def main() -> None:
     parser.add_argument("preset")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--episodes", type=int, help="evaluation episodes of each seed (default: the preset's)")
+    parser.add_argument("--steps", type=int, help="steps of each seed (default: the preset's)")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "reproduce")
     arguments = parser.parse_args()
     name, preset = arguments.name, arguments.preset
     label = f"{name}-{preset}".replace("/", "-")
     outs = [arguments.runs / f"{label}-{seed}" for seed in arguments.seeds]
     summaries = [
-        one(name, preset, seed, out, arguments.episodes) for seed, out in zip(arguments.seeds, outs, strict=True)
+        one(name, preset, seed, out, arguments.episodes, arguments.steps)
+        for seed, out in zip(arguments.seeds, outs, strict=True)
     ]
     command = "python benchmarks/reproduce.py " + shlex.join(sys.argv[1:])
     result = collect(name, preset, summaries, command)

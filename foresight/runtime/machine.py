@@ -79,11 +79,12 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def keep_memory() -> None:
-    """Have the C library keep freed memory for the next use, in one pool for all threads. Elsewhere than glibc: nothing.
+    """Have the C library keep freed memory for the next use, in one pool for all threads. Only glibc can.
 
     By default every large tensor is fetched from the system anew, so that a training step spends a good part of its
     time on page faults; and each thread has a pool of its own, so that what autograd's thread frees lies idle.
     """
+    # Blocks of 32 MiB and more still go back at once: in the pool, one of them would leave a hole that nothing fits.
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         for option, value in ((MMAP_THRESHOLD, 32 << 20), (TRIM_THRESHOLD, (1 << 31) - 1), (ARENA_MAX, 1)):
@@ -91,6 +92,6 @@ def keep_memory() -> None:
 
 
 def return_memory() -> None:
-    """Give freed memory back to the system: what `keep_memory` kept would otherwise grow with every gap between uses."""
+    """Give freed memory back to the system: what `keep_memory` keeps grows with every gap between uses."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -290,5 +290,3 @@ def _bad_weights(state: Any) -> str | None:
                     if not (torch.isfinite(low) and torch.isfinite(high)):
                         return f"{field.name}.{name}"
     return None
-
-

@@ -86,7 +86,7 @@ class Config:
     images: str = "nature"  # the trunk over pixels: "nature" or "impala"
     log_std: float = 0.0  # at the start; detail 24
     precision: str = "float32"  # or "bfloat16": the trunks run under autocast
-    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (as many as there are cores)
+    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
 
 
 @dataclass
@@ -138,14 +138,16 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
+@torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`unroll_steps` of every world from `obs` on; returns them and the observation to go on from."""
-    device = state.generator.device
+    device, home = state.generator.device, state.generator.device.type == "cpu"
     rows: list[tuple[Any, ...]] = []
     limits: list[tuple[int, Tensor, Any]] = []  # (t, worlds, final observations) where a time limit cut
     for t in range(state.config.unroll_steps):
-        action, _, _ = act(state, trees.to(obs, device), explore=True)
-        feedback = env.step(action.cpu())
+        # As in `act`, without its entering and leaving at every step.
+        action = state.network.policy(obs if home else trees.to(obs, device)).sample(state.generator)
+        feedback = env.step(action if home else action.cpu())
         rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask))
         if feedback.final_obs is not feedback.obs:
             limited = (feedback.cut * feedback.discount).nonzero().squeeze(-1)
