@@ -6,6 +6,8 @@ import dataclasses
 from typing import Annotated, Any
 
 import tyro
+from rich.padding import Padding
+from rich.text import Text
 
 from foresight.cli import fields, screen
 from foresight.runtime import catalog
@@ -22,13 +24,19 @@ def list_(json: bool = False) -> int:
         screen.emit([_facts(entry, catalog.presets(entry.name)) for entry in entries])
         return 0
     rows = [
-        (entry.name, entry.wing, entry.world, entry.title.removesuffix("."), ", ".join(catalog.presets(entry.name)))
+        (entry.name, entry.wing, entry.world, entry.title.removesuffix("."), _few(list(catalog.presets(entry.name))))
         for entry in entries
     ]
     console = screen.stdout()
     console.print(screen.table(("algorithm", "wing", "world", "what it is", "presets"), rows, wrap="what it is"))
     console.print("\nforesight show NAME tells more; foresight train NAME starts.", style="dim")
     return 0
+
+
+def _few(names: list[str], most: int = 2) -> str:
+    """The first names, and how many more there are: the column must leave room for the others."""
+    more = f", +{len(names) - most}" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
@@ -55,8 +63,9 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
     console.print(screen.table(("field", "default", "what, unit, source"), rows, wrap="what, unit, source"))
     if presets:
         console.print("\nPresets", style="bold")
-        rows = [(key, _differences(preset), str(preset.get("source", ""))) for key, preset in presets.items()]
-        console.print(screen.table(("preset", "what differs", "source"), rows, wrap="what differs"))
+        for key, preset in presets.items():
+            words = f"{_differences(preset)}\nSource: {preset.get('source', 'none')}"
+            console.print(Text(key), Padding(Text(words), (0, 0, 0, 4)))
     console.print(f"\nSource {entry.path}" + (f"\nPage   {page}" if page.is_file() else ""), style="dim")
     return 0
 

@@ -129,6 +129,19 @@ def _register() -> None:
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)  # the tree knows who sees whom
 
 
+class Words:
+    """The embeddings of a batch's tokens, looked up once: each lookup has a gradient as wide as the vocabulary."""
+
+    def __init__(self, embedding: nn.Module, batch: TokenBatch) -> None:
+        self.ids = torch.cat([batch.prompt.flatten(), batch.completion.flatten(), torch.zeros(1, dtype=torch.int64)])
+        self.ids = self.ids.unique().to(next(embedding.parameters()).device)  # 0 is the padding
+        self.table = embedding(self.ids)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """The embeddings `[..., D]` of tokens that the batch holds."""
+        return self.table[torch.searchsorted(self.ids, tokens.contiguous())]
+
+
 class LanguageModel(nn.Module):
     """A causal language model and its tokenizer: tokens in, next-token distributions out.
 
@@ -175,16 +188,20 @@ class LanguageModel(nn.Module):
         """The text of sampled ids, without special tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def forward(self, tokens: Tensor, lengths: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
+    def forward(
+        self, tokens: Tensor, lengths: Tensor, cache: Cache | None = None, words: Words | None = None
+    ) -> tuple[Tensor, Cache]:
         """Run one level of the token tree.
 
         `tokens` `[B, T]` are right-padded to `lengths` `[B]`; `cache` holds the levels above, already
-        expanded to B rows. Returns hidden states `[B, T, D]` and the cache that includes this level.
+        expanded to B rows; `words` may hold their embeddings. Returns hidden states `[B, T, D]` and the
+        cache that includes this level.
         """
         levels = [] if cache is None else cache.levels
         start = torch.zeros_like(lengths) if cache is None else cache.positions
         fresh = _Fresh(levels, self.layers)
-        hidden = self._run(tokens, start[:, None] + torch.arange(tokens.shape[1], device=tokens.device), fresh)
+        places = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self._run(tokens, places, fresh, words)
         padded = ~length_mask(lengths, tokens.shape[1])
         level = Level(fresh.keys, fresh.values, padded if bool(padded.any()) else None)
         return hidden, Cache([*levels, level], start + lengths)
@@ -195,15 +212,18 @@ class LanguageModel(nn.Module):
             :, 0
         ]
 
-    def _run(self, tokens: Tensor, positions: Tensor, tree: Any) -> Tensor:
+    def _run(self, tokens: Tensor, positions: Tensor, tree: Any, words: Words | None = None) -> Tensor:
         base = getattr(self.module, self.module.base_model_prefix)
-        return base(input_ids=tokens, position_ids=positions, use_cache=False, tree=tree).last_hidden_state
+        given = {"input_ids": tokens} if words is None else {"inputs_embeds": words(tokens)}
+        return base(**given, position_ids=positions, use_cache=False, tree=tree).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `[..., V]` of hidden states `[..., D]`, in the type of this model's products."""
         return self.module.get_output_embeddings()(hidden)
 
-    def read(self, prompts: Sequence[Sequence[int]], copies: int = 1) -> tuple[Tensor, Cache]:
+    def read(
+        self, prompts: Sequence[Sequence[int]], copies: int = 1, words: Words | None = None
+    ) -> tuple[Tensor, Cache]:
         """Read prompts, what they all share only once.
 
         Returns the hidden state at the end of each prompt, `[P, D]`, and the cache for `copies` rows a prompt.
@@ -212,10 +232,10 @@ class LanguageModel(nn.Module):
         cache = None
         if shared:
             stem = torch.tensor([list(prompts[0][:shared])], device=self.device)
-            _, cache = self(stem, torch.tensor([shared], device=self.device))
+            _, cache = self(stem, torch.tensor([shared], device=self.device), words=words)
             cache = cache.expand(len(prompts))
         rest, lengths = (x.to(self.device) for x in pad([row[shared:] for row in prompts]))
-        hidden, cache = self(rest, lengths, cache)
+        hidden, cache = self(rest, lengths, cache, words)
         last = hidden[torch.arange(len(prompts), device=self.device), lengths - 1]
         return last, cache.expand(copies)
 
@@ -239,11 +259,13 @@ class LanguageModel(nn.Module):
         groups, size, width = batch.completion.shape
         device = self.device
         with self.precision():
-            last, cache = self.read(batch.prompts(), size)
+            words = Words(self.module.get_input_embeddings(), batch)
+            last, cache = self.read(batch.prompts(), size, words)
             tokens, mask = batch.completion.view(-1, width).to(device), batch.mask.view(-1, width).to(device)
             hidden = last.repeat_interleave(size, 0)[:, None]  # predicts the first token
             if width > 1:
-                body, _ = self(tokens[:, :-1], (batch.length.view(-1).to(device) - 1).clamp(min=0), cache)
+                lengths = (batch.length.view(-1).to(device) - 1).clamp(min=0)
+                body, _ = self(tokens[:, :-1], lengths, cache, words)
                 hidden = torch.cat([hidden.to(body.dtype), body], 1)
             logits = self.logits(hidden[mask])
         logprob, entropy = token_logprob(logits, tokens[mask], temperature)

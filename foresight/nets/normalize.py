@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from foresight.ops import returns
+from foresight.ops import returns, transforms
 
 
 class Moments(nn.Module):
@@ -26,17 +26,10 @@ class Moments(nn.Module):
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
         """Take in `rows` `[N, *shape]`. No rows change nothing."""
-        added = rows.shape[0]
-        if added == 0:
-            return
-        rows = rows.double()
-        mean, variance = rows.mean(0), rows.var(0, correction=0)
-        total = self.count + added
-        gap = mean - self.mean
-        squares = self.variance * self.count + variance * added + gap.square() * (self.count * added / total)
-        self.mean.add_(gap * (added / total))
-        self.variance.copy_(squares / total)
-        self.count.copy_(total)
+        if rows.shape[0]:
+            seen = transforms.Moments(self.count, self.mean, self.variance)
+            for mine, merged in zip(seen, transforms.merge_moments(seen, transforms.moments(rows)), strict=True):
+                mine.copy_(merged)
 
 
 class ObsNormalizer(nn.Module):

@@ -84,10 +84,9 @@ def keep_memory() -> None:
     By default every large tensor is fetched from the system anew, so that a training step spends a good part of its
     time on page faults; and each thread has a pool of its own, so that what autograd's thread frees lies idle.
     """
-    # Blocks of 32 MiB and more still go back at once: in the pool, one of them would leave a hole that nothing fits.
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-        for option, value in ((MMAP_THRESHOLD, 32 << 20), (TRIM_THRESHOLD, (1 << 31) - 1), (ARENA_MAX, 1)):
+        for option, value in ((MMAP_THRESHOLD, 1 << 30), (TRIM_THRESHOLD, (1 << 31) - 1), (ARENA_MAX, 1)):
             mallopt(option, value)
 
 

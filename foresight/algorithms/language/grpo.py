@@ -190,7 +190,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         for settings in state.optimizer.param_groups:
             settings["lr"] = rate
         state.optimizer.step()
-        state.optimizer.zero_grad()
+        state.optimizer.zero_grad(set_to_none=False)  # kept: what is as large as the model is not allocated twice
         metrics |= {"loss": total, "grad_norm": norm, "learning_rate": rate, **sums}
     return metrics
 
