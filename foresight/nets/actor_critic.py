@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,9 @@ class Shared(nn.Module):
         """What head `index` takes."""
         return self.last[index](self._features(obs))
 
+    def vjp(self, obs: Any) -> None:
+        """Only autograd knows the way back."""
+
     def _features(self, obs: Any) -> Tensor:
         if not self.autocast:
             return self.trunk(obs)
@@ -57,6 +60,10 @@ class Separate(nn.Module):
     def only(self, index: int, obs: Any) -> Tensor:
         """What head `index` takes."""
         return self.towers.only(index, self.vectorizer(obs))
+
+    def vjp(self, obs: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
+        """See `Towers.vjp`."""
+        return self.towers.vjp(self.vectorizer(obs))
 
 
 class ActorCritic(nn.Module):
@@ -90,6 +97,17 @@ class ActorCritic(nn.Module):
         """Both, sharing what can be shared."""
         policy, value = self.body(self._normal(obs))
         return self._actions(policy, obs), self.value_head(value)
+
+    def vjp(self, obs: Any) -> tuple[Any, Scalar, Callable[[Tensor, Tensor], None]] | None:
+        """`forward` without autograd, and the way back: a function of the gradients of the heads' inputs.
+
+        For heads without weights; None where the body cannot do it. See `Towers.vjp`.
+        """
+        found = self.body.vjp(self._normal(obs))
+        if found is None:
+            return None
+        (policy, value), back = found
+        return self._actions(policy, obs), self.value_head(value), lambda p, v: back([p, v.unsqueeze(-1)])
 
     def _normal(self, obs: Any) -> Any:
         return obs if self.normalizer is None else self.normalizer(obs)

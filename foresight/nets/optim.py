@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 
-def descend(
-    optimizer: torch.optim.Optimizer, roots: Sequence[Tensor], grads: Sequence[Tensor] | None, max_norm: float
-) -> None:
-    """Step `optimizer` down the gradient of `roots`, its global norm clipped to `max_norm` (PPO detail 11).
+def descend(optimizer: torch.optim.Optimizer, backward: Callable[[], object], max_norm: float) -> None:
+    """Step `optimizer` down the gradient that `backward` computes, its norm clipped to `max_norm` (PPO detail 11).
 
-    `roots` is one scalar loss, or tensors whose gradients `grads` are known. The same as `zero_grad`, `backward`,
-    `nn.utils.clip_grad_norm_` and `step`; for a network with few parameter tensors half of the time of the former
-    two goes into sorting the tensors by device and type.
+    The same as `zero_grad`, `backward`, `nn.utils.clip_grad_norm_` and `step`; for a network with few parameter
+    tensors half of the time of the former two goes into sorting the tensors by device and type.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for p in parameters:
         p.grad = None
-    torch.autograd.backward(list(roots), grads)
+    backward()
     clip_norm_([p.grad for p in parameters if p.grad is not None], max_norm)
     optimizer.step()
 

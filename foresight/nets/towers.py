@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,25 +75,59 @@ class Towers(nn.Module):
         """What tower `index` says."""
         return self._run(x, [index])[0]
 
+    def vjp(self, x: Tensor) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
+        """`forward` over rows `[N, inputs]` without autograd: what the towers say, and the way back.
+
+        The latter takes the gradients of what they said and leaves that of the weights in `flat.grad`, in memory
+        that the next call overwrites. None where only autograd can do it (another device, activation or dtype).
+        """
+        if not self._fast(x):
+            return None
+        layers = self._layers()
+        with torch.no_grad():
+            activations = [_through(x, tower, self.activation) for tower in layers]
+
+        def back(grads: Sequence[Tensor]) -> None:
+            result, places = self._gradient()
+            with torch.no_grad():
+                for i, grad in enumerate(grads):
+                    _back(grad, x, activations[i], layers[i], places[i], self.activation, False)
+            self.flat.grad = result
+
+        return [tower[-1] for tower in activations], back
+
     def _run(self, x: Tensor, chosen: Sequence[int]) -> Sequence[Tensor]:
         if x.dim() != 2:
             shape = x.shape[:-1]
             return [y.view(*shape, y.shape[-1]) for y in self._run(x.reshape(-1, x.shape[-1]), chosen)]
-        flat = self._parameters["flat"]  # looking up an attribute of a module costs as much as a small product
-        assert flat is not None
-        fast = self._compiled and x.is_cpu and flat.is_cpu and x.dtype == flat.dtype == torch.float32
-        if not fast or torch.is_autocast_enabled("cpu"):
-            parts = _split(flat, self.sizes)
+        if not self._fast(x):
+            parts = _split(self.flat, self.sizes)
             return [_plain(x, parts[i], self.activation) for i in chosen]
-        if self._views is None or self._views[0] != flat.data_ptr():  # the parameter has moved in memory
-            self._views = flat.data_ptr(), _layers(flat.detach(), self.sizes)
-        layers = self._views[1]
+        layers = self._layers()
         if not torch.is_grad_enabled():
             if x.shape[0] <= FEW_ROWS:
                 array = x.numpy()
                 return [torch.from_numpy(_few(array, layers[i], self.activation)) for i in chosen]
             return [_through(x, layers[i], self.activation)[-1] for i in chosen]
-        return _Node.apply(x, flat, self, layers, chosen)
+        return _Node.apply(x, self.flat, self, layers, chosen)
+
+    def _fast(self, x: Tensor) -> bool:
+        flat = self._parameters["flat"]  # looking up an attribute of a module costs as much as a small product
+        assert flat is not None
+        return (
+            self._compiled
+            and x.is_cpu
+            and flat.is_cpu
+            and x.dtype == flat.dtype == torch.float32
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+    def _layers(self) -> list[list[Layer]]:
+        flat = self._parameters["flat"]
+        assert flat is not None
+        if self._views is None or self._views[0] != flat.data_ptr():  # the parameter has moved in memory
+            self._views = flat.data_ptr(), _layers(flat.detach(), self.sizes)
+        return self._views[1]
 
     def _gradient(self) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
         """Memory for a gradient of `flat`, and its views; every call hands out the same."""

@@ -33,7 +33,8 @@ def test_bench_lists_measures_and_judges(call: Callable, checkout: Path) -> None
     assert (checkout / "results" / "bench-dice.json").is_file()
 
 
-def test_doctor_sees_this_machine(call: Callable) -> None:
+def test_doctor_sees_this_machine(call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORESIGHT_CACHE", raising=False)
     found = call("doctor", "--json").json
     assert found["extras"]["core"]["versions"]["torch"]
     assert found["devices"][0]["device"] == "cpu" and found["devices"][0]["bf16"]
@@ -58,6 +59,7 @@ def test_doctor_names_one_command_for_each_problem(
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORESIGHT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert doctor.cache_directory() == Path("/xdg/foresight")
     monkeypatch.setenv("FORESIGHT_CACHE", "/mine")

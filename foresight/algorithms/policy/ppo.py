@@ -34,7 +34,7 @@ change between iterations, so one policy acts and learns within each. Left out: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,6 @@ from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, optim
 from foresight.nets.actor_critic import ActorCritic
-from foresight.nets.outputs import Categorical
 from foresight.ops import advantage, diagnostics, fused, kl, policy, returns, schedules, value
 
 WORLD = "control"
@@ -181,19 +180,20 @@ def evaluate(state: State, batch: Trajectory, obs: Any, limits: list[tuple[int, 
     return batch.replace(logprob=output.logp(batch.action), value=values.value, next_value=next_value)
 
 
-def objective(state: State, batch: Trajectory, clip: float) -> tuple[list[Tensor], list[Tensor] | None, Tensor]:
-    """The loss over N real rows as roots for the backward pass, their gradients (None: a scalar), and `WATCHED`."""
-    config = state.config
-    output, values = state.network(batch.obs)
+def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[], object], Tensor]:
+    """The loss over N real rows: its backward pass, yet to be called, and the numbers of `WATCHED`."""
+    config, network = state.config, state.network
     gain, target, old_logprob, old_value = batch.extras["advantage"], batch.extras["target"], batch.logprob, batch.value
     assert old_logprob is not None and old_value is not None
-    if isinstance(output, Categorical) and output.logits.device.type == "cpu":
-        # The same as below for the commonest case, differentiated by hand and compiled.
+    if isinstance(network.policy_head, heads.CategoricalHead) and (found := network.vjp(batch.obs)):
+        # The same as below for the commonest case, small networks on a CPU: differentiated by hand and compiled.
+        output, values, back = found
         *grads, watched = fused.clipped_objective(
             output.logits, values.value, batch.action, old_logprob, gain, target, old_value,
             clip, config.clip_value, config.value_coef, config.entropy_coef, config.normalize_advantage,
         )  # fmt: skip
-        return [output.logits, values.value], grads, watched
+        return lambda: back(*grads), watched
+    output, values = network(batch.obs)
     if config.normalize_advantage:
         gain = advantage.normalize(gain)
     logprob = output.logp(batch.action)
@@ -207,7 +207,7 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[list[Tensor
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     with torch.no_grad():
         divergence, clipped = kl.k3(old_logprob, logprob).mean(), policy.clip_fraction(ratio, clip)
-        return [loss], None, torch.stack([policy_loss, value_loss, entropy, divergence, clipped])
+        return loss.backward, torch.stack([policy_loss, value_loss, entropy, divergence, clipped])
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
@@ -226,7 +226,8 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     gain, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
-    rows = batch.replace(extras={"advantage": gain, "target": target}).map(lambda x: x.flatten(0, 1))
+    learnt = batch.replace(mask=None, next_value=None, extras={"advantage": gain, "target": target})
+    rows = learnt.map(lambda x: x.flatten(0, 1))
     if not mask.all():
         real = mask.flatten() > 0
         rows = rows.map(lambda x: x[real])
@@ -234,11 +235,11 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     watched: list[Tensor] = []
     shuffled = (part for _ in range(config.epochs) for part in rows.minibatches(config.minibatches, state.shuffler))
     for minibatch in shuffled:
-        roots, grads, seen = objective(state, minibatch, clip)
+        backward, seen = objective(state, minibatch, clip)
         watched.append(seen)
         if config.target_kl is not None and seen[WATCHED.index("approx_kl")] > 1.5 * config.target_kl:
             break
-        optim.descend(state.optimizer, roots, grads, config.max_grad_norm)
+        optim.descend(state.optimizer, backward, config.max_grad_norm)
 
     if state.network.normalizer is not None:
         state.network.normalizer.update(rows.obs)
