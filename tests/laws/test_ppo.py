@@ -38,7 +38,7 @@ def test_before_the_first_update_the_ratio_is_exactly_one(parts):
         assert torch.equal(
             policy.ratio(state.network(batch.obs)[0].logp(batch.action), batch.logprob), torch.ones(len(batch.reward))
         )
-        _, _, watched = ppo.objective(state, batch, clip=0.0)
+        _, watched = ppo.objective(state, batch, clip=0.0)
         assert watched[ppo.WATCHED.index("approx_kl")] == 0
         assert watched[ppo.WATCHED.index("clip_fraction")] == 0
 
@@ -49,16 +49,15 @@ def test_after_it_the_ratio_is_not_one():
     assert metrics["approx_kl"] > 0
 
 
-def _gradient(state: ppo.State, roots, grads) -> torch.Tensor:
-    found = torch.autograd.grad(roots, list(state.network.parameters()), grads)
-    return torch.cat([g.flatten() for g in found])
+def _gradient(state: ppo.State, backward) -> torch.Tensor:
+    state.optimizer.zero_grad()
+    backward()
+    return torch.cat([p.grad.flatten().clone() for p in state.network.parameters()])
 
 
-@sabotaged_by(
-    "tests.laws.test_ppo._gradient",
-    lambda f: lambda state, roots, grads: f(state, roots, grads) * (0.9 if grads else 1),
-)
+@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 0.9 * g))
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
+@sabotaged_by("foresight.ops.fused.clipped_objective", change("normalize", lambda x: not x))
 def test_at_ratio_one_the_gradient_is_the_policy_gradient():
     """Both ways: compiled (CartPole) and readable (Pendulum)."""
     found, expected = [], []
@@ -66,10 +65,12 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient():
         env = Gymnasium(name)
         state = ppo.build(ppo.Config(num_envs=8, unroll_steps=32, value_coef=0.0), env.spaces)
         rows = _rows(state, env)
-        roots, grads, _ = ppo.objective(state, rows, clip=0.2)
-        found.append(_gradient(state, roots, grads))
+        found.append(_gradient(state, ppo.objective(state, rows, clip=0.2)[0]))
         gain = (rows.extras["advantage"] - rows.extras["advantage"].mean()) / rows.extras["advantage"].std()
-        expected.append(_gradient(state, [-(gain * state.network(rows.obs)[0].logp(rows.action)).mean()], None))
+        state.network.body._compiled = False  # plain torch, which no sabotage reaches
+        output, values = state.network(rows.obs)
+        loss = -(gain * output.logp(rows.action)).mean() + 0 * values.value.sum()
+        expected.append(_gradient(state, loss.backward))
         assert expected[-1].abs().max() > 1e-3
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
@@ -119,20 +120,22 @@ def test_the_compiled_objective_is_the_readable_one(seed):
     assert not grads[0][: n // 2, 2].any()  # a masked action has exactly no gradient
 
 
-def test_one_objective_for_both_ways(monkeypatch):
+@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 0.9 * g))
+@sabotaged_by("foresight.ops.fused.clipped_objective", scaled(1.01))
+@sabotaged_by("foresight.ops.policy.clip_fraction", scaled(1.01))
+def test_one_objective_for_both_ways():
     """The whole of `objective`, compiled and not, on a real rollout after some learning."""
     env = Gymnasium("CartPole-v1")
     *_, (_, _, state) = ppo.train(ppo.Config(steps=1024, unroll_steps=64, learning_rate=1e-2, clip_value=0.2), env)
     rows = _rows(state, env)
     rows = rows.replace(logprob=rows.logprob - 0.3, value=rows.value + 0.3)
-    roots, grads, watched = ppo.objective(state, rows, clip=0.2)
-    assert grads is not None
-    fast = _gradient(state, roots, grads)
-    monkeypatch.setattr(ppo, "Categorical", type("Nothing", (), {}))
-    roots, grads, readable = ppo.objective(state, rows, clip=0.2)
-    assert grads is None
-    torch.testing.assert_close(watched, readable, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(fast, _gradient(state, roots, grads), rtol=1e-3, atol=1e-5)
+    backward, compiled = ppo.objective(state, rows, clip=0.2)
+    fast = _gradient(state, backward)
+    state.network.vjp = lambda obs: None
+    state.network.body._compiled = False  # plain torch in the towers too
+    backward, readable = ppo.objective(state, rows, clip=0.2)
+    torch.testing.assert_close(compiled, readable, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fast, _gradient(state, backward), rtol=1e-3, atol=1e-5)
 
 
 def _time_limit_ends(original):

@@ -89,6 +89,27 @@ def test_a_row_has_the_same_bits_in_every_batch(sizes):
         assert torch.equal(module(x[chosen])[0], whole[chosen])
 
 
+@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 2 * g))
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_the_way_back_without_autograd_is_autograds(activation):
+    module, x = _random(4, (64, 64), activation), torch.randn(300, 4)
+    for _ in range(2):  # twice: the memory is used again
+        found = module.vjp(x)
+        assert found is not None
+        outputs, back = found
+        expected = _plain(module, x)
+        weights = [torch.randn_like(y) for y in expected]
+        for a, b in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            assert not a.requires_grad
+        back(weights)
+        (gradient,) = torch.autograd.grad(expected, [module.flat], weights)
+        assert module.flat.grad is not None
+        assert (module.flat.grad - gradient).abs().max() < 1e-5 * gradient.abs().max()
+        x = torch.randn(200, 4)
+    assert _random(4, (8,), "elu").vjp(x) is None and module.vjp(x.double()) is None
+
+
 def test_other_activations_dtypes_and_autocast_take_the_plain_way():
     x = torch.randn(9, 4)
     module = _random(4, (8,), "elu")
