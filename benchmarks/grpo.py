@@ -33,8 +33,9 @@ def ours() -> dict[str, Any]:
     from foresight.algorithms.language import grpo
     from foresight.envs.text import make
     from foresight.runtime.machine import keep_memory
+    from foresight.runtime.session import PASSING
 
-    keep_memory()  # as `foresight train` does
+    keep_memory(PASSING)  # as `foresight train` does
     config = grpo.Config(steps=UPDATES + 1, **SETTINGS)
     task = make("addition")
     state = grpo.build(config)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from foresight.data.text import TokenBatch, common_prefix, length_mask, pad
 from foresight.errors import UserError
+from foresight.nets import lean
 from foresight.ops.tokens import token_logprob
 
 Message = dict[str, str]
@@ -158,6 +159,7 @@ class LanguageModel(nn.Module):
         if not getattr(module, "_supports_attention_backend", False):
             raise UserError(f"{type(module).__name__} has its own attention; choose a Llama- or Qwen-like model.")
         module.set_attn_implementation(ATTENTION)
+        lean.use(module)
         self.module = module.eval()
         self.tokenizer = tokenizer
         self.autocast = autocast

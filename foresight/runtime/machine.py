@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,15 +79,18 @@ def threads(count: int | None) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def keep_memory() -> None:
-    """Have the C library keep freed memory for the next use, in one pool for all threads. Only glibc can.
+def keep_memory(pieces: int) -> None:
+    """Have the C library keep freed tensors below `pieces` bytes for the next use, in one pool. Only glibc can.
 
     By default every large tensor is fetched from the system anew, so that a training step spends a good part of its
     time on page faults; and each thread has a pool of its own, so that what autograd's thread frees lies idle.
+    What is as large as `pieces` gets pages of its own and leaves no hole in the pool.
     """
+    # oneDNN keeps the code that it makes for every shape. Rows of tokens are of a thousand shapes: keep fewer.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-        for option, value in ((MMAP_THRESHOLD, 1 << 30), (TRIM_THRESHOLD, (1 << 31) - 1), (ARENA_MAX, 1)):
+        for option, value in ((MMAP_THRESHOLD, pieces), (TRIM_THRESHOLD, (1 << 31) - 1), (ARENA_MAX, 1)):
             mallopt(option, value)
 
 

@@ -23,7 +23,8 @@ from foresight.runtime.progress import Progress
 from foresight.runtime.when import Every, Interruption
 
 CHECKPOINT_EVERY = 120.0  # seconds
-TIDY_EVERY = 10.0  # seconds between returns of unused memory
+TIDY_EVERY = 2.0  # seconds between returns of unused memory
+LASTING, PASSING = 1 << 20, 1 << 25  # bytes from which a tensor gets pages of its own, in the first step and after it
 SAVING_SHARE = 0.05  # of the time that saving may take, where the interval was not set
 VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
 
@@ -73,7 +74,7 @@ class Session:
 
     def go(self) -> None:
         """Train to the end, whatever was there before."""
-        machine.keep_memory()
+        machine.keep_memory(LASTING)  # weights, gradients and moments would leave holes in the pool
         with machine.threads(getattr(self.config, "threads", None)), Interruption(self.progress.note) as interruption:
             world = worlds.training(self.settings)
             evaluation_world = None
@@ -138,6 +139,7 @@ class Session:
             self.seconds += time.perf_counter() - before
             if item is None:
                 return state
+            machine.keep_memory(PASSING)
             step, metrics, state = item
             self._check_finite(step, metrics)
             self.log.row(step, self.seconds, metrics)

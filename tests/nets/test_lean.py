@@ -1,0 +1,60 @@
+"""`rms_norm` against the four operations that define it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from foresight.nets import lean
+from tests.sabotage import change, sabotaged_by
+
+
+class LlamaRMSNorm(nn.Module):
+    """As transformers has it."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.rand(size) + 0.5), 1e-3
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+@sabotaged_by("foresight.nets.lean.rms_norm", change("eps", lambda x: 2 * x), change("weight", torch.Tensor.detach))
+@pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8)])
+def test_values_and_gradients_are_those_of_the_definition(shape):
+    plain = LlamaRMSNorm(8).double()
+    used = copy.deepcopy(plain).float()
+    lean.use(used)
+    x, grad = torch.randn(shape) * 0.1, torch.randn(shape)
+    a, b = x.double().requires_grad_(), x.clone().requires_grad_()
+    plain(a).backward(grad.double())
+    y = used(b)
+    y.backward(grad)
+    torch.testing.assert_close(y.double(), plain(a))
+    torch.testing.assert_close(b.grad.double(), a.grad, atol=1e-5, rtol=1e-5)
+    assert used.weight.grad is not None
+    torch.testing.assert_close(used.weight.grad.double(), plain.weight.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_the_result_has_the_type_of_matrix_products():
+    norm = LlamaRMSNorm(8)
+    lean.use(norm)
+    assert norm(torch.randn(2, 8)).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(torch.randn(2, 8)).dtype == torch.bfloat16
+
+
+@sabotaged_by("copy.deepcopy", lambda f: lambda x: x)
+def test_a_deep_copy_uses_its_own_weight():
+    norm = LlamaRMSNorm(8)
+    lean.use(norm)
+    other, x = copy.deepcopy(norm), torch.randn(2, 8)
+    before = norm(x)
+    with torch.no_grad():
+        other.weight.zero_()
+    assert torch.equal(norm(x), before)
+    assert not other(x).any()
