@@ -59,6 +59,18 @@ class TokenBatch:
         """The prompts as lists of ids, without padding."""
         return [row[:n].tolist() for row, n in zip(self.prompt, self.prompt_length.tolist(), strict=True)]
 
+    def distinct(self) -> Tensor:
+        """How many sampled tokens of each prompt differ, in themselves or in what precedes them: `[P]`."""
+        counts = []
+        for rows, lengths in zip(self.completion.tolist(), self.length.tolist(), strict=True):
+            found: dict[tuple[int, int], int] = {}
+            for row, length in zip(rows, lengths, strict=True):
+                place = -1
+                for token in row[:length]:
+                    place = found.setdefault((place, token), len(found))
+            counts.append(len(found))
+        return torch.tensor(counts)
+
     def select(self, groups: Tensor) -> TokenBatch:
         """The batch of the prompts whose indices are given, cut to the longest prompt and completion left."""
         length, prompt_length = self.length[groups], self.prompt_length[groups]

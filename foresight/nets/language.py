@@ -1,9 +1,9 @@
 """A transformers causal language model as a policy, computing what rows share only once.
 
 Prompts of one group are equal, and prompts of one batch often begin alike (a system message), so the
-tokens of a batch form a tree: a stem, prompts, completions. `LanguageModel.forward` runs one level of
-that tree over the levels above it, which it takes and returns as an explicit `Cache`. Gradients flow
-through every level, so a training pass costs the *distinct* tokens and is still exact.
+tokens of a batch form a tree. Known texts are run as one `TokenTree`, so a training pass costs the *distinct*
+tokens and is still exact. For sampling, `LanguageModel.forward` runs one level of the tree (a stem, prompts,
+completions) over the levels above it, which it takes and returns as an explicit `Cache`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from foresight.data.text import TokenBatch, common_prefix, length_mask, pad
 from foresight.errors import UserError
 from foresight.nets import lean
+from foresight.nets.tokentree import TokenTree
 from foresight.ops.tokens import token_logprob
 
 Message = dict[str, str]
@@ -82,6 +83,8 @@ def _tree_attention(
     rows, heads, width, size = query.shape
     kv_heads = key.shape[1]
     scale = size**-0.5 if scaling is None else scaling
+    if isinstance(tree, TokenTree):
+        return tree.attend(query, key, value, scale), None
     query = (query * scale).reshape(rows, kv_heads, heads // kv_heads * width, size)
     above, own = tree.levels, tree.own(module.layer_idx, key, value)
     levels = [(level.keys[module.layer_idx], level.values[module.layer_idx], level.blocked) for level in above]
@@ -128,19 +131,6 @@ def _register() -> None:
 
     AttentionInterface.register(ATTENTION, _tree_attention)
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)  # the tree knows who sees whom
-
-
-class Words:
-    """The embeddings of a batch's tokens, looked up once: each lookup has a gradient as wide as the vocabulary."""
-
-    def __init__(self, embedding: nn.Module, batch: TokenBatch) -> None:
-        self.ids = torch.cat([batch.prompt.flatten(), batch.completion.flatten(), torch.zeros(1, dtype=torch.int64)])
-        self.ids = self.ids.unique().to(next(embedding.parameters()).device)  # 0 is the padding
-        self.table = embedding(self.ids)
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """The embeddings `[..., D]` of tokens that the batch holds."""
-        return self.table[torch.searchsorted(self.ids, tokens.contiguous())]
 
 
 class LanguageModel(nn.Module):
@@ -190,42 +180,35 @@ class LanguageModel(nn.Module):
         """The text of sampled ids, without special tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def forward(
-        self, tokens: Tensor, lengths: Tensor, cache: Cache | None = None, words: Words | None = None
-    ) -> tuple[Tensor, Cache]:
+    def forward(self, tokens: Tensor, lengths: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
         """Run one level of the token tree.
 
         `tokens` `[B, T]` are right-padded to `lengths` `[B]`; `cache` holds the levels above, already
-        expanded to B rows; `words` may hold their embeddings. Returns hidden states `[B, T, D]` and the
-        cache that includes this level.
+        expanded to B rows. Returns hidden states `[B, T, D]` and the cache that includes this level.
         """
         levels = [] if cache is None else cache.levels
         start = torch.zeros_like(lengths) if cache is None else cache.positions
         fresh = _Fresh(levels, self.layers)
         places = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self._run(tokens, places, fresh, words)
+        hidden = self._run(tokens, places, fresh)
         padded = ~length_mask(lengths, tokens.shape[1])
         level = Level(fresh.keys, fresh.values, padded if bool(padded.any()) else None)
         return hidden, Cache([*levels, level], start + lengths)
 
     def step(self, tokens: Tensor, cache: Cache, level: Level, place: int) -> Tensor:
         """One decoding step: `tokens` `[B]` enter `level` at `place`. Returns hidden states `[B, D]`."""
-        return self._run(tokens[:, None], (cache.positions + place)[:, None], _Growing(cache.levels, level, place))[
-            :, 0
-        ]
+        growing = _Growing(cache.levels, level, place)
+        return self._run(tokens[:, None], (cache.positions + place)[:, None], growing)[:, 0]
 
-    def _run(self, tokens: Tensor, positions: Tensor, tree: Any, words: Words | None = None) -> Tensor:
+    def _run(self, tokens: Tensor, positions: Tensor, tree: Any) -> Tensor:
         base = getattr(self.module, self.module.base_model_prefix)
-        given = {"input_ids": tokens} if words is None else {"inputs_embeds": words(tokens)}
-        return base(**given, position_ids=positions, use_cache=False, tree=tree).last_hidden_state
+        return base(input_ids=tokens, position_ids=positions, use_cache=False, tree=tree).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `[..., V]` of hidden states `[..., D]`, in the type of this model's products."""
         return self.module.get_output_embeddings()(hidden)
 
-    def read(
-        self, prompts: Sequence[Sequence[int]], copies: int = 1, words: Words | None = None
-    ) -> tuple[Tensor, Cache]:
+    def read(self, prompts: Sequence[Sequence[int]], copies: int = 1) -> tuple[Tensor, Cache]:
         """Read prompts, what they all share only once.
 
         Returns the hidden state at the end of each prompt, `[P, D]`, and the cache for `copies` rows a prompt.
@@ -234,65 +217,38 @@ class LanguageModel(nn.Module):
         cache = None
         if shared:
             stem = torch.tensor([list(prompts[0][:shared])], device=self.device)
-            _, cache = self(stem, torch.tensor([shared], device=self.device), words=words)
+            _, cache = self(stem, torch.tensor([shared], device=self.device))
             cache = cache.expand(len(prompts))
         rest, lengths = (x.to(self.device) for x in pad([row[shared:] for row in prompts]))
-        hidden, cache = self(rest, lengths, cache, words)
+        hidden, cache = self(rest, lengths, cache)
         last = hidden[torch.arange(len(prompts), device=self.device), lengths - 1]
         return last, cache.expand(copies)
 
     def logprob(self, batch: TokenBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each sampled token, `[P, G, T]` each, 0 on padding.
 
-        Equal completions of a prompt are computed once, and only positions that predict a sampled token reach the
-        vocabulary projection.
+        Computed once for equal beginnings, and only positions that predict a sampled token reach the vocabulary.
         """
-        rows, place = distinct(batch)  # [P, U] of the G completions, and where each of the G went
-        few = dataclasses.replace(
-            batch,
-            completion=batch.completion.gather(1, rows[..., None].expand(-1, -1, batch.completion.shape[2])),
-            length=batch.length.gather(1, rows),
-        )
-        logprob, entropy = self._logprob(few, temperature)
-        back = place[..., None].expand_as(batch.completion).to(logprob.device)
-        return logprob.gather(1, back), entropy.gather(1, back)
-
-    def _logprob(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        groups, size, width = batch.completion.shape
-        device = self.device
+        tree, path = token_tree(batch)
+        sampled, back = path.unique(return_inverse=True)  # distinct sampled tokens, each in its context
+        mask, device = batch.mask.to(self.device), self.device
         with self.precision():
-            words = Words(self.module.get_input_embeddings(), batch)
-            last, cache = self.read(batch.prompts(), size, words)
-            tokens, mask = batch.completion.view(-1, width).to(device), batch.mask.view(-1, width).to(device)
-            hidden = last.repeat_interleave(size, 0)[:, None]  # predicts the first token
-            if width > 1:
-                lengths = (batch.length.view(-1).to(device) - 1).clamp(min=0)
-                body, _ = self(tokens[:, :-1], lengths, cache, words)
-                hidden = torch.cat([hidden.to(body.dtype), body], 1)
-            logits = self.logits(hidden[mask])
-        logprob, entropy = token_logprob(logits, tokens[mask], temperature)
-        empty = torch.zeros(mask.shape, device=device)
-        shape = (groups, size, width)
-        return empty.masked_scatter(mask, logprob).view(shape), empty.masked_scatter(mask, entropy).view(shape)
+            logits = self.logits(self.states(tree)[tree.parents[sampled].to(device)])
+        known = token_logprob(logits, tree.tokens[sampled].to(device), temperature)
+        empty, back = torch.zeros(mask.shape, device=device), back.to(device)
+        logprob, entropy = (empty.masked_scatter(mask, x[back]) for x in known)
+        return logprob, entropy
+
+    def states(self, tree: TokenTree) -> Tensor:
+        """Hidden states `[N, D]` of the N tokens of a tree, each having read what is above it and itself."""
+        return self._run(tree.tokens[None].to(self.device), tree.positions[None].to(self.device), tree)[0]
 
 
-def distinct(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """The different completions of each prompt: `rows` `[P, U]` picks them, `place` `[P, G]` says which one each is.
-
-    U is the largest number that any prompt has; the others repeat their first one.
-    """
-    picks, places = [], []
-    for tokens, lengths in zip(batch.completion.tolist(), batch.length.tolist(), strict=True):
-        seen: dict[tuple[int, ...], int] = {}
-        picked: list[int] = []
-        place = []
-        for g, (row, length) in enumerate(zip(tokens, lengths, strict=True)):
-            key = tuple(row[:length])
-            if key not in seen:
-                seen[key] = len(picked)
-                picked.append(g)
-            place.append(seen[key])
-        picks.append(picked)
-        places.append(place)
-    most = max(len(picked) for picked in picks)
-    return torch.tensor([p + p[:1] * (most - len(p)) for p in picks]), torch.tensor(places)
+def token_tree(batch: TokenBatch) -> tuple[TokenTree, Tensor]:
+    """A batch as a tree, and where its sampled tokens are there, in the order of `batch.completion[batch.mask]`."""
+    starts, lengths = batch.prompt_length.tolist(), batch.length.tolist()
+    rows = zip(batch.prompts(), batch.completion.tolist(), lengths, strict=True)
+    tree = TokenTree([prompt + row[:n] for prompt, group, ns in rows for row, n in zip(group, ns, strict=True)])
+    first = [start for start, group in zip(starts, lengths, strict=True) for _ in group]
+    places = [place for path, start in zip(tree.paths, first, strict=True) for place in path[start:]]
+    return tree, torch.tensor(places, dtype=torch.int64)

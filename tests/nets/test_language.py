@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import UserError
 from foresight.nets import pretrained
-from foresight.nets.language import LanguageModel, distinct
+from foresight.nets.language import LanguageModel, token_tree
+from foresight.planning.decode import generate
 from tests import tiny_language
 from tests.sabotage import drop, sabotaged_by
 
@@ -52,9 +53,8 @@ def test_the_tree_equals_the_plain_model(prompts, temperature):
 
 @sabotaged_by("foresight.nets.language._scores", drop("blocked"))
 def test_padding_of_the_prompt_is_not_seen():
-    batch = _batch()
-    logprob, _ = tiny_language.model().logprob(batch)
-    torch.testing.assert_close(logprob, _plain(batch)[0].detach(), atol=1e-5, rtol=0)
+    batch = generate(tiny_language.model(), PROMPTS, 2, 4, 1.0, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(batch.logprob, _plain(batch)[0].detach(), atol=1e-5, rtol=0)
 
 
 def test_gradients_flow_through_what_is_shared():
@@ -66,19 +66,18 @@ def test_gradients_flow_through_what_is_shared():
         torch.testing.assert_close(mine.grad, theirs.grad, atol=2e-4, rtol=1e-3, msg=name)
 
 
-@sabotaged_by(
-    "foresight.nets.language.distinct", lambda original: lambda batch: (original(batch)[0], original(batch)[1] * 0)
-)
-def test_equal_completions_are_computed_once_and_count_each_time():
+@sabotaged_by("foresight.nets.language.token_tree", lambda f: lambda batch: (f(batch)[0], f(batch)[1].flip(0)))
+def test_equal_beginnings_are_computed_once_and_count_each_time():
     batch, model = _batch(group=4), tiny_language.model()
     batch.completion[0, 2], batch.length[0, 2] = batch.completion[0, 0], batch.length[0, 0]
     batch.completion[1, 1:], batch.length[1, 1:] = batch.completion[1, :1], batch.length[1, :1]
-    batch.completion[2, 1] = batch.completion[2, 0]  # equal tokens behind the end of the shorter are no difference
+    batch.completion[2, 1] = batch.completion[2, 0]  # a beginning of another
     batch.length[2, :2] = torch.tensor([2, 3])
-    rows, place = distinct(batch)
-    assert rows.shape[1] == 4
-    assert place[0].tolist() == [0, 1, 0, 2]
-    assert place[1].tolist() == [0, 0, 0, 0]
+    tree, path = token_tree(batch)
+    assert len(path) == batch.length.sum()
+    assert batch.distinct()[1] == batch.length[1, 0]
+    together = sum(map(len, PROMPTS)) - 2 * 2 - 1 + batch.distinct().sum()  # two tokens in all prompts, one more in two
+    assert len(tree) == together
     logprob = model.logprob(batch)[0]
     expected, _, module = _plain(batch)
     torch.testing.assert_close(logprob, expected, atol=1e-5, rtol=0)

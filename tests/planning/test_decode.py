@@ -35,7 +35,7 @@ def test_the_sampler_and_the_learner_agree_on_the_probability(temperature):
     model = tiny_language.model()
     batch = decode.generate(model, PROMPTS, 6, 12, temperature, _seeded())
     logprob, _ = model.logprob(batch, temperature)
-    torch.testing.assert_close(logprob.detach(), batch.logprob, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logprob.detach(), batch.logprob, atol=2e-5, rtol=0)
 
 
 def test_rows_end_at_their_stop_token_and_only_there():

@@ -79,7 +79,7 @@ class Config:
     precision: str = "auto"
     """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
     micro_tokens: int = 256
-    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+    """Distinct completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
 
 
 @dataclass
@@ -196,8 +196,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
 
 
 def _parts(batch: TokenBatch, groups: Tensor, tokens: int) -> list[Tensor]:
-    """Split groups into parts of about `tokens` completion tokens: whole groups, the longest together."""
-    sizes = batch.length.sum(1)
+    """Split groups into parts of about `tokens` distinct completion tokens: whole groups, the longest together."""
+    sizes = batch.distinct()
     parts: list[list[int]] = []
     room = 0
     for group in groups[sizes[groups].argsort(dim=0, descending=True, stable=True)].tolist():
