@@ -68,6 +68,7 @@ def commands() -> dict[str, Callable[..., Any]]:
         "play": play.play,
         "plot": runs.plot,
         "bench": tools.bench,
+        "reproduce": tools.reproduce,
         "doctor": tools.doctor,
     }
 

@@ -1,7 +1,8 @@
-"""`foresight bench` and `foresight doctor`: how fast it is here, and whether all is well."""
+"""`foresight bench`, `foresight reproduce` and `foresight doctor`: how fast, how well, and whether all is in order."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 import tyro
@@ -51,6 +52,40 @@ def bench(
         screen.emit(result)
     else:
         _print_bench(screen.stdout(), result)
+    return 0
+
+
+def reproduce(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    out: str | None = None,
+    quick: bool = False,
+    json: bool = False,
+) -> int:
+    """Rerun published results, with pictures; without a name, list what can be reproduced.
+
+    Args:
+        name: a suite, such as sutton-barto or model-free.
+        out: where results and pictures go; by default results/ and docs/media/.
+        quick: run little, only to see that everything works; writes under runs/ unless --out is given.
+        json: print as JSON.
+    """
+    from foresight.runtime import reproduce as suites
+
+    if name is None:
+        found = suites.suites().values()
+        if json:
+            screen.emit([dataclasses.asdict(one) for one in found])
+        else:
+            rows = [(one.name, one.title, str(len(one.experiments) + len(one.runs))) for one in found]
+            screen.stdout().print(screen.table(("suite", "what it is", "results"), rows, wrap="what it is"))
+        return 0
+    errors = screen.stderr()
+    files = suites.reproduce(name, out, quick, say=lambda text: errors.print(text, style="dim", markup=False))
+    if json:
+        screen.emit([str(file) for file in files])
+    else:
+        for file in files:
+            screen.stdout().print(str(file), markup=False, soft_wrap=True)
     return 0
 
 

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 
 from foresight import errors
+from foresight.envs import book
 from foresight.envs.mdp import MDP, Layout, assemble, finish, from_table, random_mdp
 
 MOVES = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}  # clockwise: neighbours are perpendicular
@@ -53,7 +54,7 @@ TOY_ACTIONS = {
 
 def names() -> tuple[str, ...]:
     """The worlds that can be made without further options."""
-    return (*GRIDS, *TOY_TEXT, "RandomMDP")
+    return (*GRIDS, *TOY_TEXT, *book.WORLDS, "RandomMDP")
 
 
 def make(name: str, *, time_limit: int | None = None, **options: Any) -> MDP:
@@ -61,6 +62,7 @@ def make(name: str, *, time_limit: int | None = None, **options: Any) -> MDP:
 
     - a built-in grid (`GridWorld8x8`, `GridWorld4x4`, `GridWorld4x3`, `FourRooms`) or `GridWorld` with
       `picture=`; options as in `gridworld`;
+    - a world of Sutton & Barto (`envs.book.WORLDS`: random walks, windy grid, short corridor, exact blackjack);
     - `RandomMDP`: options as in `random_mdp` (`states, actions, successors, seed`);
     - any Gymnasium id whose environment has a table `P` (FrozenLake, CliffWalking, Taxi, your own): options go
       to `gymnasium.make` (`map_name="8x8", is_slippery=False`, ...).
@@ -76,6 +78,8 @@ def make(name: str, *, time_limit: int | None = None, **options: Any) -> MDP:
             if "picture" not in options:
                 raise errors.UserError("GridWorld needs a picture: rows of the characters S G T # . joined by '/'.")
             mdp = gridworld(**options)
+        elif name in book.WORLDS:
+            mdp = book.WORLDS[name](**options, name=name)
         elif name == "RandomMDP":
             mdp = random_mdp(**options)
         else:
@@ -160,7 +164,7 @@ def _toy_text(name: str, options: dict[str, Any]) -> MDP:
     table = getattr(world, "P", None)
     if table is None:
         raise errors.UserError(
-            f"{name} has no table of transitions, which planning with exact sweeps needs. Worlds that have: "
+            f"{name} has no table of transitions, which an algorithm on tables needs. Worlds that have: "
             f"{', '.join(names())}."
         )
     if getattr(world, "fickle_passenger", False):

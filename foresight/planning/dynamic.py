@@ -292,8 +292,32 @@ def _blocks(mdp: MDP, outcomes: int = 8_000_000) -> Iterator[slice]:
     return (slice(s, s + block) for s in range(0, mdp.states, block))
 
 
+def require_ending(mdp: MDP, gamma: float) -> None:
+    """Raise UserError if gamma is outside [0, 1], or is 1 where some state leads to no end whatever is done there.
+
+    Without discount the value of such a state is an endless sum.
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise UserError(f"gamma must be between 0 and 1, not {gamma}.")
+    if gamma == 1.0:
+        lost = 0 if mdp.discount is None else _endless(*(x.cpu().numpy() for x in policy_model(mdp, mdp.uniform())[:2]))
+        if mdp.discount is None or lost:
+            which = "it never ends" if mdp.discount is None else f"{lost} of its {mdp.states} states lead to no end"
+            raise UserError(f"gamma = 1 on {mdp.name}: {which}, so that values are endless sums. Use gamma < 1.")
+
+
 def _require_ending(next_state: np.ndarray, weight: np.ndarray) -> None:
     """Raise UserError unless every state of a chain leads to an end (a row whose weights add up to less than 1)."""
+    lost = _endless(next_state, weight)
+    if lost:
+        raise UserError(
+            f"With gamma = 1 the value of this policy is not defined: from {lost} of {len(next_state)} states "
+            "it never ends the episode. Use gamma < 1, or value_iteration."
+        )
+
+
+def _endless(next_state: np.ndarray, weight: np.ndarray) -> int:
+    """How many states of a chain lead to no end (a row whose weights add up to less than 1)."""
     from scipy import sparse
 
     states = len(next_state)
@@ -305,8 +329,4 @@ def _require_ending(next_state: np.ndarray, weight: np.ndarray) -> None:
     while frontier.any():
         frontier = (backward.T @ frontier.astype(np.float64) > 0) & ~reached
         reached |= frontier
-    if not reached.all():
-        raise UserError(
-            f"With gamma = 1 the value of this policy is not defined: from {int((~reached).sum())} of {states} states "
-            "it never ends the episode. Use gamma < 1, or value_iteration."
-        )
+    return int((~reached).sum())

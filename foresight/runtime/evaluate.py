@@ -64,6 +64,8 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
       undiscounted one within the time limit, where there is a limit);
     - text: the mean reward of greedy completions of the first `episodes` held-out examples (all if None).
 
+    An algorithm that learns no policy has a `measure(state, world)` that returns what it is judged by.
+
     `world` must be its own: episodes that are under way in it are lost.
     """
     with undisturbed(state):
@@ -75,6 +77,9 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
                 return action.cpu(), carry
 
             return _control(world, act, episodes or 1, seed, getattr(module, "reset_carry", None))
+        if hasattr(module, "measure"):
+            metric, value = module.measure(state, world)
+            return Evaluation(metric, value, 0.0, 1, (value,))
         if module.WORLD == "mdp":
             world = world.to(machine.device_of(state))
             policy, _, _ = module.act(state, torch.arange(world.states, device=world.reward.device), explore=False)
@@ -83,10 +88,10 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
 
 
 def baseline(module: Any, state: Any, world: Any, episodes: int | None = None, seed: int = 0) -> Evaluation:
-    """What training must beat: uniformly random actions, or for text the State as it was built."""
+    """What training must beat: uniformly random actions, or the State as it was built (text, predictions)."""
     if module.WORLD == "control":
         return _control(world, random_policy(world, seed), episodes or 1, seed, None)
-    if module.WORLD == "mdp":
+    if module.WORLD == "mdp" and not hasattr(module, "measure"):
         return _mdp(world, world.uniform(), state.config.gamma)
     return evaluate(module, state, world, episodes, seed)
 

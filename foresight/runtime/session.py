@@ -182,8 +182,9 @@ class Session:
         if not any(name in row and row["step"] == step for row in log.read(self.path)[-2:]):
             # A run that was killed between this and its summary has the row already.
             self.log.row(step, self.seconds, {name: result.mean, f"{name}_std": result.std})
-        if result.mean > self.best:
-            self.best = result.mean
+        score = -result.mean if result.metric.endswith("error") else result.mean
+        if score > self.best:
+            self.best = score
             if self.saved == step:
                 checkpoint.mark_best(self.path / "checkpoints", step)
             else:

@@ -100,6 +100,7 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Sweep until an improvement's residual is below `tolerance`."""
+    dynamic.require_ending(env, config.gamma)
     state = state or build(config, env.spaces, device)
     sweeps = dynamic.Sweeps(env.to(device), config.gamma)
     while state.step < config.steps and state.residual >= config.tolerance:

@@ -1,0 +1,112 @@
+"""Double Q-learning: van Hasselt (2010), Sutton & Barto (2018) section 6.7.
+
+Objective: q* as in Q-learning, without its bias: the maximum of noisy values is too high on average, because the
+value that chooses is the value that counts. Here a coin says which of two tables learns, i, and the other one, j, says
+what i's choice is worth:
+
+    q_i(s, a) ← q_i(s, a) + α [r + γ q_j(s', argmax_a' q_i(s', a')) − q_i(s, a)]
+
+Kept: two tables, the behaviour ε-greedy for their sum; equally good choices count equally in the target.
+Left out: schedules of ε.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.ops import targets
+from foresight.planning import walk_kernels, walks
+from foresight.planning.walks import Rows
+
+WORLD = "mdp"
+UNIT = "env steps"
+METRICS = ("return", "length", "td_error")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What Double Q-learning needs."""
+
+    steps: int = 100_000  # env steps, each of them an update
+    seed: int = 0  # of the walk
+    gamma: float = 0.99  # discount per action
+    alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
+    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
+    epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
+    initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
+    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
+    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+
+
+@dataclass
+class State:
+    """The table, and where the walk stands."""
+
+    config: Config
+    q: Tensor  # q_0 and q_1 [2, S, A] float64
+    visits: Tensor  # updates of each entry [2, S, A]
+    walk: walks.Walk
+    step: int = 0
+
+    @property
+    def values(self) -> Tensor:
+        """max_a q(s, a) `[S]`."""
+        return self.q.mean(0).amax(1)
+
+    @property
+    def policy(self) -> Tensor:
+        """The greedy action `[S]`."""
+        return self.q.mean(0).argmax(1)
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """q_0 = q_1 = `initial` for the S states and A actions of `spaces`.
+
+    Raises UserError for spaces that are not finite, and for numbers out of range.
+    """
+    walks.check(config)
+    states, actions = walks.sizes(spaces)
+    q = torch.full((2, states, actions), config.initial, dtype=torch.float64, device=device)
+    return State(config, q, torch.zeros_like(q, dtype=torch.int64), walks.start(config.seed))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The greedy action in states `obs` `[B]` for q_0 + q_1; to explore, one of the ε-greedy policy."""
+    q = state.q.sum(0)[obs]
+    if explore:
+        return walks.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
+    return q.argmax(-1), {}, carry
+
+
+def update(state: State, rows: Rows) -> dict[str, float]:
+    """q_i(s, a) ← q_i(s, a) + α [r + γ q_j(s', argmax q_i(s', ·)) − q_i(s, a)], i by a fair coin (S&B eq. 6.10)."""
+    i = 0 if state.walk.rng.random() < 0.5 else 1
+    target = targets.double_q_learning(
+        rows.reward, rows.discount, state.q[i][rows.next_state], state.q[1 - i][rows.next_state]
+    )
+    error = walks.move(state.q[i], state.visits[i], (rows.state[0], rows.action[0]), target[0], state.config)
+    return {"td_error": error}
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act, and learn from (s, a, r, s') before the next action is chosen (S&B p. 136)."""
+    world = walks.World(env, config.gamma, device)
+    state = state or build(config, env.spaces, device)
+    while walks.goes_on(state):
+        metrics = walks.control(world, state, act, update, walk_kernels.DOUBLE_Q_LEARNING)
+        yield state.step, metrics, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The values of the greedy policy as learnt, and its arrows, side by side."""
+    return gridview.text(env, state.values, state.policy)

@@ -1,0 +1,121 @@
+"""MC Basic: policy iteration without a model, Zhao, "Mathematical Foundations of Reinforcement Learning" (2025), 5.2.
+
+Objective: q_π(s, a) by sampling instead of the Bellman equation, then π ← greedy for it, again and again:
+
+    q(s, a) ← mean of r_1 + γ r_2 + γ² r_3 + ... over episodes that begin with (s, a) and follow π
+    π(s) ← argmax_a q(s, a)
+
+It is `policy_iteration` with the model exchanged for experience, and wasteful on purpose: each pair has episodes of its
+own, and each episode serves one pair.
+
+Kept: `episodes` of each pair, at most `horizon` actions long; a policy that keeps an action as good as any. A horizon
+shorter than the way to the goal leaves far states without news of it (Zhao, figure 5.2 and 5.3), which is worth trying.
+Left out: nothing; `mc_exploring_starts` uses each episode for all of its pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from foresight.data.trajectory import Trajectory
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.ops import targets
+from foresight.planning import walks
+
+WORLD = "mdp"
+UNIT = "updates"
+METRICS = ("switched", "return", "length")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What MC Basic needs."""
+
+    steps: int = 20  # policy iterations at most; it ends when an improvement changes no action
+    seed: int = 0  # of the episodes
+    gamma: float = 0.9  # discount per action (Zhao section 5.2)
+    episodes: int = 30  # of each pair and iteration; 1 is enough where world and policy are deterministic
+    horizon: int = 100  # actions after which an episode that has not ended is given up
+
+
+@dataclass
+class State:
+    """The table."""
+
+    config: Config
+    q: Tensor  # q [S, A] float64
+    policy: Tensor  # the action in each state [S]
+    rng: np.random.Generator
+    stable: bool = False  # the last improvement changed nothing
+    step: int = 0
+
+    @property
+    def values(self) -> Tensor:
+        """max_a q(s, a) `[S]`."""
+        return self.q.amax(1)
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """q = 0 for the S states and A actions of `spaces`.
+
+    Raises UserError for spaces that are not finite, and for numbers out of range.
+    """
+    walks.check(config)
+    q = torch.zeros(walks.sizes(spaces), dtype=torch.float64, device=device)
+    return State(config, q, q.argmax(1), np.random.default_rng(config.seed))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The action of the policy in states `obs` `[B]`."""
+    return state.policy[obs], {}, carry
+
+
+def update(state: State, batch: Trajectory, pairs: Tensor) -> dict[str, float]:
+    """q(s, a) ← the mean return of its episodes; π ← greedy. `batch` `[1, N]`: those of `pairs` `[P, 2]` in turn.
+
+    An action is only given up for a better one, without which equally good actions may alternate for ever.
+    """
+    target = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0]
+    cut = batch.cut[0].bool()
+    begins = torch.cat([torch.ones_like(cut[:1]), cut[:-1]])
+    s, a = pairs.T
+    state.q[s, a] = target[begins].view(len(pairs), -1).mean(1)
+    better = state.q.amax(1) > targets.taken(state.q, state.policy) + 1e-9
+    state.policy = torch.where(better, state.q.argmax(1), state.policy)
+    state.stable = not bool(better.any())
+    state.step += 1
+    ended = float(cut.sum())
+    figures = {"return": float(batch.reward.sum()) / ended, "length": cut.shape[0] / ended}
+    return {"switched": float(better.sum()), **figures}
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Evaluate each pair by episodes, improve, until no action changes (Zhao, algorithm 5.1)."""
+    world = walks.World(env, config.gamma, device)
+    state = state or build(config, env.spaces, device)
+    state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
+    if state.step == 0:
+        state.policy = state.q.argmax(1)
+    pairs = world.pairs.to(state.q.device)
+    first = pairs.repeat_interleave(config.episodes, 0)
+    while state.step < config.steps and not state.stable:
+        policy = one_hot(state.policy, state.q.shape[1]).double()
+        batch = walks.episodes(world, policy, len(first), config.horizon, state.rng, first)
+        metrics = update(state, batch, pairs)
+        yield state.step, metrics, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The values as sampled and the policy, side by side."""
+    return gridview.text(env, state.values, state.policy)

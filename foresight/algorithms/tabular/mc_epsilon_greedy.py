@@ -1,0 +1,123 @@
+"""MC ε-greedy: on-policy Monte Carlo control, Sutton & Barto (2018) section 5.4.
+
+Objective: q_π(s, a) of an ε-greedy policy π, and π ever greedier for it within what ε allows:
+
+    G_t = r_{t+1} + γ G_{t+1}        q(s_t, a_t) ← q(s_t, a_t) + α (G_t − q(s_t, a_t))
+    π(a|s) = 1 − ε + ε / A for a best action, ε / A for the others
+
+Every pair keeps being seen without choosing where episodes begin, at the price of ε: what is reached is the best of the
+ε-soft policies, not the best of all.
+
+Kept: first or every visit; a constant α, or means with `alpha_power` 1 (S&B p. 101); `batch` episodes between
+improvements, 1 in the book. Left out: off-policy Monte Carlo control (S&B section 5.7); schedules of ε.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresight.data.trajectory import Trajectory
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.ops import targets
+from foresight.planning import walks
+
+WORLD = "mdp"
+UNIT = "episodes"
+METRICS = ("return", "length")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What MC ε-greedy needs."""
+
+    steps: int = 100_000  # episodes
+    seed: int = 0  # of the episodes
+    gamma: float = 0.99  # discount per action
+    first_visit: bool = True  # only the first visit of a pair in an episode counts; else every visit
+    alpha: float = 0.01  # step size; at the m-th visit of a pair α / m^alpha_power
+    alpha_power: float = 0.0  # 0: newer policies count more; 1, with α 1: the mean of all returns
+    epsilon: float = 0.1  # share of actions taken at random
+    initial: float = 0.0  # all action values before anything is known
+    batch: int = 10  # episodes between improvements of the policy; 1 in S&B p. 101
+    horizon: int = 1_000  # actions after which an episode that has not ended is given up
+
+
+@dataclass
+class State:
+    """The table."""
+
+    config: Config
+    q: Tensor  # q [S, A] float64
+    visits: Tensor  # returns seen from each pair [S, A]
+    rng: np.random.Generator
+    step: int = 0
+
+    @property
+    def values(self) -> Tensor:
+        """max_a q(s, a) `[S]`."""
+        return self.q.amax(1)
+
+    @property
+    def policy(self) -> Tensor:
+        """The greedy action `[S]`."""
+        return self.q.argmax(1)
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """q = `initial` for the S states and A actions of `spaces`.
+
+    Raises UserError for spaces that are not finite, and for numbers out of range.
+    """
+    walks.check(config)
+    q = torch.full(walks.sizes(spaces), config.initial, dtype=torch.float64, device=device)
+    return State(config, q, torch.zeros_like(q, dtype=torch.int64), np.random.default_rng(config.seed))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
+    q = state.q[obs]
+    if explore:
+        return walks.sample(targets.epsilon_greedy(q, state.config.epsilon), state.rng), {}, carry
+    return q.argmax(-1), {}, carry
+
+
+def update(state: State, batch: Trajectory) -> dict[str, float]:
+    """q(s_t, a_t) ← q(s_t, a_t) + α (G_t − q(s_t, a_t)) for whole episodes, one after the other in `batch` `[1, N]`."""
+    config = state.config
+    pair = batch.obs[0] * state.q.shape[1] + batch.action[0]
+    target = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0]
+    if config.first_visit:
+        first = walks.first_visits(pair, batch.cut[0])
+        pair, target = pair[first], target[first]
+    walks.move_all(state.q, state.visits, pair, target, config)
+    ended = float(batch.cut.sum())
+    state.step += int(ended)
+    return {"return": float(batch.reward.sum()) / ended, "length": batch.cut.shape[1] / ended}
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Episodes of the ε-greedy policy, their returns, a greedier policy (S&B p. 101)."""
+    world = walks.World(env, config.gamma, device)
+    state = state or build(config, env.spaces, device)
+    state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
+    while state.step < config.steps:
+        count = min(config.batch, config.steps - state.step)
+        policy = targets.epsilon_greedy(state.q, config.epsilon)
+        batch = walks.episodes(world, policy, count, config.horizon, state.rng)
+        metrics = update(state, batch)
+        yield state.step, metrics, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The values of the greedy policy as learnt, and its arrows, side by side."""
+    return gridview.text(env, state.values, state.policy)

@@ -1,0 +1,110 @@
+"""Q-learning: Watkins (1989), Sutton & Barto (2018) section 6.5.
+
+Objective: q*(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) max_a' q*(s', a'), whoever acts. Each step (s, a, r, s') moves
+
+    q(s, a) ← q(s, a) + α [r + γ max_a' q(s', a') − q(s, a)]
+
+It learns about the greedy policy while it explores with another one: off-policy. It converges with probability 1 if
+every pair is visited for ever and the steps α_m have Σ α_m = ∞ and Σ α_m² < ∞ (Watkins & Dayan 1992).
+
+Kept: one table, an ε-greedy policy, ties broken at random, steps α or α / m^p. A time limit cuts the episode, but the
+value beyond it counts. Left out: schedules of ε; replay (see the deep form of this target, DQN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.ops import targets
+from foresight.planning import walk_kernels, walks
+from foresight.planning.walks import Rows
+
+WORLD = "mdp"
+UNIT = "env steps"
+METRICS = ("return", "length", "td_error")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What Q-learning needs."""
+
+    steps: int = 100_000  # env steps, each of them an update
+    seed: int = 0  # of the walk
+    gamma: float = 0.99  # discount per action
+    alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
+    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
+    epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
+    initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
+    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
+    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+
+
+@dataclass
+class State:
+    """The table, and where the walk stands."""
+
+    config: Config
+    q: Tensor  # q [S, A] float64
+    visits: Tensor  # updates of each pair [S, A]
+    walk: walks.Walk
+    step: int = 0
+
+    @property
+    def values(self) -> Tensor:
+        """max_a q(s, a) `[S]`."""
+        return self.q.amax(1)
+
+    @property
+    def policy(self) -> Tensor:
+        """The greedy action `[S]`."""
+        return self.q.argmax(1)
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """q = `initial` for the S states and A actions of `spaces`.
+
+    Raises UserError for spaces that are not finite, and for numbers out of range.
+    """
+    walks.check(config)
+    states, actions = walks.sizes(spaces)
+    q = torch.full((states, actions), config.initial, dtype=torch.float64, device=device)
+    return State(config, q, torch.zeros_like(q, dtype=torch.int64), walks.start(config.seed))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
+    q = state.q[obs]
+    if explore:
+        return walks.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
+    return q.argmax(-1), {}, carry
+
+
+def update(state: State, rows: Rows) -> dict[str, float]:
+    """q(s, a) ← q(s, a) + α [r + γ max_a' q(s', a') − q(s, a)] (S&B eq. 6.8)."""
+    target = targets.q_learning(rows.reward, rows.discount, state.q[rows.next_state])
+    error = walks.move(state.q, state.visits, (rows.state[0], rows.action[0]), target[0], state.config)
+    return {"td_error": error}
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act, and learn from (s, a, r, s') before the next action is chosen (S&B p. 131)."""
+    world = walks.World(env, config.gamma, device)
+    state = state or build(config, env.spaces, device)
+    while walks.goes_on(state):
+        metrics = walks.control(world, state, act, update, walk_kernels.Q_LEARNING)
+        yield state.step, metrics, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The values of the greedy policy as learnt, and its arrows, side by side."""
+    return gridview.text(env, state.values, state.policy)

@@ -1,0 +1,110 @@
+"""Sarsa: Rummery & Niranjan (1994), Sutton & Barto (2018) section 6.4.
+
+Objective: q_π(s, a) of the policy π that is followed, and π ever greedier for it. Each step (s, a, r, s', a') moves
+
+    q(s, a) ← q(s, a) + α [r + γ q(s', a') − q(s, a)]
+
+towards what was earned and what the next action *that will be taken* is worth. So it knows that it explores, and
+keeps away from the cliff. With ε → 0 slowly enough it converges to q* (Singh et al. 2000).
+
+Kept: one table, an ε-greedy policy, ties broken at random, steps α or α / m^p. A time limit cuts the episode, but the
+value beyond it counts. Left out: schedules of ε; eligibility traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.ops import targets
+from foresight.planning import walk_kernels, walks
+from foresight.planning.walks import Rows
+
+WORLD = "mdp"
+UNIT = "env steps"
+METRICS = ("return", "length", "td_error")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What Sarsa needs."""
+
+    steps: int = 100_000  # env steps, each of them an update
+    seed: int = 0  # of the walk
+    gamma: float = 0.99  # discount per action
+    alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
+    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
+    epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
+    initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
+    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
+    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+
+
+@dataclass
+class State:
+    """The table, and where the walk stands."""
+
+    config: Config
+    q: Tensor  # q [S, A] float64
+    visits: Tensor  # updates of each pair [S, A]
+    walk: walks.Walk
+    step: int = 0
+
+    @property
+    def values(self) -> Tensor:
+        """max_a q(s, a) `[S]`."""
+        return self.q.amax(1)
+
+    @property
+    def policy(self) -> Tensor:
+        """The greedy action `[S]`."""
+        return self.q.argmax(1)
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """q = `initial` for the S states and A actions of `spaces`.
+
+    Raises UserError for spaces that are not finite, and for numbers out of range.
+    """
+    walks.check(config)
+    states, actions = walks.sizes(spaces)
+    q = torch.full((states, actions), config.initial, dtype=torch.float64, device=device)
+    return State(config, q, torch.zeros_like(q, dtype=torch.int64), walks.start(config.seed))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
+    q = state.q[obs]
+    if explore:
+        return walks.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
+    return q.argmax(-1), {}, carry
+
+
+def update(state: State, rows: Rows) -> dict[str, float]:
+    """q(s, a) ← q(s, a) + α [r + γ q(s', a') − q(s, a)] (S&B eq. 6.7)."""
+    target = targets.sarsa(rows.reward, rows.discount, state.q[rows.next_state], rows.next_action)
+    error = walks.move(state.q, state.visits, (rows.state[0], rows.action[0]), target[0], state.config)
+    return {"td_error": error}
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Choose a', then learn from (s, a, r, s', a'), then do a' (S&B p. 130)."""
+    world = walks.World(env, config.gamma, device)
+    state = state or build(config, env.spaces, device)
+    while walks.goes_on(state):
+        metrics = walks.control(world, state, act, update, walk_kernels.SARSA)
+        yield state.step, metrics, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The values of the greedy policy as learnt, and its arrows, side by side."""
+    return gridview.text(env, state.values, state.policy)

@@ -1,0 +1,100 @@
+"""Soft value iteration: Ziebart (2010), Haarnoja et al. 2017 (arXiv:1702.08165), section 3.
+
+Objective: the policy of most reward *and* entropy, max_π E Σ γᵗ [r + α H(π(·|s))]. The soft Bellman operator puts a
+soft maximum where value iteration has the maximum, and is a contraction by γ as well:
+
+    q(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) v(s')        v(s) ← α log Σ_a exp(q(s, a) / α)        π ∝ exp(q / α)
+
+Where α → 0 it becomes `value_iteration`: 0 ≤ v_α − v* ≤ α log A / (1 − γ). It is the tabular form of soft actor-critic.
+
+Kept: synchronous sweeps, stopped at a sup-norm change below `tolerance`. Left out: a temperature that is learnt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.errors import UserError
+from foresight.ops import targets
+from foresight.planning import dynamic, walks
+
+WORLD = "mdp"
+UNIT = "sweeps"
+METRICS = ("residual", "value", "entropy")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What soft value iteration needs."""
+
+    steps: int = 100_000  # at most so many sweeps
+    seed: int = 0  # nothing here is random; kept because every algorithm has one
+    gamma: float = 0.99  # discount per action
+    temperature: float = 0.01  # α: reward that one nat of entropy is worth; 0 is value iteration
+    tolerance: float = 1e-8  # stop when no value changed by as much in a sweep (S&B p. 83: θ), in units of reward
+    every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+
+
+@dataclass
+class State:
+    """The iterate and where it stands."""
+
+    config: Config
+    values: Tensor  # v [S] float64
+    policy: Tensor  # π(a|s) of the last sweep [S, A]
+    residual: float = math.inf  # ‖Δ‖∞ of the last sweep
+    step: int = 0
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """v = 0 for the S states and A actions of `spaces`. Raises UserError for a negative temperature."""
+    if not config.temperature >= 0:
+        raise UserError(f"temperature must be 0 or more, not {config.temperature:g}.")
+    states, actions = walks.sizes(spaces)
+    values = torch.zeros(states, dtype=torch.float64, device=device)
+    return State(config, values, torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The likeliest action in states `obs` `[B]`."""
+    return state.policy[obs].argmax(-1), {}, carry
+
+
+def update(state: State, env: MDP) -> dict[str, float]:
+    """One sweep: v(s) ← α log Σ_a exp([ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ] / α) in all states at once."""
+    q = dynamic.action_values(env, state.config.gamma, state.values)
+    after = torch.where(env.absorbing(), 0.0, targets.soft_maximum(q, state.config.temperature))
+    state.policy = targets.soft_policy(q, state.config.temperature)
+    state.residual = float((after - state.values).abs().max())
+    state.values = after
+    state.step += 1
+    entropy = -(state.policy * state.policy.clamp(min=1e-300).log()).sum(1)[~env.absorbing()].mean()
+    return {"residual": state.residual, "entropy": float(entropy)}
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Sweep until no value changes by `tolerance` or more."""
+    dynamic.require_ending(env, config.gamma)
+    state = state or build(config, env.spaces, device)
+    env = env.to(device)
+    while state.step < config.steps and state.residual >= config.tolerance:
+        metrics = update(state, env)
+        done = state.step >= config.steps or state.residual < config.tolerance
+        if done or state.step % config.every == 0:
+            yield state.step, {**metrics, "value": dynamic.start_value(env, state.values)}, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The soft values and the likeliest actions, side by side."""
+    return gridview.text(env, state.values, state.policy.argmax(1))

@@ -1,0 +1,134 @@
+"""TD(λ): Sutton (1988), Sutton & Barto (2018) chapter 12.
+
+Objective: v_π, the values of a policy that is followed and not changed, from the mixture of all n-step returns,
+
+    G^λ_t = (1 − λ) Σ_n λⁿ⁻¹ G_{t:t+n}
+
+without waiting for them. Every state keeps a trace z of how lately it was visited, and one error moves all states:
+
+    z(s_t) ← z(s_t) + 1        v ← v + α [r + γ v(s') − v(s_t)] z        z ← γ λ z
+
+λ = 0 is TD(0); λ = 1 is an online Monte Carlo. If v stood still within an episode, the sum of its changes would be that
+of G^λ − v at each visit (S&B section 12.2), which the tests check.
+
+Kept: accumulating and replacing traces (`replacing`); the error against the exact v_π. Left out: true online TD(λ)
+(van Seijen & Sutton 2014); function approximation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.ops import targets
+from foresight.planning import dynamic, walks
+from foresight.planning.walks import Rows
+
+WORLD = "mdp"
+UNIT = "env steps"
+METRICS = ("rms_error", "return", "td_error")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What TD(λ) needs."""
+
+    steps: int = 100_000  # env steps
+    seed: int = 0  # of the walk
+    gamma: float = 0.99  # discount per action
+    lam: float = 0.8  # λ: the share of the trace that stays (S&B fig. 12.6: the best on the 19-state walk)
+    replacing: bool = False  # a visit sets the trace to 1 instead of adding 1 (Singh & Sutton 1996)
+    alpha: float = 0.1  # step size; at the m-th visit of a state α / m^alpha_power
+    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge
+    initial: float = 0.0  # all values before anything is known
+    policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
+    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
+    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+
+
+@dataclass
+class State:
+    """The values, the policy that they are of, and where the walk stands."""
+
+    config: Config
+    v: Tensor  # v [S] float64
+    visits: Tensor  # updates of each state [S]
+    trace: Tensor  # z [S]: how lately each state was visited
+    probabilities: Tensor  # π(a|s) [S, A]
+    walk: walks.Walk
+    step: int = 0
+
+    @property
+    def values(self) -> Tensor:
+        """v `[S]`."""
+        return self.v
+
+    @property
+    def policy(self) -> Tensor:
+        """π `[S, A]`."""
+        return self.probabilities
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """v = `initial` in the S states of `spaces`; the policy is read from the world when training begins.
+
+    Raises UserError for spaces that are not finite, and for numbers out of range.
+    """
+    walks.check(config)
+    states, actions = walks.sizes(spaces)
+    v = torch.full((states,), config.initial, dtype=torch.float64, device=device)
+    uniform = torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device)
+    visits, walk = torch.zeros_like(v, dtype=torch.int64), walks.start(config.seed)
+    return State(config, v, visits, torch.zeros_like(v), uniform, walk)
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
+    policy = state.probabilities[obs]
+    return walks.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
+
+
+def update(state: State, rows: Rows) -> dict[str, float]:
+    """δ = r + γ v(s') − v(s); v ← v + α δ z for all states; z ← γ λ z (S&B eq. 12.5 to 12.7)."""
+    config, s = state.config, rows.state[0, 0]
+    target = targets.td(rows.reward, rows.discount, state.v[rows.next_state])[0, 0]
+    error = target - state.v[s]
+    state.visits[s] += 1
+    state.trace[s] = 1.0 if config.replacing else state.trace[s] + 1.0
+    step_size = config.alpha / float(state.visits[s]) ** config.alpha_power
+    state.v += step_size * error * state.trace
+    state.trace *= rows.discount[0, 0] * config.lam
+    return {"td_error": float(error.abs())}
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Follow the policy and learn from each step (S&B p. 293). `policy` `[S, A]` instead of the Config's, if given."""
+    world = walks.World(env, config.gamma, device)
+    state = state or build(config, env.spaces, device)
+    state.probabilities = walks.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
+    exact = dynamic.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
+    while walks.goes_on(state):
+        metrics = walks.predict(world, state, state.probabilities, update, config.lam, config.replacing)
+        metrics["rms_error"] = walks.root_mean_square(world.mdp, state.v, exact)
+        yield state.step, metrics, state
+
+
+def measure(state: State, env: MDP) -> tuple[str, float]:
+    """What an evaluation reports: √ mean (v − v_π)² against the exact values of the same policy."""
+    policy = walks.policy_table(env, state.config.policy, state.config.gamma)
+    exact = dynamic.policy_value(env, policy, state.config.gamma)
+    return "rms_error", walks.root_mean_square(env, state.v, exact)
+
+
+def picture(state: State, env: MDP) -> str:
+    """The values as learnt and the policy that they are of, side by side."""
+    return gridview.text(env, state.v, state.probabilities)

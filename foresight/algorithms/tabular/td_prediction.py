@@ -1,0 +1,124 @@
+"""TD prediction: Sutton (1988), Sutton & Barto (2018) sections 6.1 and 7.1.
+
+Objective: v_π, the values of a policy that is followed and not changed. The state n steps back moves towards n rewards
+and the value of where they led:
+
+    v(s_t) ← v(s_t) + α [r_{t+1} + γ r_{t+2} + ... + γⁿ v(s_{t+n}) − v(s_t)]
+
+n = 1 is TD(0): v(s) ← v(s) + α [r + γ v(s') − v(s)]. n beyond the length of an episode is constant-α Monte Carlo. In
+between lies the best, as the U-shape of S&B's figure 7.2 shows (`foresight reproduce sutton-barto`).
+
+Kept: the online form, n steps late; the error against the exact v_π, which the tables of the world give. A time limit
+cuts the episode, but the value beyond it counts. Left out: off-policy prediction (S&B section 7.3); the mixture of all
+n is `td_lambda`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.ops import returns
+from foresight.planning import dynamic, walks
+from foresight.planning.walks import Rows
+
+WORLD = "mdp"
+UNIT = "env steps"
+METRICS = ("rms_error", "return", "td_error")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What TD prediction needs."""
+
+    steps: int = 100_000  # env steps
+    seed: int = 0  # of the walk
+    gamma: float = 0.99  # discount per action
+    n: int = 1  # rewards before the bootstrap; 1 is TD(0)
+    alpha: float = 0.1  # step size; at the m-th visit of a state α / m^alpha_power
+    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge
+    initial: float = 0.0  # all values before anything is known
+    policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
+    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
+    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+
+
+@dataclass
+class State:
+    """The values, the policy that they are of, and where the walk stands."""
+
+    config: Config
+    v: Tensor  # v [S] float64
+    visits: Tensor  # updates of each state [S]
+    probabilities: Tensor  # π(a|s) [S, A]
+    walk: walks.Walk
+    step: int = 0
+
+    @property
+    def values(self) -> Tensor:
+        """v `[S]`."""
+        return self.v
+
+    @property
+    def policy(self) -> Tensor:
+        """π `[S, A]`."""
+        return self.probabilities
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """v = `initial` in the S states of `spaces`; the policy is read from the world when training begins.
+
+    Raises UserError for spaces that are not finite, and for numbers out of range.
+    """
+    walks.check(config)
+    states, actions = walks.sizes(spaces)
+    v = torch.full((states,), config.initial, dtype=torch.float64, device=device)
+    uniform = torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device)
+    return State(config, v, torch.zeros_like(v, dtype=torch.int64), uniform, walks.start(config.seed, config.n))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
+    policy = state.probabilities[obs]
+    return walks.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
+
+
+def update(state: State, rows: Rows) -> dict[str, float]:
+    """v(s_t) ← v(s_t) + α [G_{t:t+n} − v(s_t)] (S&B eq. 7.1, 7.2), for each row whose target is whole."""
+    next_value = state.v[rows.next_state]
+    target = returns.n_step_return(rows.reward, rows.discount, rows.cut, next_value, state.config.n)
+    ready = slice(0, rows.ready)
+    return {"td_error": walks.move(state.v, state.visits, (rows.state[0, ready],), target[0, ready], state.config)}
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Follow the policy and learn n steps late (S&B p. 144). `policy` `[S, A]` instead of the Config's, if given."""
+    world = walks.World(env, config.gamma, device)
+    state = state or build(config, env.spaces, device)
+    state.probabilities = walks.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
+    exact = dynamic.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
+    while walks.goes_on(state):
+        metrics = walks.predict(world, state, state.probabilities, update)
+        metrics["rms_error"] = walks.root_mean_square(world.mdp, state.v, exact)
+        yield state.step, metrics, state
+
+
+def measure(state: State, env: MDP) -> tuple[str, float]:
+    """What an evaluation reports: √ mean (v − v_π)² against the exact values of the same policy."""
+    policy = walks.policy_table(env, state.config.policy, state.config.gamma)
+    exact = dynamic.policy_value(env, policy, state.config.gamma)
+    return "rms_error", walks.root_mean_square(env, state.v, exact)
+
+
+def picture(state: State, env: MDP) -> str:
+    """The values as learnt and the policy that they are of, side by side."""
+    return gridview.text(env, state.v, state.probabilities)

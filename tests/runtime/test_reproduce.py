@@ -1,0 +1,97 @@
+"""`foresight reproduce`: suites that exist, runs that are read again, files that tell how they were made."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foresight.errors import UserError
+from foresight.runtime import book, catalog, reproduce
+from tests.cli.conftest import call as call  # the command line as a fixture
+
+
+def test_every_suite_names_what_exists() -> None:
+    found = reproduce.suites()
+    assert {"sutton-barto", "model-free"} <= set(found)
+    for suite in found.values():
+        assert suite.title and suite.experiments + suite.runs
+        for target in suite.experiments:
+            module, _, function = target.partition(":")
+            assert callable(getattr(importlib.import_module(module), function)), target
+        for run in suite.runs:
+            assert run.preset in catalog.presets(run.algorithm), run
+            assert run.seeds >= 1
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Did you mean 'sutton-barto'"):
+        reproduce.reproduce("sutton-bartho")
+    wrong = tmp_path / "suites.yaml"
+    wrong.write_text("x: {title: t, runs: [{algorithm: ppo, presets: y}]}")
+    with pytest.raises(UserError, match="a run of 'x' is wrong"):
+        reproduce.suites(wrong)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="Choose another --out"):
+        reproduce.reproduce("sutton-barto", tmp_path / "file" / "below", quick=True)
+
+
+def test_a_suite_is_run_and_its_presets_are_read_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = (reproduce.Trained("sarsa", "CliffWalking-v1", seeds=2),)
+    suite = reproduce.Suite("small", "t", ("foresight.runtime.book:short_corridor",), runs)
+    monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
+    said: list[str] = []
+    files = reproduce.reproduce("small", tmp_path, say=said.append)
+    assert [file.name for file in files] == ["short-corridor.json", "short-corridor.png", "sarsa-CliffWalking-v1.json"]
+    assert said[0] == "short_corridor" and len(said) == 4
+    corridor, trained = (json.loads(files[i].read_text()) for i in (0, 2))
+    for document in (corridor, trained):
+        assert {"what", "command", "seeds", "versions", "machine", "seconds"} <= set(document)
+        assert document["command"] == "foresight reproduce small"
+    assert files[1].read_bytes()[1:4] == b"PNG"
+    assert corridor["best_probability"] == pytest.approx(2 - 2**0.5, abs=1e-6)
+    assert corridor["best_value"] == pytest.approx(corridor["published"]["best_value"], abs=1e-3)
+    assert trained["seeds"] == [0, 1] and trained["iqm"] >= -17 > trained["baseline"]
+    made = (tmp_path / "runs" / "sarsa-CliffWalking-v1-0" / "summary.json").stat().st_mtime_ns
+    reproduce.reproduce("small", tmp_path)
+    assert (tmp_path / "runs" / "sarsa-CliffWalking-v1-0" / "summary.json").stat().st_mtime_ns == made
+
+
+def test_quick_trains_a_hundredth_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = reproduce.Suite("small", "t", (), (reproduce.Trained("q_learning", "Taxi-v4"),))
+    monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
+    monkeypatch.setattr(reproduce, "root", lambda: tmp_path)
+    (file,) = reproduce.reproduce("small", quick=True)
+    assert file.is_relative_to(tmp_path / "runs" / "reproduce" / "small-quick")
+    assert json.loads(file.read_text())["steps"] == 20_000
+
+
+@pytest.mark.parametrize("name", ["exact_dynamic_programming", "windy_grid_world", "cliff_walking"])
+def test_experiments_reach_what_is_published(name: str, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    figures: dict[str, Any] = getattr(book, name)(True, picture)
+    if name == "exact_dynamic_programming":
+        assert figures["met"] and figures["largest_error"] < 1e-6 and figures["worlds"] >= 4
+    elif name == "windy_grid_world":
+        assert picture.is_file() and figures["exact_shortest"] == pytest.approx(15)
+        assert figures["steps_for_170_episodes"] == pytest.approx(8240, abs=900)
+    else:
+        assert picture.is_file() and figures["exact_optimum"] == pytest.approx(-13)
+        assert figures["sarsa"] > figures["q_learning"] + 10
+
+
+def test_the_command_lists_and_runs(call: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "sutton-barto" in call("reproduce").out
+    assert {one["name"] for one in call("reproduce", "--json").json} >= {"sutton-barto", "model-free"}
+    wrong = call("reproduce", "sutton")
+    assert wrong.code == 2 and "Did you mean 'sutton-barto'" in wrong.err
+    suite = reproduce.Suite("small", "t", ("foresight.runtime.book:short_corridor",))
+    monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
+    files = call("reproduce", "small", "--quick", "--out", str(tmp_path), "--json").json
+    assert [Path(file).name for file in files] == ["short-corridor.json", "short-corridor.png"]
