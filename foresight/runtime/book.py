@@ -46,7 +46,8 @@ def random_walk_5(quick: bool, picture: Path) -> dict[str, Any]:
     figure, axes = plot._axes(picture)
     for name, curve in errors.items():
         kind, _, alpha_text = name.partition("_")
-        colour, shade = "tab:blue" if kind == "td" else "tab:red", 0.4 + 0.15 * (list(errors).index(name) % 4)
+        rank = [other for other in errors if other.startswith(kind)].index(name)
+        colour, shade = "tab:blue" if kind == "td" else "tab:red", 0.35 + 0.2 * rank
         axes.plot(np.arange(1, 101), curve, label=f"{kind.upper()} α = {alpha_text}", color=colour, alpha=shade)
     axes.set(
         xlabel="episodes", ylabel="RMS error over states", title=f"5-state random walk, {runs} runs", ylim=(0, None)
