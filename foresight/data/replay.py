@@ -1,4 +1,4 @@
-"""`Replay`: a ring of experience, sampled uniformly as rows or as sequences, and saved with the checkpoint."""
+"""`Replay`: a ring of experience, sampled as rows, sequences or transitions, and saved with the checkpoint."""
 
 from __future__ import annotations
 
@@ -8,10 +8,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight.data import trees
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.errors import UserError
+from foresight.ops import returns
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(Trajectory))
+
+
+@dataclasses.dataclass(frozen=True)
+class Transitions:
+    """N transitions of one or more rows each, what Q-learning learns from. Scalars are `[N]`, features follow.
+
+    - `obs`, `action`: of the first row; `next_obs`: the true successor of the last one;
+    - `reward`: discounted sum over the rows; `discount`: what continues after the last one, γ for each row of it:
+      the n-step target is reward + discount · value(next_obs);
+    - `key`: names the first row in the replay, for priorities;
+    - `weight`: importance weight of the draw (None: all 1).
+    """
+
+    obs: Tree
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_obs: Tree
+    key: Tensor
+    weight: Tensor | None = None
+
+    def to(self, device: str | torch.device) -> Transitions:
+        """The same on `device`; this very object if it is there already."""
+        if self.reward.device == torch.device(device):
+            return self
+        return Transitions(*[tree_map(lambda x: x.to(device), getattr(self, name)) for name in _PARTS])
+
+
+_PARTS = tuple(f.name for f in dataclasses.fields(Transitions))
 
 
 class Replay:
@@ -20,6 +51,10 @@ class Replay:
     A stream is one world of a batch: its rows follow each other in time, so a sample of length T is a piece
     of that world's life. Episodes may end inside a piece: `cut` says where. Dtypes stay as they came: uint8
     frames stay uint8.
+
+    Observations are kept once: the successor of a row is the row after it, but where a time limit cut, it is the
+    `final_obs` given to `add`. A row with `mask` 0 is no experience, only what was seen there: nothing starts at
+    it, and the row before it has it for its successor.
 
     `rows` `[B, capacity, ...]` are the rows as a Trajectory, None before the first `add`.
     """
@@ -32,17 +67,30 @@ class Replay:
         self.rows: Trajectory | None = None
         self._write = 0  # where the next row goes
         self._size = 0  # rows per stream
+        self._flat: Trajectory | None = None  # views [B * capacity, ...] of `rows`
+        self._columns: list[tuple[str, Tensor]] | None = None  # the fields, where all are plain tensors
+        self._final: dict[int, Tree] = {}  # by key, the successors that no row shows
+        self._unreal = False  # whether a row with mask 0 was ever added
 
     def __len__(self) -> int:
         """How many rows are held, over all streams."""
         return 0 if self.rows is None else self._size * self.rows.shape[0]
 
-    def add(self, rows: Trajectory | dict[str, Any]) -> None:
+    @property
+    def newest(self) -> Tensor:
+        """Keys `[B]` of the newest rows; of no use before the first `add`."""
+        return torch.arange(self._streams()) * self.capacity + (self._write - 1) % self.capacity
+
+    def add(self, rows: Trajectory | dict[str, Any], final_obs: Tree = None) -> None:
         """Append rows: a Trajectory `[B, T]`, or a dict of its fields `[B, ...]` for one step.
 
+        `final_obs` `[B, ...]` are the true successors of one step's rows; those that a time limit cut are kept.
         Every `add` gives the same fields and shapes. Raises UserError if it does not.
         """
         if isinstance(rows, dict):
+            if self._quick(rows):
+                self._after(1, rows.get("mask"), final_obs)
+                return
             steps = 1
             unknown = set(rows) - set(_FIELDS)
             if unknown:
@@ -52,7 +100,7 @@ class Replay:
             steps = rows.shape[1]
             fields = {key: getattr(rows, key) for key in _FIELDS}
         if self.rows is None:
-            self.rows = Trajectory(**tree_map(self._room, fields))
+            self._allocate(fields)
         kept = min(steps, self.capacity)  # of a longer piece only the end survives
         skipped = steps - kept
         first = min(kept, self.capacity - self._write)
@@ -61,8 +109,20 @@ class Replay:
             pieces.append((0, skipped + first, kept - first))
         for key in _FIELDS:
             _write(key, getattr(self.rows, key), fields.get(key), pieces)
-        self._write = (self._write + kept) % self.capacity
-        self._size = min(self._size + kept, self.capacity)
+        self._after(kept, fields.get("mask"), final_obs)
+
+    def interrupt(self) -> None:
+        """The worlds were left as they are and begin anew: what would have followed the newest rows is unknown.
+
+        They become rows with `mask` 0. Raises ValueError if the rows have no mask.
+        """
+        if self.rows is None:
+            return
+        if self.rows.mask is None:
+            raise ValueError("Only a replay whose rows have a mask can be interrupted.")
+        at = (self._write - 1) % self.capacity
+        self.rows.mask[:, at], self.rows.discount[:, at], self.rows.cut[:, at] = 0, 0, 1
+        self._unreal = True
 
     def sample(self, n: int, length: int = 1, generator: torch.Generator | None = None) -> Trajectory:
         """`n` pieces of `length` rows, uniform over all that are held, with replacement: `[n, length]`.
@@ -83,13 +143,70 @@ class Replay:
         batch = self.rows.map(lambda x: x.flatten(0, 1).index_select(0, flat).unflatten(0, (n, length)))
         return batch.replace(extras={**batch.extras, "key": key})
 
+    def transitions(
+        self, n: int, gamma: float, n_steps: int = 1, generator: torch.Generator | None = None
+    ) -> Transitions:
+        """`n` transitions of `n_steps` rows, uniform over the rows they may start at, with replacement: see `gather`.
+
+        Raises UserError if fewer than `n_steps` + 1 rows per world are held.
+        """
+        choices = self._size - n_steps  # the successor of a row is known once it is added
+        if self.rows is None or choices < 1:
+            raise UserError(
+                f"Cannot sample transitions of {n_steps} rows: {self._size} rows per world are held so far."
+            )
+        key = self._draw(n, choices, generator)
+        if self._unreal:
+            assert self.rows.mask is not None
+            mask = self.rows.mask.flatten()
+            while len(wrong := (mask[key] == 0).nonzero().squeeze(-1)):
+                key[wrong] = self._draw(len(wrong), choices, generator)
+        return self.gather(key, gamma, n_steps)
+
+    def gather(self, key: Tensor, gamma: float, n_steps: int = 1) -> Transitions:
+        """The transitions that start at the rows `key` `[N]`, of `n_steps` rows or as many as the episode has left.
+
+        No transition crosses a cut: its reward is of one episode, and its `next_obs` too. The rows that follow must
+        be held already: a key is at least `n_steps` rows older than the newest one.
+        """
+        flat, capacity = self._flat, self.capacity
+        assert flat is not None
+        if n_steps == 1:
+            last = key
+            reward, discount = flat.reward.index_select(0, key), gamma * flat.discount.index_select(0, key)
+        else:
+            piece = self._ahead(key.unsqueeze(1), torch.arange(n_steps))
+            mask = None if flat.mask is None or not self._unreal else flat.mask[piece]
+            reward, discount, rows = returns.n_step_transition(
+                flat.reward[piece], gamma * flat.discount[piece], flat.cut[piece], mask
+            )
+            last = self._ahead(key, rows)
+        following = (last + 1) % capacity if self._streams() == 1 else self._ahead(last, 1)
+        next_obs = tree_map(lambda x: x.index_select(0, following), flat.obs)
+        if self._final:
+            for row in (flat.cut[last] * flat.discount[last]).nonzero().squeeze(-1).tolist():
+                _put(next_obs, row, self._final.get(int(last[row])))
+        obs = tree_map(lambda x: x.index_select(0, key), flat.obs)
+        return Transitions(obs, flat.action.index_select(0, key), reward, discount, next_obs, key)
+
     def state_dict(self) -> dict[str, Any]:
         """The rows that are held (views, so that saving does not double memory) and where the next one goes."""
         held = None
         if self.rows is not None:
             held = {key: tree_map(lambda x: x[:, : self._size], getattr(self.rows, key)) for key in _FIELDS}
             held = {key: value for key, value in held.items() if value is not None}
-        return {"capacity": self.capacity, "write": self._write, "size": self._size, "rows": held}
+        final = None
+        if self._final:
+            keys = list(self._final)
+            final = {"keys": torch.tensor(keys), "obs": trees.stack([self._final[key] for key in keys], 0)}
+        return {
+            "capacity": self.capacity,
+            "write": self._write,
+            "size": self._size,
+            "rows": held,
+            "final": final,
+            "unreal": self._unreal,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hold exactly what `state_dict` held. Raises UserError if the capacity differs."""
@@ -98,11 +215,70 @@ class Replay:
                 f"The checkpoint's replay keeps {state['capacity']} rows per world, this one {self.capacity}: "
                 "resume with the same capacity."
             )
-        self._write, self._size, self.rows = state["write"], state["size"], None
+        self._write, self._size, self.rows, self._unreal = state["write"], state["size"], None, state["unreal"]
+        final = state["final"]
+        self._final = {}
+        if final is not None:
+            self._final = {key: _row(final["obs"], i) for i, key in enumerate(final["keys"].tolist())}
         if state["rows"] is not None:
-            self.rows = Trajectory(**tree_map(self._room, state["rows"]))
+            self._allocate(state["rows"])
+            assert self.rows is not None
             for key in _FIELDS:
                 _write(key, getattr(self.rows, key), state["rows"].get(key), [(0, 0, self._size)])
+
+    def _allocate(self, fields: dict[str, Tree]) -> None:
+        self.rows = Trajectory(**tree_map(self._room, fields))
+        self._flat = self.rows.map(lambda x: x.flatten(0, 1))
+        held = {key: getattr(self.rows, key) for key in _FIELDS}
+        held = {key: x for key, x in held.items() if x is not None and not (isinstance(x, dict) and not x)}
+        plain = all(isinstance(x, Tensor) for x in held.values())
+        self._columns = list(held.items()) if plain else None
+
+    def _streams(self) -> int:
+        return 0 if self.rows is None else self.rows.shape[0]
+
+    def _quick(self, rows: dict[str, Any]) -> bool:
+        """Write one step where every field is a plain tensor as before; False, and nothing done, otherwise."""
+        if self._columns is None or len(rows) != len(self._columns):
+            return False
+        for key, x in self._columns:
+            row = rows.get(key)
+            if not isinstance(row, Tensor) or row.shape != x.shape[:1] + x.shape[2:]:
+                return False
+        for key, x in self._columns:
+            x.numpy()[:, self._write] = rows[key].numpy()  # a tenth of the cost in torch
+        return True
+
+    def _after(self, kept: int, mask: Tensor | None, final_obs: Tree) -> None:
+        """Move on by `kept` rows that were written, and keep what no row will show."""
+        assert self.rows is not None
+        if mask is not None and not self._unreal and not mask.all():
+            self._unreal = True
+        if self._final:
+            for stream in range(self._streams()):
+                for i in range(kept):
+                    self._final.pop(stream * self.capacity + (self._write + i) % self.capacity, None)
+        if final_obs is not None:
+            limited = self.rows.cut[:, self._write] * self.rows.discount[:, self._write]
+            for stream in limited.nonzero().squeeze(-1).tolist():
+                key = stream * self.capacity + self._write
+                self._final[key] = _row(final_obs, stream)
+        self._write = (self._write + kept) % self.capacity
+        self._size = min(self._size + kept, self.capacity)
+
+    def _draw(self, n: int, choices: int, generator: torch.Generator | None) -> Tensor:
+        """Keys of `n` rows, uniform over the oldest `choices` of every stream."""
+        oldest = self._write if self._size == self.capacity else 0
+        streams = self._streams()
+        pick = torch.randint(streams * choices, (n,), generator=generator)
+        if streams == 1:
+            return pick if oldest == 0 else pick.add_(oldest).remainder_(self.capacity)
+        return (pick // choices) * self.capacity + (oldest + pick % choices) % self.capacity
+
+    def _ahead(self, key: Tensor, steps: Tensor | int) -> Tensor:
+        """The keys `steps` rows later in the same streams."""
+        column = key % self.capacity
+        return key - column + (column + steps) % self.capacity
 
     def _room(self, like: Tensor) -> Tensor:
         """Memory `[B, capacity, ...]` for what looks like `like` `[B, T, ...]`."""
@@ -126,3 +302,17 @@ def _write(name: str, target: Tree, source: Tree, pieces: list[tuple[int, int, i
         raise UserError(f"Replay rows changed: '{name}' was {tuple(target.shape)} at the first add, now {found}.")
     for to, start, count in pieces:
         target[:, to : to + count] = source[:, start : start + count]
+
+
+def _row(tree: Tree, index: int) -> Tree:
+    """A copy of one row of a tree of `[N, ...]`."""
+    return tree_map(lambda x: x[index].clone(), tree)
+
+
+def _put(tree: Tree, row: int, value: Tree) -> None:
+    """Write one row of a tree of `[N, ...]`; nothing where there is no value."""
+    if isinstance(tree, dict):
+        for key in tree:
+            _put(tree[key], row, None if value is None else value[key])
+    elif value is not None:
+        tree[row] = value

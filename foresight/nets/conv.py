@@ -15,10 +15,11 @@ class Nature(nn.Module):
     """The network of Mnih et al. 2015 (Nature 518): 3 convolutions, one linear layer, rectifiers.
 
     `shape` is (C, H, W); the smallest height and width is 36. Bytes are scaled to [0, 1]; the weights and
-    the activations are kept channels-last, in which CPU and GPU convolve fastest.
+    the activations are kept channels-last, in which CPU and GPU convolve fastest. With `size` None there is no
+    linear layer: the features are what the convolutions give.
     """
 
-    def __init__(self, shape: Sequence[int], size: int = 512) -> None:
+    def __init__(self, shape: Sequence[int], size: int | None = 512) -> None:
         super().__init__()
         channels, _, _ = _image(shape, smallest=36)
         self.convs = _channels_last(
@@ -29,13 +30,12 @@ class Nature(nn.Module):
             orthogonal(nn.Conv2d(64, 64, 3, 1)),
             nn.ReLU(),
         )
-        self.linear = orthogonal(nn.Linear(_features(self.convs, shape), size))
-        self.size = size
+        self.linear, self.size = _linear(_features(self.convs, shape), size)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features `[..., size]` of images `[..., C, H, W]`."""
         h = self.convs(_pixels(obs)).flatten(1)
-        return torch.relu(self.linear(h)).view(*obs.shape[:-3], self.size)
+        return (h if self.linear is None else torch.relu(self.linear(h))).view(*obs.shape[:-3], self.size)
 
 
 class Residual(nn.Module):
@@ -54,10 +54,11 @@ class Residual(nn.Module):
 class Impala(nn.Module):
     """The deep residual network of IMPALA (arXiv 1802.01561, figure 3): 15 convolutions in three blocks.
 
-    `shape` is (C, H, W); `channels` are those of the three blocks (Procgen and PPG use the same ones).
+    `shape` is (C, H, W); `channels` are those of the three blocks (Procgen and PPG use the same ones). With `size`
+    None there is no linear layer.
     """
 
-    def __init__(self, shape: Sequence[int], size: int = 256, channels: Sequence[int] = (16, 32, 32)) -> None:
+    def __init__(self, shape: Sequence[int], size: int | None = 256, channels: Sequence[int] = (16, 32, 32)) -> None:
         super().__init__()
         inputs, _, _ = _image(shape, smallest=8)
         blocks: list[nn.Module] = []
@@ -66,13 +67,12 @@ class Impala(nn.Module):
             blocks += [Residual(outputs), Residual(outputs)]
             inputs = outputs
         self.blocks = _channels_last(*blocks, nn.ReLU())
-        self.linear = orthogonal(nn.Linear(_features(self.blocks, shape), size))
-        self.size = size
+        self.linear, self.size = _linear(_features(self.blocks, shape), size)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features `[..., size]` of images `[..., C, H, W]`."""
         h = self.blocks(_pixels(obs)).flatten(1)
-        return torch.relu(self.linear(h)).view(*obs.shape[:-3], self.size)
+        return (h if self.linear is None else torch.relu(self.linear(h))).view(*obs.shape[:-3], self.size)
 
 
 def _channels_last(*modules: nn.Module) -> nn.Sequential:
@@ -95,6 +95,11 @@ def _pixels(obs: Tensor) -> Tensor:
         return flat.contiguous(memory_format=torch.channels_last)
     kind = torch.get_autocast_dtype(obs.device.type) if torch.is_autocast_enabled(obs.device.type) else torch.float32
     return flat.to(kind, memory_format=torch.channels_last).div_(255)
+
+
+def _linear(features: int, size: int | None) -> tuple[nn.Linear | None, int]:
+    """The last layer, if there is one, and how many features there are in the end."""
+    return (None, features) if size is None else (orthogonal(nn.Linear(features, size)), size)
 
 
 def _features(module: nn.Module, shape: Sequence[int]) -> int:

@@ -1,11 +1,11 @@
-"""One gradient step, with as few calls as it takes."""
+"""One gradient step, and one step of a network that follows another, with as few calls as it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def descend(optimizer: torch.optim.Optimizer, backward: Callable[[], object], max_norm: float) -> None:
@@ -20,6 +20,26 @@ def descend(optimizer: torch.optim.Optimizer, backward: Callable[[], object], ma
     backward()
     clip_norm_([p.grad for p in parameters if p.grad is not None], max_norm)
     optimizer.step()
+
+
+def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Step `optimizer` down the gradient of `loss`."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+
+
+@torch.no_grad()
+def track(target: nn.Module, source: nn.Module, rate: float = 1.0) -> None:
+    """Move the weights of `target` towards those of `source`: target ← target + rate · (source - target).
+
+    Copies them where `rate` is 1 (Mnih et al. 2015), and follows them slowly where it is small (Lillicrap et al. 2016,
+    arXiv:1509.02971). The two are alike.
+    """
+    for weight, goal in zip(target.parameters(), source.parameters(), strict=True):
+        weight.copy_(goal) if rate == 1.0 else weight.lerp_(goal, rate)
+    for buffer, other in zip(target.buffers(), source.buffers(), strict=True):
+        buffer.copy_(other)
 
 
 @torch.no_grad()

@@ -75,6 +75,10 @@ class Towers(nn.Module):
         """What tower `index` says."""
         return self._run(x, [index])[0]
 
+    def frozen(self, x: Tensor) -> Sequence[Tensor]:
+        """What every tower says, where the gradient goes to `x` alone: half of the work of a backward pass."""
+        return self._run(x, range(len(self.sizes)), frozen=True)
+
     def vjp(self, x: Tensor) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
         """`forward` over rows `[N, inputs]` without autograd: what the towers say, and the way back.
 
@@ -96,12 +100,12 @@ class Towers(nn.Module):
 
         return [tower[-1] for tower in activations], back
 
-    def _run(self, x: Tensor, chosen: Sequence[int]) -> Sequence[Tensor]:
+    def _run(self, x: Tensor, chosen: Sequence[int], frozen: bool = False) -> Sequence[Tensor]:
         if x.dim() != 2:
             shape = x.shape[:-1]
-            return [y.view(*shape, y.shape[-1]) for y in self._run(x.reshape(-1, x.shape[-1]), chosen)]
+            return [y.view(*shape, y.shape[-1]) for y in self._run(x.reshape(-1, x.shape[-1]), chosen, frozen)]
         if not self._fast(x):
-            parts = _split(self.flat, self.sizes)
+            parts = _split(self.flat.detach() if frozen else self.flat, self.sizes)
             return [_plain(x, parts[i], self.activation) for i in chosen]
         layers = self._layers()
         if not torch.is_grad_enabled():
@@ -109,7 +113,7 @@ class Towers(nn.Module):
                 array = x.numpy()
                 return [torch.from_numpy(_few(array, layers[i], self.activation)) for i in chosen]
             return [_through(x, layers[i], self.activation)[-1] for i in chosen]
-        return _Node.apply(x, self.flat, self, layers, chosen)
+        return _Node.apply(x, self.flat.detach() if frozen else self.flat, self, layers, chosen)
 
     def _fast(self, x: Tensor) -> bool:
         flat = self._parameters["flat"]  # looking up an attribute of a module costs as much as a small product
@@ -157,14 +161,16 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         x, _ = ctx.saved_tensors  # raises if a weight was changed since
         towers, layers = ctx.towers, ctx.layers
+        inputs, weights = ctx.needs_input_grad[:2]
         result, places = towers._gradient()
-        if len(ctx.chosen) < len(towers.sizes):
+        if weights and len(ctx.chosen) < len(towers.sizes):
             result.zero_()
         into: Tensor | None = None
         for i, grad, activations in zip(ctx.chosen, grads, ctx.activations, strict=True):
-            grad = _back(grad, x, activations, layers[i], places[i], towers.activation, ctx.needs_input_grad[0])
+            place = places[i] if weights else None
+            grad = _back(grad, x, activations, layers[i], place, towers.activation, inputs)
             into = grad if into is None else into + grad
-        return into if ctx.needs_input_grad[0] else None, result.clone(), None, None, None
+        return into if inputs else None, result.clone() if weights else None, None, None, None
 
 
 def _split(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[tuple[Tensor, Tensor]]]:
@@ -225,20 +231,22 @@ def _back(
     x: Tensor,
     activations: Sequence[Tensor],
     layers: Sequence[Layer],
-    places: Sequence[tuple[Tensor, Tensor]],
+    places: Sequence[tuple[Tensor, Tensor]] | None,
     activation: str,
     inputs: bool,
 ) -> Tensor:
-    """Write the gradient of one tower's weights to `places`; returns that of its inputs if they want one."""
+    """Write the gradient of one tower's weights to `places`, if any; returns that of its inputs if they want one."""
     for i in reversed(range(len(layers))):
         if i < len(layers) - 1:  # in place: it is the scratch written below, one layer up
             if activation == "tanh":
                 torch.ops.aten.tanh_backward.grad_input(grad, activations[i], grad_input=grad)
             else:
                 torch.ops.aten.threshold_backward.grad_input(grad, activations[i], 0, grad_input=grad)
-        below, (weight, bias) = activations[i - 1] if i else x, places[i]
-        torch.sum(grad, 0, out=bias)
-        _product(grad.t(), below, weight)
+        below = activations[i - 1] if i else x
+        if places is not None:
+            weight, bias = places[i]
+            torch.sum(grad, 0, out=bias)
+            _product(grad.t(), below, weight)
         if i or inputs:
             into = _scratch(i % 2, below) if i else torch.empty_like(below)
             grad = _product(grad, layers[i].weight, into)

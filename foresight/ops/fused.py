@@ -42,6 +42,33 @@ def clipped_objective(
     return *grads, seen
 
 
+def huber_q(
+    q: Tensor, action: Tensor, reward: Tensor, discount: Tensor, following: Tensor, choice: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean Huber loss (δ = 1) of Q(s, a) against `value.double_q_target`, differentiated: the twin of `dqn.py`.
+
+    Shapes: q, following `[N, A]`, everything else `[N]`, on the CPU: float32 but action and choice, which are int64.
+    Returns the gradient of the loss with respect to `q` `[N, A]`, and `[2]`: the loss and the mean of Q(s, a).
+    """
+    grad, seen = torch.zeros_like(q), torch.empty(2)
+    tensors = (q, action, reward, discount, following, choice, grad, seen)
+    _huber_q(*[x.numpy() for x in tensors])
+    return grad, seen
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _huber_q(q, action, reward, discount, following, choice, grad, seen):  # type: ignore[no-untyped-def]
+    rows = q.shape[0]
+    loss, total = 0.0, 0.0
+    for i in range(rows):
+        value = q[i, action[i]]
+        error = value - (reward[i] + discount[i] * following[i, choice[i]])
+        total += value
+        loss += 0.5 * error * error if abs(error) <= 1 else abs(error) - 0.5
+        grad[i, action[i]] = min(max(error, -1.0), 1.0) / rows
+    seen[0], seen[1] = loss / rows, total / rows
+
+
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def _clipped_objective(  # type: ignore[no-untyped-def]
     logps, value, action, old_logprob, advantage, target, old_value, grad_logits, grad_value, seen,

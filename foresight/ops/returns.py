@@ -243,6 +243,31 @@ def retrace(
     return value + backward(delta, discount * _continues(cut, mask) * trace)
 
 
+def n_step_transition(
+    reward: Tensor, discount: Tensor, cut: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first row of each piece, made one transition of as many rows as belong together: `(R, D, last)`.
+
+        R = Σ_k (Π_{j<k} discount_j) reward_k,  D = Π_k discount_k,  k = 0 .. last
+
+    so that R + D · V(true successor of row `last`) is the n-step target of row 0. A piece ends at its first cut,
+    and before its first row that is not real.
+
+    Shapes: all `[B, n]`; returns three `[B]`, the last int64. Row 0 must be real. Source: Sutton & Barto 2018,
+    eq. 7.1; as stored by Rainbow (arXiv:1710.02298, §3).
+
+    Becomes the row itself when n = 1; R + D · V is `n_step_return` of row 0.
+
+    Raises ValueError if the shapes differ.
+    """
+    _same_shape(reward=reward, discount=discount, cut=cut, mask=mask)
+    reward, discount = _real(mask, reward, discount)
+    belongs = torch.cat([torch.ones_like(reward[:, :1]), _continues(cut, mask)[:, :-1]], dim=1).cumprod(1)
+    reached = torch.where(belongs != 0, discount, 1.0).cumprod(1)
+    before = torch.cat([torch.ones_like(reward[:, :1]), reached[:, :-1]], dim=1)
+    return (belongs * before * reward).sum(1), reached[:, -1], belongs.sum(1).long() - 1
+
+
 def _same_shape(**tensors: Tensor | None) -> None:
     """Refuse to broadcast: `[B]` against `[B, 1]` would silently give `[B, B]`."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}

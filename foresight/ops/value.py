@@ -37,3 +37,24 @@ def huber_loss(value: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
     Becomes `squared_loss` when every error is within δ.
     """
     return functional.huber_loss(value, target.detach(), reduction="none", delta=delta)
+
+
+def double_q_target(reward: Tensor, discount: Tensor, next_value: Tensor, choice: Tensor) -> Tensor:
+    """What Q(s, a) should be: reward + discount · Q'(s', choice), the successor's action chosen by whom it may be.
+
+    Shapes: reward, discount, choice (int64) `[...]`, next_value `[..., A]` of the target network; returns `[...]`.
+    Sources: Mnih et al. 2015 (Nature 518), where `choice` is the greatest `next_value` itself; van Hasselt et al.
+    2016 (arXiv:1509.06461), eq. 4, where it is the greatest value of the network that learns.
+    """
+    return reward + discount * next_value.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+
+
+def dueling(value: Tensor, advantage: Tensor) -> Tensor:
+    """Q(s, a) = V(s) + A(s, a) - mean over actions of A(s, ·).
+
+    Shapes: value `[..., K]`, advantage `[..., A, K]`, where K numbers stand for each value (1 for a scalar);
+    returns `[..., A, K]`. Source: Wang et al. 2016 (arXiv:1511.06581), eq. 9.
+
+    Becomes `value`, for every action, when all advantages are equal.
+    """
+    return value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)

@@ -1,0 +1,85 @@
+"""SAC on Pendulum-v1: 256x256 networks, batches of 256, one update a step, 4,000 steps.
+
+Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, tau 0.005, learnt temperature, two critics, 100
+random steps at first, one environment. Threads: all cores, the faster choice for both. The first 1,000 steps warm up;
+the rest is counted. `return` is the mean over all episodes of training, with exploration. `share` is the part of the
+machine's float32 limit that the rate amounts to: the multiplications that an update needs (policy: two passes and one
+back; critics: targets, values with the gradient of their weights, values with that of the action) against the fastest
+of many products of 256x256 by 256x256 matrices.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+UNIT = "env steps/s"
+PEER = "stable-baselines3"
+TARGET = 1.5
+STEPS, WARM, BATCH, WIDTH = 4_000, 1_000, 256, 256
+# Of an update, in floating point operations: passes over one 256x256 layer. Policy: 2 forward, 2 back. Critics, two of
+# each: targets 1, forward 1 and back 2, forward 1 and back to the action 1.
+FLOPS = 2 * BATCH * WIDTH * WIDTH * (2 + 2 + 2 * (1 + 3 + 2))
+
+
+def limit() -> float:
+    """The fastest rate of float32 products of the size of a layer, in operations a second."""
+    import torch
+
+    a, b, out = torch.randn(BATCH, WIDTH), torch.randn(WIDTH, WIDTH), torch.empty(BATCH, WIDTH)
+    best = float("inf")
+    for _ in range(30):
+        begun = time.perf_counter()
+        for _ in range(50):
+            torch.mm(a, b, out=out)
+        best = min(best, time.perf_counter() - begun)
+    return 50 * 2 * BATCH * WIDTH * WIDTH / best
+
+
+def ours() -> dict[str, Any]:
+    """This library's `sac.train`, as a user runs it."""
+    import torch
+
+    from foresight.algorithms.policy import sac
+    from foresight.envs.make import make
+
+    config = sac.Config(steps=STEPS, learning_rate=1e-3, learning_starts=100, hidden=(WIDTH, WIDTH))
+    env = make("Pendulum-v1", num_envs=1)
+    begun, metrics = 0.0, {}
+    for step, metrics, _ in sac.train(config, env):  # noqa: B007
+        if step == WARM:
+            begun = time.perf_counter()
+    rate = (STEPS - WARM) / (time.perf_counter() - begun)
+    peak = limit()
+    return {
+        "rate": rate,
+        "return": metrics["return"],
+        "threads": torch.get_num_threads(),
+        "share": rate * FLOPS / peak,
+        "gflops": peak / 1e9,
+    }
+
+
+def peer() -> dict[str, Any]:
+    """stable-baselines3's SAC at the same settings."""
+    import gymnasium
+    import numpy as np
+    import torch
+    from stable_baselines3 import SAC
+    from stable_baselines3.common.monitor import Monitor
+
+    model = SAC(
+        "MlpPolicy", Monitor(gymnasium.make("Pendulum-v1")), learning_rate=1e-3, learning_starts=100, batch_size=BATCH,
+        policy_kwargs={"net_arch": [WIDTH, WIDTH]}, seed=0, device="cpu",
+    )  # fmt: skip
+    marks: list[float] = []
+
+    def mark(local: dict[str, Any], _: dict[str, Any]) -> bool:
+        if local["self"].num_timesteps == WARM:
+            marks.append(time.perf_counter())
+        return True
+
+    model.learn(STEPS, callback=mark)
+    rate = (STEPS - WARM) / (time.perf_counter() - marks[0])
+    reached = float(np.mean([episode["r"] for episode in model.ep_info_buffer]))
+    return {"rate": rate, "return": reached, "threads": torch.get_num_threads()}

@@ -1,0 +1,225 @@
+"""SAC: Soft Actor-Critic algorithms and applications, Haarnoja et al. 2018 (arXiv:1812.05905).
+
+    critics      minimise  E[ ½ (Q_i(s, a) - y)² ],  y = r + γ ( min_j Q⁻_j(s', a') - α log π(a'|s') ),  a' ~ π(s')
+    policy       minimise  E[ α log π(a|s) - min_j Q_j(s, a) ],  a ~ π(s), through a = tanh(μ(s) + σ(s) ε)
+    temperature  minimise  E[ -log α (log π(a|s) + H̄) ]
+
+where (s, a, r, s') come from replay and Q⁻ follows Q slowly: Q⁻ ← Q⁻ + τ (Q - Q⁻).
+
+What is kept: two critics and their minimum (§5), the squashed normal with the correction of its density (appendix C),
+which is computed where it is exact, the reparametrised policy gradient (eq. 9), and the automatic temperature (§5).
+Actions are measured in (-1, 1) whatever the bounds of the world, so H̄ = -dim(A) means the same everywhere.
+
+Otherwise than there: the temperature's loss is in log α (as in the authors' code); a time limit is no termination,
+its target bootstraps from the final observation; before `learning_starts` actions are uniformly random. On pixels the
+critics' convolutions are the policy's too, which does not change them. Left out: the value network of the first
+version (arXiv:1801.01290), recurrent policies. Discrete actions have a file of their own, `sac_discrete`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foresight.data import trees
+from foresight.data.replay import Replay, Transitions
+from foresight.envs.base import Env, Feedback, Spaces
+from foresight.errors import UserError
+from foresight.nets import optim
+from foresight.nets.critics import Critics, SquashedActor
+from foresight.ops import schedules, value
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "q", "alpha", "entropy")
+REPORT = 1_000  # env steps between two yields
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults: the paper's table 1, where nothing else is said."""
+
+    steps: int = 1_000_000  # env steps in all worlds together
+    seed: int = 0
+    num_envs: int = 1  # worlds stepped together
+    learning_rate: float = 3e-4  # Adam, for critics, policy and temperature; table 1
+    anneal: bool = False  # learning rate linearly to 0
+    batch_size: int = 256  # transitions of a gradient step; table 1
+    replay_size: int = 1_000_000  # rows that are kept; table 1
+    learning_starts: int = 10_000  # env steps with random actions, before the first update; the authors' code
+    train_every: int = 1  # env steps between updates; table 1
+    updates: int = 1  # gradient steps of each update; table 1
+    gamma: float = 0.99  # discount a step; table 1
+    tau: float = 0.005  # how far the target critics move in each update; table 1
+    n_steps: int = 1  # rewards before the bootstrap
+    alpha: float = 1.0  # temperature at the start, in reward a nat
+    learn_alpha: bool = True  # whether it is learnt; §5
+    target_entropy: float | None = None  # H̄ in nats; None: -1 for each action dim (table 1)
+    hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics; table 1
+    activation: str = "relu"  # of those layers; table 1
+    images: str = "nature"  # the convolutions over pixels: "nature" or "impala"
+    threads: int = 1  # of torch, on a CPU; 0 is one a core
+
+
+@dataclass
+class State:
+    """All that a run is, the replay too."""
+
+    config: Config
+    actor: SquashedActor
+    critics: Critics
+    target: Critics
+    log_alpha: nn.Parameter
+    actor_optimizer: torch.optim.Adam
+    critic_optimizer: torch.optim.Adam
+    alpha_optimizer: torch.optim.Adam
+    replay: Replay
+    generator: torch.Generator  # draws the actions
+    sampler: torch.Generator  # draws transitions, on the CPU
+    step: int = 0
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Networks, optimisers and replay. Raises UserError for spaces and settings that SAC cannot work with."""
+    _check(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        dims = spaces.action.shape[0] if spaces.action.shape else 0
+        critics, target = (
+            Critics(spaces.obs, dims, 1, config.hidden, config.activation, config.images).to(device) for _ in range(2)
+        )
+        actor = SquashedActor(critics.size, spaces.action, "SAC", config.hidden, config.activation).to(device)
+    optim.track(target, critics)
+    log_alpha = nn.Parameter(torch.tensor(config.alpha, device=device).log())
+    rate = config.learning_rate
+    return State(
+        config,
+        actor,
+        critics,
+        target.requires_grad_(False),
+        log_alpha,
+        torch.optim.Adam(actor.parameters(), lr=rate, fused=True),
+        torch.optim.Adam(critics.parameters(), lr=rate, fused=True),
+        torch.optim.Adam([log_alpha], lr=rate, fused=True),
+        Replay(max(1, config.replay_size // config.num_envs)),
+        generator=torch.Generator(device).manual_seed(config.seed),
+        sampler=torch.Generator().manual_seed(config.seed),
+    )
+
+
+@torch.no_grad()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """An action for every row of `obs`: drawn if `explore` (uniformly before learning starts), else tanh(μ)."""
+    output = state.actor(state.critics.encoder(obs))
+    if not explore:
+        action = output.mode()
+    elif state.step < state.config.learning_starts:
+        action = torch.empty_like(output.mode()).uniform_(-1, 1, generator=state.generator)
+    else:
+        action = output.sample(state.generator)
+    return state.actor.outward(action), {}, carry
+
+
+def remember(state: State, obs: Any, action: Tensor, feedback: Feedback) -> None:
+    """Take in what came back because of `action` at `obs`, in every world."""
+    row = {"obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount}
+    final = None if feedback.final_obs is feedback.obs else feedback.final_obs
+    state.replay.add({**row, "cut": feedback.cut, "mask": feedback.mask}, final)
+    if "episode_return" in feedback.info:
+        state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
+        state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
+    state.step += len(feedback.reward)
+
+
+def sample(state: State) -> Transitions:
+    """A batch to learn from."""
+    config = state.config
+    batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
+    return batch.to(state.generator.device)
+
+
+def update(state: State, batch: Transitions) -> dict[str, float]:
+    """One gradient step of critics, policy and temperature, and one move of the target critics."""
+    config, actor, critics, target = state.config, state.actor, state.critics, state.target
+    alpha = state.log_alpha.detach().exp()
+    if config.anneal:
+        for optimizer in (state.actor_optimizer, state.critic_optimizer, state.alpha_optimizer):
+            optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
+
+    features = critics.encoder(batch.obs)
+    with torch.no_grad():
+        next_action, next_logp = actor(critics.encoder(batch.next_obs)).sample_logp(state.generator)
+        following = torch.minimum(*target(target.encoder(batch.next_obs), next_action)).squeeze(-1)
+        goal = batch.reward + batch.discount * (following - alpha * next_logp)
+    done = [q.squeeze(-1) for q in critics(features, actor.inward(batch.action))]
+    critic_loss = torch.stack([value.squared_loss(q, goal).mean() for q in done]).sum()
+    optim.step(state.critic_optimizer, critic_loss)
+
+    action, logp = actor(features.detach()).sample_logp(state.generator)
+    judged = torch.minimum(*critics.frozen(features, action)).squeeze(-1)
+    optim.step(state.actor_optimizer, (alpha * logp - judged).mean())
+
+    entropy = -logp.detach().mean()
+    if config.learn_alpha:
+        wanted = -float(actor.dims) if config.target_entropy is None else config.target_entropy
+        optim.step(state.alpha_optimizer, state.log_alpha * (entropy - wanted))
+    optim.track(target, critics, config.tau)
+    shown = torch.stack([critic_loss.detach(), done[0].detach().mean(), alpha, entropy]).tolist()
+    return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act, remember, update, until `steps`. A given state goes on with new episodes."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    place = state.generator.device
+    state.replay.interrupt()
+    obs = env.reset(config.seed + state.step)
+    metrics: dict[str, float] = {}
+    while state.step < config.steps:
+        before = state.step
+        action, _, _ = act(state, trees.to(obs, place), explore=True)
+        feedback = env.step(action.cpu())
+        remember(state, obs, action.cpu(), feedback)
+        obs = feedback.obs
+        if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * env.num_envs:
+            for _ in range(config.updates * _passed(before, state.step, config.train_every)):
+                metrics = update(state, sample(state))
+        if _passed(before, state.step, REPORT) or state.step >= config.steps:
+            if state.episode_returns:
+                metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+                metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+            yield state.step, dict(metrics), state
+
+
+def _passed(before: int, after: int, every: int) -> int:
+    """How many multiples of `every` lie in (before, after]."""
+    return after // every - before // every
+
+
+def _check(config: Config) -> None:
+    for name in ("num_envs", "batch_size", "replay_size", "train_every", "updates", "n_steps"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    for name in ("gamma", "tau"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise UserError(f"{name} must be between 0 and 1, not {getattr(config, name)}.")
+    if config.alpha <= 0:
+        raise UserError(f"alpha, the temperature, must be above 0, not {config.alpha}.")
+    rows = config.replay_size // config.num_envs
+    if rows <= config.n_steps + 1:
+        raise UserError(
+            f"replay_size {config.replay_size} is too small: {rows} rows a world, for {config.n_steps} steps."
+        )

@@ -1,0 +1,1 @@
+"""Values of actions: Q-learning with networks."""

@@ -1,0 +1,244 @@
+"""DQN: Human-level control through deep reinforcement learning, Mnih et al. 2015 (Nature 518, 529).
+
+    minimise  E_{(s,a,r,s') ~ replay}[ huber( r + γ max_a' Q⁻(s', a') - Q(s, a) ) ]
+
+where Q⁻ is an older copy of Q: copied every so often (`target_every`), or followed slowly (`tau` below 1).
+
+What is kept: uniform replay, the target network, ε-greedy exploration annealed linearly, the clipped error (Huber's
+loss with δ = 1), one network for all actions. Each of these papers changes one line, and is an option:
+  Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)  `double`: Q chooses a', Q⁻ values it
+  Dueling networks (Wang et al. 2016, arXiv:1511.06581)   `dueling`: Q = V + A - mean A
+  n-step targets (Sutton & Barto 2018, §7.1)              `n_steps`: γⁿ max Q⁻ after n rewards of one episode
+  C51 (Bellemare et al. 2017, arXiv:1707.06887)           `values="atoms"`: a distribution on 51 atoms a value
+  QR-DQN (Dabney et al. 2018, arXiv:1710.10044)           `values="quantiles"`: 200 quantiles a value
+All of them together, with prioritised replay and noisy networks, are `rainbow`.
+
+Otherwise than there: Adam instead of RMSProp; a time limit is no termination, its target bootstraps from the final
+observation; evaluation is greedy (ε is 0, not 0.05). Left out: recurrent Q-networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight import errors
+from foresight.data import trees
+from foresight.data.replay import Replay, Transitions
+from foresight.envs.base import Env, Feedback, Spaces
+from foresight.errors import UserError
+from foresight.nets import optim, q_network, values
+from foresight.nets.q_network import QNetwork
+from foresight.ops import fused, schedules
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "loss", "q", "epsilon")
+REPORT = 1_000  # env steps between two yields
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults: stable-baselines3's, which are the paper's for smaller machines; presets say what tasks want."""
+
+    steps: int = 1_000_000  # env steps in all worlds together
+    seed: int = 0
+    num_envs: int = 1  # worlds stepped together
+    learning_rate: float = 1e-4  # Adam (Mnih et al.: RMSProp, 2.5e-4)
+    batch_size: int = 32  # transitions of a gradient step; extended data table 1
+    replay_size: int = 1_000_000  # rows that are kept; extended data table 1
+    learning_starts: int = 100  # env steps before the first update; 50,000 in table 1
+    train_every: int = 4  # env steps between updates; table 1
+    updates: int = 1  # gradient steps of each update
+    target_every: int = 10_000  # env steps between two moves of the target network; table 1
+    tau: float = 1.0  # how far it moves: 1 copies; with target_every 1 and tau 0.005, Polyak averaging
+    gamma: float = 0.99  # discount a step; table 1
+    epsilon_start: float = 1.0  # share of random actions at first; table 1
+    epsilon_end: float = 0.05  # and at last; 0.1 in table 1
+    epsilon_fraction: float = 0.1  # of the run over which it falls
+    max_grad_norm: float = 10.0  # of the whole gradient
+    double: bool = False  # the learning network chooses the successor's action (arXiv 1509.06461, eq. 4)
+    dueling: bool = False  # streams of state value and advantage (arXiv 1511.06581, eq. 9)
+    n_steps: int = 1  # rewards before the bootstrap; 3 in Rainbow (arXiv 1710.02298, table 1)
+    values: str = "points"  # "points", "atoms" (C51) or "quantiles" (QR-DQN): what a value is
+    atoms: int = 51  # of C51, §5 of its paper; 200 quantiles in QR-DQN
+    value_range: tuple[float, float] = (-10.0, 10.0)  # returns between which the atoms of C51 lie, §5 of its paper
+    hidden: tuple[int, ...] = (256, 256)  # layers over vectors
+    activation: str = "relu"  # of those layers
+    images: str = "nature"  # the convolutions over pixels: "nature" or "impala"
+    threads: int = 1  # of torch, on a CPU; 0 is one a core
+
+
+@dataclass
+class State:
+    """All that a run is, the replay too."""
+
+    config: Config
+    network: QNetwork
+    target: QNetwork
+    optimizer: torch.optim.Adam
+    replay: Replay
+    generator: torch.Generator  # draws exploring actions
+    sampler: torch.Generator  # draws transitions, on the CPU
+    step: int = 0
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Networks, optimiser and replay. Raises UserError for spaces and settings that DQN cannot work with."""
+    _check(config)
+    actions = q_network.actions_of(spaces.action, "DQN", "sac or ppo")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        network, target = (
+            QNetwork(
+                spaces.obs, actions, _head(config), config.hidden, config.activation, config.images, config.dueling
+            ).to(device)
+            for _ in range(2)
+        )
+    optim.track(target, network)
+    return State(
+        config,
+        network,
+        target.requires_grad_(False),
+        torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True),
+        Replay(max(1, config.replay_size // config.num_envs)),
+        generator=torch.Generator(device).manual_seed(config.seed),
+        sampler=torch.Generator().manual_seed(config.seed),
+    )
+
+
+@torch.no_grad()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """The action of the greatest value for every row of `obs`; with `explore`, a random one with probability ε."""
+    network = state.network
+    if not explore:
+        return network.best(network(obs).mean(), obs), {}, carry
+    rows = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+    random = torch.rand(rows, generator=state.generator, device=state.generator.device) < epsilon(state)
+    if not random.any():
+        return network.best(network(obs).mean(), obs), {}, carry
+    action = network.random(obs, rows, state.generator)
+    if not random.all():
+        action = torch.where(random, action, network.best(network(obs).mean(), obs))
+    return action, {}, carry
+
+
+def epsilon(state: State) -> float:
+    """The share of random actions at this step of the run."""
+    config = state.config
+    progress = state.step / max(1.0, config.epsilon_fraction * config.steps)
+    return schedules.linear(progress, config.epsilon_start, config.epsilon_end)
+
+
+def remember(state: State, obs: Any, action: Tensor, feedback: Feedback) -> None:
+    """Take in what came back because of `action` at `obs`, in every world."""
+    row = {"obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount}
+    final = None if feedback.final_obs is feedback.obs else feedback.final_obs
+    state.replay.add({**row, "cut": feedback.cut, "mask": feedback.mask}, final)
+    if "episode_return" in feedback.info:
+        state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
+        state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
+    state.step += len(feedback.reward)
+
+
+def sample(state: State) -> Transitions:
+    """A batch to learn from."""
+    config = state.config
+    batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
+    return batch.to(state.generator.device)
+
+
+def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], Tensor, Tensor]:
+    """The backward pass of the loss, yet to be called; the loss, and the mean value of what was done."""
+    config, network, target = state.config, state.network, state.target
+    if found := network.vjp(batch.obs):
+        # The same as below for the commonest case, small networks on a CPU: differentiated by hand and compiled.
+        q, back = found
+        with torch.no_grad():
+            following = target(batch.next_obs).mean()
+            choice = network.best(network(batch.next_obs).mean() if config.double else following, batch.next_obs)
+        grad, seen = fused.huber_q(q, batch.action, batch.reward, batch.discount, following, choice)
+        return lambda: back(grad), seen[0], seen[1]
+    with torch.no_grad():
+        following = target(batch.next_obs)
+        choosing = network(batch.next_obs) if config.double else following
+        choice = network.best(choosing.mean(), batch.next_obs)
+        goal = following.pick(choice).backup(batch.reward, batch.discount)
+    done = network(batch.obs).pick(batch.action)
+    loss = done.loss(goal).mean()
+    return loss.backward, loss.detach(), done.mean().detach().mean()
+
+
+def update(state: State, batch: Transitions) -> dict[str, float]:
+    """One gradient step."""
+    backward, loss, q = objective(state, batch)
+    optim.descend(state.optimizer, backward, state.config.max_grad_norm)
+    return {"loss": loss.item(), "q": q.item()}
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act, remember, update, until `steps`. A given state goes on with new episodes."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    place = state.generator.device
+    state.replay.interrupt()
+    obs = env.reset(config.seed + state.step)
+    metrics: dict[str, float] = {}
+    while state.step < config.steps:
+        before = state.step
+        action, _, _ = act(state, trees.to(obs, place), explore=True)
+        feedback = env.step(action.cpu())
+        remember(state, obs, action.cpu(), feedback)
+        obs = feedback.obs
+        if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * env.num_envs:
+            for _ in range(config.updates * _passed(before, state.step, config.train_every)):
+                metrics = update(state, sample(state))
+        if _passed(before, state.step, config.target_every):
+            optim.track(state.target, state.network, config.tau)
+        if _passed(before, state.step, REPORT) or state.step >= config.steps:
+            if state.episode_returns:
+                metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+                metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+            yield state.step, {**metrics, "epsilon": epsilon(state)}, state
+
+
+def _passed(before: int, after: int, every: int) -> int:
+    """How many multiples of `every` lie in (before, after]."""
+    return after // every - before // every
+
+
+def _head(config: Config) -> Any:
+    heads: dict[str, Callable[[], Any]] = {
+        "points": values.PointHead,
+        "atoms": lambda: values.AtomHead(config.atoms, *config.value_range),
+        "quantiles": lambda: values.QuantileHead(config.atoms),
+    }
+    if config.values not in heads:
+        raise errors.unknown("kind of values", config.values, heads)
+    return heads[config.values]()
+
+
+def _check(config: Config) -> None:
+    for name in ("num_envs", "batch_size", "replay_size", "train_every", "updates", "target_every", "n_steps"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    for name in ("gamma", "epsilon_start", "epsilon_end", "tau"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise UserError(f"{name} must be between 0 and 1, not {getattr(config, name)}.")
+    rows = config.replay_size // config.num_envs
+    if rows <= config.n_steps + 1:
+        raise UserError(
+            f"replay_size {config.replay_size} is too small: {rows} rows a world, for {config.n_steps} steps."
+        )

@@ -1,0 +1,210 @@
+"""Rainbow: Combining improvements in deep reinforcement learning, Hessel et al. 2018 (arXiv:1710.02298).
+
+    minimise  E_{n steps ~ p^ω}[ w · KL( Φ(R⁽ⁿ⁾ + γⁿ Z⁻(s_n, argmax_a E Z(s_n, a)))  ‖  Z(s, a) ) ]
+
+DQN with six papers at once, each of which is one line here:
+  Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)      the learning network chooses, the target values
+  prioritised replay (Schaul et al. 2016, arXiv:1511.05952)   `Prioritized`; the loss is the priority
+  dueling networks (Wang et al. 2016, arXiv:1511.06581)       `QNetwork(dueling=True)`
+  n-step targets (Sutton 1988)                                `n_steps`
+  C51 (Bellemare et al. 2017, arXiv:1707.06887)               `AtomHead`; Φ is its projection
+  noisy networks (Fortunato et al. 2018, arXiv:1706.10295)    `sigma`; no ε
+The paper leaves each of them out in turn (its figure 3). So do `n_steps=1`, `priority_exponent=0`, `double=False`,
+`dueling=False`, and `sigma=None` (ε-greedy then). DQN with values as numbers or quantiles is `dqn`.
+
+What is left out: the Atari protocol of the paper as far as it is the environment's (see `envs.atari`).
+Otherwise than there: a time limit is no termination; noise is drawn once a batch, as in the authors' later code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data import trees
+from foresight.data.priorities import Prioritized
+from foresight.data.replay import Replay, Transitions
+from foresight.envs.base import Env, Feedback, Spaces
+from foresight.errors import UserError
+from foresight.nets import optim, q_network, values
+from foresight.nets.q_network import QNetwork
+from foresight.ops import schedules
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "loss", "q")
+REPORT = 1_000  # env steps between two yields
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults: the paper's table 1, where nothing else is said. Frames there are steps of 4 frames here."""
+
+    steps: int = 1_000_000  # env steps in all worlds together
+    seed: int = 0
+    num_envs: int = 1  # worlds stepped together
+    learning_rate: float = 6.25e-5  # Adam
+    adam_epsilon: float = 1.5e-4  # of Adam
+    batch_size: int = 32  # transitions of a gradient step
+    replay_size: int = 1_000_000  # rows that are kept
+    learning_starts: int = 20_000  # env steps before the first update (80,000 frames)
+    train_every: int = 4  # env steps between gradient steps
+    target_every: int = 8_000  # env steps between two copies of the network (32,000 frames)
+    gamma: float = 0.99  # discount a step
+    n_steps: int = 3  # rewards before the bootstrap
+    atoms: int = 51  # of the distribution of each value
+    value_range: tuple[float, float] = (-10.0, 10.0)  # returns between which the atoms lie
+    priority_exponent: float = 0.5  # ω: 0 draws uniformly
+    priority_correction: float = 0.4  # importance weights are (1 / P) to this power, at first; 1 at the end
+    sigma: float | None = 0.5  # σ₀ of the noisy layers; None: none, and ε-greedy
+    epsilon: float = 0.01  # share of random actions where nothing is noisy
+    double: bool = True  # the learning network chooses the successor's action
+    dueling: bool = True  # streams of state value and advantage
+    max_grad_norm: float = 10.0  # of the whole gradient; as in the dueling paper, §4.2
+    hidden: tuple[int, ...] = (256, 256)  # layers over vectors
+    activation: str = "relu"  # of those layers
+    images: str = "nature"  # the convolutions over pixels: "nature" or "impala"
+    threads: int = 1  # of torch, on a CPU; 0 is one a core
+
+
+@dataclass
+class State:
+    """All that a run is, the replay and its priorities too."""
+
+    config: Config
+    network: QNetwork
+    target: QNetwork
+    optimizer: torch.optim.Adam
+    replay: Prioritized
+    generator: torch.Generator  # draws the noise of networks, and exploring actions
+    sampler: torch.Generator  # draws transitions, on the CPU
+    step: int = 0
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Networks, optimiser and replay. Raises UserError for spaces and settings that Rainbow cannot work with."""
+    _check(config)
+    actions = q_network.actions_of(spaces.action, "Rainbow", "sac or ppo")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        network, target = (
+            QNetwork(
+                spaces.obs, actions, values.AtomHead(config.atoms, *config.value_range), config.hidden,
+                config.activation, config.images, config.dueling, config.sigma,
+            ).to(device)
+            for _ in range(2)
+        )  # fmt: skip
+    optim.track(target, network)
+    replay = Replay(max(1, config.replay_size // config.num_envs))
+    return State(
+        config,
+        network,
+        target.requires_grad_(False),
+        torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True),
+        Prioritized(replay, config.priority_exponent, config.n_steps),
+        generator=torch.Generator(device).manual_seed(config.seed),
+        sampler=torch.Generator().manual_seed(config.seed),
+    )
+
+
+@torch.no_grad()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """The action of the greatest mean for every row of `obs`; with `explore`, under weights drawn anew."""
+    network = state.network
+    noise = network.noise(state.generator) if explore else None
+    action = network.best(network(obs, noise).mean(), obs)
+    if explore and noise is None:
+        random = torch.rand(len(action), generator=state.generator, device=action.device) < state.config.epsilon
+        action = torch.where(random, network.random(obs, len(action), state.generator), action)
+    return action, {}, carry
+
+
+def remember(state: State, obs: Any, action: Tensor, feedback: Feedback) -> None:
+    """Take in what came back because of `action` at `obs`, in every world."""
+    row = {"obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount}
+    final = None if feedback.final_obs is feedback.obs else feedback.final_obs
+    state.replay.add({**row, "cut": feedback.cut, "mask": feedback.mask}, final)
+    if "episode_return" in feedback.info:
+        state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
+        state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
+    state.step += len(feedback.reward)
+
+
+def sample(state: State) -> Transitions:
+    """A batch to learn from; its weights become the full correction at the end of the run (arXiv 1511.05952, §3.4)."""
+    config = state.config
+    beta = schedules.linear(state.step / config.steps, config.priority_correction, 1.0)
+    return state.replay.transitions(config.batch_size, config.gamma, beta, state.sampler).to(state.generator.device)
+
+
+def update(state: State, batch: Transitions) -> dict[str, float]:
+    """One gradient step, and the new priorities of its rows."""
+    network, target, generator = state.network, state.target, state.generator
+    with torch.no_grad():
+        following = target(batch.next_obs, target.noise(generator))
+        choosing = network(batch.next_obs, network.noise(generator)) if state.config.double else following
+        choice = network.best(choosing.mean(), batch.next_obs)
+        goal = following.pick(choice).backup(batch.reward, batch.discount)
+    done = network(batch.obs, network.noise(generator)).pick(batch.action)
+    loss = done.loss(goal)  # the KL but for the entropy of the goal, which no weight changes
+    optim.descend(state.optimizer, (batch.weight * loss).mean().backward, state.config.max_grad_norm)
+    state.replay.update(batch.key, loss + torch.special.xlogy(goal, goal).sum(-1))
+    with torch.no_grad():
+        return {"loss": loss.mean().item(), "q": done.mean().mean().item()}
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act, remember, update, until `steps`. A given state goes on with new episodes."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    place = state.generator.device
+    state.replay.interrupt()
+    obs = env.reset(config.seed + state.step)
+    metrics: dict[str, float] = {}
+    while state.step < config.steps:
+        before = state.step
+        action, _, _ = act(state, trees.to(obs, place), explore=True)
+        feedback = env.step(action.cpu())
+        remember(state, obs, action.cpu(), feedback)
+        obs = feedback.obs
+        if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * env.num_envs:
+            for _ in range(_passed(before, state.step, config.train_every)):
+                metrics = update(state, sample(state))
+        if _passed(before, state.step, config.target_every):
+            optim.track(state.target, state.network)
+        if _passed(before, state.step, REPORT) or state.step >= config.steps:
+            if state.episode_returns:
+                metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+                metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+            yield state.step, dict(metrics), state
+
+
+def _passed(before: int, after: int, every: int) -> int:
+    """How many multiples of `every` lie in (before, after]."""
+    return after // every - before // every
+
+
+def _check(config: Config) -> None:
+    for name in ("num_envs", "batch_size", "replay_size", "train_every", "target_every", "n_steps"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    for name in ("gamma", "epsilon", "priority_correction"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise UserError(f"{name} must be between 0 and 1, not {getattr(config, name)}.")
+    rows = config.replay_size // config.num_envs
+    if rows <= config.n_steps + 1:
+        raise UserError(
+            f"replay_size {config.replay_size} is too small: {rows} rows a world, for {config.n_steps} steps."
+        )

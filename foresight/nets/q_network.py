@@ -1,0 +1,150 @@
+"""From observations to action values: an MLP or a convolutional trunk, dueling and noisy streams, and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from foresight import errors
+from foresight.nets import encoders
+from foresight.nets.actor_critic import Separate
+from foresight.nets.mlp import MLP, orthogonal
+from foresight.nets.noisy import NoisyLinear
+from foresight.nets.towers import Towers
+from foresight.nets.values import Values
+from foresight.ops import value
+
+START = 0.1  # gain of the last layer: values near 0 before anything was learnt
+Noise = list[tuple[Tensor, Tensor]]
+
+
+class Stream(nn.Module):
+    """A hidden layer with a rectifier and an output layer, both noisy if `sigma` says how much."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, sigma: float | None = None) -> None:
+        super().__init__()
+        sizes = ((inputs, hidden), (hidden, outputs))
+        if sigma is None:
+            layers: list[Any] = [
+                orthogonal(nn.Linear(*size), gain) for size, gain in zip(sizes, (2**0.5, START), strict=True)
+            ]
+        else:
+            layers = [NoisyLinear(*size, sigma) for size in sizes]
+        self.first, self.last, self.noisy = layers[0], layers[1], sigma is not None
+
+    def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """`noise`: one pair for each of the two layers, or None."""
+        if not self.noisy:
+            return self.last(torch.relu(self.first(x)))
+        first, last = noise or (None, None)
+        return self.last(torch.relu(self.first(x, first)), last)
+
+
+class Streams(nn.Module):
+    """One `Stream` for each entry of `outputs` over the features of `trunk`."""
+
+    def __init__(self, trunk: Any, hidden: int, outputs: Sequence[int], sigma: float | None) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.streams = nn.ModuleList(Stream(trunk.size, hidden, n, sigma) for n in outputs)
+
+    def forward(self, obs: Any, noise: Noise | None = None) -> list[Tensor]:
+        """What every stream says."""
+        features = self.trunk(obs)
+        pairs: list[Any] = [None] * len(self.streams)
+        if noise is not None:
+            pairs = [noise[2 * i : 2 * i + 2] for i in range(len(self.streams))]
+        return [stream(features, pair) for stream, pair in zip(self.streams, pairs, strict=True)]
+
+
+class QNetwork(nn.Module):
+    """Values of `actions` actions, in the form that `head` gives them (see `nets.values`).
+
+    Images get the convolutions of `images`, and a `Stream` of `hidden_images` units on them; vectors get an MLP with
+    `hidden` layers. With `dueling` the streams of state value and advantages are apart: from the convolutions on;
+    over vectors from the start, or from the last hidden layer on where they are noisy. `sigma` makes the streams
+    noisy. A part `action_mask` of a dict observation says which actions may be chosen.
+    """
+
+    def __init__(
+        self,
+        space: gs.Space[Any],
+        actions: int,
+        head: Any,
+        hidden: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        images: str = "nature",
+        dueling: bool = False,
+        sigma: float | None = None,
+        hidden_images: int = 512,
+    ) -> None:
+        super().__init__()
+        self.actions, self.head, self.dueling, self.noisy = actions, head, dueling, sigma is not None
+        self.mask_key = encoders.mask_key(space)
+        outputs = [head.size, actions * head.size] if dueling else [actions * head.size]
+        self.body: Any
+        if encoders.is_image(space):
+            if images not in encoders.IMAGES:
+                raise errors.unknown("image encoder", images, encoders.IMAGES)
+            trunk = encoders.IMAGES[images](space.shape, size=None)
+            self.body = Streams(trunk, hidden_images, outputs, sigma)
+        else:
+            vector = encoders.vectorizer(space)
+            plain = encoders.is_vector(space)
+            if sigma is not None and not hidden:
+                raise errors.UserError("Noisy layers need at least one hidden layer: hidden must not be empty.")
+            if sigma is not None:
+                trunk = MLP(vector.size, hidden[:-1], activation, first=None if plain else vector)
+                self.body = Streams(trunk, hidden[-1], outputs, sigma)
+            else:
+                towers = Towers(vector.size, hidden, outputs, [START] * len(outputs), activation)
+                self.body = towers if plain else Separate(vector, towers)
+
+    def forward(self, obs: Any, noise: Noise | None = None) -> Values:
+        """The values of all actions."""
+        parts = self.body(obs, noise) if self.noisy else self.body(obs)
+        advantage = parts[-1].unflatten(-1, (self.actions, self.head.size))
+        return self.head(value.dueling(parts[0], advantage) if self.dueling else advantage)
+
+    def vjp(self, obs: Any) -> tuple[Tensor, Callable[[Tensor], None]] | None:
+        """Values `[N, A]` without autograd and the way back, where one number is a value: see `Towers.vjp`."""
+        if self.dueling or self.head.size > 1 or not hasattr(self.body, "vjp"):
+            return None
+        found = self.body.vjp(obs)
+        if found is None:
+            return None
+        (values,), back = found
+        return values, lambda grad: back([grad])
+
+    def noise(self, generator: torch.Generator | None = None) -> Noise | None:
+        """One draw of noise for all noisy layers; None where there are none."""
+        if not self.noisy:
+            return None
+        return [layer.noise(generator) for layer in self.modules() if isinstance(layer, NoisyLinear)]
+
+    def best(self, values: Tensor, obs: Any) -> Tensor:
+        """The allowed action of the greatest value, int64 `[...]`, of values `[..., A]` at `obs`."""
+        if self.mask_key is not None:
+            values = values.masked_fill(obs[self.mask_key] == 0, torch.finfo(values.dtype).min)
+        return values.argmax(-1)
+
+    def random(self, obs: Any, count: int, generator: torch.Generator) -> Tensor:
+        """Allowed actions, each equally likely, int64 `[count]`."""
+        if self.mask_key is None:
+            return torch.randint(self.actions, (count,), generator=generator, device=generator.device)
+        draw = torch.rand(count, self.actions, generator=generator, device=generator.device)
+        return self.best(draw, obs)
+
+
+def actions_of(space: gs.Space[Any], name: str, instead: str) -> int:
+    """How many actions there are. Raises UserError, which says what to use `instead` of `name`, if not Discrete."""
+    if isinstance(space, gs.Discrete):
+        return int(space.n)
+    raise errors.UserError(
+        f"{name} compares the values of a finite number of actions, but this environment takes {space}. "
+        f"Use {instead}, or choose an environment with Discrete actions."
+    )

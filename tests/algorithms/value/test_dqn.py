@@ -1,0 +1,199 @@
+"""DQN and Rainbow as programs: settings, observations, resuming, and mistakes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from foresight.algorithms.value import dqn, rainbow
+from foresight.envs.base import Spaces
+from foresight.errors import UserError
+from tests.algorithms.policy.worlds import Bandit, choice
+from tests.algorithms.value.worlds import Chain
+from tests.sabotage import change, flip_sign, sabotaged_by
+
+DQN = dqn.Config(
+    steps=800, num_envs=8, learning_starts=64, train_every=8, batch_size=32, replay_size=4_000, hidden=(16,),
+    learning_rate=5e-3, target_every=40, epsilon_fraction=0.5,
+)  # fmt: skip
+RAINBOW = rainbow.Config(
+    steps=800, num_envs=8, learning_starts=64, train_every=8, batch_size=32, replay_size=4_000, hidden=(16,),
+    learning_rate=5e-3, target_every=40, n_steps=2, value_range=(-1.0, 2.0),
+)  # fmt: skip
+BOTH = pytest.mark.parametrize(("module", "config"), [(dqn, DQN), (rainbow, RAINBOW)], ids=["dqn", "rainbow"])
+
+
+def _weights(state) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in state.network.parameters()])
+
+
+def _last(module, config, env, state=None):
+    *_, (_, _, state) = module.train(config, env, state)
+    return state
+
+
+@BOTH
+def test_it_counts_steps_and_says_what_it_saw(module, config) -> None:
+    seen = list(module.train(dataclasses.replace(config, steps=2_500), choice()))
+    assert [step for step, _, _ in seen] == [1000, 2000, 2504]
+    for step, metrics, state in seen:
+        assert state.step in (step, 2504)
+        assert set(module.METRICS) <= set(metrics)
+        assert all(isinstance(x, float) for x in metrics.values())
+    if module is dqn:
+        assert [round(m["epsilon"], 3) for _, m, _ in seen] == [0.24, 0.05, 0.05]
+
+
+@BOTH
+def test_equal_seeds_give_equal_runs_and_others_do_not(module, config) -> None:
+    runs = [_weights(_last(module, dataclasses.replace(config, seed=seed), choice())) for seed in (3, 3, 4)]
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    before = torch.random.get_rng_state()
+    _last(module, config, choice())
+    assert torch.equal(before, torch.random.get_rng_state())  # the caller's generator is left alone
+
+
+def _restored(module, state, env, forgotten: tuple[str, ...] = ()):
+    """As a checkpoint does it: field by field into a state that was built anew."""
+    fresh = module.build(state.config, env.spaces)
+    for field in dataclasses.fields(state):
+        held, into = getattr(state, field.name), getattr(fresh, field.name)
+        if field.name in ("config", *forgotten):
+            continue
+        if isinstance(held, torch.Generator):
+            into.set_state(held.get_state())
+        elif hasattr(held, "load_state_dict"):
+            into.load_state_dict(copy.deepcopy(held.state_dict()))
+        else:
+            setattr(fresh, field.name, copy.deepcopy(held))
+    return fresh
+
+
+def _forgets(*names):
+    return change("forgotten", lambda _: names, label="forgets_" + names[0])
+
+
+@sabotaged_by(
+    "tests.algorithms.value.test_dqn._restored",
+    *[_forgets(name) for name in ("network", "target", "optimizer", "replay", "generator", "sampler")],
+)
+@BOTH
+def test_a_resumed_run_is_the_uninterrupted_one(module, config) -> None:
+    config, copies = dataclasses.replace(config, steps=1_600), []
+    if module is dqn:
+        config = dataclasses.replace(config, epsilon_end=0.5)
+    halfway = _last(module, dataclasses.replace(config, steps=800), Chain(8))
+    for state in (copy.deepcopy(halfway), _restored(module, halfway, Chain(8))):
+        state.config = config
+        copies.append(_last(module, config, Chain(8), state))
+    assert copies[0].step == copies[1].step == 1600
+    assert torch.equal(_weights(copies[0]), _weights(copies[1]))
+    assert copies[0].episode_returns == copies[1].episode_returns
+
+
+@BOTH
+def test_a_finished_state_has_nothing_left_to_do(module, config) -> None:
+    assert list(module.train(config, choice(), _last(module, config, choice()))) == []
+
+
+@sabotaged_by("foresight.ops.fused.huber_q", lambda f: lambda *a: (-f(*a)[0], f(*a)[1]))
+def test_dqn_learns_and_exploring_is_random_as_often_as_epsilon_says() -> None:
+    env = choice()
+    state = dqn.build(DQN, env.spaces)
+    obs = env.reset(0)
+    assert dqn.epsilon(state) == 1.0
+    drawn = torch.stack([dqn.act(state, obs, explore=True)[0] for _ in range(300)])
+    assert (drawn == env._context).float().mean().item() == pytest.approx(0.25, abs=0.05)  # a random policy
+    state = _last(dqn, dataclasses.replace(DQN, steps=4_000), env, state)
+    state.config = dataclasses.replace(DQN, steps=4_000, epsilon_end=0.4)
+    action, extras, carry = dqn.act(state, obs)
+    assert (action == torch.arange(8) % 4).all() and extras == {} and carry is None
+    drawn = torch.stack([dqn.act(state, obs, explore=True)[0] for _ in range(1000)])
+    assert (drawn == action).float().mean().item() == pytest.approx(0.6 + 0.4 / 4, abs=0.02)
+
+
+@sabotaged_by("foresight.ops.distributional.project", flip_sign)
+@pytest.mark.parametrize(
+    "options", [{}, {"sigma": None, "epsilon": 0.1, "double": False, "dueling": False, "n_steps": 1}]
+)
+def test_rainbow_learns(options) -> None:
+    env = choice()
+    state = _last(rainbow, dataclasses.replace(RAINBOW, steps=5_000, **options), env)
+    obs = env.reset(0)
+    action, extras, carry = rainbow.act(state, obs)
+    assert (action == env._context).all() and extras == {} and carry is None
+
+
+def test_masked_actions_are_never_taken() -> None:
+    """The context is hidden and both other actions are forbidden: only the mask tells what is right."""
+    spaces = Spaces(gs.Dict({"x": gs.Box(0, 1, (1,), np.float32), "action_mask": gs.MultiBinary(3)}), gs.Discrete(3))
+    env = Bandit(
+        spaces,
+        3,
+        lambda c: {"x": torch.zeros(8, 1), "action_mask": torch.eye(3, dtype=torch.int8)[c]},
+        lambda c, a: a == c,
+    )
+    for module, config in ((dqn, DQN), (rainbow, RAINBOW)):
+        for _, metrics, state in module.train(config, env):  # noqa: B007
+            assert metrics["return"] == 1
+        assert module.act(state, env.reset(0))[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def pixels(actions: gs.Space | None = None, reward=lambda c, a: a == c) -> Bandit:
+    """Images that are bright on the left or on the right."""
+    images = torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
+    images[0, :, :, :18], images[1, :, :, 18:] = 255, 255
+    spaces = Spaces(gs.Box(0, 255, (1, 36, 36), np.uint8), actions or gs.Discrete(2))
+    return Bandit(spaces, 2, lambda c: images[c], reward)
+
+
+@sabotaged_by(
+    "foresight.data.replay.Replay.gather", lambda f: lambda *a: dataclasses.replace(f(*a), reward=-f(*a).reward)
+)
+@BOTH
+def test_pixels_are_learnt_and_stay_bytes(module, config) -> None:
+    env = pixels()
+    state = _last(module, dataclasses.replace(config, steps=600, learning_rate=1e-3, n_steps=1), env)
+    assert (module.act(state, env.reset(0))[0] == env._context).all()
+    rows = (state.replay if module is dqn else state.replay.replay).rows
+    assert rows.obs.dtype == torch.uint8
+
+
+def test_the_target_moves_when_it_should() -> None:
+    seen = []
+    state = dqn.build(dataclasses.replace(DQN, steps=200, target_every=100), choice().spaces)
+    for _ in dqn.train(state.config, choice(), state):
+        seen.append(torch.equal(state.target.body.flat, state.network.body.flat))
+    assert seen == [True]  # 200 is a multiple of 100
+    state = _last(dqn, dataclasses.replace(DQN, steps=264, target_every=100), choice())
+    assert not torch.equal(state.target.body.flat, state.network.body.flat)
+
+
+CONTINUOUS = Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-2, 2, (1,), np.float32))
+MISTAKES = [
+    ({"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds"),
+    ({"n_steps": 0}, "n_steps must be at least 1"),
+    ({"gamma": 1.5}, "gamma must be between 0 and 1"),
+    ({"replay_size": 20}, "replay_size 20 is too small"),
+    ({"activation": "tahn"}, "Did you mean 'tanh'"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("options", "says"), MISTAKES)
+def test_mistakes_are_named(module, config, options, says) -> None:
+    with pytest.raises(UserError, match=says):
+        next(module.train(dataclasses.replace(config, **options), choice()))
+
+
+def test_more_mistakes_are_named() -> None:
+    with pytest.raises(UserError, match="Did you mean 'atoms'"):
+        dqn.build(dataclasses.replace(DQN, values="atom"), choice().spaces)
+    for module, config in ((dqn, DQN), (rainbow, RAINBOW)):
+        with pytest.raises(UserError, match=r"finite number of actions.*takes Box.*Use sac or ppo"):
+            module.build(config, CONTINUOUS)
