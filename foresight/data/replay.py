@@ -68,7 +68,7 @@ class Replay:
         self._write = 0  # where the next row goes
         self._size = 0  # rows per stream
         self._flat: Trajectory | None = None  # views [B * capacity, ...] of `rows`
-        self._columns: list[tuple[str, Tensor]] | None = None  # the fields, where all are plain tensors
+        self._columns: list[tuple[str, Any, Tensor]] | None = None  # the fields as arrays, where all are plain
         self._final: dict[int, Tree] = {}  # by key, the successors that no row shows
         self._unreal = False  # whether a row with mask 0 was ever added
 
@@ -232,7 +232,12 @@ class Replay:
         held = {key: getattr(self.rows, key) for key in _FIELDS}
         held = {key: x for key, x in held.items() if x is not None and not (isinstance(x, dict) and not x)}
         plain = all(isinstance(x, Tensor) for x in held.values())
-        self._columns = list(held.items()) if plain else None
+        self._columns = [(key, x.numpy(), x[:, 0]) for key, x in held.items()] if plain else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replay:
+        copied = Replay(self.capacity)  # its views must be of its own memory
+        copied.load_state_dict(self.state_dict())
+        return copied
 
     def _streams(self) -> int:
         return 0 if self.rows is None else self.rows.shape[0]
@@ -241,12 +246,12 @@ class Replay:
         """Write one step where every field is a plain tensor as before; False, and nothing done, otherwise."""
         if self._columns is None or len(rows) != len(self._columns):
             return False
-        for key, x in self._columns:
+        for key, _, like in self._columns:
             row = rows.get(key)
-            if not isinstance(row, Tensor) or row.shape != x.shape[:1] + x.shape[2:]:
+            if not isinstance(row, Tensor) or row.shape != like.shape:
                 return False
-        for key, x in self._columns:
-            x.numpy()[:, self._write] = rows[key].numpy()  # a tenth of the cost in torch
+        for key, array, _ in self._columns:
+            array[:, self._write] = rows[key].numpy()  # a tenth of the cost in torch
         return True
 
     def _after(self, kept: int, mask: Tensor | None, final_obs: Tree) -> None:

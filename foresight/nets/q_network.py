@@ -107,7 +107,7 @@ class QNetwork(nn.Module):
     def forward(self, obs: Any, noise: Noise | None = None) -> Values:
         """The values of all actions."""
         parts = self.body(obs, noise) if self.noisy else self.body(obs)
-        advantage = parts[-1].unflatten(-1, (self.actions, self.head.size))
+        advantage = parts[-1].view(*parts[-1].shape[:-1], self.actions, self.head.size)
         return self.head(value.dueling(parts[0], advantage) if self.dueling else advantage)
 
     def vjp(self, obs: Any) -> tuple[Tensor, Callable[[Tensor], None]] | None:

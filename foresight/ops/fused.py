@@ -42,6 +42,18 @@ def clipped_objective(
     return *grads, seen
 
 
+def squash(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """tanh(mean + std · noise) `[..., D]`, and its log-density `[...]`: the twin of `nets.outputs.TanhNormal`.
+
+    Shapes: all `[..., D]`, float32 on the CPU.
+    """
+    action, logp = torch.empty_like(mean, memory_format=torch.contiguous_format), mean.new_empty(mean.shape[:-1])
+    dims = mean.shape[-1]
+    inputs = (x.detach().contiguous().view(-1, dims).numpy() for x in (mean, std, noise))
+    _squash(*inputs, action.view(-1, dims).numpy(), logp.view(-1).numpy())
+    return action, logp
+
+
 def huber_q(
     q: Tensor, action: Tensor, reward: Tensor, discount: Tensor, following: Tensor, choice: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -54,6 +66,20 @@ def huber_q(
     tensors = (q, action, reward, discount, following, choice, grad, seen)
     _huber_q(*[x.numpy() for x in tensors])
     return grad, seen
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _squash(mean, std, noise, action, logp):  # type: ignore[no-untyped-def]
+    rows, dims = mean.shape
+    for i in range(rows):
+        total = 0.0
+        for j in range(dims):
+            u = mean[i, j] + std[i, j] * noise[i, j]
+            action[i, j] = math.tanh(u)
+            softplus = max(-2.0 * u, 0.0) + math.log1p(math.exp(-abs(2.0 * u)))
+            slope = 2.0 * (math.log(2.0) - u - softplus)
+            total -= 0.5 * noise[i, j] ** 2 + math.log(std[i, j]) + 0.5 * math.log(2.0 * math.pi) + slope
+        logp[i] = total
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]

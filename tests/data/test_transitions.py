@@ -197,8 +197,8 @@ def test_prioritised_transitions_cross_no_cut_either(seed: int, streams: int, n:
     for t in range(steps):
         replay.add(*history.step())
         if t > 8:
-            batch = replay.transitions(64, GAMMA, 0.4, generator)
-            replay.update(batch.key, torch.rand(64, generator=generator))
+            batch = replay.transitions(16, GAMMA, 0.4, generator)
+            replay.update(batch.key, torch.rand(16, generator=generator))
             history.check(batch, n, 16)
             drawn |= set(batch.key.tolist())
     assert len(drawn) > 3

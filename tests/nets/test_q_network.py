@@ -8,8 +8,9 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.errors import UserError
-from foresight.nets import optim, q_network
+from foresight.nets import optim, outputs, q_network
 from foresight.nets.critics import Critics, SquashedActor
+from foresight.nets.outputs import TanhNormal
 from foresight.nets.q_network import QNetwork
 from foresight.nets.values import AtomHead, PointHead, QuantileHead
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
@@ -144,6 +145,26 @@ def test_a_draw_comes_with_its_log_probability() -> None:
     output = actor(torch.randn(50, 3))
     action, logp = output.sample_logp(torch.Generator().manual_seed(0))
     torch.testing.assert_close(output.logp(action), logp, rtol=1e-3, atol=1e-3)
+
+
+@sabotaged_by("foresight.ops.fused.squash", scaled(0.99))
+@sabotaged_by("foresight.nets.outputs._Squashed.backward", lambda f: lambda *a: (0.9 * f(*a)[0], *f(*a)[1:]))
+def test_the_gradient_of_a_draw_is_autograds() -> None:
+    """Compiled (float32) and not, through the action and through its log-probability."""
+    for dtype in (torch.float32, torch.float64):
+        mean = (2 * torch.randn(9, 3, dtype=dtype)).requires_grad_()
+        std = torch.rand(9, 3, dtype=dtype).add(0.1).requires_grad_()
+        weights = torch.randn(9, 3, dtype=dtype), torch.randn(9, dtype=dtype)
+        found = TanhNormal(mean, std).sample_logp(torch.Generator().manual_seed(0))
+        noise = torch.empty(9, 3, dtype=dtype).normal_(generator=torch.Generator().manual_seed(0))
+        u = mean + std * noise
+        plain = u.tanh(), torch.distributions.Normal(mean, std).log_prob(u).sum(-1) - outputs._log_slope(u).sum(-1)
+        torch.testing.assert_close(list(found), list(plain), rtol=1e-4, atol=1e-5)
+        gradients = [
+            torch.autograd.grad(sum((w * x).sum() for w, x in zip(weights, pair, strict=True)), (mean, std))
+            for pair in (found, plain)
+        ]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 @sabotaged_by("foresight.nets.critics.SquashedActor.inward", flip_sign)

@@ -157,8 +157,8 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
         next_action, next_logp = actor(critics.encoder(batch.next_obs)).sample_logp(state.generator)
         following = torch.minimum(*target(target.encoder(batch.next_obs), next_action)).squeeze(-1)
         goal = batch.reward + batch.discount * (following - alpha * next_logp)
-    done = [q.squeeze(-1) for q in critics(features, actor.inward(batch.action))]
-    critic_loss = torch.stack([value.squared_loss(q, goal).mean() for q in done]).sum()
+    done = torch.cat(list(critics(features, actor.inward(batch.action))), -1).t()  # one row a critic
+    critic_loss = value.squared_loss(done, goal.expand_as(done)).mean(1).sum()
     optim.step(state.critic_optimizer, critic_loss)
 
     action, logp = actor(features.detach()).sample_logp(state.generator)
@@ -170,7 +170,7 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
         wanted = -float(actor.dims) if config.target_entropy is None else config.target_entropy
         optim.step(state.alpha_optimizer, state.log_alpha * (entropy - wanted))
     optim.track(target, critics, config.tau)
-    shown = torch.stack([critic_loss.detach(), done[0].detach().mean(), alpha, entropy]).tolist()
+    shown = torch.stack([critic_loss.detach(), done.detach().mean(), alpha, entropy]).tolist()
     return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
 
 

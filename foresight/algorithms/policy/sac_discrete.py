@@ -156,8 +156,8 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
         soft = (following.mean() * judged).sum(-1) + alpha * following.entropy()
         goal = batch.reward + batch.discount * soft
     values = critics(features)
-    done = [q.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1) for q in values]
-    critic_loss = torch.stack([value.squared_loss(q, goal).mean() for q in done]).sum()
+    done = torch.cat([q.gather(-1, batch.action.unsqueeze(-1)) for q in values], -1).t()  # one row a critic
+    critic_loss = value.squared_loss(done, goal.expand_as(done)).mean(1).sum()
     optim.step(state.critic_optimizer, critic_loss)
 
     policy = actor(features.detach(), batch.obs)
@@ -172,7 +172,7 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     state.gradient_steps += 1
     if state.gradient_steps % config.target_every == 0:
         optim.track(target, critics, config.tau)
-    shown = torch.stack([critic_loss.detach(), done[0].detach().mean(), alpha, entropy]).tolist()
+    shown = torch.stack([critic_loss.detach(), done.detach().mean(), alpha, entropy]).tolist()
     return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
 
 
