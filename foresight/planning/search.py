@@ -127,9 +127,9 @@ def search(
     tie, gumbel = torch.zeros_like(logits), torch.zeros_like(logits)
     if isinstance(rule, Gumbel):
         if rule.scale and generator is not None:
-            gumbel = -_draw(logits, generator).log_().neg_().clamp_(min=select.TINY).log_() * rule.scale
+            gumbel = rule.scale * select.gumbel_noise(logits, generator)
     elif generator is not None:
-        tie = 1e-7 * _draw(logits, generator)
+        tie = select.tie_noise(logits, generator)
 
     compiled = logits.device.type == "cpu" if backend == "auto" else backend == "compiled"
     run = _compiled if compiled else _tensors
@@ -295,11 +295,6 @@ def _halving(tree: Tree, rule: PUCT | UCT | Gumbel, simulations: int) -> tuple[T
     most = int(considered.max())
     plans = [select.considered_visits(m, max(simulations, 1)) for m in range(most + 1)]
     return torch.tensor(plans), considered
-
-
-def _draw(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform numbers in [0, 1) from the generator's own device."""
-    return torch.rand(like.shape, generator=generator, device=generator.device).to(like.device)
 
 
 def _gather(state: Any, index: Tensor) -> Any:

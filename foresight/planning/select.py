@@ -178,6 +178,17 @@ def dirichlet(logits: Tensor, alpha: float, fraction: float, generator: torch.Ge
     return mixed.clamp(min=TINY).log().float().masked_fill(~legal, -torch.inf)
 
 
+def gumbel_noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard Gumbel noise of the shape of `like`, drawn where the generator lives: equal on all devices."""
+    draw = torch.empty(like.shape, device=generator.device).exponential_(generator=generator)
+    return -draw.clamp_(min=TINY).log_().to(like.device)
+
+
+def tie_noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise in [0, 1e-7), which decides between equal scores only. One draw a search and action."""
+    return 1e-7 * torch.rand(like.shape, generator=generator, device=generator.device).to(like.device)
+
+
 # --- the rules
 
 
