@@ -14,8 +14,6 @@ searched again with a slow copy of the network, which also gives the values that
 
 Otherwise than there: a time limit is no termination (what would follow it is left out, and its return bootstraps with
 the final observation); replay is uniform (LightZero's default); Adam.
-
-`root_rule` is the rule of every node; see `gumbel_muzero.py` for the other one.
 """
 
 from __future__ import annotations
