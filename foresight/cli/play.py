@@ -6,12 +6,12 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 
-from foresight.cli import screen
+from foresight.cli import games, screen
 from foresight.errors import UserError
 
 FPS = 30.0
@@ -24,17 +24,21 @@ def play(
     seed: int = 0,
     checkpoint: str = "latest",
     tokens: int | None = None,
+    side: Literal["first", "second"] = "first",
+    simulations: int | None = None,
     device: str = "auto",
 ) -> int:
-    """See and use what a run has learnt: watch the agent, step through the sweeps, or talk to the model.
+    """See and use what a run has learnt: watch the agent, step through the sweeps, talk to the model, play against it.
 
     Args:
-        run: a run directory.
+        run: a run directory, or the name of an agent that comes along: connect_four.
         gif: write here instead (.gif or .mp4); the default, where there is no display, is RUN/media/play.gif.
         prompt: one prompt for a language model, instead of a conversation.
         seed: of the episode.
         checkpoint: latest, best, or a step.
         tokens: the most tokens a model may answer with; by default as in training.
+        side: of a game, which you play.
+        simulations: of the agent's search in a game; by default as its Config says, 0 plays without looking ahead.
         device: auto, cpu, cuda or mps.
     """
     from foresight.runtime import run as runner
@@ -43,13 +47,15 @@ def play(
     world = agent.settings.world
     if prompt is not None and world != "text":
         raise UserError(f"--prompt is for language runs; {agent.settings.algorithm} acts in '{agent.settings.env}'.")
-    if gif is not None and world == "text":
-        raise UserError("--gif is for environments and grids, not for a language model.")
+    if gif is not None and world in ("text", "game"):
+        raise UserError("--gif is for environments and grids, not for a language model or a game.")
     try:
         if world == "control":
             _watch(agent, Path(run), gif, seed)
         elif world == "mdp":
             _sweeps(agent, gif)
+        elif world == "game":
+            games.sit(agent, side == "first", simulations, _lines(keep_empty=True))
         else:
             _talk(agent, prompt, tokens)
     finally:
@@ -127,14 +133,14 @@ def _talk(agent: Any, prompt: str | None, tokens: int | None) -> None:
         print(agent.act(line), flush=True)
 
 
-def _lines() -> Iterator[str]:
-    """What a person types or a pipe brings, until an empty line or the end."""
+def _lines(keep_empty: bool = False) -> Iterator[str]:
+    """What a person types or a pipe brings, until an empty line (unless those are kept) or the end."""
     while True:
         try:
             line = input("> ") if sys.stdin.isatty() else input()
         except EOFError:
             return
-        if not line.strip():
+        if not line.strip() and not keep_empty:
             return
         yield line
 

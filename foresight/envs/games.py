@@ -382,8 +382,10 @@ def _square(height: int, width: int, actions: int, k: int) -> Symmetry:
 def _spiel_symmetries(name: str, height: int, width: int, actions: int) -> tuple[Symmetry, ...]:
     """Where actions are cells (and a pass), the board's own; in Breakthrough the mirror; else the identity alone."""
     same = Symmetry(torch.arange(height * width), torch.arange(actions))
-    if name in ("tic_tac_toe", "othello", "go") and height == width and actions - height * width in (0, 1):
+    if name in ("tic_tac_toe", "go") and height == width and actions - height * width in (0, 1):
         return tuple(_square(height, width, actions, k) for k in range(8))
+    if name == "othello":  # the others exchange the colours of the first four stones
+        return tuple(_square(height, width, actions, k) for k in (0, 2, 4, 6))
     if name == "connect_four":
         return tuple(_square(height, width, actions, k) for k in (0, 1))
     if name == "hex" and height == width:

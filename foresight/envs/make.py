@@ -7,7 +7,10 @@ from typing import Any
 
 from foresight import errors
 
-WORLDS = {"control": "foresight.envs.control", "mdp": "foresight.envs.grid", "text": "foresight.envs.text"}
+WORLDS = {
+    "control": "foresight.envs.control", "mdp": "foresight.envs.grid", "text": "foresight.envs.text",
+    "game": "foresight.envs.games",
+}  # fmt: skip
 
 
 def make(name: str, world: str = "control", **options: Any) -> Any:
@@ -16,7 +19,8 @@ def make(name: str, world: str = "control", **options: Any) -> Any:
     - `"control"`: an `Env`, a batch of worlds behind one contract. Options: see `envs.control.make`
       (`num_envs`, `engine`, `render`, `time_limit`, frame stacks, the Atari set, ...);
     - `"mdp"`: an explicit model (P, R, gamma). Options: see `envs.grid.make`;
-    - `"text"`: single-use episodes with a grader. Options: see `envs.text.make`.
+    - `"text"`: single-use episodes with a grader. Options: see `envs.text.make`;
+    - `"game"`: the rules of a game for two. Options: see `envs.games.make`.
 
     Raises UserError for a name, an option or a space that cannot be used, and for a missing package.
     """

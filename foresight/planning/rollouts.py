@@ -172,7 +172,7 @@ def playouts(game: Game, position: Tensor, count: int, random: np.ndarray) -> Te
     import pyspiel
 
     found = []
-    evaluator = pyspiel.RandomRolloutEvaluator(count, _small(random))
+    evaluator = pyspiel.RandomRolloutEvaluator(count, number(random))
     for number in position.tolist():
         state = game.state(number)
         values = state.returns() if state.is_terminal() else evaluator.evaluate(state)
@@ -196,8 +196,8 @@ def uct(
         assert isinstance(game, Spiel)
         import pyspiel
 
-        evaluator = pyspiel.RandomRolloutEvaluator(1, _small(random))
-        bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations, 1000, True, _small(random), False)
+        evaluator = pyspiel.RandomRolloutEvaluator(1, number(random))
+        bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations, 1000, True, number(random), False)
         for b, number in enumerate(position.tolist()):
             for child in bot.mcts_search(game.state(number)).children:
                 counts[b, child.action] = child.explore_count
@@ -205,6 +205,6 @@ def uct(
     return torch.from_numpy(counts), torch.from_numpy(values).float()
 
 
-def _small(random: np.ndarray) -> int:
-    """A seed for OpenSpiel from the stream, which moves on."""
+def number(random: np.ndarray) -> int:
+    """A number below 2³¹ from the stream, which moves on: a seed for others."""
     return boards.draw(random.view(np.uint64), 2**31 - 1)

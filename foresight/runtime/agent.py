@@ -42,12 +42,15 @@ class Agent:
 
         One observation gives one action, in the form that a Gymnasium environment takes (an int, or an
         array); a batch gives an array `[B, ...]`. For text, a prompt (or an example, or a list) gives a
-        completion (or a list). Raises UserError where the shape is not the world's.
+        completion (or a list); positions of a game (of `world`) give an array of actions. Raises UserError where the shape is not the world's.
         """
         if self.settings.world == "text":
             single = not isinstance(obs, list | tuple)
             completions, _, _ = self.module.act(self.state, [obs] if single else list(obs), explore=explore)
             return completions[0] if single else completions
+        if self.settings.world == "game":  # positions of `world`
+            with torch.no_grad():
+                return self.module.act(self.state, obs, None, explore=explore)[0].numpy()
         batch, single = self._batch(obs)
         device = machine.device_of(self.state)
         placed = tree_map(lambda x: x.to(device), batch)

@@ -28,7 +28,7 @@ class Entry:
     wing: str
     path: Path
     title: str  # first line of the module docstring
-    world: str  # "control", "mdp" or "text"
+    world: str  # "control", "mdp", "text" or "game"
     unit: str  # what a step counts: "env steps", "sweeps", "updates"
     metrics: tuple[str, ...]  # the few worth showing live
     doc: str  # the whole module docstring

@@ -62,7 +62,8 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
     - control: the return of exactly `episodes` episodes, from seeds that training does not use;
     - mdp: the exact expected discounted return of its policy from the start distribution (`also`: the
       undiscounted one within the time limit, where there is a limit);
-    - text: the mean reward of greedy completions of the first `episodes` held-out examples (all if None).
+    - text: the mean reward of greedy completions of the first `episodes` held-out examples (all if None);
+    - game: the points a game (1, ½, 0) against the game's `opponent`, half of the games with the first move.
 
     An algorithm that learns no policy has a `measure(state, world)` that returns what it is judged by.
 
@@ -84,6 +85,8 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
             world = world.to(machine.device_of(state))
             policy, _, _ = module.act(state, torch.arange(world.states, device=world.reward.device), explore=False)
             return _mdp(world, policy, state.config.gamma)
+        if module.WORLD == "game":
+            return _game(module, state, world, episodes, seed)
         return _text(module, state, world, episodes)
 
 
@@ -93,6 +96,8 @@ def baseline(module: Any, state: Any, world: Any, episodes: int | None = None, s
         return _control(world, random_policy(world, seed), episodes or 1, seed, None)
     if module.WORLD == "mdp" and not hasattr(module, "measure"):
         return _mdp(world, world.uniform(), state.config.gamma)
+    if module.WORLD == "game":
+        return _game(module, state, world, episodes, seed, random=True)
     return evaluate(module, state, world, episodes, seed)
 
 
@@ -190,6 +195,14 @@ def _mdp(world: Any, policy: Tensor, gamma: float) -> Evaluation:
         figures = {"value": dynamic.expected_return(world, policy, gamma, horizon)}
     value = figures.pop("value")
     return Evaluation("value", value, 0.0, 1, (value,), figures)
+
+
+def _game(
+    module: Any, state: Any, game: Any, episodes: int | None, seed: int, random: bool = False
+) -> Evaluation:
+    from foresight.runtime import match  # late: it needs the compiled rules, which other worlds do not
+
+    return match.evaluate(module, state, game, episodes or 2, seed, random)
 
 
 def _text(module: Any, state: Any, task: Any, episodes: int | None) -> Evaluation:

@@ -156,11 +156,19 @@ def resume(
 def load(path: str | Path, checkpoint: str | int = "latest", device: str = "auto") -> Any:
     """The trained `Agent` of a run: `agent.act(obs)`. `checkpoint` is "latest", "best" or a step.
 
+    `path` is a run directory, or the name of an agent that comes with the library: `connect_four`.
+
     Raises UserError if there is no such run or checkpoint, or if it is damaged.
     """
     from foresight.runtime.agent import Agent
 
-    return Agent(Path(path), checkpoint, device)
+    return Agent(find(path), checkpoint, device)
+
+
+def find(path: str | Path) -> Path:
+    """The run directory `path`; where there is none of that name, the trained agent of that name that comes along."""
+    here, along = Path(path).expanduser(), catalog.ROOT / "trained" / str(path)
+    return along if not here.exists() and len(Path(path).parts) == 1 and along.is_dir() else here
 
 
 def _evaluation(document: dict[str, Any] | None) -> Any:

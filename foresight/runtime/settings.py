@@ -14,7 +14,7 @@ from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
 
 RUNTIME_KEYS = ("env", "task", "env_options", "evaluation", "source")  # of a preset; the others are Config fields
-EPISODES = {"control": 20, "mdp": 1, "text": None}  # of an evaluation; None means all that are held out
+EPISODES = {"control": 20, "mdp": 1, "text": None, "game": 20}  # of an evaluation; None means all that are held out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Settings:
     """One run, resolved: `config.yaml` holds exactly this."""
 
     algorithm: str
-    world: str  # "control", "mdp" or "text"
+    world: str  # "control", "mdp", "text" or "game"
     env: str  # the environment's or task's name
     preset: str | None
     env_options: dict[str, Any]

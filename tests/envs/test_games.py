@@ -57,3 +57,106 @@ def play_both(name: str, options: dict[str, Any], count: int, seed: int) -> None
 @pytest.mark.parametrize(("name", "options"), NATIVE, ids=lambda x: str(x))
 def test_native_rules_are_openspiels(name: str, options: dict[str, Any]) -> None:
     play_both(name, options, count=100, seed=0)
+
+
+def turned_game(game: Any, way: games.Symmetry, count: int, moves: int, seed: int) -> None:
+    """The same games, once as they are and once with every move turned: positions must be turned too."""
+    rng = np.random.default_rng(seed)
+    back = way.actions.argsort()
+    here, there = game.start(count), game.start(count)
+    for _ in range(moves):
+        legal = game.legal(here)
+        torch.testing.assert_close(game.legal(there), legal[:, way.actions])
+        planes = game.planes(here).flatten(2)[:, :, way.cells].view(game.planes(here).shape)
+        torch.testing.assert_close(game.planes(there), planes)
+        torch.testing.assert_close(game.over(there), game.over(here))
+        action = random_moves(game, here, rng)
+        here, there = game.step(here, action).position, game.step(there, back[action]).position
+    torch.testing.assert_close(game.first_score(there), game.first_score(here), equal_nan=True)
+
+
+SYMMETRIC = [
+    ("tic_tac_toe", {}, 8), ("connect_four", {}, 2), ("hex", {"size": 5}, 2), ("go", {"size": 5}, 8),
+    ("othello", {}, 4), ("breakthrough", {}, 2),
+]  # fmt: skip
+
+
+@sabotaged_by("foresight.envs.games.Native.step", change("action", lambda a: a.flip(-1)))
+@pytest.mark.parametrize(("name", "options", "ways"), SYMMETRIC[:4], ids=lambda x: str(x))
+def test_a_turned_game_is_the_same_game(name: str, options: dict[str, Any], ways: int) -> None:
+    game = games.make(name, **options)
+    assert len(game.symmetries) == ways
+    for way in game.symmetries:
+        turned_game(game, way, count=8, moves=12, seed=1)
+
+
+@pytest.mark.parametrize(("name", "options", "ways"), SYMMETRIC[4:], ids=lambda x: str(x))
+def test_a_turned_game_of_openspiels_is_the_same_game(name: str, options: dict[str, Any], ways: int) -> None:
+    game = games.make(name, **options)
+    assert len(game.symmetries) == ways
+    for way in game.symmetries:
+        turned_game(game, way, count=2, moves=20, seed=1)
+
+
+@pytest.mark.parametrize("name", SPIEL)
+def test_openspiels_games_are_played_in_batches(name: str) -> None:
+    game = games.make(name)
+    rng = np.random.default_rng(0)
+    position = game.start(3)
+    for t in range(12):
+        assert game.planes(position).shape == (3, *game.shape)
+        assert torch.equal(game.mover(position), torch.full((3,), t % 2))
+        assert game.planes(position)[0, -1].mean() == 1 - t % 2
+        action = random_moves(game, position, rng)
+        name_ = game.move_name(position[:1], int(action[0]))
+        assert games.named(game, position[:1], name_) == int(action[0])
+        moved = game.step(position, action)
+        assert not moved.over.any() and (moved.reward == 0).all()
+        position = moved.position
+        game.forget(position)
+    assert len(game._states) == 3 and game.picture(position[:1])
+
+
+@sabotaged_by("foresight.envs.games.replay", lambda f: lambda game, h: f(game, [x[:-1] for x in h]))
+def test_replay_gives_the_position_of_a_history() -> None:
+    game = games.make("connect_four")
+    position = games.replay(game, [[3, 3, 4], []])
+    assert game.picture(position[:1]).splitlines()[-3:] == [". . . O . . .", ". . . X X . .", "1 2 3 4 5 6 7"]
+    assert torch.equal(position[1:], game.start(1))
+
+
+def test_nothing_happens_after_the_end_or_by_an_illegal_action() -> None:
+    game = games.make("tic_tac_toe")
+    won = games.replay(game, [[0, 3, 1, 4, 2]])
+    assert bool(game.over(won)) and not game.legal(won).any() and float(game.first_score(won)) == 1.0
+    for position, action in ((won, 8), (games.replay(game, [[4]]), 4)):
+        moved = game.step(position, torch.tensor([action]))
+        assert torch.equal(moved.position, position) and float(moved.reward) == 0.0
+
+
+def test_an_illegal_word_says_the_legal_ones() -> None:
+    game = games.make("connect_four")
+    full = games.replay(game, [[0] * 6])
+    with pytest.raises(UserError, match=re.escape("'1' is not legal here. Legal: 2, 3, 4, 5, 6, 7.")):
+        games.named(game, full, "1")
+    go = games.make("go", size=5)
+    assert games.named(go, go.start(1), " C3 ") == 12 and games.named(go, go.start(1), "PASS") == 25
+    with pytest.raises(UserError, match="Game 1, move 2: action 12 is not legal in Go"):
+        games.replay(go, [[12, 12]])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("kuhn_poker", {}, "two-player zero-sum games with perfect information"),
+        ("backgammon", {}, "is not a game of no chance"),
+        ("connect_fuor", {}, "Did you mean 'connect_four'"),
+        ("go", {"size": 1}, "size must be a whole number from 2 to 19"),
+        ("chess", {"size": 9}, "The size of chess cannot be chosen"),
+        ("othello", {"rules": "native"}, "There are no native rules of othello"),
+        ("othello", {"sugar": 2}, "OpenSpiel does not make othello"),
+    ],
+)
+def test_games_that_do_not_exist_are_refused(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        games.make(name, **options)

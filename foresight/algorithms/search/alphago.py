@@ -1,0 +1,388 @@
+"""AlphaGo: Mastering the game of Go with deep neural networks and tree search, Silver et al. 2016 (Nature 529).
+
+    p_σ:  maximise  log p_σ(a | s)              over the moves of experts
+    p_ρ:  Δρ ∝ Σ_t ∇ log p_ρ(a_t | s_t) (z_t - b)     over games against earlier p_ρ, from p_σ on
+    v_θ:  minimise  (z - v_θ(s))²               over one position of every game that p_ρ ends
+    V(leaf) = (1 - λ) v_θ(leaf) + λ z_rollout,   prior p_σ,   u = c_puct P √ΣN / (1 + N)
+
+The whole pipeline, a stage after the other; a step is one gradient step of whichever stage it is. Kept: three networks
+of their own; the pool of earlier policies as opponents; value positions from games that p_σ opens, one random move
+breaks off and p_ρ ends; p_σ (not p_ρ) as the prior, with softmax temperature 0.67; c_puct 5; the most visited move;
+symmetries in supervised learning. Otherwise than there: experts are SGF or PGN files of the user's, or a search with
+random playouts against itself; playouts are uniformly random, not a linear policy over patterns; a node is expanded
+at its first visit and one simulation follows the other, so there is no threshold and no virtual loss; the baseline b
+is the mean result of the same colour in the same batch of games (the paper: 0, then v_θ on a second pass); Adam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresight.envs import records
+from foresight.envs.games import Game
+from foresight.errors import UserError
+from foresight.nets import optim
+from foresight.nets.board import PolicyNet, ValueNet
+from foresight.planning import rollouts
+from foresight.planning.rules import Rules
+from foresight.planning.search import SearchResult, search
+from foresight.planning.select import PUCT
+
+WORLD = "game"
+UNIT = "updates"
+METRICS = ("accuracy", "wins", "value_error", "policy_loss", "value_loss")
+CONSTANT = float("inf")  # PUCT's c_base: an exploration that does not grow with the visits
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults fit small boards and minutes on two cores; the paper's numbers stand beside."""
+
+    steps: int = 2_400  # gradient steps of all three stages together; fewer stop on the way
+    seed: int = 0
+    supervised: int = 1_000  # steps of the first stage (340 million)
+    reinforce: int = 400  # steps of the second, each a batch of games (10,000)
+    regress: int = 1_000  # steps of the third (50 million)
+    games: str = ""  # an SGF or PGN file, or a folder of them; empty: the expert below plays against itself
+    expert_games: int = 600  # that the expert plays (160,000 games of strong players on KGS)
+    expert_simulations: int = 400  # random playouts of the expert at every move
+    random_moves: int = 2  # at the start of expert games, so that no two are alike
+    held_out: float = 0.1  # share of the expert games, and of the value positions, that only measures
+    channels: int = 32  # of each network (192)
+    blocks: int = 2  # residual ones (13 plain convolutions)
+    batch: int = 128  # of supervised and value steps (16, 32)
+    learning_rate: float = 2e-3  # Adam, supervised and value steps (SGD 0.003)
+    rl_games: int = 64  # of a REINFORCE step (128)
+    rl_learning_rate: float = 5e-4  # Adam
+    pool_every: int = 20  # REINFORCE steps between additions to the pool (500)
+    value_games: int = 6_000  # of which each gives one position (30 million)
+    per_game: int = 1  # positions that a game gives; the paper's figure 1b is about the harm of more (0: all)
+    weight_decay: float = 1e-4  # decoupled; none is told
+    max_grad_norm: float = 5.0  # none is told
+    play_simulations: int = 400  # of the search in play; 0 is the policy p_σ alone
+    mix: float = 0.5  # λ between value network (0) and rollout (1)
+    c_puct: float = 5.0  # exploration in the tree
+    softmax_temperature: float = 0.67  # of the prior; extended data table 5 (β)
+    threads: int = 1  # of torch
+
+
+@dataclass
+class State:
+    """Three networks, their optimisers, the pool, and the data that the stages made."""
+
+    config: Config
+    plays: str
+    sl: PolicyNet
+    rl: PolicyNet
+    value: ValueNet
+    sl_optimizer: torch.optim.Optimizer
+    rl_optimizer: torch.optim.Optimizer
+    value_optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    random: np.ndarray  # of rollouts
+    step: int = 0
+    expert: Tensor | None = None  # actions of expert games, int64 [games, longest], -1 after the end
+    pool: list[dict[str, Tensor]] = field(default_factory=list)  # weights of earlier p_ρ
+    positions: Tensor | None = None  # what the value network learns from: planes [N, C, H, W]
+    outcomes: Tensor | None = None  # [N], for the player to move
+    owners: Tensor | None = None  # the game that each came from, int64 [N]
+    game: Any = field(default=None, metadata={"save": False})
+    rows: Any = field(default=None, metadata={"save": False})  # the expert games as planes and actions
+
+
+def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
+    """Networks and optimisers. Raises UserError for settings that make no sense."""
+    _check(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        sl, rl = (PolicyNet(game.shape, game.actions, config.channels, config.blocks).to(device) for _ in range(2))
+        value = ValueNet(game.shape, config.channels, config.blocks).to(device)
+
+    def adam(network: torch.nn.Module, rate: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(network.parameters(), rate, weight_decay=config.weight_decay)
+
+    return State(
+        config, game.name, sl, rl, value, adam(sl, config.learning_rate), adam(rl, config.rl_learning_rate),
+        adam(value, config.learning_rate), torch.Generator().manual_seed(config.seed), rollouts.stream(config.seed),
+        game=game,
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def act(
+    state: State, obs: Tensor, carry: None = None, explore: bool = False, simulations: int | None = None
+) -> tuple[Tensor, dict[str, Any], None]:
+    """The most visited action of the search that mixes prior, value and rollout; with `explore` drawn from the visits.
+
+    Extras: `value` `[B]` of the player to move, `visits`, `prior` `[B, A]`, and `tree`.
+    """
+    count = state.config.play_simulations if simulations is None else simulations
+    found = think(state, obs, count)
+    action = found.action
+    if explore:
+        action = torch.multinomial(found.weights, 1, generator=state.generator).squeeze(-1)
+    extras = {"value": found.value, "visits": found.visits, "prior": found.tree.prior[:, 0], "tree": found.tree}
+    return action, extras, carry
+
+
+@torch.inference_mode()
+def think(state: State, position: Tensor, simulations: int) -> SearchResult:
+    """The search of the paper, its leaves judged by the value network and by one random game each."""
+    config, game = state.config, state.game
+
+    def judge(leaves: Tensor) -> tuple[Tensor, Tensor]:
+        planes = game.planes(leaves).to(_device(state))
+        value = (1 - config.mix) * state.value(planes).cpu() if config.mix < 1 else torch.zeros(len(leaves))
+        if config.mix > 0:
+            value = value + config.mix * rollouts.playouts(game, leaves, 1, state.random)
+        return state.sl(planes) / config.softmax_temperature, value
+
+    rule = PUCT(config.c_puct, CONSTANT, normalize="none", first_play="zero")
+    return search(Rules(game, judge), position, simulations, rule)
+
+
+@torch.inference_mode()
+def drawn(state: State, network: PolicyNet, position: Tensor) -> Tensor:
+    """Actions drawn from a policy network, the legal ones only: int64 `[B]`."""
+    logits = network(state.game.planes(position).to(_device(state))).cpu()
+    prior = torch.softmax(logits.masked_fill(~state.game.legal(position), -torch.inf), -1)
+    return torch.multinomial(prior, 1, generator=state.generator).squeeze(-1)
+
+
+# --- stage 1: the policy of experts
+
+
+@torch.inference_mode()
+def expert_games(state: State) -> Tensor:
+    """Games of the user's files, or of a search with random playouts against itself: actions, -1 after the end."""
+    config, game = state.config, state.game
+    if config.games:
+        games = records.read(game, config.games)
+        table = torch.full((len(games), max(len(actions) for actions in games)), -1, dtype=torch.int64)
+        for row, actions in zip(table, games, strict=True):
+            row[: len(actions)] = torch.tensor(actions)
+        return table
+    position = game.start(config.expert_games)
+    columns: list[Tensor] = []
+    while not bool((over := game.over(position)).all()):
+        live = (~over).nonzero().flatten()
+        if len(columns) < config.random_moves:
+            share = game.legal(position[live]).float()
+        else:
+            share = rollouts.uct(game, position[live], config.expert_simulations, state.random)[0].float()
+            share = share * (share == share.amax(-1, keepdim=True)) + 1e-9 * (share > 0)
+        column = torch.full((len(position),), -1, dtype=torch.int64)
+        column[live] = torch.multinomial(share, 1, generator=state.generator).squeeze(-1)
+        position[live] = game.step(position[live], column[live]).position
+        game.forget(position)
+        columns.append(column)
+    return torch.stack(columns, 1)
+
+
+def expert_rows(state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Planes `[N, C, H, W]`, actions and games `[N]` of every expert move."""
+    assert state.expert is not None
+    game = state.game
+    position = game.start(len(state.expert))
+    planes, actions, owners = [], [], []
+    for action in state.expert.T:
+        live = (action >= 0).nonzero().flatten()
+        planes.append(game.planes(position[live]))
+        actions.append(action[live])
+        owners.append(live)
+        position[live] = game.step(position[live], action[live]).position
+        game.forget(position)
+    return torch.cat(planes), torch.cat(actions), torch.cat(owners)
+
+
+def imitate(state: State) -> dict[str, float]:
+    """One step of supervised learning, and the accuracy on games that it never sees."""
+    config, (planes, actions, owners) = state.config, state.rows
+    kept = owners >= max(1, round(config.held_out * len(state.expert)))  # type: ignore[arg-type]
+    train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
+    rows = train[torch.randint(len(train), (config.batch,), generator=state.generator)]
+    seen, wanted = planes[rows], actions[rows]
+    ways = state.game.symmetries
+    way = torch.randint(len(ways), (len(rows),), generator=state.generator)
+    flat = seen.flatten(2)
+    cells = torch.stack([w.cells for w in ways])[way]
+    seen = flat.gather(2, cells.unsqueeze(1).expand(-1, flat.shape[1], -1)).view_as(seen)
+    # Action a of the turned position is action `actions[a]` of the old one, so the old one is found by its inverse.
+    wanted = torch.stack([w.actions.argsort() for w in ways])[way].gather(1, wanted.unsqueeze(1)).squeeze(1)
+    logits = state.sl(seen.to(_device(state)))
+    loss = torch.nn.functional.cross_entropy(logits, wanted.to(logits.device))
+    optim.descend(state.sl_optimizer, loss.backward, config.max_grad_norm)
+    metrics = {"policy_loss": float(loss.detach())}
+    if state.step % 50 == 0 and len(test):
+        with torch.inference_mode():
+            rows = test[:2048]
+            guess = state.sl(planes[rows].to(_device(state))).argmax(-1).cpu()
+        metrics["accuracy"] = float((guess == actions[rows]).float().mean())
+    return metrics
+
+
+# --- stage 2: self-play
+
+
+def reinforce(state: State) -> dict[str, float]:
+    """One REINFORCE step on a batch of games against a policy drawn from the pool, half of them with each colour."""
+    config, game = state.config, state.game
+    if not state.pool:
+        state.rl.load_state_dict(state.sl.state_dict())
+        state.pool = [_weights(state.rl)]
+    opponent = PolicyNet(game.shape, game.actions, config.channels, config.blocks).to(_device(state))
+    opponent.load_state_dict(state.pool[int(torch.randint(len(state.pool), (), generator=state.generator))])
+    side = torch.arange(config.rl_games) % 2  # which player ρ is
+    position = game.start(config.rl_games)
+    planes, legals, actions, owners = [], [], [], []
+    while not bool((over := game.over(position)).all()):
+        live = (~over).nonzero().flatten()
+        ours = game.mover(position[live]) == side[live]
+        for mine, network in ((True, state.rl), (False, opponent)):
+            turn = live[ours == mine]
+            if len(turn):
+                action = drawn(state, network, position[turn])
+                if mine:
+                    planes.append(game.planes(position[turn]))
+                    legals.append(game.legal(position[turn]))
+                    actions.append(action)
+                    owners.append(turn)
+                position[turn] = game.step(position[turn], action).position
+        game.forget(position)
+    first = 2 * game.first_score(position) - 1
+    outcome = torch.where(side == 0, first, -first)
+    baseline = torch.stack([outcome[side == s].mean() for s in (0, 1)])[side]
+    owner = torch.cat(owners)
+    logits = state.rl(torch.cat(planes).to(_device(state)))
+    logps = torch.log_softmax(logits.masked_fill(~torch.cat(legals).to(logits.device), -1e9), -1)
+    chosen = logps.gather(1, torch.cat(actions).to(logits.device).unsqueeze(1)).squeeze(1)
+    loss = -(chosen * (outcome - baseline)[owner].to(logits.device)).sum() / config.rl_games
+    optim.descend(state.rl_optimizer, loss.backward, config.max_grad_norm)
+    if (state.step - config.supervised + 1) % config.pool_every == 0:
+        state.pool.append(_weights(state.rl))
+    return {"wins": float((outcome > 0).float().mean() + 0.5 * (outcome == 0).float().mean())}
+
+
+# --- stage 3: the value of positions
+
+
+@torch.inference_mode()
+def value_positions(state: State, games: int, per_game: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Planes, outcomes and games of positions of self-play of ρ, `per_game` of each game (0: all after the break).
+
+    σ plays to a random time, then comes one random legal move, then ρ: the first position after it is the paper's.
+    """
+    game, generator = state.game, state.generator
+    half = max(2, _typical(state) - 2)
+    breaks = torch.randint(half, (games,), generator=generator)
+    position, t = game.start(games), 0
+    planes, owners, movers = [], [], []
+    while not bool((over := game.over(position)).all()):
+        live = (~over).nonzero().flatten()
+        wanted = live[(t == breaks[live] + 1) if per_game == 1 else (t > breaks[live])]
+        if len(wanted):
+            planes.append(game.planes(position[wanted]))
+            owners.append(wanted)
+            movers.append(game.mover(position[wanted]))
+        action = torch.zeros(games, dtype=torch.int64)
+        for network, rows in (
+            (state.sl, live[t < breaks[live]]), (None, live[t == breaks[live]]), (state.rl, live[t > breaks[live]])
+        ):  # fmt: skip
+            if len(rows) and network is not None:
+                action[rows] = drawn(state, network, position[rows])
+            elif len(rows):
+                legal = game.legal(position[rows]).float()
+                action[rows] = torch.multinomial(legal, 1, generator=generator).squeeze(-1)
+        position[live] = game.step(position[live], action[live]).position
+        game.forget(position)
+        t += 1
+    owner = torch.cat(owners)
+    first = (2 * game.first_score(position) - 1)[owner]
+    return torch.cat(planes), torch.where(torch.cat(movers) == 0, first, -first), owner
+
+
+def regress(state: State) -> dict[str, float]:
+    """One step of the value network, and its squared error on games that it never sees."""
+    config = state.config
+    assert state.positions is not None and state.outcomes is not None and state.owners is not None
+    kept = state.owners >= config.held_out * config.value_games
+    train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
+    rows = train[torch.randint(len(train), (config.batch,), generator=state.generator)]
+    value = state.value(state.positions[rows].to(_device(state)))
+    loss = (value - state.outcomes[rows].to(value.device)).square().mean()
+    optim.descend(state.value_optimizer, loss.backward, config.max_grad_norm)
+    metrics = {"value_loss": float(loss.detach())}
+    if state.step % 50 == 0 and len(test):
+        with torch.inference_mode():
+            guess = state.value(state.positions[test].to(_device(state))).cpu()
+        metrics["value_error"] = float((guess - state.outcomes[test]).square().mean())
+    return metrics
+
+
+def update(state: State) -> dict[str, float]:
+    """One step of the stage that the State is in; what the stage learns from is made at its first step."""
+    config = state.config
+    if state.step < config.supervised:
+        if state.expert is None:
+            state.expert = expert_games(state)
+        if state.rows is None:
+            state.rows = expert_rows(state)
+        return imitate(state)
+    if state.step < config.supervised + config.reinforce:
+        return reinforce(state)
+    if state.positions is None:
+        if not state.pool:  # no second stage: the experts' policy plays on
+            state.rl.load_state_dict(state.sl.state_dict())
+        found = value_positions(state, config.value_games, config.per_game)
+        state.positions, state.outcomes, state.owners = found
+    return regress(state)
+
+
+def train(
+    config: Config, game: Game, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """The three stages, a row of the log every ten steps."""
+    if state is None:
+        state = build(config, game, device)
+    if state.plays != game.name:
+        raise UserError(f"The checkpoint plays {state.plays}, not {game.name}. Load it with its own game.")
+    state.game = game
+    last = min(config.steps, config.supervised + config.reinforce + config.regress)
+    while state.step < last:
+        metrics = update(state)
+        state.step += 1
+        if state.step % 10 == 0 or "accuracy" in metrics or "value_error" in metrics or state.step == last:
+            yield state.step, metrics, state
+
+
+def _typical(state: State) -> int:
+    """How long an expert game is."""
+    assert state.expert is not None
+    return int((state.expert >= 0).sum(1).float().mean())
+
+
+def _weights(network: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach().cpu().clone() for name, weight in network.state_dict().items()}
+
+
+def _device(state: State) -> torch.device:
+    return next(state.sl.parameters()).device
+
+
+def _check(config: Config) -> None:
+    if not 0 <= config.mix <= 1:
+        raise UserError(f"mix must be between 0 (value network) and 1 (rollout), not {config.mix}.")
+    for name in ("supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch", "pool_every"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    if config.steps > config.supervised + config.reinforce + config.regress:
+        raise UserError(
+            f"steps is {config.steps}, but the stages have {config.supervised} + {config.reinforce} + "
+            f"{config.regress} together. Make a stage longer."
+        )

@@ -1,0 +1,107 @@
+"""MCTS: Bandit based Monte-Carlo planning, Kocsis & Szepesvári 2006, with random playouts.
+
+    a* = argmax_a N(s, a),   down the tree by  argmax_a  Q(s, a) + c √(ln N(s) / N(s, a))
+
+Planning alone: nothing is learnt, and every move is searched from nothing. A new leaf is worth what one game of
+uniformly random moves from it brings. Kept: actions never tried come first; the most visited one is played. Left out:
+progressive bias, and what later work adds (RAVE, solving). `train` plays `steps` games against the game's opponent
+and reports the score, so that a run can be compared and played against like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresight.envs.games import Game
+from foresight.errors import UserError
+from foresight.planning import opponents, rollouts
+
+WORLD = "game"
+UNIT = "games"
+METRICS = ("score", "moves")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults as in OpenSpiel's examples."""
+
+    steps: int = 20  # games against the game's opponent
+    seed: int = 0
+    simulations: int = 1000  # playouts a move
+    c: float = 2.0  # exploration, for results in [-1, 1]
+
+
+@dataclass
+class State:
+    """Random numbers and counts: there is nothing else to keep."""
+
+    config: Config
+    random: np.ndarray  # `rollouts.stream`
+    step: int = 0
+    points: float = 0.0
+    game: Any = field(default=None, metadata={"save": False})
+
+
+def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
+    """Raises UserError for fewer than 1 simulation."""
+    if config.simulations < 1:
+        raise UserError(f"simulations must be at least 1, not {config.simulations}: there is no policy without them.")
+    return State(config, rollouts.stream(config.seed), game=game)
+
+
+def act(
+    state: State, obs: Tensor, carry: None = None, explore: bool = False, simulations: int | None = None
+) -> tuple[Tensor, dict[str, Any], None]:
+    """The most visited action at every position; with `explore` one drawn in proportion to the visits.
+
+    Extras: `value` `[B]` of the player to move, `visits`, `values`, `prior` `[B, A]` (uniform).
+    """
+    if simulations is not None and simulations < 1:
+        raise UserError("This agent is its search: give it at least 1 simulation.")
+    visits, values = rollouts.uct(state.game, obs, simulations or state.config.simulations, state.random, state.config.c)
+    share = visits / visits.sum(-1, keepdim=True)
+    if explore:
+        seed = int(rollouts.number(state.random))
+        action = torch.multinomial(share, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
+    else:
+        action = (visits + 0.25 * values).argmax(-1)
+    legal = state.game.legal(obs)
+    extras = {
+        "value": (share * values).sum(-1), "visits": visits, "values": values,
+        "prior": legal / legal.sum(-1, keepdim=True),
+    }  # fmt: skip
+    return action, extras, carry
+
+
+def update(state: State, score: float) -> dict[str, float]:
+    """Count one game's score."""
+    state.step += 1
+    state.points += score
+    return {"score": state.points / state.step}
+
+
+def train(
+    config: Config, game: Game, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """One game a step against the game's opponent, with the first move in every other one."""
+    if state is None:
+        state = build(config, game, device)
+    state.game = game
+    while state.step < config.steps:
+        first = state.step % 2 == 0
+        opponent = opponents.make(game.opponent, game, config.seed + state.step)
+        position = game.start(1)
+        while not bool(game.over(position)[0]):
+            ours = (int(game.mover(position)[0]) == 0) == first
+            action = act(state, position)[0] if ours else opponent(position)
+            position = game.step(position, action).position
+            game.forget(position)
+        score = float(game.first_score(position)[0])
+        metrics = update(state, score if first else 1 - score)
+        yield state.step, {**metrics, "moves": float(game.moves(position)[0])}, state

@@ -1,0 +1,165 @@
+"""A game against an agent in the terminal, and `foresight match`: agents and opponents against each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import tyro
+
+from foresight.cli import screen
+from foresight.errors import UserError
+
+HELP = "Type a move; ? for the agent's view, moves for the legal ones, undo, quit."
+SHOWN = 6  # actions of the agent's view
+
+
+def match(
+    first: Annotated[str, tyro.conf.Positional],
+    second: Annotated[str, tyro.conf.Positional],
+    games: int = 100,
+    openings: int | None = None,
+    simulations: int | None = None,
+    seed: int = 0,
+    json: bool = False,
+) -> int:
+    """Let two players meet, both colours, and say by how much the first is stronger, in Elo with its interval.
+
+    Args:
+        first: a run directory, or the name of an agent that comes along (connect_four).
+        second: another of these, or random, minimax:DEPTH, mcts:SIMULATIONS, solver (Connect Four).
+        games: how many; half of them with each colour.
+        openings: random moves before each game, the same for both colours; by default 2 between two runs, which
+            would else repeat one game, and 0 against the others, which vary by themselves.
+        simulations: of the search of runs; by default as their Config says.
+        seed: of opponents and openings.
+        json: print the result as JSON.
+    """
+    if games < 1:
+        raise UserError(f"--games must be at least 1, not {games}.")
+    from foresight.planning import opponents
+    from foresight.runtime import match as matches
+
+    names = [first, second]
+    swapped = opponents.is_opponent(first) and not opponents.is_opponent(second)
+    one, game = matches.player(names[swapped], None, seed, simulations)
+    other, _ = matches.player(names[not swapped], game, seed + 1, simulations)
+    if openings is None:
+        openings = 0 if opponents.is_opponent(names[not swapped]) else 2
+    left, right = (other, one) if swapped else (one, other)
+    result = matches.play(game, left, right, games, openings, seed)
+    document = {"game": game.title, "first": first, "second": second, "openings": openings, **result.document()}
+    if json:
+        screen.emit(document)
+        return 0
+    won, drawn, lost = result.counts
+    low, high = result.interval()
+    console = screen.stdout()
+    console.print(f"{first} against {second} at {game.title}, {games} games", markup=False)
+    console.print(f"won {won}, drawn {drawn}, lost {lost}: {100 * result.score:.1f}% of the points "
+                  f"(95%: {100 * low:.1f} to {100 * high:.1f})", markup=False)  # fmt: skip
+    console.print(f"moving first {100 * document['score_first']:.1f}%, second {100 * document['score_second']:.1f}%")
+    middle, bottom, top = (_elo(x) for x in result.elo())
+    console.print(f"Elo {middle} (95%: {bottom} to {top})", markup=False)
+    return 0
+
+
+def sit(agent: Any, person_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
+    """Play one game against `agent`, moves from `lines`, until it is over or the lines end."""
+    from foresight.envs.games import named
+
+    game, console = agent.world, screen.stdout()
+    options = {} if simulations is None else {"simulations": simulations}
+    history = [game.start(1)]
+    person = 0 if person_first else 1
+    console.print(f"{game.title}: you move {'first (X)' if person_first else 'second (O)'}. {HELP}", style="dim")
+    while not bool(game.over(history[-1])[0]):
+        position = history[-1]
+        if int(game.mover(position)[0]) != person:
+            action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
+            name = game.move_name(position, int(action[0]))
+            history.append(game.step(position, action).position)
+            value = f" (it expects {_expects(float(extras['value'][0]))})" if "value" in extras else ""
+            console.print(f"\nThe agent plays {name}{value}", markup=False)
+            continue
+        console.print("\n" + game.picture(position), markup=False)
+        line = next(lines, None)
+        if line is None or line.strip().lower() in ("quit", "q", "exit"):
+            return
+        _answer(line.strip(), agent, options, history, person, console, named)
+    console.print("\n" + game.picture(history[-1]), markup=False)
+    score = float(game.first_score(history[-1])[0])
+    mine = score if person_first else 1 - score
+    console.print({1.0: "You won.", 0.5: "A draw.", 0.0: "The agent won."}.get(mine, f"You scored {mine}."))
+
+
+def _answer(
+    line: str, agent: Any, options: dict[str, Any], history: list[Any], person: int, console: Any, named: Any
+) -> None:
+    """Do what one line asks for."""
+    game, position = agent.world, history[-1]
+    if line.lower() in ("?", "view", "hint"):
+        console.print(view(agent, position, options), markup=False)
+    elif line.lower() == "moves":
+        legal = game.legal(position)[0].nonzero().flatten().tolist()
+        console.print("Legal: " + ", ".join(game.move_name(position, action) for action in legal), markup=False)
+    elif line.lower() == "undo":
+        before = [i for i, old in enumerate(history[:-1]) if int(game.mover(old)[0]) == person]
+        if before:
+            del history[before[-1] + 1 :]
+        else:
+            console.print("There is nothing to take back.")
+    elif not line:
+        console.print(HELP, style="dim")
+    else:
+        try:
+            action = named(game, position, line)
+        except UserError as error:
+            console.print(str(error), style="yellow", markup=False)
+            return
+        import torch
+
+        history.append(game.step(position, torch.tensor([action])).position)
+
+
+def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
+    """What the agent thinks of one position: its value, the actions it looked at, the line it expects."""
+    from foresight.runtime.match import line
+
+    game = agent.world
+    _, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
+    words = [f"For you to move the agent expects {_expects(float(extras['value'][0]))}."]
+    if "visits" in extras:
+        visits, prior = extras["visits"][0], extras["prior"][0]
+        order = (visits.double() + prior.double()).argsort(descending=True).tolist()
+        order = [action for action in order if visits[action] > 0 or prior[action] > 0][:SHOWN]
+        tree = extras.get("tree")
+        values = tree.child_values()[0] if tree is not None else extras.get("values", [None])[0]
+        words.append("move     visits   prior   value")
+        for action in order:
+            seen = f"{float(values[action]):+.2f}" if values is not None and visits[action] > 0 else ""
+            name = game.move_name(position, action)
+            words.append(f"{name:<8} {int(visits[action]):>6}   {100 * float(prior[action]):>4.0f}%   {seen:>5}")
+        if tree is not None:
+            words.append("line     " + " ".join(_names(game, position, line(tree))))
+    return "\n".join(words)
+
+
+def _names(game: Any, position: Any, actions: list[int]) -> list[str]:
+    import torch
+
+    names = []
+    for action in actions:
+        names.append(game.move_name(position, action))
+        position = game.step(position, torch.tensor([action])).position
+    return names
+
+
+def _expects(value: float) -> str:
+    """A value in [-1, 1] for the player to move, as points."""
+    return f"{50 * (1 + value):.0f}% of the points"
+
+
+def _elo(x: float) -> str:
+    return f"{x:+.0f}" if math.isfinite(x) else ("more than can be told" if x > 0 else "less than can be told")

@@ -1,0 +1,63 @@
+"""Recorded games: good files give their moves, bad ones say where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foresight.envs import games, records
+from foresight.errors import UserError
+from tests.sabotage import sabotaged_by
+
+GOOD = "(;GM[1]FF[4]SZ[5]C[a \\] in a comment];B[cc](;W[cb];B[];W[])(;W[dd]))"
+
+
+@sabotaged_by("foresight.envs.records._point", lambda f: lambda word, size: f(word[::-1], size))
+def test_an_sgf_gives_its_main_line(tmp_path: Path) -> None:
+    (tmp_path / "a.sgf").write_text(GOOD)
+    # c3 is the middle; the second line from the top is row 4.
+    assert records.read(games.make("go", size=5), tmp_path) == [[12, 17, 25, 25]]
+
+
+def test_a_pgn_gives_its_moves(tmp_path: Path) -> None:
+    file = tmp_path / "a.pgn"
+    file.write_text('[Event "x"]\n\n1. e4 {best} e5 2. Nf3 (2. f4 exf4) Nc6 3. Bb5 $1 1-0\n\n[Event "y"]\n\n1. d4 *\n')
+    chess = games.make("chess")
+    found = records.read(chess, file)
+    assert [len(game) for game in found] == [5, 1]
+    position = games.replay(chess, found[:1])
+    assert chess.picture(position).startswith(" r  .  b  q  k  b  n  r\n p  p  p  p  .  p  p  p\n .  .  n")
+
+
+BAD = [
+    ("a.sgf", "(;SZ[5];B[cc];W[cc])", "a.sgf, move 2: 'c3' is not legal here. Legal: a1, b1"),
+    ("a.sgf", "(;SZ[5];B[cc];B[dd])", "a.sgf, move 2: B moves twice in a row"),
+    ("a.sgf", "(;SZ[5];B[zz])", "a.sgf, move 1: 'zz' is no point of a board of 5x5"),
+    ("a.sgf", "(;SZ[9];B[cc])", "a.sgf: the board is 9x9, but Go is played on 5"),
+    ("a.sgf", "(;SZ[5];B[];W[];B[aa])", "a.sgf, move 3: the game was over before 'aa'"),
+    ("a.sgf", "(;SZ[5];B[cc]", "a.sgf: the SGF is cut short"),
+    ("a.sgf", "hello", "a.sgf: no SGF at character 1: 'hello'"),
+    ("a.sgf", "(;AB[aa][bb])", "has stones that nobody played"),
+    ("a.sgf", "(;SZ[5])", "No game in .* has a move"),
+    ("a.txt", "(;SZ[5])", "neither an .sgf nor a .pgn"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "words"), BAD)
+def test_a_bad_file_says_where(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=words):
+        records.read(games.make("go", size=5), tmp_path / name)
+
+
+def test_an_illegal_move_of_chess_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "a.pgn"
+    file.write_text("1. e4 e5 2. Ke3 *")
+    with pytest.raises(UserError, match="a.pgn, move 3: 'Ke3' is not legal here. Legal: .*Ke2"):
+        records.read(games.make("chess"), file)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no SGF or PGN file"):
+        records.read(games.make("chess"), tmp_path)

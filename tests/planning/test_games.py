@@ -1,0 +1,170 @@
+"""Playing without learning: playouts, tree search, alpha-beta, the solver, exhaustive play; the sign of a backup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foresight.envs import boards, games
+from foresight.errors import UserError
+from foresight.planning import connect_four, minimax, opponents, proof, rollouts
+from foresight.planning.rules import Rules
+from foresight.planning.search import search
+from foresight.planning.select import PUCT
+from tests.sabotage import returns, sabotaged_by
+
+TTT, C4 = games.make("tic_tac_toe"), games.make("connect_four")
+
+
+def negamax(game: Any, position: torch.Tensor) -> float:
+    """The definition: what the player to move gets if both play perfectly."""
+    values = []
+    for action in game.legal(position)[0].nonzero().flatten():
+        moved = game.step(position, action.view(1))
+        values.append(float(moved.reward) if bool(moved.over) else -negamax(game, moved.position))
+    return max(values)
+
+
+def scattered(game: Any, plies: int, count: int, seed: int) -> torch.Tensor:
+    """Positions after `plies` random moves whose games are not over."""
+    chooser, found = opponents.make("random", game, seed), []
+    while len(found) < count:
+        position = game.start(1)
+        for _ in range(plies):
+            if bool(game.over(position)):
+                break
+            position = game.step(position, chooser(position)).position
+        if not bool(game.over(position)):
+            found.append(position)
+    return torch.cat(found)
+
+
+@sabotaged_by("foresight.planning.connect_four.Solver.moves", returns(torch.neg), lambda f: lambda s, p: -f(s, p))
+def test_the_solver_is_brute_force_on_endgames() -> None:
+    positions = torch.cat([scattered(C4, plies, 12, plies) for plies in (33, 35, 38)])
+    values = connect_four.solver().moves(positions)
+    assert torch.equal(values == -2, ~C4.legal(positions))
+    expected = [negamax(C4, position[None]) for position in positions]
+    assert len(set(expected)) == 3  # wins, draws and losses are among them
+    assert values.amax(-1).tolist() == expected
+
+
+def test_the_solver_knows_what_is_known() -> None:
+    """After 1. d1 d2 2. d3 d4 3. d5 d6 the published line goes on e1, and only that wins for the first player? No:
+    what is certain is that a forced block is the only move, and that an open three wins."""
+    block = games.replay(C4, [[0, 6, 1, 6, 2]])  # X threatens 4: O must play there
+    values = connect_four.solver().moves(block)[0]
+    assert int(values.argmax()) == 3 and (values == values.max()).sum() == 1
+    open_three = games.replay(C4, [[1, 1, 2, 2, 3]])  # a1 and e1 both win: O cannot stop both
+    assert connect_four.solver().moves(open_three).max() == -1
+    bad, lost = connect_four.mistakes(block, torch.tensor([0]))
+    assert bool(bad) and int(lost) >= 1
+
+
+@sabotaged_by("foresight.envs.boards.draw", lambda f: lambda random, count: 0)
+def test_random_play_is_uniform() -> None:
+    chooser = opponents.make("random", TTT, 0)
+    counts = torch.bincount(torch.cat([chooser(TTT.start(100)) for _ in range(20)]), minlength=9) / 2000
+    assert (counts - 1 / 9).abs().max() < 0.03
+
+
+def known_playouts(game: Any, position: torch.Tensor) -> float:
+    """The exact mean of uniformly random games, for the player to move."""
+    values = []
+    for action in game.legal(position)[0].nonzero().flatten():
+        moved = game.step(position, action.view(1))
+        values.append(float(moved.reward) if bool(moved.over) else -known_playouts(game, moved.position))
+    return float(np.mean(values))
+
+
+@sabotaged_by("foresight.planning.rollouts.playouts", lambda f: lambda *a: -f(*a))
+@pytest.mark.parametrize("rules", ["native", "openspiel"])
+def test_playouts_have_the_mean_of_random_games(rules: str) -> None:
+    history = [[0, 1, 4], [4, 0, 8, 2]]
+    exact = [known_playouts(TTT, games.replay(TTT, [h])) for h in history]
+    assert abs(exact[0] - exact[1]) > 0.3
+    game = games.make("tic_tac_toe", rules=rules)
+    found = rollouts.playouts(game, games.replay(game, history), 4000, rollouts.stream(0))
+    assert found.tolist() == pytest.approx(exact, abs=0.06)
+
+
+@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four", "hex", "go"])
+def test_tree_search_takes_a_win_and_stops_a_loss(name: str) -> None:
+    histories = {
+        "tic_tac_toe": ([0, 3, 1, 4], 2, [0, 4, 1], 2), "connect_four": ([0, 6, 0, 6, 0, 5], 0, [0, 6, 0, 6, 0], 0),
+        "hex": ([0, 8, 3], None, [0, 8, 3], None), "go": ([0], None, [0], None),
+    }[name]  # fmt: skip
+    game = games.make(name, **({"size": 3} if name in ("hex", "go") else {}))
+    visits, values = rollouts.uct(game, games.replay(game, [histories[0]]), 400, rollouts.stream(0))
+    assert int(visits.sum()) == 400 and not (visits[~game.legal(games.replay(game, [histories[0]]))] > 0).any()
+    if histories[1] is not None:
+        assert int(visits.argmax()) == histories[1] and float(values[0, histories[1]]) == 1.0
+        assert int(rollouts.uct(game, games.replay(game, [histories[2]]), 400, rollouts.stream(0))[0].argmax()) == (
+            histories[3]
+        )
+
+
+@sabotaged_by("foresight.planning.minimax.minimax", lambda f: lambda game, p, depth, r: f(game, p, 1, r))
+def test_alpha_beta_to_the_end_is_perfect() -> None:
+    positions = scattered(TTT, 3, 30, 0)
+    actions = minimax.minimax(TTT, positions, 9, rollouts.stream(0))
+    moved = TTT.step(positions, actions)
+    for b in range(len(positions)):
+        reached = float(moved.reward[b]) if moved.over[b] else -negamax(TTT, moved.position[b : b + 1])
+        assert reached == negamax(TTT, positions[b : b + 1])
+
+
+def test_alpha_beta_agrees_with_openspiels_rules() -> None:
+    spiel = games.make("tic_tac_toe", rules="openspiel")
+    history = [[0, 3, 1, 4], [0, 4, 1]]
+    assert minimax.minimax(spiel, games.replay(spiel, history), 4, rollouts.stream(0)).tolist() == [2, 2]
+
+
+@sabotaged_by("foresight.planning.opponents.make", lambda f: lambda name, game, seed=0: f("random", game, seed))
+def test_exhaustive_play_proves_perfection_and_finds_mistakes() -> None:
+    perfect = opponents.make("minimax:9", TTT)
+    for first in (True, False):
+        found = proof.exhaust(TTT, perfect, first)
+        assert found.lost == 0 and found.line is None and found.won > 0 and found.positions > 20
+    careless = proof.exhaust(TTT, lambda p: TTT.legal(p).int().argmax(-1), first=False)
+    assert careless.lost > 0 and careless.line is not None
+    assert float(TTT.first_score(games.replay(TTT, [careless.line]))) == 1.0
+
+
+@sabotaged_by("foresight.planning.rules.Rules.step", lambda f: lambda s, p, a: _with(f(s, p, a), 2, torch.abs))
+@sabotaged_by("foresight.planning.rules.Rules.step", lambda f: lambda s, p, a: _with(f(s, p, a), 1, torch.neg))
+def test_values_change_their_sign_with_the_mover() -> None:
+    """By hand: X has a1 and b1 and takes c1; one move before, O cannot stop both of X's lines and has lost."""
+    level = Rules(TTT, lambda p: (torch.zeros(len(p), 9), torch.zeros(len(p))))
+    rule = PUCT(1.25, normalize="none", first_play="zero")
+    won = search(level, games.replay(TTT, [[0, 3, 1, 4]]), 60, rule)
+    assert int(won.action) == 2 and float(won.value) > 0.5
+    # X on a1, c3, c1 and O on b2, a3... X threatens b1 and c2: whatever O does, X wins.
+    lost = search(level, games.replay(TTT, [[0, 4, 8, 6, 2]]), 300, rule)
+    assert float(lost.value) < -0.2
+    state, reward, discount, logits, _ = level.step(games.replay(TTT, [[0, 3, 1, 4], [0]]), torch.tensor([2, 4]))
+    assert reward.tolist() == [1, 0] and discount.tolist() == [0, -1]
+    assert (logits[0] == -torch.inf).all() and (logits[1] == -torch.inf).sum() == 2
+
+
+def _with(answer: tuple[Any, ...], index: int, change: Any) -> tuple[Any, ...]:
+    return tuple(change(x) if i == index else x for i, x in enumerate(answer))
+
+
+@pytest.mark.parametrize("name", ["minimax", "minimax:0", "mcts:many", "sover", "random:3"])
+def test_opponents_that_do_not_exist_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="is no opponent. Write random, minimax:DEPTH"):
+        opponents.make(name, TTT)
+
+
+def test_the_solver_knows_one_game() -> None:
+    with pytest.raises(UserError, match="The exact solver knows Connect Four, not tic-tac-toe"):
+        opponents.make("solver", TTT)
+
+
+def test_the_numbers_of_a_row_are_where_they_are_said_to_be() -> None:
+    row = games.replay(C4, [[3]])[0, 42:]
+    assert row[boards.TURN] == 1 and row[boards.MOVES] == 1 and row[boards.RESULT] == boards.PLAYING
