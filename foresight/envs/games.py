@@ -37,7 +37,8 @@ class Moved(NamedTuple):
 
 class Symmetry(NamedTuple):
     """One way in which the game looks the same: new plane p at cell i is old plane p at cell `cells[i]`, and likewise
-    action a of the new position is action `actions[a]` of the old one. int64 `[H * W]` and `[A]`."""
+    action a of the new position is action `actions[a]` of the old one. int64 `[H * W]` and `[A]`.
+    """
 
     cells: Tensor
     actions: Tensor

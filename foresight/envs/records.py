@@ -52,7 +52,9 @@ def sgf(text: str, file: str = "SGF") -> list[Recorded]:
     tags: dict[str, str] = {}
     moves: list[str] = []
     closed = 0  # how deep the first branch that ended was: what comes beside it is no main line
-    token = re.compile(r"\s*(?:(?P<sign>[();])|(?P<name>[A-Za-z]+)\s*(?P<values>(?:\[(?:\\.|[^\]\\])*\]\s*)+))", re.DOTALL)
+    token = re.compile(
+        r"\s*(?:(?P<sign>[();])|(?P<name>[A-Za-z]+)\s*(?P<values>(?:\[(?:\\.|[^\]\\])*\]\s*)+))", re.DOTALL
+    )
     while text[at:].strip():
         match = token.match(text, at)
         if match is None:
@@ -119,7 +121,9 @@ def pgn(text: str, file: str = "PGN") -> list[Recorded]:
 def _actions(game: Game, recorded: Recorded, kind: str) -> list[int]:
     size = recorded.tags.get("SZ")
     if kind == ".sgf" and size and size.split(":")[0] != str(game.shape[-1]):
-        raise UserError(f"{recorded.where}: the board is {size}x{size}, but {game.title} is played on {game.shape[-1]}.")
+        raise UserError(
+            f"{recorded.where}: the board is {size}x{size}, but {game.title} is played on {game.shape[-1]}."
+        )
     position, actions = game.start(1), []
     for t, word in enumerate(recorded.moves):
         if bool(game.over(position)[0]):

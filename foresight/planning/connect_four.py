@@ -177,7 +177,7 @@ def best(position: Tensor, random: np.ndarray) -> Tensor:
 
 
 def mistakes(position: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each action gives away a win or a draw, bool `[B]`, and by how much: 1 or 2 (won to lost), int64 `[B]`."""
+    """Whether each action gives away a win or a draw, bool `[B]`, and how much: 1, or 2 (won to lost), int64 `[B]`."""
     values = solver().moves(position)
     lost = values.amax(-1) - values.gather(1, action.unsqueeze(1)).squeeze(1)
     return lost > 0, lost

@@ -135,9 +135,7 @@ def _best(
             if rows[0, n + boards.RESULT] != boards.PLAYING:
                 value = reward * (WON + 1)
             else:  # just below the best so far, so that an equal one is seen to be equal
-                value = -_negamax(
-                    kind, height, width, line, komi, rows, 0, depth - 1, -math.inf, -(best - 1e-6), order
-                )
+                value = -_negamax(kind, height, width, line, komi, rows, 0, depth - 1, -math.inf, -(best - 1e-6), order)
             if value > best + 1e-7:
                 best, ties = value, 0
             if value >= best - 1e-7:

@@ -172,7 +172,7 @@ def playouts(game: Game, position: Tensor, count: int, random: np.ndarray) -> Te
     import pyspiel
 
     found = []
-    evaluator = pyspiel.RandomRolloutEvaluator(count, number(random))
+    evaluator = pyspiel.RandomRolloutEvaluator(count, seed_of(random))
     for number in position.tolist():
         state = game.state(number)
         values = state.returns() if state.is_terminal() else evaluator.evaluate(state)
@@ -180,9 +180,7 @@ def playouts(game: Game, position: Tensor, count: int, random: np.ndarray) -> Te
     return torch.tensor(found, dtype=torch.float32)
 
 
-def uct(
-    game: Game, position: Tensor, simulations: int, random: np.ndarray, c: float = UCT_C
-) -> tuple[Tensor, Tensor]:
+def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: float = UCT_C) -> tuple[Tensor, Tensor]:
     """Search every position with random playouts: visits int64 `[B, A]` and mean values float32 `[B, A]`.
 
     Values are those of the player to move, 0 where an action was never tried. `random` is changed. None of the games
@@ -196,8 +194,8 @@ def uct(
         assert isinstance(game, Spiel)
         import pyspiel
 
-        evaluator = pyspiel.RandomRolloutEvaluator(1, number(random))
-        bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations, 1000, True, number(random), False)
+        evaluator = pyspiel.RandomRolloutEvaluator(1, seed_of(random))
+        bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations, 1000, True, seed_of(random), False)
         for b, number in enumerate(position.tolist()):
             for child in bot.mcts_search(game.state(number)).children:
                 counts[b, child.action] = child.explore_count
@@ -205,6 +203,6 @@ def uct(
     return torch.from_numpy(counts), torch.from_numpy(values).float()
 
 
-def number(random: np.ndarray) -> int:
+def seed_of(random: np.ndarray) -> int:
     """A number below 2³¹ from the stream, which moves on: a seed for others."""
     return boards.draw(random.view(np.uint64), 2**31 - 1)

@@ -42,7 +42,8 @@ class Agent:
 
         One observation gives one action, in the form that a Gymnasium environment takes (an int, or an
         array); a batch gives an array `[B, ...]`. For text, a prompt (or an example, or a list) gives a
-        completion (or a list); positions of a game (of `world`) give an array of actions. Raises UserError where the shape is not the world's.
+        completion (or a list); positions of a game (of `world`) give an array of actions. Raises UserError where the
+        shape is not the world's.
         """
         if self.settings.world == "text":
             single = not isinstance(obs, list | tuple)

@@ -197,9 +197,7 @@ def _mdp(world: Any, policy: Tensor, gamma: float) -> Evaluation:
     return Evaluation("value", value, 0.0, 1, (value,), figures)
 
 
-def _game(
-    module: Any, state: Any, game: Any, episodes: int | None, seed: int, random: bool = False
-) -> Evaluation:
+def _game(module: Any, state: Any, game: Any, episodes: int | None, seed: int, random: bool = False) -> Evaluation:
     from foresight.runtime import match  # late: it needs the compiled rules, which other worlds do not
 
     return match.evaluate(module, state, game, episodes or 2, seed, random)

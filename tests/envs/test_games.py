@@ -11,7 +11,7 @@ import torch
 
 from foresight.envs import games
 from foresight.errors import UserError
-from tests.sabotage import change, flip_sign, sabotaged_by, swap
+from tests.sabotage import change, sabotaged_by
 
 NATIVE = [
     ("tic_tac_toe", {}), ("connect_four", {}), ("hex", {"size": 5}), ("hex", {"size": 3}),

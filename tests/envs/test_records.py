@@ -54,7 +54,7 @@ def test_a_bad_file_says_where(tmp_path: Path, name: str, text: str, words: str)
 def test_an_illegal_move_of_chess_says_where(tmp_path: Path) -> None:
     file = tmp_path / "a.pgn"
     file.write_text("1. e4 e5 2. Ke3 *")
-    with pytest.raises(UserError, match="a.pgn, move 3: 'Ke3' is not legal here. Legal: .*Ke2"):
+    with pytest.raises(UserError, match=r"a\.pgn, move 3: 'Ke3' is not legal here. Legal: .*Ke2"):
         records.read(games.make("chess"), file)
 
 

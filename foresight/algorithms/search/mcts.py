@@ -64,10 +64,12 @@ def act(
     """
     if simulations is not None and simulations < 1:
         raise UserError("This agent is its search: give it at least 1 simulation.")
-    visits, values = rollouts.uct(state.game, obs, simulations or state.config.simulations, state.random, state.config.c)
+    visits, values = rollouts.uct(
+        state.game, obs, simulations or state.config.simulations, state.random, state.config.c
+    )
     share = visits / visits.sum(-1, keepdim=True)
     if explore:
-        seed = int(rollouts.number(state.random))
+        seed = rollouts.seed_of(state.random)
         action = torch.multinomial(share, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
     else:
         action = (visits + 0.25 * values).argmax(-1)

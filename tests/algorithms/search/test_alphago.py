@@ -1,0 +1,152 @@
+"""AlphaGo: the stages and what goes from one to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foresight.algorithms.search import alphago as ag
+from foresight.envs import games
+from foresight.errors import UserError
+from foresight.runtime import checkpoint
+from tests.sabotage import sabotaged_by
+
+TTT = games.make("tic_tac_toe")
+SMALL = ag.Config(
+    steps=24, supervised=8, reinforce=8, regress=8, expert_games=20, expert_simulations=20, channels=8, blocks=1,
+    batch=32, rl_games=16, pool_every=4, value_games=40, play_simulations=20,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained() -> ag.State:
+    *_, (step, _, state) = ag.train(SMALL, TTT)
+    assert step == 24
+    return state
+
+
+def test_the_pipeline_runs_through_its_stages(trained: ag.State) -> None:
+    assert trained.expert is not None and len(trained.expert) == 20
+    assert len(trained.pool) == 3  # σ, and ρ after 4 and 8 steps
+    assert not torch.equal(trained.pool[0]["head.linear.weight"], trained.pool[-1]["head.linear.weight"])
+    assert torch.equal(trained.pool[0]["head.linear.weight"], trained.sl.state_dict()["head.linear.weight"])
+
+
+def test_expert_games_are_games(trained: ag.State) -> None:
+    assert trained.expert is not None
+    histories = [[a for a in row.tolist() if a >= 0] for row in trained.expert]
+    assert TTT.over(games.replay(TTT, histories)).all()
+    assert len({tuple(h) for h in histories}) > 10
+
+
+@sabotaged_by(
+    "foresight.algorithms.search.alphago.value_positions",
+    lambda f: lambda state, games, per_game: f(state, games, 0),
+)
+def test_a_game_gives_one_position_for_the_value(trained: ag.State) -> None:
+    planes, outcome, owner = ag.value_positions(trained, 60, 1)
+    assert len(owner.unique()) == len(owner) and 40 < len(owner) <= 60
+    assert set(outcome.tolist()) <= {-1.0, 0.0, 1.0} and len(planes) == len(outcome)
+    stones = planes[:, :2].sum((1, 2, 3))
+    assert (stones >= 1).all() and stones.max() > stones.min()
+    assert len(ag.value_positions(trained, 60, 0)[2]) > 100
+
+
+def imitation(state: ag.State) -> float:
+    for _ in range(120):
+        metrics = ag.update(state)
+        state.step += 1
+        if "accuracy" in metrics:
+            last = metrics["accuracy"]
+    return last
+
+
+def test_imitation_learns_what_the_expert_plays(tmp_path: Path) -> None:
+    """The expert, a file, always plays the first free cell; a random guess is right one time in five."""
+    lines = [
+        "(;" + "".join(f";{'BW'[t % 2]}[{'abc'[c % 3]}{c // 3 + 1}]" for t, c in enumerate(h)) + ")" for h in FIRSTS
+    ]
+    for i, line in enumerate(lines):
+        (tmp_path / f"{i:02d}.sgf").write_text(line)
+    config = dataclasses.replace(SMALL, steps=120, supervised=120, reinforce=0, regress=0, games=str(tmp_path))
+    # Symmetries would turn "the first free cell" into another rule.
+    game = games.make("tic_tac_toe")
+    game.symmetries = game.symmetries[:1]
+    assert imitation(ag.build(config, game)) > 0.8
+
+
+def _firsts() -> list[list[int]]:
+    found = []
+    for opening in range(9):
+        for reply in range(9):
+            if reply != opening:
+                history = [opening, reply]
+                while not bool(TTT.over(games.replay(TTT, [history]))):
+                    history.append(next(c for c in range(9) if c not in history))
+                found.append(history)
+    return found
+
+
+FIRSTS = _firsts()
+
+
+@sabotaged_by(
+    "foresight.algorithms.search.alphago.reinforce",
+    lambda f: lambda state: _backwards(f, state),
+)
+def test_self_play_makes_the_policy_stronger() -> None:
+    """From a uniform policy, 60 steps of REINFORCE beat the policy that they began from."""
+    config = dataclasses.replace(SMALL, rl_games=64, rl_learning_rate=5e-3, supervised=1, pool_every=20)
+    state = ag.build(config, TTT)
+    state.step = 1
+    for _ in range(60):
+        ag.reinforce(state)
+        state.step += 1
+    from foresight.runtime import match
+
+    result = match.play(
+        TTT, lambda p: ag.drawn(state, state.rl, p), lambda p: ag.drawn(state, state.sl, p), 200, seed=0
+    )
+    assert result.score > 0.62
+
+
+def _backwards(reinforce: Any, state: ag.State) -> Any:
+    for group in state.rl_optimizer.param_groups:
+        group["lr"] = -abs(group["lr"])
+    return reinforce(state)
+
+
+@pytest.mark.parametrize("stop", [4, 12, 20])
+def test_a_run_stopped_in_any_stage_goes_on_exactly(tmp_path: Path, trained: ag.State, stop: int) -> None:
+    *_, (step, _, state) = ag.train(dataclasses.replace(SMALL, steps=stop), TTT)
+    assert step == stop
+    path = checkpoint.save(tmp_path, state, stop)
+    again = ag.build(SMALL, TTT)
+    checkpoint.restore(path, again)
+    *_, (_, _, end) = ag.train(SMALL, TTT, again)
+    for name in ("sl", "rl", "value"):
+        mine, other = getattr(end, name).state_dict(), getattr(trained, name).state_dict()
+        assert all(torch.equal(mine[key], other[key]) for key in other)
+
+
+def test_the_search_mixes_value_and_rollout(trained: ag.State) -> None:
+    position = games.replay(TTT, [[0, 3, 1, 4]])
+    for mix in (0.0, 0.5, 1.0):
+        trained.config = dataclasses.replace(SMALL, mix=mix)
+        action, extras, _ = ag.act(trained, position, simulations=200)
+        assert int(action) == 2 and float(extras["value"]) > 0
+    trained.config = SMALL
+    assert int(ag.act(trained, position, simulations=0)[1]["visits"].sum()) == 0
+
+
+def test_another_game_and_senseless_stages_are_refused(trained: ag.State) -> None:
+    with pytest.raises(UserError, match="plays tic_tac_toe, not hex"):
+        next(ag.train(dataclasses.replace(SMALL, steps=30, regress=20), games.make("hex", size=3), trained))
+    with pytest.raises(UserError, match="steps is 99, but the stages have"):
+        ag.build(dataclasses.replace(SMALL, steps=99), TTT)
+    with pytest.raises(UserError, match="mix must be between"):
+        ag.build(dataclasses.replace(SMALL, mix=2.0), TTT)

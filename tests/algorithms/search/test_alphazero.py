@@ -1,0 +1,182 @@
+"""AlphaZero: targets by hand, symmetric learning, exact resume, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foresight.algorithms.search import alphazero as az
+from foresight.envs import games
+from foresight.errors import UserError
+from foresight.runtime import checkpoint
+from tests.sabotage import change, returns, sabotaged_by
+
+TTT = games.make("tic_tac_toe")
+SMALL = az.Config(
+    steps=1_200, num_games=8, simulations=4, play_simulations=8, channels=8, blocks=1, buffer=600, learn_from=64,
+    batch=32, seed=3,
+)  # fmt: skip
+
+
+def rows_of(history: list[int], values: list[float]) -> tuple[list[dict[str, torch.Tensor]], float]:
+    position, rows = TTT.start(1), []
+    for action, value in zip(history, values, strict=True):
+        moved = TTT.step(position, torch.tensor([action]))
+        columns = {
+            "obs": TTT.planes(position), "legal": TTT.legal(position), "policy": TTT.legal(position).float(),
+            "value": torch.tensor([value]), "learnt": torch.ones(1), "mover": TTT.mover(position),
+            "action": torch.tensor([action]), "reward": moved.reward,
+        }  # fmt: skip
+        rows.append({name: column[0] for name, column in columns.items()})
+        position = moved.position
+    return rows, float(TTT.first_score(position))
+
+
+@sabotaged_by("foresight.ops.returns.lambda_return", change("discount", torch.abs), returns(torch.neg))
+@pytest.mark.parametrize(
+    ("lam", "expected"),
+    [
+        (1.0, [1, -1, 1, -1, 1]),  # X, who moved first, won
+        (0.0, [-0.2, -0.3, -0.4, -0.5, 1]),  # minus what the next player thought; the end is no opinion
+        (0.5, [-0.225, 0.15, -0.0, -0.75, 1]),  # by hand from the back: -(v + G) / 2
+    ],
+)
+def test_targets_are_the_results_of_games_for_the_mover(lam: float, expected: list[float]) -> None:
+    state = az.build(dataclasses.replace(SMALL, td_lambda=lam), TTT)
+    rows, score = rows_of([0, 3, 1, 4, 2], [0.1, 0.2, 0.3, 0.4, 0.5])
+    az.add(state, rows, score)
+    assert state.replay.rows is not None and len(state.replay) == 5
+    target = state.replay.rows.extras["target"][0, :5]
+    if lam == 0.5:
+        by_hand, following = [1.0], None
+        for value in (0.5, 0.4, 0.3, 0.2):
+            following = by_hand[0]
+            by_hand.insert(0, -(0.5 * value + 0.5 * following))
+        expected = by_hand
+    assert target.tolist() == pytest.approx(expected)
+    assert state.scores == [1.0] and state.lengths == [5]
+
+
+@sabotaged_by(
+    "foresight.algorithms.search.alphazero.turned",
+    lambda f: lambda state, planes, policy, legal: (f(state, planes, policy, legal)[0], policy, legal),
+)
+def test_a_turned_row_is_a_position_of_the_game() -> None:
+    """Legal actions are the empty cells, before and after, and the policy goes with its cells."""
+    state = az.build(SMALL, TTT)
+    position = games.replay(TTT, [[0, 4, 1], [2], [5, 6]] * 10)
+    planes, legal = TTT.planes(position), TTT.legal(position)
+    policy = legal * torch.arange(1.0, 10.0)
+    new_planes, new_policy, new_legal = az.turned(state, planes, policy, legal)
+    assert not torch.equal(new_planes, planes)
+    empty = (new_planes[:, :2].sum(1) == 0).flatten(1)
+    assert torch.equal(new_legal, empty) and torch.equal(new_policy > 0, empty)
+    torch.testing.assert_close(new_policy.sum(1), policy.sum(1))
+
+
+def run(begun: az.State | None, stop: int) -> az.State:
+    return next(state for step, _, state in az.train(SMALL, TTT, begun) if step >= stop)
+
+
+def weights(state: az.State) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in state.network.parameters()])
+
+
+@sabotaged_by("foresight.algorithms.search.alphazero.Running.load_state_dict", lambda f: lambda self, state: None)
+@sabotaged_by("foresight.data.replay.Replay.load_state_dict", lambda f: lambda self, state: None)
+def test_interrupted_self_play_goes_on_without_losing_a_game(tmp_path: Path) -> None:
+    whole = run(None, 1_200)
+    first = run(None, 600)
+    assert any(first.running.actions) and first.finished > 10
+    checkpoint.save(tmp_path, first, first.step)
+    again = az.build(SMALL, TTT)
+    restored = checkpoint.latest(tmp_path)
+    assert restored is not None
+    checkpoint.restore(restored, again)
+    second = run(again, 1_200)
+    assert (second.step, second.finished, len(second.replay)) == (whole.step, whole.finished, len(whole.replay))
+    assert torch.equal(weights(second), weights(whole))
+    assert whole.replay.rows is not None and second.replay.rows is not None
+    assert torch.equal(whole.replay.rows.obs, second.replay.rows.obs)
+
+
+@sabotaged_by("foresight.algorithms.search.alphazero.Plays.load_state_dict", lambda f: lambda self, state: None)
+def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
+    """Tic-tac-toe and Hex 3x3 have networks of one shape: only the name tells them apart."""
+    path = checkpoint.save(tmp_path, az.build(SMALL, TTT), 0)
+    other = az.build(SMALL, games.make("hex", size=3))
+    refused = ""
+    try:
+        checkpoint.restore(path, other)
+    except UserError as error:
+        refused = str(error)
+    assert "plays tic_tac_toe(), not hex(board_size=3)" in refused
+
+
+def test_without_simulations_it_is_the_raw_policy() -> None:
+    state = az.build(SMALL, TTT)
+    position = games.replay(TTT, [[], [4], [0, 4, 1]])
+    for rule in ("gumbel", "puct"):
+        state.config = dataclasses.replace(SMALL, rule=rule)
+        action, extras, _ = az.act(state, position, simulations=0)
+        logits, _ = state.network(TTT.planes(position))
+        prior = torch.softmax(logits.masked_fill(~TTT.legal(position), -torch.inf), -1)
+        assert torch.equal(action, prior.argmax(-1)) and int(extras["visits"].sum()) == 0
+
+
+@pytest.mark.parametrize("rule", ["gumbel", "puct"])
+def test_play_is_the_same_every_time_and_exploration_is_not(rule: str) -> None:
+    state = az.build(dataclasses.replace(SMALL, rule=rule, simulations=8), TTT)
+    position = games.replay(TTT, [[4]] * 32)
+    still = [az.act(state, position)[0] for _ in range(2)]
+    assert torch.equal(*still) and len(still[0].unique()) == 1
+    assert len(az.act(state, position, explore=True)[0].unique()) > 1
+
+
+def test_a_position_with_one_legal_move_is_played() -> None:
+    state = az.build(SMALL, TTT)
+    nearly = games.replay(TTT, [[0, 1, 2, 4, 3, 5, 7, 6]])
+    assert int(az.act(state, nearly)[0]) == 8
+    over = games.replay(TTT, [[0, 3, 1, 4, 2]])
+    with pytest.raises(UserError, match="no legal action: the game is over"):
+        az.act(state, over)
+
+
+def test_a_number_that_is_not_finite_stops_the_search() -> None:
+    state = az.build(SMALL, TTT)
+    with torch.no_grad():
+        state.network.value.linear.bias.fill_(torch.nan)
+    with pytest.raises(UserError, match="not finite for row 0"):
+        az.act(state, TTT.start(1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rule": "minimax"}, "Unknown search rule 'minimax'"),
+        ({"simulations": 0}, "simulations must be at least 1"),
+        ({"full_share": 0.0}, "full_share must be in"),
+        ({"play_simulations": -1}, "must be 0 or more"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        az.build(dataclasses.replace(SMALL, **fields), TTT)
+
+
+def test_games_of_openspiels_are_learnt_too() -> None:
+    config = dataclasses.replace(SMALL, steps=24, num_games=2, learn_from=10_000, simulations=2)
+    game = games.make("breakthrough")
+    *_, (step, _, state) = az.train(config, game)
+    assert step >= 24 and len(game._states) == 2  # what the search made is forgotten
+    assert sum(len(actions) for actions in state.running.actions) + sum(state.lengths) == step
+
+
+def test_cheap_searches_are_played_but_not_learnt_from() -> None:
+    config = dataclasses.replace(SMALL, steps=512, full_share=0.25, cheap_simulations=2)
+    *_, (step, _, state) = az.train(config, TTT)
+    assert 0.1 * step < len(state.replay) < 0.4 * step

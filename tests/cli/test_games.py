@@ -1,0 +1,74 @@
+"""A game in the terminal, and matches on the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from foresight.cli.main import main
+from foresight.runtime.run import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("games") / "ttt"
+    train(
+        "alphazero", env="tic_tac_toe", out=out, steps=600, num_games=16, simulations=8, play_simulations=60,
+        channels=8, blocks=1, learn_from=100, show=False, evaluation_episodes=2, env_options={"opponent": "random"},
+    )  # fmt: skip
+    return out
+
+
+def play(
+    run: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> str:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
+    assert main(["play", str(run), *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_game_in_the_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    out = play(run, ["a1", "z9", "a1", "?", "moves", "undo", "", "quit"], monkeypatch, capsys)
+    assert "tic-tac-toe: you move first (X)" in out
+    assert "The agent plays" in out and "it expects" in out
+    assert "'z9' is not legal here. Legal: " in out and "'a1' is not legal here." in out
+    assert "move     visits   prior   value" in out and "line     " in out
+    assert " 1 X" in out and out.rstrip().endswith("1 . . .\n 2 . . .\n 3 . . .")  # taken back
+
+
+def test_the_other_side_and_a_whole_game(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [f"{c}{r}" for r in (1, 2, 3) for c in "abc"] * 2
+    out = play(run, cells, monkeypatch, capsys, "--side", "second", "--simulations", "0")
+    assert "you move second (O)" in out
+    assert out.rstrip().splitlines()[-1] in ("You won.", "A draw.", "The agent won.")
+
+
+def test_a_match_with_elo(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["match", str(run), "random", "--games", "20", "--simulations", "30", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["games"] == 20 == found["won"] + found["drawn"] + found["lost"]
+    assert found["score"] > 0.6 and found["elo_low"] < (found["elo"] or 10_000)
+    assert main(["match", "random", str(run), "--games", "20", "--simulations", "30"]) == 0
+    out = capsys.readouterr().out
+    assert ("random against" in out and "Elo -" in out) or "less than can be told" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["match", "random", "minimax:2"], "Name a run first"),
+        (["match", "RUN", "minimax:0"], "is no opponent"),
+        (["match", "RUN", "random", "--games", "0"], "--games must be at least 1"),
+        (["match", "RUN", "nowhere"], "is not a run directory"),
+        (["play", "RUN", "--prompt", "x"], "--prompt is for language runs"),
+        (["play", "RUN", "--gif", "x.gif"], "--gif is for"),
+    ],
+)
+def test_mistakes_say_what_to_do(run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run) if word == "RUN" else word for word in words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,83 @@
+"""Matches: who gets which point, what a score is worth in Elo, and games between players of one game only."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from foresight.envs import games
+from foresight.envs.games import Chooser
+from foresight.errors import UserError
+from foresight.planning import opponents
+from foresight.runtime import match
+from foresight.runtime.run import train
+from tests.sabotage import sabotaged_by
+
+TTT = games.make("tic_tac_toe")
+
+
+def first_free(p: torch.Tensor) -> torch.Tensor:
+    return TTT.legal(p).int().argmax(-1)
+
+
+def along(*cells: int) -> Chooser:
+    """Always the first free one of these cells."""
+    return lambda p: torch.tensor([next(c for c in cells if row[c]) for row in TTT.legal(p)])
+
+
+@sabotaged_by("foresight.envs.games.Native.mover", lambda f: lambda self, p: 1 - f(self, p))
+def test_points_go_to_the_player_who_won() -> None:
+    """By hand: b2, c1 and a3 are a line, and a1, b1 go no further than that."""
+    diagonal = along(4, 2, 6, 8, 0, 1, 3, 5, 7)
+    result = match.play(TTT, diagonal, first_free, 5)
+    # Moving first: b2, a1; c1, b1; a3 wins. Moving second: a1, b2; b1, c1; a2, a3 wins.
+    assert result.scores == (1.0,) * 5 and result.moves == (5, 5, 5, 6, 6)
+    assert match.play(TTT, first_free, diagonal, 4).counts == (0, 0, 4)
+
+
+@sabotaged_by("foresight.runtime.match.elo", lambda f: lambda score: f(1 - score))
+def test_elo_of_a_score() -> None:
+    assert (
+        match.elo(0.5) == 0
+        and match.elo(10 / 11) == pytest.approx(400)
+        and match.elo(0.75) == pytest.approx(190.85, abs=0.01)
+    )
+    assert match.elo(1.0) == math.inf and match.elo(0.0) == -math.inf
+    even = match.Result((1.0, 0.0) * 50, (5,) * 100)
+    assert even.elo()[0] == 0 and even.interval() == pytest.approx((0.404, 0.596), abs=0.002)  # Wilson, n = 100
+    drawn = match.Result((0.5,) * 100, (9,) * 100)
+    assert drawn.interval()[0] > even.interval()[0]
+    won = match.Result((1.0,) * 20, (5,) * 20)
+    assert won.document()["elo"] is None and won.document()["elo_low"] > 200
+
+
+def test_openings_are_shared_by_both_colours() -> None:
+    seen: list[list[int]] = []
+
+    def note(p: torch.Tensor) -> torch.Tensor:
+        if int(TTT.moves(p).min()) == 2 and len(p) == 3:
+            seen.append(p[:, :9].flatten().tolist())
+        return TTT.legal(p).int().argmax(-1)
+
+    match.play(TTT, note, note, 6, openings=2, seed=5)
+    assert len(seen) == 2 and seen[0] == seen[1]
+
+
+def test_a_run_of_a_game_is_evaluated_against_its_opponent(tmp_path: Path) -> None:
+    run = train(
+        "alphazero", env="tic_tac_toe", out=tmp_path / "a", steps=600, num_games=16, simulations=8, play_simulations=30,
+        channels=8, blocks=1, learn_from=100, show=False, evaluation_episodes=20, env_options={"opponent": "random"},
+    )  # fmt: skip
+    assert run.evaluation.metric == "score against random"
+    assert run.evaluation.mean > 0.7 and 0.2 < run.baseline.mean < 0.8
+    other = train("mcts", env="hex", out=tmp_path / "b", steps=2, simulations=20, show=False,
+                  env_options={"size": 3, "opponent": "random"}, evaluation_episodes=2)  # fmt: skip
+    _, game = match.player(str(run.path), None)
+    with pytest.raises(UserError, match=r"plays Hex \(board_size=3\), but the other player plays tic-tac-toe"):
+        match.player(str(other.path), game)
+    with pytest.raises(UserError, match="Name a run first"):
+        match.player("random", None)
+    assert opponents.is_opponent("mcts:10") and not opponents.is_opponent(str(run.path))
