@@ -1,7 +1,7 @@
 """Random playouts, and the Monte Carlo tree search that knows nothing else: UCT of Kocsis & Szepesvári 2006.
 
 For games with native rules both are compiled, one position after the other, a row of integers changed in place. For
-OpenSpiel's games they are OpenSpiel's own, in C++.
+OpenSpiel's games the search is OpenSpiel's own, in C++.
 """
 
 from __future__ import annotations
@@ -169,14 +169,17 @@ def playouts(game: Game, position: Tensor, count: int, random: np.ndarray) -> Te
         _playouts(*game.rules, position.numpy(), count, random.view(np.uint64), out)
         return torch.from_numpy(out).float()
     assert isinstance(game, Spiel)
-    import pyspiel
-
     found = []
-    evaluator = pyspiel.RandomRolloutEvaluator(count, seed_of(random))
     for number in position.tolist():
-        state = game.state(number)
-        values = state.returns() if state.is_terminal() else evaluator.evaluate(state)
-        found.append(values[max(state.current_player(), 0)])
+        start = game.state(number)
+        player, total = max(start.current_player(), 0), 0.0
+        for _ in range(1 if start.is_terminal() else count):
+            state = start.clone()
+            while not state.is_terminal():
+                legal = state.legal_actions()
+                state.apply_action(legal[boards.draw(random.view(np.uint64), len(legal))])
+            total += state.returns()[player]
+        found.append(total / (1 if start.is_terminal() else count))
     return torch.tensor(found, dtype=torch.float32)
 
 

@@ -44,7 +44,7 @@ def scattered(game: Any, plies: int, count: int, seed: int) -> torch.Tensor:
 
 @sabotaged_by("foresight.planning.connect_four.Solver.moves", lambda f: lambda s, p: -f(s, p))
 def test_the_solver_is_brute_force_on_endgames() -> None:
-    positions = torch.cat([scattered(C4, plies, 10, plies) for plies in (35, 37, 39)])
+    positions = torch.cat([scattered(C4, plies, 8, plies) for plies in (36, 38, 39)])
     values = connect_four.solver().moves(positions)
     assert torch.equal(values == -2, ~C4.legal(positions))
     expected = [negamax(C4, position[None]) for position in positions]
@@ -82,12 +82,12 @@ def known_playouts(game: Any, position: torch.Tensor) -> float:
 @sabotaged_by("foresight.planning.rollouts.playouts", lambda f: lambda *a: -f(*a))
 @pytest.mark.parametrize("rules", ["native", "openspiel"])
 def test_playouts_have_the_mean_of_random_games(rules: str) -> None:
-    history = [[0, 1, 4], [4, 0, 8, 2]]
+    history = [[0, 1, 4, 8], [4, 0, 8, 2]]
     exact = [known_playouts(TTT, games.replay(TTT, [h])) for h in history]
     assert abs(exact[0] - exact[1]) > 0.3
     game = games.make("tic_tac_toe", rules=rules)
-    found = rollouts.playouts(game, games.replay(game, history), 4000, rollouts.stream(0))
-    assert found.tolist() == pytest.approx(exact, abs=0.06)
+    found = rollouts.playouts(game, games.replay(game, history), 1500, rollouts.stream(0))
+    assert found.tolist() == pytest.approx(exact, abs=0.08)
 
 
 @pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four", "hex", "go"])
@@ -109,7 +109,7 @@ def test_tree_search_takes_a_win_and_stops_a_loss(name: str) -> None:
 
 @sabotaged_by("foresight.planning.minimax.minimax", lambda f: lambda game, p, depth, r: f(game, p, 1, r))
 def test_alpha_beta_to_the_end_is_perfect() -> None:
-    positions = scattered(TTT, 3, 30, 0)
+    positions = scattered(TTT, 5, 30, 0)
     actions = minimax.minimax(TTT, positions, 9, rollouts.stream(0))
     moved = TTT.step(positions, actions)
     for b in range(len(positions)):

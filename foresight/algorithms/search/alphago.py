@@ -204,7 +204,7 @@ def expert_rows(state: State) -> tuple[Tensor, Tensor, Tensor]:
 def imitate(state: State) -> dict[str, float]:
     """One step of supervised learning, and the accuracy on games that it never sees."""
     config, (planes, actions, owners) = state.config, state.rows
-    kept = owners >= max(1, round(config.held_out * len(state.expert)))  # type: ignore[arg-type]
+    kept = _learnt(owners, config.held_out)
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
     rows = train[torch.randint(len(train), (config.batch,), generator=state.generator)]
     seen, wanted = planes[rows], actions[rows]
@@ -311,7 +311,7 @@ def regress(state: State) -> dict[str, float]:
     """One step of the value network, and its squared error on games that it never sees."""
     config = state.config
     assert state.positions is not None and state.outcomes is not None and state.owners is not None
-    kept = state.owners >= config.held_out * config.value_games
+    kept = _learnt(state.owners, config.held_out)
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
     rows = train[torch.randint(len(train), (config.batch,), generator=state.generator)]
     value = state.value(state.positions[rows].to(_device(state)))
@@ -361,6 +361,11 @@ def train(
             yield state.step, metrics, state
 
 
+def _learnt(owners: Tensor, held_out: float) -> Tensor:
+    """Whether a row is of a game that is learnt from: every so many games one is held out."""
+    return owners % round(1 / held_out) != 0 if held_out > 0 else torch.ones_like(owners, dtype=torch.bool)
+
+
 def _typical(state: State) -> int:
     """How long an expert game is."""
     assert state.expert is not None
@@ -378,6 +383,8 @@ def _device(state: State) -> torch.device:
 def _check(config: Config) -> None:
     if not 0 <= config.mix <= 1:
         raise UserError(f"mix must be between 0 (value network) and 1 (rollout), not {config.mix}.")
+    if not 0 <= config.held_out <= 0.5:
+        raise UserError(f"held_out must be between 0 and 0.5, not {config.held_out}.")
     for name in ("supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch", "pool_every"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")

@@ -65,6 +65,7 @@ def imitation(state: ag.State) -> float:
     return last
 
 
+@sabotaged_by("foresight.algorithms.search.alphago.imitate", lambda f: lambda state: _backwards(f, state, "sl"))
 def test_imitation_learns_what_the_expert_plays(tmp_path: Path) -> None:
     """The expert, a file, always plays the first free cell; a random guess is right one time in five."""
     lines = [
@@ -76,7 +77,8 @@ def test_imitation_learns_what_the_expert_plays(tmp_path: Path) -> None:
     # Symmetries would turn "the first free cell" into another rule.
     game = games.make("tic_tac_toe")
     game.symmetries = game.symmetries[:1]
-    assert imitation(ag.build(config, game)) > 0.8
+    accuracy = imitation(ag.build(config, game))
+    assert accuracy > 0.45  # two of the six moves of a game are nobody's rule
 
 
 def _firsts() -> list[list[int]]:
@@ -100,7 +102,7 @@ FIRSTS = _firsts()
 )
 def test_self_play_makes_the_policy_stronger() -> None:
     """From a uniform policy, 60 steps of REINFORCE beat the policy that they began from."""
-    config = dataclasses.replace(SMALL, rl_games=64, rl_learning_rate=5e-3, supervised=1, pool_every=20)
+    config = dataclasses.replace(SMALL, rl_games=64, rl_learning_rate=5e-3, steps=17, supervised=1, pool_every=20)
     state = ag.build(config, TTT)
     state.step = 1
     for _ in range(60):
@@ -114,10 +116,10 @@ def test_self_play_makes_the_policy_stronger() -> None:
     assert result.score > 0.62
 
 
-def _backwards(reinforce: Any, state: ag.State) -> Any:
-    for group in state.rl_optimizer.param_groups:
+def _backwards(step: Any, state: ag.State, which: str = "rl") -> Any:
+    for group in getattr(state, f"{which}_optimizer").param_groups:
         group["lr"] = -abs(group["lr"])
-    return reinforce(state)
+    return step(state)
 
 
 @pytest.mark.parametrize("stop", [4, 12, 20])

@@ -17,7 +17,7 @@ from tests.sabotage import change, returns, sabotaged_by
 
 TTT = games.make("tic_tac_toe")
 SMALL = az.Config(
-    steps=1_200, num_games=8, simulations=4, play_simulations=8, channels=8, blocks=1, buffer=600, learn_from=64,
+    steps=1_024, num_games=16, simulations=4, play_simulations=8, channels=8, blocks=1, buffer=600, learn_from=64,
     batch=32, seed=3,
 )  # fmt: skip
 
@@ -89,15 +89,15 @@ def weights(state: az.State) -> torch.Tensor:
 @sabotaged_by("foresight.algorithms.search.alphazero.Running.load_state_dict", lambda f: lambda self, state: None)
 @sabotaged_by("foresight.data.replay.Replay.load_state_dict", lambda f: lambda self, state: None)
 def test_interrupted_self_play_goes_on_without_losing_a_game(tmp_path: Path) -> None:
-    whole = run(None, 1_200)
-    first = run(None, 600)
+    whole = run(None, 1_024)
+    first = run(None, 512)
     assert any(first.running.actions) and first.finished > 10
     checkpoint.save(tmp_path, first, first.step)
     again = az.build(SMALL, TTT)
     restored = checkpoint.latest(tmp_path)
     assert restored is not None
     checkpoint.restore(restored, again)
-    second = run(again, 1_200)
+    second = run(again, 1_024)
     assert (second.step, second.finished, len(second.replay)) == (whole.step, whole.finished, len(whole.replay))
     assert torch.equal(weights(second), weights(whole))
     assert whole.replay.rows is not None and second.replay.rows is not None
@@ -177,6 +177,6 @@ def test_games_of_openspiels_are_learnt_too() -> None:
 
 
 def test_cheap_searches_are_played_but_not_learnt_from() -> None:
-    config = dataclasses.replace(SMALL, steps=512, full_share=0.25, cheap_simulations=2)
+    config = dataclasses.replace(SMALL, steps=1_024, full_share=0.25, cheap_simulations=2)
     *_, (step, _, state) = az.train(config, TTT)
     assert 0.1 * step < len(state.replay) < 0.4 * step
