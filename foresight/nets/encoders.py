@@ -51,6 +51,25 @@ class Flat(nn.Module):
         return x if self.dims == 1 else x.unsqueeze(-1) if self.dims == 0 else x.flatten(-self.dims)
 
 
+class Symbols(nn.Module):
+    """A small grid of symbols `[..., H, W, 3]` (MiniGrid: object, colour, state of every cell) as one-hot floats.
+
+    `[..., H W Σ COUNTS]`; a number that MiniGrid does not have becomes zeros. Scaled like the bytes of a picture, the
+    numbers would be a few hundredths apart, and their order means nothing.
+    """
+
+    COUNTS = (11, 6, 4)
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.size = shape[0] * shape[1] * sum(self.COUNTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zeros and three ones for every cell."""
+        parts = [x[..., i : i + 1] == torch.arange(n, device=x.device) for i, n in enumerate(self.COUNTS)]
+        return torch.cat(parts, -1).float().flatten(-3)
+
+
 class Parts(nn.Module):
     """A dict observation as one vector: every part flattened by its own module, in the order of the names."""
 
@@ -66,7 +85,13 @@ class Parts(nn.Module):
 
 def is_image(space: gs.Space[Any]) -> bool:
     """Whether observations are bytes `[C, H, W]`."""
-    return isinstance(space, gs.Box) and len(space.shape) == 3 and space.dtype == np.uint8
+    return isinstance(space, gs.Box) and len(space.shape) == 3 and space.dtype == np.uint8 and not is_symbolic(space)
+
+
+def is_symbolic(space: gs.Space[Any]) -> bool:
+    """Whether observations are a grid of symbols as MiniGrid's: bytes `[H, W, 3]`, too few to be a picture."""
+    shape = space.shape if isinstance(space, gs.Box) and space.dtype == np.uint8 else None
+    return shape is not None and len(shape) == 3 and shape[2] == 3 and max(shape[:2]) <= 25 and min(shape[:2]) >= 3
 
 
 def is_vector(space: gs.Space[Any]) -> bool:
@@ -82,7 +107,7 @@ def vectorizer(space: gs.Space[Any]) -> Any:
         return OneHot(space.nvec.flatten().tolist(), scalar=False)
     if isinstance(space, gs.Dict):
         return Parts({name: vectorizer(part) for name, part in space.spaces.items() if name != ACTION_MASK})
-    return Flat(space.shape or ())
+    return Symbols(space.shape) if is_symbolic(space) else Flat(space.shape or ())  # type: ignore[arg-type]
 
 
 def encoder(space: gs.Space[Any], hidden: Sequence[int], activation: str = "tanh", images: str = "nature") -> Any:

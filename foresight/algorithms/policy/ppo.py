@@ -29,7 +29,10 @@ and of their further ones: clip range annealing, early stop on a KL target, mask
 
 Otherwise than there: a time limit is no termination, its row bootstraps with the value of its final observation.
 Rows on which an engine only reset (`Feedback.mask` 0) are left out of losses and statistics. The running statistics
-change between iterations, so one policy acts and learns within each. Left out: recurrent policies (32 to 36).
+change between iterations, so one policy acts and learns within each.
+
+With `memory` (details 32 to 36 for the LSTM; transformers alike) the policy reads its past through a carry, which is
+emptied where an episode ends, in acting and in learning; minibatches are then of whole sequences, one of each world.
 """
 
 from __future__ import annotations
@@ -46,8 +49,9 @@ from foresight.data import trees
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
-from foresight.nets import encoders, heads, normalize, optim
+from foresight.nets import encoders, heads, memory, normalize, optim
 from foresight.nets.actor_critic import ActorCritic
+from foresight.nets.memory import MemoryActorCritic
 from foresight.ops import advantage, diagnostics, fused, kl, policy, returns, schedules, value
 
 WORLD = "control"
@@ -83,6 +87,12 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; §6.1
     activation: str = "tanh"  # §6.1
     images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.memory
+    memory_size: int = 64  # features of the memory
+    memory_layers: int = 1  # of the memory
+    memory_heads: int = 4  # of the attention
+    memory_window: int = 64  # env steps that attention sees before the present one
+    backbone: str = "shared"  # what has a memory: "shared" by both, "separate" ones, "actor" or "critic" alone
     log_std: float = 0.0  # at the start; detail 24
     precision: str = "float32"  # or "bfloat16": the trunks run under autocast
     threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
@@ -93,7 +103,7 @@ class State:
     """All that a run is. `network` holds the observation statistics too, so a policy is saved with them."""
 
     config: Config
-    network: ActorCritic
+    network: Any  # an ActorCritic, or a MemoryActorCritic where there is a memory
     optimizer: torch.optim.Adam
     generator: torch.Generator  # draws the actions
     shuffler: torch.Generator  # draws the minibatches, on the CPU
@@ -109,17 +119,27 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
-        body = encoders.actor_critic_body(
-            spaces.obs,
-            outputs=(head.width, value_head.width),
-            gains=(0.01, 1.0),
-            hidden=config.hidden,
-            activation=config.activation,
-            images=config.images,
-            bfloat16=config.precision == "bfloat16",
-        )
         normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
-        network = ActorCritic(body, head, value_head, normalizer, encoders.mask_key(spaces.obs)).to(device)
+        network: Any
+        if config.memory is None:
+            body = encoders.actor_critic_body(
+                spaces.obs,
+                outputs=(head.width, value_head.width),
+                gains=(0.01, 1.0),
+                hidden=config.hidden,
+                activation=config.activation,
+                images=config.images,
+                bfloat16=config.precision == "bfloat16",
+            )
+            network = ActorCritic(body, head, value_head, normalizer, encoders.mask_key(spaces.obs)).to(device)
+        else:
+            shape = memory.Shape(
+                config.memory, config.memory_size, config.memory_layers, config.memory_heads, config.memory_window
+            )
+            network = memory.actor_critic(
+                spaces.obs, head, value_head, shape, (0.01, 1.0), config.backbone,
+                config.hidden, config.activation, config.images, normalizer,
+            ).to(device)  # fmt: skip
     return State(
         config,
         network,
@@ -131,10 +151,16 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.inference_mode()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode."""
-    output = state.network.policy(obs)
+def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
+    """An action for every row of `obs`: drawn if `explore`, else the mode. `reset_carry` where an episode was cut."""
+    if isinstance(state.network, MemoryActorCritic):
+        output, carry = state.network.policy(obs, carry)
+    else:
+        output = state.network.policy(obs)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
+
+
+reset_carry = memory.forget
 
 
 @torch.no_grad()
@@ -180,8 +206,48 @@ def evaluate(state: State, batch: Trajectory, obs: Any, limits: list[tuple[int, 
     return batch.replace(logprob=output.logp(batch.action), value=values.value, next_value=next_value)
 
 
+@torch.no_grad()
+def remember(state: State, env: Env, obs: Any, carry: Any) -> tuple[Trajectory, Any, Any]:
+    """`rollout` and `evaluate` with a memory, which holds `carry` before `obs`; returns the carry to go on with too.
+
+    The sequences are read once more as `objective` reads them, so that the first ratio is 1. What `objective` needs
+    for that is in `extras`: the carry at the start `[B, ...]`, and where episodes begin, `start` `[B, T]`.
+    """
+    network, device = state.network, state.generator.device
+    assert isinstance(network, MemoryActorCritic)
+    carry = network.initial(env.num_envs) if carry is None else carry
+    first, rows, limits = carry, [], []
+    start = torch.zeros(env.num_envs)
+    for t in range(state.config.unroll_steps):
+        output, _, carry = network(trees.to(obs, device), carry)
+        action = output.sample(state.generator)
+        feedback = env.step(action.cpu())
+        rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask, start))
+        limited = (feedback.cut * feedback.discount).nonzero().squeeze(-1)
+        if len(limited):  # before the memory is emptied: the final observation belongs to the old episode
+            final = trees.to(trees.pick(feedback.final_obs, limited), device)
+            limits.append((limited, t, network(final, trees.pick(carry, limited.to(device)))[1].value))
+        if "episode_return" in feedback.info:
+            state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
+            state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
+        start, obs = feedback.cut, feedback.obs
+        carry = memory.forget(carry, start)
+    columns = [trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)]
+    starts = columns.pop()
+    batch = Trajectory(*columns).replace(extras={"carry": first, "start": starts})
+    state.step += batch.reward.numel()
+    output, values, _ = network(batch.obs, first, starts)
+    next_value = torch.empty_like(values.value)
+    next_value[:, :-1] = values.value[:, 1:]
+    next_value[:, -1] = network(trees.to(obs, device), carry)[1].value
+    for limited, t, final_value in limits:
+        next_value[limited, t] = final_value
+    batch = batch.replace(logprob=output.logp(batch.action), value=values.value, next_value=next_value)
+    return batch, obs, carry
+
+
 def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[], object], Tensor]:
-    """The loss over N real rows: its backward pass, yet to be called, and the numbers of `WATCHED`."""
+    """The loss over N real rows or sequences: its backward pass, yet to be called, and the numbers of `WATCHED`."""
     config, network = state.config, state.network
     gain, target, old_logprob, old_value = batch.extras["advantage"], batch.extras["target"], batch.logprob, batch.value
     assert old_logprob is not None and old_value is not None
@@ -193,17 +259,25 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[]
             clip, config.clip_value, config.value_coef, config.entropy_coef, config.normalize_advantage,
         )  # fmt: skip
         return lambda: back(*grads), watched
-    output, values = network(batch.obs)
+    if isinstance(network, MemoryActorCritic):
+        output, values, _ = network(batch.obs, batch.extras["carry"], batch.extras["start"])
+        logprob, entropies, predicted = output.logp(batch.action), output.entropy(), values.value
+        if batch.mask is not None:  # sequences are read whole, but only real rows are learnt from
+            columns = (logprob, entropies, predicted, gain, target, old_logprob, old_value)
+            real = batch.mask > 0
+            logprob, entropies, predicted, gain, target, old_logprob, old_value = (x[real] for x in columns)
+    else:
+        output, values = network(batch.obs)
+        logprob, entropies, predicted = output.logp(batch.action), output.entropy(), values.value
     if config.normalize_advantage:
         gain = advantage.normalize(gain)
-    logprob = output.logp(batch.action)
     ratio = policy.ratio(logprob, old_logprob)
     policy_loss = policy.clipped_surrogate(ratio, gain, clip).mean()
     if config.clip_value is None:
-        value_loss = value.squared_loss(values.value, target).mean()
+        value_loss = value.squared_loss(predicted, target).mean()
     else:
-        value_loss = value.clipped_loss(values.value, old_value, target, config.clip_value).mean()
-    entropy = output.entropy().mean()
+        value_loss = value.clipped_loss(predicted, old_value, target, config.clip_value).mean()
+    entropy = entropies.mean()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     with torch.no_grad():
         divergence, clipped = kl.k3(old_logprob, logprob).mean(), policy.clip_fraction(ratio, clip)
@@ -226,11 +300,15 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     gain, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
-    learnt = batch.replace(mask=None, next_value=None, extras={"advantage": gain, "target": target})
-    rows = learnt.map(lambda x: x.flatten(0, 1))
-    if not mask.all():
-        real = mask.flatten() > 0
-        rows = rows.map(lambda x: x[real])
+    extras = {**batch.extras, "advantage": gain, "target": target}
+    learnt = batch.replace(mask=None, next_value=None, extras=extras)
+    if config.memory is not None:  # minibatches of whole sequences
+        rows = learnt if mask.all() else learnt.replace(mask=mask)
+    else:
+        rows = learnt.map(lambda x: x.flatten(0, 1))
+        if not mask.all():
+            real = mask.flatten() > 0
+            rows = rows.map(lambda x: x[real])
 
     watched: list[Tensor] = []
     shuffled = (part for _ in range(config.epochs) for part in rows.minibatches(config.minibatches, state.shuffler))
@@ -242,7 +320,7 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
         optim.descend(state.optimizer, backward, config.max_grad_norm)
 
     if state.network.normalizer is not None:
-        state.network.normalizer.update(rows.obs)
+        state.network.normalizer.update(rows.obs if config.memory is None else batch.obs[mask > 0])
     metrics = dict(zip(WATCHED, torch.stack(watched).mean(0).tolist(), strict=True))
     explained = diagnostics.explained_variance(batch.value[mask > 0], target[mask > 0]).item()
     return {**metrics, "explained_variance": explained, "learning_rate": rate}
@@ -260,10 +338,13 @@ def train(
         state = build(config, env.spaces, device)
     if state.reward_scaler is not None:
         state.reward_scaler.restart()
-    obs = env.reset(config.seed + state.step)
+    obs, carry = env.reset(config.seed + state.step), None
     while state.step < config.steps:
         progress = state.step / config.steps
-        batch, obs = rollout(state, env, obs)
+        if config.memory is None:
+            batch, obs = rollout(state, env, obs)
+        else:
+            batch, obs, carry = remember(state, env, obs, carry)
         metrics = update(state, batch, progress)
         if state.episode_returns:
             metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
@@ -282,3 +363,10 @@ def _check(config: Config) -> None:
         )
     if config.precision not in ("float32", "bfloat16"):
         raise errors.unknown("precision", config.precision, ("float32", "bfloat16"))
+    if config.memory is not None and config.minibatches > config.num_envs:
+        raise UserError(
+            f"With a memory, minibatches are of whole sequences: {config.minibatches} of them need as many worlds, "
+            f"and {config.num_envs} (num_envs) are too few."
+        )
+    if config.memory is not None and config.precision != "float32":
+        raise UserError("A policy with a memory works in float32: leave precision as it is, or the memory out.")
