@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 from foresight import errors
@@ -20,6 +21,7 @@ def make(
     engine: str = "auto",
     render: bool = False,
     time_limit: int | None = None,
+    visible: Sequence[int] | None = None,
     frame_stack: int | None = None,
     action_repeat: int = 1,
     flatten: bool = False,
@@ -31,11 +33,12 @@ def make(
 ) -> Env:
     """A batch of `num_envs` worlds called `name` (a Gymnasium, EnvPool or `module:Name-v0` id).
 
-    - `engine`: `native` (our own, for the ids in `engines.NATIVE`), `envpool`, `ale` (ALE's own vector engine),
-      `gymnasium` (one process), `async` (a process a world, for heavy worlds), `vector` (the id's own
-      vectorised form), or `auto`: the fastest that has the id;
+    - `engine`: `native` (our own, for the ids in `engines.NATIVE` and `engines.OWN`), `envpool`, `ale` (ALE's
+      own vector engine), `gymnasium` (one process), `async` (a process a world, for heavy worlds), `vector` (the
+      id's own vectorised form), or `auto`: the fastest that has the id;
     - `render`: make `render()` work; the worlds are then always Gymnasium's;
     - `time_limit`: actions before an episode is cut (a cut, not a termination); None keeps the id's own;
+    - `visible`: the numbers of a vector observation that are shown, e.g. `[0, 2]` (CartPole without velocities);
     - `frame_stack`: show the last K observations, `[K, ...]` (Atari: 4 unless told otherwise);
     - `action_repeat`: take every action this many times and sum the rewards (Atari has `frame_skip`);
     - `flatten`: show one float vector, parts of a Dict in the order of their keys, Discrete as one-hot;
@@ -61,6 +64,8 @@ def make(
     env: Env = atari_set.make(request, spec, frame_stack) if pixels else _start(request)
     if flatten:
         env = wrappers.flatten(env)
+    if visible is not None:
+        env = wrappers.visible(env, visible)
     if frame_stack is not None and frame_stack > 1 and not pixels:
         env = wrappers.frame_stack(env, frame_stack)
     if rescale_action:
@@ -74,6 +79,8 @@ def _start(request: engines.Request) -> Env:
     """The worlds in the engine asked for, if it can do what was asked; `auto` is the fastest that can."""
     name, engine = request.name, request.engine
     plain = not request.render and request.action_repeat == 1
+    if name in engines.OWN:
+        return _own(request)
     native = name in engines.NATIVE and not request.options
     if engine == "auto":
         engine = "native" if plain and native else "envpool" if plain and engines.in_envpool(request) else "gymnasium"
@@ -89,3 +96,12 @@ def _start(request: engines.Request) -> Env:
     if engine == "ale":
         raise UserError(f"The engine 'ale' has Atari games with the Atari set only, not '{name}'.")
     return engines.envpool_env(request) if engine == "envpool" else engines.gymnasium_env(request, engine)
+
+
+def _own(request: engines.Request) -> Env:
+    """A world that only we have. Drawing it is not possible, and taking an action twice is not its task."""
+    if request.engine not in ("auto", "native") or request.action_repeat != 1:
+        raise UserError(f"'{request.name}' is our own world: it has engine='native' and no action_repeat.")
+    recall: Any = importlib.import_module("foresight.envs.recall")
+    env: Env = recall.make(request.name, request.num_envs, request.time_limit, **request.options)
+    return env

@@ -21,6 +21,7 @@ from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
 
 NATIVE = ("CartPole-v1", "Pendulum-v1")  # what `classic` has; named here because numba loads slowly
+OWN = ("TMazePassive-v0", "RepeatFirst-v0")  # what `recall` has, and no other engine
 
 # Prefix of an id: the module that registers it, and our extra that brings it.
 _PLUGINS = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
@@ -176,7 +177,7 @@ def guard(request: Request, build: Callable[[], Any]) -> Any:
 
 def unknown(name: str) -> UserError:
     """The error for an id that no engine has: the nearest ids, never all of them."""
-    everything = {*NATIVE, *gymnasium.registry, *envpool_ids()}
+    everything = {*NATIVE, *OWN, *gymnasium.registry, *envpool_ids()}
     near = difflib.get_close_matches(name, sorted(everything), n=8, cutoff=0.5)
     return errors.unknown("environment", name, near or ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "ALE/Pong-v5"])
 

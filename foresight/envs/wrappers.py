@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,26 @@ def rescale_action(env: Env) -> Env:
     half, middle = (high - low) / 2, (high + low) / 2
     spaces = env.spaces._replace(action=gs.Box(-1.0, 1.0, space.shape, np.float32))
     return Wrapped(env, spaces, action=lambda a: a.clamp(-1, 1) * half + middle)
+
+
+def visible(env: Env, indices: Sequence[int]) -> Env:
+    """Show only these numbers of a vector observation: CartPole without velocities is `[0, 2]`.
+
+    Raises UserError where observations are no vectors, or an index is not one of theirs.
+    """
+    space = env.spaces.obs
+    if not isinstance(space, gs.Box) or len(space.shape) != 1:
+        raise UserError(f"visible needs vector observations; '{env.name}' shows {space}. Make it with flatten.")
+    kept = [int(i) for i in indices]
+    if not kept or not all(0 <= i < space.shape[0] for i in kept):
+        raise UserError(f"visible must name some of the numbers 0 to {space.shape[0] - 1} of '{env.name}', not {kept}.")
+    box = gs.Box(space.low[kept], space.high[kept], dtype=space.dtype.type)  # type: ignore[union-attr]
+
+    def both(f: Feedback) -> Feedback:
+        obs = f.obs[:, kept]
+        return f._replace(obs=obs, final_obs=obs if f.final_obs is f.obs else f.final_obs[:, kept])
+
+    return Wrapped(env, env.spaces._replace(obs=box), reset=lambda obs: obs[:, kept], feedback=both)
 
 
 def flatten(env: Env) -> Env:
