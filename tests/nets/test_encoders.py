@@ -13,7 +13,7 @@ from foresight.nets.actor_critic import ActorCritic, Separate, Shared
 from foresight.nets.conv import Impala, Nature
 from foresight.nets.heads import ScalarHead
 from foresight.nets.towers import Towers
-from tests.sabotage import sabotaged_by, scaled
+from tests.sabotage import change, sabotaged_by, scaled
 
 PIXELS = gs.Box(0, 255, (3, 40, 44), np.uint8)
 
@@ -58,6 +58,23 @@ def test_vectors_of_every_space(space, obs, size):
     assert vector.size == size and vector(obs).shape == (2, size) and vector(obs).dtype == torch.float32
     assert vector(obs).abs().max() <= 1
     assert encoders.encoder(space, (8,))(obs).shape == (2, 8)
+
+
+@sabotaged_by("foresight.nets.encoders.Symbols.forward", change("x", lambda x: x.flip(-1)))
+def test_a_grid_of_symbols_becomes_one_hot():
+    """MiniGrid's (object, colour, state): a grey wall (2, 5, 0) in one corner, the unseen (0, 0, 0) elsewhere."""
+    space = gs.Box(0, 255, (7, 7, 3), np.uint8)
+    grid = torch.zeros(2, 5, 7, 7, 3, dtype=torch.uint8)
+    grid[..., 0, 0, :] = torch.tensor([2, 5, 0], dtype=torch.uint8)
+    network = encoders.vectorizer(gs.Dict({"image": space, "direction": gs.Discrete(4)}))
+    vector = network({"image": grid, "direction": torch.ones(2, 5, dtype=torch.int64)})
+    assert vector.shape == (2, 5, 4 + 49 * 21) and network.size == 4 + 49 * 21
+    assert vector.sum(-1).eq(1 + 3 * 49).all()
+    assert vector[0, 0, 4:25].nonzero().squeeze(-1).tolist() == [2, 11 + 5, 11 + 6 + 0]
+    assert vector[0, 0, 25:46].nonzero().squeeze(-1).tolist() == [0, 11, 17]
+    assert encoders.is_symbolic(space) and not encoders.is_image(space)
+    assert encoders.is_image(gs.Box(0, 255, (3, 84, 84), np.uint8))
+    assert not encoders.is_symbolic(gs.Box(0, 255, (64, 64, 3), np.uint8))
 
 
 def test_integers_become_one_hot():
