@@ -1,8 +1,10 @@
-"""Trees of tensors (a tensor, or a dict of trees): what an observation may be."""
+"""Trees of tensors (a tensor, or a dict of trees): what an observation may be. And messages made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -33,3 +35,28 @@ def to(tree: Tree, device: str | torch.device) -> Tree:
 def pick(tree: Tree, rows: torch.Tensor) -> Tree:
     """The rows of the first dim that `rows` (int64) names."""
     return tree_map(lambda x: x[rows], tree)
+
+
+def merge(function: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
+    """`function` of the leaves that stand in the same place of `values`: of dataclasses, dicts, tuples and lists.
+
+    With one value it is a map over leaves. A leaf that is None in the first is None in the result.
+    """
+    first = values[0]
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        return {key: merge(function, [value[key] for value in values]) for key in first}
+    if isinstance(first, list | tuple):
+        parts = [merge(function, part) for part in zip(*values, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        parts = [merge(function, [getattr(value, name) for value in values]) for name in names]
+        return dataclasses.replace(first, **dict(zip(names, parts, strict=True)))
+    return function(values)
+
+
+def join(messages: Sequence[Any]) -> Any:
+    """Messages of equal form as one, each tensor along its first dim; one message stays the same object."""
+    return messages[0] if len(messages) == 1 else merge(lambda leaves: torch.cat(list(leaves)), messages)
