@@ -32,6 +32,10 @@ class Options:
     """The run directory; it must not hold a run already. Default: a new one under runs/."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
+    actors: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Processes that act apart from the learner (Ray); 0: one process acts and learns."""
+    ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
+    """The Ray cluster that the actors run on (HOST:6379, or auto); by default this machine."""
     evaluate_every: int | None = None
     """Evaluate each time that so many steps have passed; by default the preset says, else only at the end."""
     evaluation_episodes: int | None = None
@@ -97,6 +101,8 @@ def resume(
     run: Annotated[str, tyro.conf.Positional],
     steps: int | None = None,
     device: str | None = None,
+    actors: int | None = None,
+    ray: str | None = None,
     record: bool = False,
     log: tuple[str, ...] = (),
     json: bool = False,
@@ -107,13 +113,15 @@ def resume(
         run: a run directory, or one of its checkpoints.
         steps: a new total.
         device: another device than before.
+        actors: another number of actors than before.
+        ray: the Ray cluster that they run on now; by default this machine.
         record: record a video of the trained agent into the run's media/.
         log: also write to these services (wandb, trackio).
         json: print the summary as JSON at the end.
     """
     from foresight.runtime import run as runner
 
-    report(runner.resume(run, steps, device=device, record=record, log=log), json)
+    report(runner.resume(run, steps, device=device, record=record, log=log, actors=actors, ray=ray), json)
     return 0
 
 
@@ -188,6 +196,8 @@ def _go(name: str, options: Options, given: dict[str, Any]) -> int:
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
         env_options=fields.options(options.env_options),
+        actors=options.actors,
+        ray=options.ray,
         **given,
     )
     report(finished, options.json)

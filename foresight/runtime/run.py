@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,9 @@ def train(
     record: bool = False,
     log: tuple[str, ...] = (),
     env_options: dict[str, Any] | None = None,
+    actors: int = 0,
+    ray: str | None = None,
+    callbacks: Sequence[Callable[[int, dict[str, Any], Any], None]] = (),
     config: Any = None,
     **fields: Any,
 ) -> Run:
@@ -88,6 +92,8 @@ def train(
     - `steps`, `seed`, `model` and other `**fields`: the algorithm's Config, over the preset; or a whole `config`;
     - `evaluate_every`: in the algorithm's unit (default: at the end only), `evaluation_episodes` each time;
     - `checkpoint_every`: seconds (default: 120, or longer where saving is slow), the `keep` newest stay;
+    - `actors`: processes that act apart from the learner, on this machine or on the Ray cluster at `ray`;
+    - `callbacks`: called with `(step, metrics, state)` after every step that the algorithm yields;
     - `show`: progress on stderr; `record`: a video of the result in `media/`; `log`: "wandb", "trackio".
 
     Raises UserError for a user's mistake, `Interrupted` (a KeyboardInterrupt) after Ctrl-C has saved.
@@ -104,12 +110,14 @@ def train(
         device=device,
         config=config,
         given={**{name: value for name, value in common.items() if value is not None}, **fields},
+        actors=actors,
+        ray=ray,
     )
     path = _directory(out, resolved)
     from foresight.runtime.session import Session  # late: this imports torch
 
     try:
-        Session(path, resolved, checkpoint_every, keep, show, record, log).go()
+        Session(path, resolved, checkpoint_every, keep, show, record, log, callbacks=callbacks).go()
     finally:
         with contextlib.suppress(OSError):
             path.rmdir()  # only if it is empty: a run that could not begin leaves nothing behind
@@ -126,12 +134,15 @@ def resume(
     show: bool = True,
     record: bool = False,
     log: tuple[str, ...] = (),
+    actors: int | None = None,
+    ray: str | None = None,
+    callbacks: Sequence[Callable[[int, dict[str, Any], Any], None]] = (),
 ) -> Run:
     """Continue a run from its newest checkpoint, or from the one that `path` names (`RUN/checkpoints/step-...`).
 
-    `steps` is a new total. A run that was killed before its first checkpoint starts again from nothing.
-    Going back to an older checkpoint sets the newer ones aside. Raises UserError as `train` does, and
-    for a checkpoint that is damaged.
+    `steps` is a new total; `actors` and `ray` replace what the run had. A run that was killed before its first
+    checkpoint starts again from nothing. Going back to an older checkpoint sets the newer ones aside. Raises UserError
+    as `train` does, and for a checkpoint that is damaged.
     """
     from foresight.runtime import checkpoint
     from foresight.runtime.session import Session
@@ -148,8 +159,10 @@ def resume(
         resolved = dataclasses.replace(resolved, config={**resolved.config, **changed})
     if device is not None:
         resolved = dataclasses.replace(resolved, device=device)
+    if actors is not None or ray is not None:
+        resolved = dataclasses.replace(resolved, actors=resolved.actors if actors is None else actors, ray=ray)
     start = start or checkpoint.latest(path / "checkpoints")
-    Session(path, resolved, checkpoint_every, keep, show, record, log, start).go()
+    Session(path, resolved, checkpoint_every, keep, show, record, log, start, callbacks).go()
     return Run(path)
 
 

@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,30 @@ import torch
 import yaml
 
 from foresight.errors import UserError
-from foresight.runtime import bench, catalog, checkpoint, evaluate, log, machine, record, settings, worlds
+from foresight.runtime import (
+    actors,
+    bench,
+    catalog,
+    checkpoint,
+    cluster,
+    evaluate,
+    log,
+    machine,
+    profile,
+    record,
+    settings,
+    worlds,
+)
 from foresight.runtime.evaluate import Evaluation
 from foresight.runtime.health import Health
 from foresight.runtime.progress import Progress
 from foresight.runtime.when import Every, Interruption
 
+Callback = Callable[[int, dict[str, Any], Any], None]  # (step, metrics, state)
 CHECKPOINT_EVERY = 120.0  # seconds
 TIDY_EVERY = 2.0  # seconds between returns of unused memory
 LASTING, PASSING = 1 << 20, 1 << 25  # bytes from which a tensor gets pages of its own, in the first step and after it
+PROFILE_EVERY = 1.0  # seconds between rows that say where the time goes
 SAVING_SHARE = 0.05  # of the time that saving may take, where the interval was not set
 VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
 
@@ -51,7 +67,10 @@ class Session:
         record: bool,
         services: tuple[str, ...],
         start: Path | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
+        self.callbacks = tuple(callbacks)
+        self.profile = profile.Profile()
         self.path, self.settings, self.keep, self.record, self.start = path, resolved, keep, record, start
         self.entry = catalog.entry(resolved.algorithm)
         self.module = catalog.module(resolved.algorithm)
@@ -76,7 +95,8 @@ class Session:
         """Train to the end, whatever was there before."""
         machine.keep_memory(LASTING)  # weights, gradients and moments would leave holes in the pool
         with machine.threads(getattr(self.config, "threads", None)), Interruption(self.progress.note) as interruption:
-            world = worlds.training(self.settings)
+            apart = self.settings.actors > 0
+            world = worlds.single(self.settings) if apart else worlds.training(self.settings)
             evaluation_world = None
             try:
                 state = self._state(world)
@@ -119,6 +139,7 @@ class Session:
         self.saved = extra["step"]
         self.seconds, self.evaluation_seconds = extra["seconds"], extra["evaluation_seconds"]
         self.baseline, self.best = Evaluation(**extra["baseline"]), extra["best"]
+        self.profile = profile.Profile(extra.get("profile"))
         machine.set_global_rng(extra["rng"])
         moved = checkpoint.set_aside(self.path / "checkpoints", extra["step"])
         if moved:
@@ -132,22 +153,32 @@ class Session:
         began = time.monotonic()
         checkpoint_due, tidying_due = Every(self.checkpoint_every), Every(TIDY_EVERY)
         evaluation_due = Every(self.settings.evaluate_every, first)
-        steps = iter(self.module.train(self.config, world, state=state, device=self.device))
+        profile_due = Every(PROFILE_EVERY)
+        steps = self._steps(state, world)
         while True:
-            before = time.perf_counter()
-            item = next(steps, None)
-            self.seconds += time.perf_counter() - before
+            try:
+                item = next(steps, None)
+            except cluster.HeadGoneError as error:
+                self._save(state, int(state.step))
+                raise cluster.HeadGoneError(
+                    f"{error} The checkpoint at {self.saved:,} {self.entry.unit} is saved. "
+                    f"When Ray runs again: foresight resume {self.path}"
+                ) from error
             if item is None:
                 return state
             machine.keep_memory(PASSING)
             step, metrics, state = item
             self._check_finite(step, metrics)
+            if profile_due(self.seconds):
+                metrics = {**metrics, **self.profile.shares()}
             self.log.row(step, self.seconds, metrics)
             self.progress.update(step, metrics)
             if tidying_due(time.monotonic() - began):
                 machine.return_memory()
             for sentence in health.check(step, metrics):
                 self.progress.note(sentence)
+            for callback in self.callbacks:
+                callback(step, metrics, state)
             if evaluation_due(step) and not interruption.signal:
                 self._evaluate(step, state, evaluation_world)
             if checkpoint_due(time.monotonic() - began) or interruption.signal:
@@ -156,6 +187,40 @@ class Session:
                     checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
             if interruption.signal:
                 raise Interrupted(self.path, self.saved, self.entry.unit, interruption.signal)
+
+    def _steps(self, state: Any, world: Any) -> Iterator[tuple[int, dict[str, Any], Any]]:
+        """What the algorithm's `train` yields, or the learner over actors. Where its time goes is noted on the way."""
+        if self.settings.actors:
+            self.progress.status("starting the actors")
+            fields, make = actors.plan(self.settings, self.settings.actors)
+            fleet = cluster.Fleet(self.settings.algorithm, fields, make, self.settings.actors, self.settings.ray)
+            self.progress.status("")
+            with profile.learning(self.module, self.profile):
+                yield from self._timed(actors.train(self.module, self.config, state, fleet, self.profile))
+        elif self.settings.world == "control":
+            watched = profile.Watch(world)
+            with profile.learning(self.module, self.profile):
+                steps = self.module.train(self.config, watched, state=state, device=self.device)
+                yield from self._timed(steps, watched)
+        else:
+            yield from self._timed(self.module.train(self.config, world, state=state, device=self.device))
+
+    def _timed(self, steps: Any, watched: profile.Watch | None = None) -> Iterator[tuple[int, dict[str, Any], Any]]:
+        steps = iter(steps)
+        while True:
+            known = self.profile.seconds["learning"]
+            before, outside = time.perf_counter(), watched.seconds if watched else 0.0
+            item = next(steps, None)
+            spent = time.perf_counter() - before
+            self.seconds += spent
+            if watched:
+                environment = watched.seconds - outside
+                rest = spent - environment - (self.profile.seconds["learning"] - known)
+                self.profile.add("environment", environment)
+                self.profile.add("inference", max(rest, 0.0))
+            if item is None:
+                return
+            yield item
 
     def _finish(self, state: Any, evaluation_world: Any) -> None:
         step = int(getattr(state, "step", self.total))
@@ -213,6 +278,7 @@ class Session:
             "baseline": self.baseline.document(),
             "best": self.best,
             "rng": machine.global_rng(),
+            "profile": dict(self.profile.seconds),
         }
         if self.slow:
             self.progress.status("saving")
@@ -266,6 +332,7 @@ def _summary(session: Session, step: int, evaluation: Any) -> dict[str, Any]:
         "evaluation_seconds": round(session.evaluation_seconds, 3),
         "baseline": session.baseline.document(),
         "evaluation": evaluation.document(),
+        **({"profile": session.profile.document()} if session.profile.seconds else {}),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
         "command": resolved.command(),
         "versions": bench.versions(),

@@ -31,6 +31,8 @@ class Settings:
     device: str
     config: dict[str, Any]  # every field of the algorithm's Config
     note: str = ""  # what was decided for the user, in words
+    actors: int = 0  # processes that act apart from the learner; 0: one process does both
+    ray: str | None = None  # address of the Ray cluster that they run on; None: here
 
     @property
     def seed(self) -> int:
@@ -48,6 +50,7 @@ class Settings:
             "seed": self.seed,
             "device": self.device,
             "evaluation": {"episodes": self.episodes, "every": self.evaluate_every},
+            **({"actors": self.actors, "ray": self.ray} if self.actors else {}),
             "config": {key: list(value) if isinstance(value, tuple) else value for key, value in self.config.items()},
         }
 
@@ -70,9 +73,11 @@ class Settings:
             words += ["--evaluate-every", str(self.evaluate_every)]
         if self.device != "auto":
             words += ["--device", self.device]
+        if self.actors:
+            words += ["--actors", str(self.actors), *(["--ray", self.ray] if self.ray else [])]
         for name, value in self.config.items():
             if value != base[name] or name == "seed":
-                words += _words(name, value)
+                words += option(name, value)
         return shlex.join(words)
 
     @classmethod
@@ -95,6 +100,8 @@ class Settings:
                 evaluate_every=document["evaluation"]["every"],
                 device=document["device"],
                 config=coerce(document["algorithm"], document["config"]),
+                actors=int(document.get("actors", 0)),
+                ray=document.get("ray"),
             )
         except (yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError(f"{file} cannot be read: {error}. It was changed by hand or cut short.") from error
@@ -112,6 +119,8 @@ def resolve(
     device: str = "auto",
     config: Any = None,
     given: dict[str, Any] | None = None,
+    actors: int = 0,
+    ray: str | None = None,
 ) -> Settings:
     """Settle what runs. `given` are Config fields said explicitly; `config`, a whole Config, replaces the preset's.
 
@@ -119,6 +128,10 @@ def resolve(
     Raises UserError for names that do not exist (algorithm, preset, field), for values of the wrong
     type, and where no world is chosen.
     """
+    if ray is not None and not actors:
+        raise UserError("--ray says where actors run: say how many, too (--actors 8).")
+    if actors < 0:
+        raise UserError(f"--actors must be at least 0, not {actors}.")
     entry = catalog.entry(algorithm)
     given = given or {}
     world_word, other_word = ("task", "env") if entry.world == "text" else ("env", "task")
@@ -151,6 +164,8 @@ def resolve(
         device=device,
         config={**base, **coerce(algorithm, given)},
         note=note,
+        actors=actors,
+        ray=ray,
     )
 
 
@@ -241,7 +256,8 @@ def _convert(value: Any, hint: Any) -> Any:
     return value
 
 
-def _words(name: str, value: Any) -> list[str]:
+def option(name: str, value: Any) -> list[str]:
+    """A Config field as the words of a command line."""
     flag = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         return [flag if value else "--no-" + name.replace("_", "-")]

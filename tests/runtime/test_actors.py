@@ -1,0 +1,192 @@
+"""Acting apart from learning, in one process: lag, order, weights, lost and stale messages, tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+
+from foresight.algorithms.policy import impala, ppo
+from foresight.envs import several
+from foresight.envs.make import make
+from foresight.errors import UserError
+from foresight.runtime import actors, profile, settings
+from tests.algorithms.policy.worlds import choice
+from tests.sabotage import change, sabotaged_by
+
+FIELDS: dict[str, Any] = {"hidden": (16,), "num_envs": 4, "unroll_steps": 8}
+IMPALA = impala.Config(steps=640, unrolls=2, max_lag=0, optimizer="adam", learning_rate=3e-3, **FIELDS)
+PPO = ppo.Config(steps=320, minibatches=2, **FIELDS)
+
+
+def _weights(state: Any) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in state.network.parameters()])
+
+
+def _fleet(module: Any, config: Any, count: int = 1, env: Any = None, lives: int = 0) -> actors.Inline:
+    name = module.__name__.rpartition(".")[2]
+    env = env or (lambda: make("CartPole-v1", num_envs=config.num_envs))
+    return actors.Inline([actors.Collector(name, dataclasses.asdict(config), env, i, lives) for i in range(count)])
+
+
+def _apart(module: Any, config: Any, fleet: Any) -> list[tuple[int, dict[str, float], torch.Tensor]]:
+    state = module.build(config, make("CartPole-v1", num_envs=1).spaces)
+    return [(step, m, _weights(s).clone()) for step, m, s in actors.train(module, config, state, fleet)]
+
+
+def _late(take: Any) -> Any:
+    """Weights that are one update old."""
+    held: list[Any] = []
+
+    def old(module: Any, state: Any, version: int) -> Any:
+        held.append(actors.trees.merge(lambda leaves: leaves[0].copy(), [take(module, state, version).parts]))
+        return actors.Weights(version, state.step, held[max(0, len(held) - 2)])
+
+    return old
+
+
+@sabotaged_by("foresight.runtime.actors.take", _late)
+@sabotaged_by("foresight.runtime.actors.load", lambda f: lambda state, weights: None)
+@pytest.mark.parametrize(("module", "config"), [(impala, IMPALA), (ppo, PPO)], ids=["impala", "ppo"])
+def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any) -> None:
+    """One actor in lockstep: bit for bit what `train` does in one process."""
+    together = [(step, m, _weights(s).clone()) for step, m, s in module.train(config, make("CartPole-v1", num_envs=4))]
+    apart = _apart(module, config, _fleet(module, config))
+    assert [step for step, _, _ in apart] == [step for step, _, _ in together]
+    for (_, metrics, weights), (_, expected, whole) in zip(apart, together, strict=True):
+        assert torch.equal(weights, whole)
+        assert metrics["lag"] == 0
+        assert {key: metrics[key] for key in expected} == expected
+
+
+@sabotaged_by("foresight.runtime.actors.take", change("version", lambda v: 0, label="never_counts"))
+def test_lag_counts_the_updates_between_acting_and_learning() -> None:
+    """Three actors that owe two messages each, one message an update: the seventh is five updates old."""
+    config = dataclasses.replace(IMPALA, unrolls=1, max_lag=None)
+    lags = [metrics["lag"] for _, metrics, _ in _apart(impala, config, _fleet(impala, config, 3))]
+    assert lags[:8] == [0, 1, 2, 3, 4, 5, 5, 5]
+    assert set(lags[8:]) == {5}
+
+
+def test_messages_older_than_max_lag_are_dropped_and_counted() -> None:
+    config = dataclasses.replace(IMPALA, unrolls=1, max_lag=2)
+    seen = _apart(impala, config, _fleet(impala, config, 3))
+    assert max(metrics["lag"] for _, metrics, _ in seen) <= 2
+    assert seen[-1][1]["stale_unrolls"] > 0
+    assert [step for step, _, _ in seen] == list(range(32, 641, 32))  # only what was learnt from counts
+
+
+class Mortal:
+    """A fleet whose actors lose the requests with the numbers `dies`."""
+
+    def __init__(self, inner: actors.Inline, dies: set[int]) -> None:
+        self.inner, self.dies, self.size, self.restarts = inner, dies, inner.size, 0
+        self.lost: deque[actors.Lost] = deque()
+        self.closed = False
+
+    def request(self, actor: int, order: int, weights: actors.Weights) -> None:
+        if order in self.dies:
+            self.lost.append(actors.Lost(actor, order))
+            self.restarts += 1
+        else:
+            self.inner.request(actor, order, weights)
+
+    def receive(self) -> actors.Message | actors.Lost:
+        return self.lost.popleft() if self.lost else self.inner.receive()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("max_lag", [0, None])
+def test_a_lost_message_is_counted_and_asked_for_again(max_lag: int | None) -> None:
+    config = dataclasses.replace(IMPALA, max_lag=max_lag)
+    fleet = Mortal(_fleet(impala, config, 2), {1, 2, 7})
+    seen = _apart(impala, config, fleet)
+    assert seen[-1][0] == 640
+    assert seen[-1][1]["dropped_unrolls"] == seen[-1][1]["actor_restarts"] == 3
+    assert fleet.closed
+
+
+def test_lockstep_with_a_lost_message_learns_the_same() -> None:
+    """An actor that answers late, or whose place another takes before it began, changes nothing but the clock."""
+    one = _apart(impala, IMPALA, _fleet(impala, IMPALA))
+    other = _apart(impala, IMPALA, Mortal(_fleet(impala, IMPALA), {0, 5}))
+    assert torch.equal(one[-1][2], other[-1][2])
+
+
+def test_actors_differ_and_another_life_differs_too() -> None:
+    """No two actors, and no actor and its successor, see the same worlds or draw the same actions."""
+    state = impala.build(IMPALA, make("CartPole-v1", num_envs=1).spaces)
+    weights = actors.take(impala, state, 0)
+    first, second = _fleet(impala, IMPALA, 2)._collectors
+    reborn = _fleet(impala, IMPALA, 1, lives=1)._collectors[0]
+    seen = [c.collect(0, weights).content.rows.obs[:, 0].tolist() for c in (first, second, reborn)]
+    assert seen[0] != seen[1] != seen[2] != seen[0]
+
+
+def _tasks() -> several.Several:
+    """CartPole, and CartPole with little time."""
+    long, short = make("CartPole-v1", num_envs=2), make("CartPole-v1", num_envs=2, time_limit=5)
+    short.name = "Short"
+    return several.Several([long, short])
+
+
+def test_several_tasks_report_their_returns() -> None:
+    config = dataclasses.replace(IMPALA, steps=1600, unrolls=1)
+    *_, (_, metrics, _) = _apart(impala, config, _fleet(impala, config, env=_tasks))
+    assert metrics["return/Short"] == 5 < metrics["return/CartPole-v1"]
+    assert 5 < metrics["return"] < metrics["return/CartPole-v1"]
+
+
+def test_actors_share_the_worlds_of_an_on_policy_algorithm() -> None:
+    """Two actors with half of the worlds each give PPO the batch that it was configured for."""
+    resolved = settings.resolve("ppo", env="CartPole-v1", given={**FIELDS, "minibatches": 2, "steps": 320}, actors=2)
+    fields, worlds = actors.plan(resolved, 2)
+    assert fields["num_envs"] == 2 and worlds().num_envs == 2
+    fleet = actors.Inline([actors.Collector("ppo", fields, worlds, i, 0) for i in range(2)])
+    seen = _apart(ppo, PPO, fleet)
+    assert [step for step, _, _ in seen] == list(range(32, 321, 32))
+    assert all(metrics["lag"] == 0 for _, metrics, _ in seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "count", "text"),
+    [
+        ("ppo", "CartPole-v1", 3, "3 actors cannot share 8 worlds"),
+        ("ppo", "CartPole-v1", 0, "at least 1"),
+        ("value_iteration", "GridWorld8x8", 2, "does not act apart from learning; .*impala"),
+    ],
+)
+def test_a_plan_that_cannot_work_says_why(name: str, env: str, count: int, text: str) -> None:
+    resolved = settings.resolve(name, env=env, actors=count, given={"num_envs": 8} if name == "ppo" else {})
+    with pytest.raises(UserError, match=text):
+        actors.plan(resolved, count)
+
+
+def test_ray_needs_actors() -> None:
+    with pytest.raises(UserError, match="--actors"):
+        settings.resolve("impala", env="CartPole-v1", ray="somewhere:6379")
+
+
+def test_the_watch_counts_time_and_episodes_and_changes_nothing() -> None:
+    plain, watched = choice(), profile.Watch(choice(), episodes=True)
+    assert torch.equal(plain.reset(0), watched.reset(0))
+    action = torch.arange(8) % 4
+    expected, came = plain.step(action), watched.step(action)
+    assert torch.equal(came.reward, expected.reward)
+    assert watched.seconds > 0 and watched._context is watched.env._context
+    assert watched.taken() == [("Bandit", 1.0, 1)] * 8
+    assert watched.taken() == []
+
+
+def test_a_profile_adds_up() -> None:
+    times = profile.Profile({"learning": 10.0})
+    times.add("learning", 1.0)
+    times.add("environment", 3.0)
+    assert times.shares() == {"profile/learning": 0.25, "profile/environment": 0.75}
+    assert times.shares() == {}
+    assert times.document() == {"environment": 3.0, "learning": 11.0}

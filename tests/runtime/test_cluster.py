@@ -1,0 +1,184 @@
+"""Actors on a real Ray: two nodes on this machine, one of whose actors is killed; then the head dies.
+
+Everything that needs Ray is here, on one cluster: starting it takes seconds. Nothing is timed; the limits are only
+there so that a hang ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+
+from foresight.algorithms.policy import impala, ppo  # noqa: E402
+from foresight.envs.make import make  # noqa: E402
+from foresight.errors import UserError  # noqa: E402
+from foresight.runtime import actors, cluster, run, settings  # noqa: E402
+
+pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[2]
+NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+FIELDS: dict[str, Any] = {
+    "hidden": (16,), "num_envs": 4, "unroll_steps": 8, "unrolls": 1, "optimizer": "adam", "learning_rate": 3e-3,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster of two nodes, whose workers import this checkout."""
+    from ray.cluster_utils import Cluster
+
+    before = {key: os.environ.get(key) for key in ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED")}
+    path = os.pathsep.join(filter(None, [str(ROOT), before["PYTHONPATH"]]))
+    os.environ.update(PYTHONPATH=path, OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0")
+    nodes = Cluster(initialize_head=True, head_node_args=NODE)
+    try:
+        nodes.add_node(**{key: value for key, value in NODE.items() if key != "include_dashboard"})
+        yield nodes
+    finally:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        nodes.shutdown()
+        for key, value in before.items():
+            os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
+
+
+def _fleet(nodes: Any, name: str, count: int, **given: Any) -> cluster.Fleet:
+    resolved = settings.resolve(name, env="CartPole-v1", given=given, actors=count)
+    fields, worlds = actors.plan(dataclasses.replace(resolved, preset=None), count)
+    return cluster.Fleet(name, fields, worlds, count, nodes.address)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_actors_of_several_nodes_die_and_the_learner_goes_on(nodes: Any) -> None:
+    config = impala.Config(steps=20_000, **FIELDS)
+    fleet = _fleet(nodes, "impala", 2, steps=config.steps, **FIELDS)
+    pids = fleet.pids()
+    homes = set(ray.get([actor.__ray_call__.remote(_node) for actor in fleet._actors]))
+    assert len(homes) == 2  # one actor on each node
+    state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
+    seen, killed = [], False
+    for step, metrics, _ in actors.train(impala, config, state, fleet):
+        seen.append((step, metrics))
+        if step > 2000 and not killed:
+            os.kill(pids[0], signal.SIGKILL)
+            killed = True
+        if killed and metrics["actor_restarts"] == 1 and fleet._deaths == [0, 0]:
+            break  # the learner went on, and the successor has sent its first unroll
+        state.step = min(state.step, config.steps - 32)  # however long that takes
+    last = seen[-1][1]
+    assert last["actor_restarts"] == 1
+    assert 1 <= last["dropped_unrolls"] <= actors.AHEAD  # whole: every step that counts is a whole unroll's
+    assert max(metrics["lag"] for _, metrics in seen) > 0
+    fleet.close()
+    _gone(pids)
+
+
+def _node(_: Any) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _gone(pids: list[int]) -> None:
+    for _ in range(600):
+        if not any(_alive(pid) for pid in pids):
+            return
+        time.sleep(0.1)
+    pytest.fail("actors were left behind")
+
+
+def test_on_ray_too_it_is_the_synchronous_run(nodes: Any) -> None:
+    given = {"hidden": (16,), "num_envs": 4, "unroll_steps": 8, "minibatches": 2, "steps": 160}
+    config = ppo.Config(**given)
+    *_, (_, _, together) = ppo.train(config, make("CartPole-v1", num_envs=4))
+    state = ppo.build(config, make("CartPole-v1", num_envs=1).spaces)
+    *_, (_, metrics, apart) = actors.train(ppo, config, state, _fleet(nodes, "ppo", 1, **given))
+    assert metrics["lag"] == 0
+    for one, other in zip(apart.network.parameters(), together.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:
+    config, fields = impala.Config(**FIELDS), dataclasses.asdict(impala.Config(**FIELDS))
+    fleet = cluster.Fleet("impala", fields, lambda: _Broken(make("CartPole-v1", num_envs=4)), 1, nodes.address)
+    state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
+    with pytest.raises(UserError, match="Actor 0 failed: world 3 broke at step 20"):
+        list(actors.train(impala, config, state, fleet))
+    with pytest.raises(UserError, match="4 CPUs, too few for 5 actors"):
+        cluster.Fleet("impala", fields, lambda: None, 5, nodes.address)
+
+
+class _Broken:
+    def __init__(self, env: Any) -> None:
+        self.env, self.steps = env, 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 20:
+            raise RuntimeError("world 3 broke at step 20")
+        return self.env.step(action)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["env"], name)
+
+
+def test_an_address_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(UserError, match=r"no Ray cluster at '127.0.0.1:1'"):
+        cluster.Fleet("impala", {}, lambda: None, 1, "127.0.0.1:1")
+
+
+LEARNER = """
+import sys
+from foresight.errors import UserError
+from foresight.runtime import run
+
+def tell(step, metrics, state):
+    print(step, flush=True)
+
+try:
+    run.train("impala", env="CartPole-v1", out=sys.argv[1], actors=1, ray=sys.argv[2], steps=10**9, show=False,
+              evaluation_episodes=1, callbacks=[tell], checkpoint_every=1e9)
+except UserError as error:
+    print(error, flush=True)
+"""
+
+
+def test_when_the_head_is_gone_the_checkpoint_is_saved(nodes: Any, tmp_path: Path) -> None:
+    """Last, for it ends the cluster: a learner of its own process, which Ray would otherwise end after a minute."""
+    if ray.is_initialized():
+        ray.shutdown()
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", LEARNER, str(out), nodes.address]
+    learner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert learner.stdout is not None
+    try:
+        line = learner.stdout.readline()
+        assert line.strip().isdigit(), line
+        os.kill(nodes.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
+        *_, step, said = learner.stdout.read().splitlines()
+        assert "is gone" in said and f"foresight resume {out}" in said
+        assert learner.wait(120) == 0
+    finally:
+        learner.kill()
+    saved = sorted((out / "checkpoints").glob("step-*"))
+    assert len(saved) == 1 and int(saved[0].name.split("-")[1]) == int(step)
+    assert run.load(out).step == int(step)
