@@ -20,7 +20,7 @@ MISUSE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 EXTRA_OF = {
     "ale_py": "atari", "cv2": "atari", "Box2D": "box2d", "mujoco": "mujoco", "minigrid": "minigrid",
     "reasoning_gym": "reasoning", "trl": "peers", "stable_baselines3": "peers", "quantecon": "peers",
-    "wandb": "wandb", "trackio": "trackio", "pyspiel": "games",
+    "wandb": "wandb", "trackio": "trackio", "pyspiel": "games", "ray": "ray", "optuna": "tune",
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def commands() -> dict[str, Callable[..., Any]]:
     """Every command by name."""
-    from foresight.cli import games, library, play, runs, tools, train
+    from foresight.cli import games, library, play, runs, tools, train, tune
 
     return {
         "list": library.list_,
@@ -70,6 +70,7 @@ def commands() -> dict[str, Callable[..., Any]]:
         "plot": runs.plot,
         "bench": tools.bench,
         "reproduce": tools.reproduce,
+        "tune": tune.tune,
         "doctor": tools.doctor,
     }
 

@@ -1,0 +1,64 @@
+"""`foresight tune`: search for the numbers of an algorithm's Config."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import tyro
+
+from foresight.cli import screen
+from foresight.errors import UserError
+from foresight.runtime import catalog
+
+
+def tune(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    preset: str | None = None,
+    env: str | None = None,
+    task: str | None = None,
+    trials: int = 20,
+    steps: int | None = None,
+    seed: int = 0,
+    out: str | None = None,
+    only: tuple[str, ...] = (),
+    ranges: str | None = None,
+    prune: bool = True,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Search for hyperparameters (Optuna); stopped and called again, a search goes on where it was.
+
+    Args:
+        name: an algorithm.
+        preset: what the trials start from.
+        env: the environment, instead of a preset.
+        task: the text task of a language algorithm, instead of a preset.
+        trials: how many in all, those of earlier calls included.
+        steps: of each trial; by default the preset's.
+        seed: of every trial, and of the search.
+        out: the directory of the search; by default runs/tune-NAME-PRESET.
+        only: search these fields only.
+        ranges: a YAML file that says where to look (field: [a, b], or field: {low: 1e-4, high: 1e-2, log: true}).
+        prune: stop trials early that do worse than half of the others.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        json: print what was found as JSON.
+    """
+    if name is None:
+        raise UserError(f"Which algorithm? foresight tune NAME, with one of: {', '.join(catalog.algorithms())}.")
+    from foresight.runtime import tune as tuning
+
+    errors = screen.stderr()
+    found = tuning.tune(
+        name, preset=preset, env=env, task=task, trials=trials, steps=steps, seed=seed, out=out, only=only,
+        ranges=ranges, prune=prune, device=device, say=lambda text: errors.print(text, markup=False, highlight=False),
+    )  # fmt: skip
+    if json:
+        keys = ("trials", "complete", "value", "fields", "command")
+        screen.emit({"path": str(found.path), **{key: getattr(found, key) for key in keys}})
+        return 0
+    console = screen.stdout()
+    console.print(f"best of {found.complete} whole trials ({found.trials} in all): {found.value:.6g}\n", markup=False)
+    console.print(screen.table(("field", "value"), [(field, f"{value}") for field, value in found.fields.items()]))
+    console.print(f"\n{found.command}", style="dim", markup=False, soft_wrap=True)
+    console.print(f"the preset is in {found.path / tuning.BEST}", style="dim", markup=False)
+    return 0

@@ -1,0 +1,247 @@
+"""Hyperparameter search with Optuna: trials are runs, the study is a file beside them, and a search can go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from foresight.errors import UserError, unknown
+from foresight.runtime import catalog, run, settings
+
+STUDY, BEST = "study.db", "best.yaml"
+WARM_UP = 5  # trials that are never pruned
+REPORTS = 20  # looks at a trial on its way
+# What a search takes where nobody says ranges: by the name of the field, then by its default.
+CHOICES: dict[str, list[Any]] = {
+    "gamma": [0.95, 0.98, 0.99, 0.995, 0.999],
+    "gae_lambda": [0.8, 0.9, 0.95, 0.98, 1.0],
+    "clip_ratio": [0.1, 0.2, 0.3],
+    "max_grad_norm": [0.3, 0.5, 1.0, 2.0, 5.0],
+    "hidden": [[64, 64], [128, 128], [256, 256]],
+    "activation": ["tanh", "relu"],
+}
+WIDE = ("learning_rate", "coef", "tau", "temperature")  # parts of names of numbers to search over orders of magnitude
+COUNTS = ("num_envs", "unroll_steps", "unrolls", "epochs", "minibatches", "batch_size")  # in powers of two
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Where to look for one field: among `choices`, or between `low` and `high`."""
+
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    whole: bool = False
+    choices: tuple[Any, ...] = ()
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """A value for `name` from an Optuna trial."""
+        if self.choices:  # as text: Optuna keeps no tuples
+            return json.loads(trial.suggest_categorical(name, [json.dumps(choice) for choice in self.choices]))
+        if self.whole:
+            return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(name, self.low, self.high, log=self.log)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search has found so far."""
+
+    path: Path
+    trials: int  # all that ended, pruned and failed ones too
+    complete: int
+    value: float
+    fields: dict[str, Any]
+    command: str  # what trains with them
+
+
+def tune(
+    name: str,
+    *,
+    preset: str | None = None,
+    env: str | None = None,
+    task: str | None = None,
+    trials: int = 20,
+    steps: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    only: Iterable[str] = (),
+    ranges: str | Path | None = None,
+    prune: bool = True,
+    device: str = "auto",
+    say: Callable[[str], Any] = lambda text: None,
+) -> Found:
+    """Search until there are `trials` in all; what is in `out` already counts.
+
+    A trial is a whole run (`out/trials/00012`), worth what its evaluation says. One whose training return is below the
+    median of the others at the same step is stopped early (`prune`). Fields are searched in `ranges` (a YAML file;
+    default: `foresight/presets/ranges/NAME.yaml`, or else ranges made from the Config's fields), `only` some of them.
+
+    Raises UserError for names that do not exist, for ranges that cannot be read, and if no trial succeeds.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError("Tuning needs Optuna: pip install 'foresight[tune]'") from error
+    if trials < 1:
+        raise UserError(f"--trials must be at least 1, not {trials}.")
+    world: dict[str, Any] = {"preset": preset, "env": env, "task": task}
+    resolved = settings.resolve(name, **world, given={} if steps is None else {"steps": steps})
+    space = search_space(name, resolved.config, ranges, only)
+    label = f"tune-{catalog.entry(name).name}-{resolved.preset or resolved.env}".replace("/", "-")
+    path = Path(out) if out is not None else Path("runs") / label
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        storage=f"sqlite:///{path / STUDY}", study_name=label, direction="maximize", load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP) if prune else optuna.pruners.NopPruner(),
+    )  # fmt: skip
+    ended = [trial for trial in study.trials if trial.state.is_finished()]
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # a search that goes on draws anew
+    for trial in study.trials:  # cut short by a kill
+        if not trial.state.is_finished():
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+
+    def objective(trial: Any) -> float:
+        given = {field: where.suggest(trial, field) for field, where in space.items()}
+        given |= {"seed": seed} if "seed" in resolved.config else {}
+        given |= {} if steps is None else {"steps": steps}
+        callback = _pruner(trial, catalog.entry(name).metrics, resolved.config.get("steps"), optuna) if prune else None
+        finished = run.train(
+            name, **world, out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
+            callbacks=[callback] if callback else [], **given,
+        )  # fmt: skip
+        value = float(finished.evaluation.mean)
+        say(f"trial {trial.number}: {finished.evaluation}  {_told({k: given[k] for k in space})}")
+        return value
+
+    def ending(study: Any, trial: Any) -> None:
+        if trial.state.name != "COMPLETE":
+            why = trial.system_attrs.get("why") or trial.user_attrs.get("why", "")
+            say(f"trial {trial.number}: {trial.state.name.lower()} {why}".rstrip())
+
+    study.optimize(_told_why(objective), max(0, trials - len(ended)), catch=(UserError,), callbacks=[ending])
+    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    if not complete:
+        why = next((t.user_attrs["why"] for t in reversed(study.trials) if "why" in t.user_attrs), "see the study")
+        raise UserError(f"None of {len(study.trials)} trials succeeded. The last said: {why}")
+    best = study.best_trial
+    values = {field: _plain(space.get(field), value) for field, value in best.params.items()}
+    command = shlex.join(
+        ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
+        + ([] if resolved.preset else ["--task" if resolved.world == "text" else "--env", resolved.env])
+        + [word for field, value in values.items() for word in settings.option(field, value)]
+    )
+    found = Found(path, len(study.trials), len(complete), float(best.value or 0.0), values, command)
+    _write(found, resolved, best.number, steps)
+    return found
+
+
+def search_space(
+    name: str, config: Mapping[str, Any], ranges: str | Path | None = None, only: Iterable[str] = ()
+) -> dict[str, Range]:
+    """The range of every field that is searched; see `tune`."""
+    ours = catalog.ROOT / "presets" / "ranges" / f"{catalog.entry(name).name}.yaml"
+    file = ours if ranges is None else Path(ranges)
+    if ranges is not None and not file.is_file():
+        raise UserError(f"There is no file of ranges {file}.")
+    if file.is_file():
+        document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        space = {field: _range(name, field, spoken, config) for field, spoken in document.items()}
+    else:
+        hints = typing.get_type_hints(catalog.config_class(name))
+        guesses = {field: _guess(field, value, hints[field]) for field, value in config.items()}
+        space = {field: guess for field, guess in guesses.items() if guess is not None}
+    for field in only:
+        if field not in config:
+            raise unknown(f"field of {name}", field, config)
+        if field not in space:
+            raise UserError(f"There is no range for '{field}'. Write one into a file and give it with --ranges.")
+    chosen = {field: space[field] for field in only} if only else space
+    if not chosen:
+        raise UserError(f"There is nothing to search in {name}: give a file with --ranges.")
+    return chosen
+
+
+def _range(name: str, field: str, spoken: Any, config: Mapping[str, Any]) -> Range:
+    if field not in config:
+        raise unknown(f"field of {name}", field, config)
+    if isinstance(spoken, list) and spoken:
+        for value in spoken:
+            settings.coerce(name, {field: value})
+        return Range(choices=tuple(spoken))
+    if isinstance(spoken, dict) and {"low", "high"} <= set(spoken) <= {"low", "high", "log"}:
+        low, high = (settings.coerce(name, {field: spoken[end]})[field] for end in ("low", "high"))
+        log = bool(spoken.get("log", False))
+        if low < high and not (log and low <= 0):
+            return Range(low, high, log=log, whole=isinstance(low, int))
+    raise UserError(f"The range of '{field}' must be a list, or low, high (and log), low below high, not {spoken!r}.")
+
+
+def _guess(field: str, value: Any, hint: Any) -> Range | None:
+    if field in CHOICES:
+        return Range(choices=tuple(CHOICES[field]))
+    if field in COUNTS and isinstance(value, int) and value > 0:
+        return Range(choices=tuple(sorted({max(1, value // 4), max(1, value // 2), value, 2 * value, 4 * value})))
+    if hint in (float, float | None) and any(part in field for part in WIDE) and value:
+        return Range(value / 10, value * 10, log=True)
+    return None
+
+
+def _pruner(trial: Any, metrics: tuple[str, ...], total: Any, optuna: Any) -> Any:
+    """A callback that reports the first metric now and then, and stops a trial that does badly."""
+    seen = [0]
+
+    def callback(step: int, row: dict[str, Any], state: Any) -> None:
+        value = row.get(metrics[0]) if metrics else None
+        mark = int(REPORTS * step / total) if total else step
+        if value is None or math.isnan(value) or mark <= seen[0] or mark >= REPORTS:
+            return
+        seen[0] = mark
+        trial.report(float(value), mark)
+        if trial.should_prune():
+            raise optuna.TrialPruned(f"{metrics[0]} {value:.4g} at {step:,}")
+
+    return callback
+
+
+def _told_why(objective: Callable[[Any], float]) -> Callable[[Any], float]:
+    """The objective, which notes why a trial did not end well."""
+
+    def told(trial: Any) -> float:
+        try:
+            return objective(trial)
+        except Exception as error:
+            trial.set_user_attr("why", str(error)[:500])
+            raise
+
+    return told
+
+
+def _plain(where: Range | None, value: Any) -> Any:
+    return json.loads(value) if where is not None and where.choices else value
+
+
+def _told(fields: Mapping[str, Any]) -> str:
+    return "  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in fields.items())
+
+
+def _write(found: Found, resolved: settings.Settings, number: int, steps: int | None) -> None:
+    """The best trial as a preset."""
+    preset = dict(catalog.presets(resolved.algorithm).get(resolved.preset or "", {}))
+    preset |= {"task" if resolved.world == "text" else "env": resolved.env, **found.fields}
+    preset |= {} if steps is None else {"steps": steps}
+    preset["source"] = f"foresight tune: the best of {found.complete} whole trials (number {number}), {found.value:.6g}"
+    text = yaml.safe_dump({f"{resolved.preset or resolved.env}-tuned": preset}, sort_keys=False, allow_unicode=True)
+    (found.path / BEST).write_text(f"# {found.command}\n{text}", encoding="utf-8")

@@ -1,0 +1,123 @@
+"""The search for hyperparameters: what it looks at, that it goes on, and what it leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from foresight.errors import UserError
+from foresight.runtime import run, settings
+
+optuna = pytest.importorskip("optuna")
+
+from foresight.runtime import tune  # noqa: E402
+
+
+@pytest.fixture
+def ranges(tmp_path: Path) -> Path:
+    """Learning rates that say how good they are: see `_train`."""
+    file = tmp_path / "ranges.yaml"
+    file.write_text("learning_rate: {low: 0.1, high: 0.9}\nhidden: [[8], [16, 16]]\n")
+    return file
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Runs that reach their learning rate at once."""
+    calls: list[dict[str, Any]] = []
+
+    def train(name: str, *, callbacks: Any, out: Path, **given: Any) -> Any:
+        calls.append(given)
+        if given["learning_rate"] > 0.85:
+            raise UserError("the loss became NaN")
+        for step in range(1, 5):
+            for callback in callbacks:
+                callback(step, {"return": given["learning_rate"]}, None)
+        from foresight.runtime.evaluate import Evaluation
+
+        return type("Run", (), {"evaluation": Evaluation.of("return", [given["learning_rate"]])})
+
+    monkeypatch.setattr(run, "train", train)
+    return calls
+
+
+def _tune(tmp_path: Path, ranges: Path, trials: int, **options: Any) -> tune.Found:
+    return tune.tune("ppo", env="CartPole-v1", trials=trials, out=tmp_path / "search", ranges=ranges, **options)
+
+
+def test_it_finds_the_best_and_goes_on(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+    first = _tune(tmp_path, ranges, 4, steps=1000)
+    assert first.trials == len(trained) == 4
+    good = [call["learning_rate"] for call in trained if call["learning_rate"] <= 0.85]
+    assert first.value == max(good) == first.fields["learning_rate"]
+    assert first.fields["hidden"] in ([8], [16, 16])
+    second = _tune(tmp_path, ranges, 6, steps=1000)
+    assert second.trials == len(trained) == 6  # two more
+    assert second.value >= first.value
+    assert len({call["learning_rate"] for call in trained}) == 6  # what goes on does not begin anew
+    assert _tune(tmp_path, ranges, 6, steps=1000).fields == second.fields and len(trained) == 6
+    assert {call["steps"] for call in trained} == {1000} and {call["seed"] for call in trained} == {0}
+
+
+def test_it_writes_a_preset_that_can_be_used(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+    found = _tune(tmp_path, ranges, 2)
+    ((name, preset),) = yaml.safe_load((found.path / tune.BEST).read_text()).items()
+    assert name == "CartPole-v1-tuned" and preset["env"] == "CartPole-v1"
+    assert preset["learning_rate"] == found.value and preset["hidden"] == found.fields["hidden"]
+    assert settings.fields("ppo", preset)["hidden"] == tuple(found.fields["hidden"])
+    assert found.command.startswith("foresight train ppo --preset CartPole-v1 ")
+    assert f"--learning-rate {found.value}" in found.command
+
+
+def test_bad_trials_are_stopped_early(
+    tmp_path: Path, ranges: Path, trained: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "WARM_UP", 2)
+    found = _tune(tmp_path, ranges, 8, steps=4)
+    good = [call for call in trained if call["learning_rate"] <= 0.85]
+    assert found.trials == 8 and 2 <= found.complete < len(good)
+
+
+def test_a_search_in_which_nothing_works_says_why(tmp_path: Path, trained: list[dict[str, Any]]) -> None:
+    file = tmp_path / "ranges.yaml"
+    file.write_text("learning_rate: {low: 0.9, high: 0.99}\n")
+    with pytest.raises(UserError, match=r"None of 1 trials succeeded.*became NaN"):
+        _tune(tmp_path, file, 1)
+
+
+def test_ranges_from_the_fields_themselves() -> None:
+    config = {**settings.fields("impala", {}), "learning_rate": 1e-3}
+    guessed = {name: tune._guess(name, value, type(value)) for name, value in config.items()}
+    assert guessed["learning_rate"] == tune.Range(1e-4, 1e-2, log=True)
+    assert guessed["num_envs"] == tune.Range(choices=(2, 4, 8, 16, 32))
+    assert guessed["gamma"] == tune.Range(choices=tuple(tune.CHOICES["gamma"]))
+    assert guessed["seed"] is guessed["steps"] is guessed["threads"] is None
+
+
+@pytest.mark.parametrize("name", [file.stem for file in (tune.catalog.ROOT / "presets" / "ranges").glob("*.yaml")])
+def test_the_ranges_that_come_along_fit_their_algorithms(name: str) -> None:
+    assert len(tune.search_space(name, settings.fields(name, {}))) > 3
+
+
+MISTAKES = [
+    ({"trials": 0}, "", "--trials must be at least 1"),
+    ({"only": ["learning_rat"]}, "gamma: [0.9]", "Did you mean 'learning_rate'"),
+    ({"only": ["learning_rate"]}, "gamma: [0.9]", "no range for 'learning_rate'"),
+    ({}, "gama: [0.9]", "Did you mean 'gamma'"),
+    ({}, "gamma: 0.9", "range of 'gamma' must be a list, or low, high"),
+    ({}, "gamma: {low: 0.9, high: 0.1}", "low below high"),
+    ({}, "learning_rate: {low: 0, high: 0.1, log: true}", "range of 'learning_rate'"),
+    ({}, "gamma: [high]", "must be float"),
+    ({}, "{}", "nothing to search"),
+]
+
+
+@pytest.mark.parametrize(("options", "text", "message"), MISTAKES)
+def test_mistakes_say_what_to_do(tmp_path: Path, options: dict[str, Any], text: str, message: str) -> None:
+    file = tmp_path / "ranges.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        _tune(tmp_path, file, **{"trials": 1, **options})
