@@ -178,7 +178,8 @@ def _dealer(showing: int) -> tuple[tuple[tuple[int, bool], float], ...]:
 def _blackjack_layout(number: dict[tuple[int, int, int], int], states: int) -> Layout:
     """Two blocks, without and with a usable ace: sums 21 to 11 downwards, the dealer's card ace to 10 across."""
     position, rows = np.full(states, -1), []
-    for line, total in enumerate(range(21, 10, -1)):
+    for line in range(11):
+        total = 21 - line
         rows.append("." * 10 + "#" + ("." * 10 if total >= 12 else "#" * 10))
         for dealer in range(1, 11):
             position[number[total, dealer, 0]] = line * 21 + dealer - 1

@@ -20,9 +20,10 @@ class Block(nn.Module):
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         nn.init.kaiming_normal_(self.first.weight, nonlinearity="relu")
-        nn.init.zeros_(self.first.bias)
         nn.init.zeros_(self.second.weight)
-        nn.init.zeros_(self.second.bias)
+        for conv in (self.first, self.second):
+            assert conv.bias is not None
+            nn.init.zeros_(conv.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape."""

@@ -51,7 +51,7 @@ def _best(
             count += na
             most = max(most, na)
             low, high = min(low, qa), max(high, qa)
-            p = np.float64(prior[node, a])
+            p: Any = np.float64(prior[node, a])
             tried_mass += p
             p = max(p, TINY)
             mass += p
