@@ -67,8 +67,8 @@ class Config:
     clip_pg: float = 1.0  # ρ̄ in the policy's gradient
     trace_lambda: float = 1.0  # λ of the traces, remark 2
     max_lag: int | None = None  # updates that a policy may be old when its unroll is learnt from; 0: actors wait
-    hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors
-    activation: str = "tanh"  # of the trunks over vectors
+    hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; no vectors in the paper
+    activation: str = "tanh"  # the same
     images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right) or "nature"
     precision: str = "float32"  # or "bfloat16": the trunk over pixels runs under autocast
     threads: int = 1  # of torch, on a CPU

@@ -1,0 +1,89 @@
+"""IMPALA on CartPole-v1 with two actors on Ray: 16 environments each, unrolls of 50, 800 rows an update, 64x64 tanh.
+
+Equal settings on both sides: Adam, a learning rate of 5e-4 (RLlib's default), gamma 0.99, ρ̄ = c̄ = 1, entropy 0.01,
+value loss 0.5 of the half squared error, gradient norm 40, no annealing. One thread a process. The first 20% of the
+steps warm up; the rest is counted by what the learner has learnt from, over the time that it took. `return` is the mean
+over the last 100 episodes of training, with exploration.
+
+Both start actors of their own processes on this machine and learn in the process that is measured. RLlib's losses are
+means over rows where ours are sums (as in the paper), which Adam makes no difference of.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+UNIT = "env steps/s"
+PEER = "ray"
+TARGET = 3.0
+ACTORS, ENVS, UNROLL, STEPS = 2, 16, 50, 200_000
+PEER_STEPS = 60_000  # the same rate in a third of the time
+
+
+def ours() -> dict[str, Any]:
+    """This library's learner over Ray actors, as `foresight train impala --actors 2` runs it."""
+    import torch
+
+    from foresight.algorithms.policy import impala
+    from foresight.envs.make import make
+    from foresight.runtime import actors, cluster, profile, settings
+
+    torch.set_num_threads(1)
+    given = {
+        "steps": STEPS, "num_envs": ENVS, "unroll_steps": UNROLL, "unrolls": 1, "gamma": 0.99, "learning_rate": 5e-4,
+        "anneal": False, "optimizer": "adam", "epsilon": 1e-8, "entropy_coef": 0.01, "value_coef": 0.5,
+        "max_grad_norm": 40.0,
+    }  # fmt: skip
+    resolved = settings.resolve("impala", env="CartPole-v1", config=impala.Config(**given), actors=ACTORS)
+    config = impala.Config(**resolved.config)
+    state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
+    times, begun, first, metrics = profile.Profile(), 0.0, 0, {}
+    fleet = cluster.Fleet("impala", *actors.plan(resolved, ACTORS), ACTORS)
+    with profile.learning(impala, times):
+        for step, metrics, _ in actors.train(impala, config, state, fleet, times):  # noqa: B007
+            if not begun and step >= STEPS // 5:
+                begun, first = time.perf_counter(), step
+                times.shares()
+        seconds = time.perf_counter() - begun
+    shares = {name.partition("/")[2]: round(share, 3) for name, share in times.shares().items()}
+    result = {"rate": (state.step - first) / seconds, "return": metrics["return"], "lag": metrics["lag"]}
+    return {**result, "actors": ACTORS, **{f"share of {name}": share for name, share in shares.items()}}
+
+
+def peer() -> dict[str, Any]:
+    """RLlib's IMPALA at the same settings."""
+    import logging
+
+    import ray
+    from ray.rllib.algorithms.impala import IMPALAConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    logging.disable(logging.WARNING)
+    ray.init(address="local", num_cpus=ACTORS + 1, include_dashboard=False, log_to_driver=False)
+    network = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
+    config = (
+        IMPALAConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=ACTORS, num_envs_per_env_runner=ENVS, rollout_fragment_length=UNROLL)
+        .learners(num_learners=0)
+        .training(
+            train_batch_size_per_learner=ENVS * UNROLL, lr=5e-4, gamma=0.99, entropy_coeff=0.01, vf_loss_coeff=0.5,
+            grad_clip=40.0,
+        )
+        .rl_module(model_config=network)
+        .debugging(seed=0, log_level="ERROR")
+    )  # fmt: skip
+    algorithm = config.build_algo()
+    done, begun, first, reached = 0, 0.0, 0, float("nan")
+    while done < PEER_STEPS:
+        result = algorithm.train()
+        learnt = result.get("learners", {}).get("__all_modules__", {})  # there is none until the first update
+        done = int(learnt.get("num_env_steps_trained_lifetime", done))
+        reached = float(result["env_runners"].get("episode_return_mean", reached))
+        if not begun and done >= PEER_STEPS // 5:
+            begun, first = time.perf_counter(), done
+    seconds = time.perf_counter() - begun
+    algorithm.stop()
+    ray.shutdown()
+    return {"rate": (done - first) / seconds, "return": reached, "actors": ACTORS}
