@@ -21,8 +21,8 @@ POLL, MISSES = 1.0, 5  # seconds between looks at the head, and how many must fa
 GRACE = 10.0  # seconds for Ray to end by itself
 
 
-class HeadGoneError(UserError):
-    """The head of the Ray cluster cannot be reached any more: no actor can be asked, none can be started."""
+class FleetError(UserError):
+    """No unroll will come any more: the head of the cluster is gone, worlds fail, or actors always die."""
 
 
 class Fleet:
@@ -63,10 +63,10 @@ class Fleet:
         reference.future().add_done_callback(lambda done: self._answers.put((actor, life, order, done)))
 
     def receive(self) -> Message | Lost:
-        """See `actors.Fleet`. Raises HeadGoneError, and UserError where worlds fail or an actor always dies."""
+        """See `actors.Fleet`. Raises FleetError."""
         while True:
             if self._gone.is_set():
-                raise HeadGoneError(f"The head of the Ray cluster ({self._address()}) is gone.")
+                raise FleetError(f"The head of the Ray cluster ({self._address()}) is gone.")
             try:
                 actor, life, order, done = self._answers.get(timeout=0.5)
                 break
@@ -75,7 +75,7 @@ class Fleet:
         try:
             message: Message = done.result()
         except self._errors.RayTaskError as error:
-            raise UserError(f"Actor {actor} failed: {_reason(error)}") from error
+            raise FleetError(f"Actor {actor} failed: {_reason(error)}") from error
         except self._errors.RayError as error:
             if life == self._lives[actor]:
                 self._replace(actor, error)
@@ -113,7 +113,7 @@ class Fleet:
         self._lives[actor] += 1
         self._deaths[actor] += 1
         if self._deaths[actor] > DEATHS:
-            raise UserError(
+            raise FleetError(
                 f"Actor {actor} died {DEATHS + 1} times without sending anything. Is there enough memory? "
                 f"Ray says: {' '.join(str(error).split())[:600]}"
             )

@@ -9,7 +9,7 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,15 @@ class Session:
         return state
 
     def _loop(self, state: Any, world: Any, evaluation_world: Any, interruption: Interruption) -> Any:
+        steps = self._steps(state, world)
+        try:
+            return self._follow(steps, state, evaluation_world, interruption)
+        finally:
+            steps.close()  # however it ended: actors stop, and the algorithm's module is as it was
+
+    def _follow(
+        self, steps: Iterator[tuple[int, dict[str, Any], Any]], state: Any, evaluation_world: Any, interruption: Any
+    ) -> Any:
         assert self.log is not None
         health = Health()
         first = int(getattr(state, "step", 0))
@@ -154,15 +163,14 @@ class Session:
         checkpoint_due, tidying_due = Every(self.checkpoint_every), Every(TIDY_EVERY)
         evaluation_due = Every(self.settings.evaluate_every, first)
         profile_due = Every(PROFILE_EVERY)
-        steps = self._steps(state, world)
         while True:
             try:
                 item = next(steps, None)
-            except cluster.HeadGoneError as error:
+            except cluster.FleetError as error:
                 self._save(state, int(state.step))
-                raise cluster.HeadGoneError(
+                raise cluster.FleetError(
                     f"{error} The checkpoint at {self.saved:,} {self.entry.unit} is saved. "
-                    f"When Ray runs again: foresight resume {self.path}"
+                    f"When this is mended: foresight resume {self.path}"
                 ) from error
             if item is None:
                 return state
@@ -188,7 +196,7 @@ class Session:
             if interruption.signal:
                 raise Interrupted(self.path, self.saved, self.entry.unit, interruption.signal)
 
-    def _steps(self, state: Any, world: Any) -> Iterator[tuple[int, dict[str, Any], Any]]:
+    def _steps(self, state: Any, world: Any) -> Generator[tuple[int, dict[str, Any], Any], None, None]:
         """What the algorithm's `train` yields, or the learner over actors. Where its time goes is noted on the way."""
         if self.settings.actors:
             self.progress.status("starting the actors")
