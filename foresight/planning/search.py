@@ -12,6 +12,7 @@ ends with a discount of 0. What stands below such a node never counts, so the se
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -196,18 +197,22 @@ def _compiled(
     kind, numbers = rule.code()
     table, considered = _halving(tree, rule, simulations)
     arrays = tuple(getattr(tree, name).numpy() for name in _ARRAYS)
-    node, action, leaf = (torch.empty(rows, dtype=torch.int64) for _ in range(3))
+    node, action, leaf, index = (torch.empty(rows, dtype=torch.int64) for _ in range(4))
     ends = (node.numpy(), action.numpy(), leaf.numpy())
     scratch = np.empty((2, actions))
     begun = tree.visits[:, 0].numpy().copy()
-    rest = (kind, numbers, tie.numpy(), gumbel.numpy(), table.numpy(), considered.numpy(), begun, depth, *arrays)
-    batch = torch.arange(rows)
+    down = (
+        kind, numbers, tie.numpy(), gumbel.numpy(), table.numpy(), considered.numpy(), begun, depth, *arrays, *ends,
+        index.numpy(), scratch,
+    )  # fmt: skip
+    memory = tree_map(lambda x: x.flatten(0, 1), tree.state)
+    plain = type(memory) is Tensor
     for slot in range(tree.size, tree.size + simulations):
-        kernels.descend(*rest, *ends, scratch)
-        index = node.clamp(min=0).mul_(rows).add_(batch)
-        found, *answers = model.step(_gather(tree.state, index), action.clamp(min=0))
+        kernels.descend(*down)
+        before = memory.index_select(0, index) if plain else tree_map(lambda x: x.index_select(0, index), memory)
+        found, reward, discount, logits, value = model.step(before, action)
         _write(tree.state, found, slot)
-        bad = kernels.expand(slot, *ends, *(_plain(x) for x in answers), *arrays)
+        bad = kernels.expand(slot, *ends, _plain(reward), _plain(discount), _plain(logits), _plain(value), *arrays)
         if bad >= 0:
             raise _not_finite(bad, _path(tree, bad, int(node[bad]), int(action[bad])))
 
@@ -247,9 +252,9 @@ def _tensors(
             if not walking.any():
                 break
 
-        state, reward, discount, logits, value = model.step(
-            _gather(tree.state, last.clamp(min=0) * rows + batch), action.clamp(min=0)
-        )
+        index = last.clamp(min=0) * rows + batch
+        before = tree_map(lambda x, index=index: x.flatten(0, 1).index_select(0, index), tree.state)
+        state, reward, discount, logits, value = model.step(before, action.clamp(min=0))
         _finite(logits, value, reward, discount)
         _write(tree.state, state, slot)
         new = leaf < 0
@@ -293,15 +298,12 @@ def _halving(tree: Tree, rule: PUCT | UCT | Gumbel, simulations: int) -> tuple[T
         return torch.zeros(1, 1, dtype=torch.int64), torch.zeros(tree.shape[0], dtype=torch.int64)
     considered = (tree.logits[:, 0] != -torch.inf).sum(-1).clamp(max=rule.considered)
     most = int(considered.max())
-    plans = [select.considered_visits(m, max(simulations, 1)) for m in range(most + 1)]
-    return torch.tensor(plans), considered
+    return _plans(most, max(simulations, 1)), considered
 
 
-def _gather(state: Any, index: Tensor) -> Any:
-    """The states with flat index node · B + row."""
-    if type(state) is Tensor:
-        return state.flatten(0, 1).index_select(0, index)
-    return tree_map(lambda x: x.flatten(0, 1).index_select(0, index), state)
+@functools.lru_cache(maxsize=64)
+def _plans(most: int, simulations: int) -> Tensor:
+    return torch.tensor([select.considered_visits(m, simulations) for m in range(most + 1)])
 
 
 def _plain(x: Tensor) -> Any:

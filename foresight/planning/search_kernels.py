@@ -29,7 +29,7 @@ def _first_play(how: int, reduction: float, own: float, low: float, mass: float)
     return own - reduction * math.sqrt(mass)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _best(
     kind: int, rule: Any, children: Any, logits: Any, prior: Any, visits: Any, value: Any, raw: Any, reward: Any,
     discount: Any, bounds: Any, tie: Any, gumbel: Any, wanted: int, node: int, q: Any, n: Any,
@@ -135,29 +135,36 @@ def _best(
 def descend(
     kind: int, rule: Any, tie: Any, gumbel: Any, table: Any, considered: Any, begun: Any, depth: int,
     children: Any, logits: Any, prior: Any, parent: Any, action: Any, visits: Any, value: Any, raw: Any, reward: Any,
-    discount: Any, bounds: Any, node_out: Any, action_out: Any, leaf_out: Any, scratch: Any,
+    discount: Any, bounds: Any, node_out: Any, action_out: Any, leaf_out: Any, index_out: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """For every row the node and the action to expand, and the node that this leads to: -1 if it is new."""
+    """For every row the node and the action to expand, and the node that this leads to: -1 if it is new.
+
+    `index_out` is the place of the node's state in the flat memory `[N * B]`.
+    """
     q, n = scratch[0], scratch[1]
     for b in range(children.shape[0]):
+        below, row_logits, row_prior, row_visits = children[b], logits[b], prior[b], visits[b]
+        row_value, row_raw, row_reward, row_discount = value[b], raw[b], reward[b], discount[b]
+        row_bounds, row_tie, row_gumbel = bounds[b], tie[b], gumbel[b]
         node, level = 0, 0
         while True:
             wanted = -1
             if kind == 2 and node == 0:
-                wanted = table[considered[b], visits[b, 0] - begun[b]]
+                wanted = table[considered[b], row_visits[0] - begun[b]]
             a = _best(
-                kind, rule, children[b], logits[b], prior[b], visits[b], value[b], raw[b], reward[b], discount[b],
-                bounds[b], tie[b], gumbel[b], wanted, node, q, n,
+                kind, rule, below, row_logits, row_prior, row_visits, row_value, row_raw, row_reward, row_discount,
+                row_bounds, row_tie, row_gumbel, wanted, node, q, n,
             )  # fmt: skip
             if a < 0:  # nothing is legal here: the node itself is the end
-                node_out[b], action_out[b], leaf_out[b] = parent[b, node], action[b, node], node
+                node_out[b], action_out[b], leaf_out[b] = max(parent[b, node], 0), max(action[b, node], 0), node
                 break
             level += 1
-            child = children[b, node, a]
-            if child < 0 or discount[b, child] == 0 or level >= depth:
+            child = below[node, a]
+            if child < 0 or row_discount[child] == 0 or level >= depth:
                 node_out[b], action_out[b], leaf_out[b] = node, a, child
                 break
             node = child
+        index_out[b] = node_out[b] * children.shape[0] + b
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

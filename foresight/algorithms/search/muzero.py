@@ -41,6 +41,7 @@ from foresight.planning.search import PUCT, Dirichlet, search
 WORLD = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
+RULE = PUCT(normalize="tree", first_play="parent")  # an action never tried counts as its node: LightZero
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     heat = config.temperatures[min(max(4 * state.step // config.steps - 1, 0), len(config.temperatures) - 1)]
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     found = search(
-        state.network, trees.to(obs, state.generator.device), config.simulations, PUCT(normalize="tree"),
+        state.network, trees.to(obs, state.generator.device), config.simulations, RULE,
         noise=noise if explore else None, temperature=heat if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
@@ -156,7 +157,7 @@ def reanalyze(state: State, batch: Trajectory, pieces: int) -> Tensor:
     """Policy targets `[pieces, K + 1, A]` searched anew, with the slow copy of the network."""
     rows = state.config.unroll_steps + 1
     obs = trees.tree_map(lambda x: x[:pieces, :rows].flatten(0, 1), batch.obs)
-    found = search(state.target, obs, state.config.simulations, PUCT(normalize="tree"))
+    found = search(state.target, obs, state.config.simulations, RULE)
     return found.weights.view(pieces, rows, -1)
 
 

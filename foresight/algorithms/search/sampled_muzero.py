@@ -39,6 +39,7 @@ from foresight.planning.search import PUCT, SearchResult, search
 WORLD = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss", "entropy")
+RULE = PUCT(normalize="tree", first_play="parent")  # an action never tried counts as its node: LightZero
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 def _search(state: State, network: LatentModel, obs: Any, temperature: float) -> tuple[SearchResult, Tensor]:
     model = SampledActions(network, state.head, state.config.samples, state.generator)
     found = search(
-        model, obs, state.config.simulations, PUCT(normalize="tree"), temperature=temperature,
+        model, obs, state.config.simulations, RULE, temperature=temperature,
         generator=state.generator,
     )  # fmt: skip
     return found, root_actions(found.tree)

@@ -1,0 +1,98 @@
+"""What the benchmarks of tree search share: one small latent model, in torch and in JAX, and the loop that times it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+ROWS, SIMULATIONS, ACTIONS, LATENT, HIDDEN, DISCOUNT = 64, 50, 9, 64, 128, 0.99
+THREADS = 2
+SECONDS = 4.0
+
+
+def weights() -> dict[str, np.ndarray]:
+    """Two layers of 128 from latent and action, then latent, logits, value and reward side by side."""
+    rng = np.random.default_rng(0)
+
+    def layer(inputs: int, outputs: int) -> np.ndarray:
+        return (rng.standard_normal((inputs, outputs)) / np.sqrt(inputs)).astype(np.float32)
+
+    return {
+        "state": layer(LATENT, HIDDEN), "action": layer(ACTIONS, HIDDEN), "second": layer(HIDDEN, HIDDEN),
+        "last": layer(HIDDEN, LATENT + ACTIONS + 2), "obs": rng.standard_normal((ROWS, LATENT)).astype(np.float32),
+    }  # fmt: skip
+
+
+class TorchModel:
+    """The model as `planning.search` asks for it."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.weights = {name: torch.from_numpy(array) for name, array in weights().items()}
+        self.discount = torch.full((ROWS,), DISCOUNT)
+
+    def root(self, obs: Any) -> tuple[Any, Any, Any]:
+        return obs[:, :ACTIONS], obs[:, -1].tanh(), obs
+
+    def step(self, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        import torch
+
+        w = self.weights
+        h = torch.addmm(w["action"].index_select(0, action), state, w["state"]).relu_()
+        y = torch.mm(torch.mm(h, w["second"]).relu_(), w["last"]).tanh_()
+        return y[:, :LATENT], y[:, -1], self.discount, y[:, LATENT:-2], y[:, -2]
+
+
+def rate(run: Callable[[], object]) -> float:
+    """Simulations per second over all rows, after two calls to warm up."""
+    run()
+    run()
+    begun, searches = time.perf_counter(), 0
+    while time.perf_counter() - begun < SECONDS:
+        run()
+        searches += 1
+    return searches * ROWS * SIMULATIONS / (time.perf_counter() - begun)
+
+
+def ours(rule: Any, **options: Any) -> dict[str, Any]:
+    """Our search with `rule`."""
+    import torch
+
+    from foresight.planning.search import search
+
+    torch.set_num_threads(THREADS)
+    model, generator = TorchModel(), torch.Generator().manual_seed(0)
+    obs = model.weights["obs"]
+    found = rate(lambda: search(model, obs, SIMULATIONS, rule, generator=generator, **options))
+    return {"rate": found, "threads": THREADS}
+
+
+def mctx(policy: str, **options: Any) -> dict[str, Any]:
+    """mctx's `policy`, compiled by JAX for the CPU."""
+    import jax
+    import jax.numpy as jnp
+    import mctx
+
+    w = {name: jnp.array(array) for name, array in weights().items()}
+
+    def step(params: Any, key: Any, action: Any, state: Any) -> Any:
+        h = jax.nn.relu(state @ params["state"] + params["action"][action])
+        y = jnp.tanh(jax.nn.relu(h @ params["second"]) @ params["last"])
+        output = mctx.RecurrentFnOutput(
+            reward=y[:, -1], discount=jnp.full(ROWS, DISCOUNT), prior_logits=y[:, LATENT:-2], value=y[:, -2]
+        )
+        return output, y[:, :LATENT]
+
+    @jax.jit
+    def search(params: Any, key: Any) -> Any:
+        obs = params["obs"]
+        root = mctx.RootFnOutput(prior_logits=obs[:, :ACTIONS], value=jnp.tanh(obs[:, -1]), embedding=obs)
+        found = getattr(mctx, policy)(params, key, root, step, num_simulations=SIMULATIONS, **options)
+        return found.action, found.action_weights
+
+    keys = iter(jax.random.split(jax.random.PRNGKey(0), 100_000))
+    return {"rate": rate(lambda: jax.block_until_ready(search(w, next(keys)))), "threads": THREADS}

@@ -1,0 +1,249 @@
+"""MuZero and its heirs: their targets by hand, what reanalysis repeats, and that they learn."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero
+from foresight.data.trajectory import Trajectory
+from foresight.envs.make import make
+from foresight.errors import UserError
+from foresight.nets.latent import Number
+from foresight.ops import latent, transforms
+from foresight.planning.search import search
+from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled
+
+DISCRETE = [muzero, gumbel_muzero, efficientzero]
+ALL = [*DISCRETE, sampled_muzero]
+SMALL: dict[str, Any] = {
+    "steps": 400, "num_envs": 4, "simulations": 4, "unroll_steps": 3, "n_steps": 3, "batch": 8, "update_every": 40,
+    "collect_steps": 10, "warmup": 80, "latent_size": 8, "hidden": (16,), "target_every": 2,
+}  # fmt: skip
+
+
+def small(module: ModuleType, **fields: Any) -> tuple[Any, Any, Any]:
+    config = module.Config(**{**SMALL, **fields})
+    env = make("Pendulum-v1" if module is sampled_muzero else "CartPole-v1", num_envs=config.num_envs)
+    return config, env, module.build(config, env.spaces)
+
+
+def name(module: ModuleType) -> str:
+    return module.__name__.rsplit(".", 1)[-1]
+
+
+@pytest.mark.parametrize("module", ALL, ids=name)
+def test_it_trains_stops_and_goes_on(module: ModuleType) -> None:
+    config, env, _ = small(module)
+    before, last, state = None, 0, None
+    for step, metrics, state in module.train(config, env):
+        assert step == state.step and step > last
+        last = step
+        if step == 200:
+            before = {key: x.clone() for key, x in state.network.state_dict().items()}
+            assert state.updates == 3 and all(torch.isfinite(torch.tensor(v)) for v in metrics.values())
+    assert last == config.steps and state.updates == 8 and len(state.replay) == 400
+    assert before is not None
+    assert any(not torch.equal(x, before[key]) for key, x in state.network.state_dict().items())
+    assert list(module.train(config, env, state)) == []
+    longer = module.Config(**{**SMALL, "steps": 440})
+    *_, (step, _, after) = module.train(longer, env, state)
+    assert step == 440 and after is state
+    assert state.replay.rows is not None and (state.replay.rows.mask[:, 99] == 0).all()  # what followed is not known
+
+
+@pytest.mark.parametrize("module", ALL, ids=name)
+def test_acting_without_exploring_repeats(module: ModuleType) -> None:
+    _, env, state = small(module)
+    obs = env.reset(0)
+    if module is sampled_muzero:  # its actions are drawn, so the generator must be set back
+        torch.manual_seed(0)
+    first = module.act(_seed(state), obs)[0]
+    assert torch.equal(first, module.act(_seed(state), obs)[0])
+    explored = torch.stack([module.act(state, obs, explore=True)[0].float() for _ in range(12)])
+    assert explored.std(0).max() > 0
+
+
+def _seed(state: Any) -> Any:
+    state.generator.manual_seed(0)
+    return state
+
+
+def pieces(module: ModuleType, state: Any, rows: int = 6) -> Trajectory:
+    """Two pieces by hand: the first terminates after row 2, the second meets a time limit after row 1."""
+    actions, g = 2, torch.Generator().manual_seed(0)
+    zeros = torch.zeros(2, rows)
+    reward = torch.tensor([[1.0, 2.0, 3.0, 50.0, 60.0, 70.0], [4.0, 5.0, 80.0, 90.0, 10.0, 20.0]])
+    discount, cut = torch.ones(2, rows), zeros.clone()
+    discount[0, 2], cut[0, 2], cut[1, 1] = 0.0, 1.0, 1.0
+    obs = torch.randn(2, rows, 4, generator=g)
+    extras = {
+        "weights": torch.softmax(torch.randn(2, rows, actions, generator=g), -1),
+        "next_obs": torch.randn(2, rows, 4, generator=g), "born": torch.zeros(2, rows, dtype=torch.int64),
+    }  # fmt: skip
+    return Trajectory(obs, zeros.long(), reward, discount, cut, torch.ones(2, rows), extras=extras)
+
+
+@pytest.mark.parametrize("module", DISCRETE, ids=name)
+@sabotaged_by("foresight.ops.returns.n_step_return", change("n", lambda n: n + 1), change("cut", torch.zeros_like))
+@sabotaged_by("foresight.ops.latent.unroll_masks", change("discount", torch.ones_like))
+def test_targets_by_hand(module: ModuleType) -> None:
+    """γ = 0.1 and n = 2: digits can be read off the returns."""
+    _, _, state = small(module, gamma=0.1, n_steps=2, unroll_steps=4, reanalyze=0.0)
+    batch = pieces(module, state)
+    with torch.no_grad():  # values that are not 0, so that a wrong bootstrap shows
+        state.target.value.layer.bias.copy_(torch.randn(41, generator=torch.Generator().manual_seed(1)))
+        after = state.target.root(batch.extras["next_obs"].flatten(0, 1))[1].view(2, 6)
+    alive, known, value, weights = module.targets(state, batch)
+    assert alive.tolist() == [[1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]
+    assert known.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    expected = torch.tensor(
+        [[1.2 + 0.01 * after[0, 1], 2.3, 3.0], [4.5 + 0.01 * after[1, 1], 5 + 0.1 * after[1, 1], 0]]
+    )
+    torch.testing.assert_close(value[:, :3], expected)
+    assert (value[:, 3:] == 0).all()
+    assert torch.equal(weights, batch.extras["weights"][:, :5])
+
+
+@pytest.mark.parametrize("module", [muzero, efficientzero], ids=name)
+@sabotaged_by("foresight.planning.select.PUCT.code", lambda f: lambda self: (1, f(self)[1]))
+def test_reanalysis_with_the_same_weights_repeats_the_targets(module: ModuleType) -> None:
+    config, env, state = small(module, simulations=12, reanalyze=1.0)
+    with torch.no_grad():  # a network that prefers something
+        for network in (state.network, state.target):
+            generator = torch.Generator().manual_seed(1)
+            for p in network.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.5)
+    obs, rows = env.reset(0), []
+    for _ in range(6):
+        found = search(state.network, obs, config.simulations, muzero.RULE)
+        feedback = env.step(found.action.clone())
+        rows.append((obs, found.action, feedback, _reference(state, obs, config.simulations)))
+        obs = feedback.obs
+    batch = Trajectory(
+        torch.stack([row[0] for row in rows], 1), torch.stack([row[1] for row in rows], 1),
+        *(torch.stack([getattr(row[2], key) for row in rows], 1) for key in ("reward", "discount", "cut", "mask")),
+        extras={"weights": torch.stack([row[3] for row in rows], 1)},
+    )  # fmt: skip
+    again = module.reanalyze(state, batch, 4)
+    torch.testing.assert_close(again, batch.extras["weights"][:, :4], atol=1e-6, rtol=0)
+    assert again.std() > 0.05
+
+
+def _reference(state: Any, obs: torch.Tensor, simulations: int) -> torch.Tensor:
+    """What acting found: by the other backend, so that it is computed apart from what is tested."""
+    return search(state.network, obs, simulations, muzero.RULE, backend="tensor").weights
+
+
+@sabotaged_by("foresight.ops.transforms.signed_hyperbolic", scaled(0.5))
+@sabotaged_by("foresight.nets.latent.Number.forward", flip_sign)
+def test_a_number_is_learnt_through_its_categorical() -> None:
+    torch.manual_seed(0)
+    number, x = Number(3, 20), torch.eye(3)
+    assert number(x).abs().max() < 1e-4
+    target = torch.tensor([-3.0, 0.5, 250.0])
+    optimizer = torch.optim.Adam(number.parameters(), 0.1)
+    for _ in range(1000):
+        optimizer.zero_grad()
+        number.loss(x, target).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(number(x), target, rtol=0.05, atol=0.1)
+    assert transforms.signed_hyperbolic(torch.tensor(250.0)) < 20
+
+
+@sabotaged_by("foresight.ops.latent.scale_gradient", change("factor", lambda _: 1.0))
+def test_the_gradient_into_the_dynamics_is_halved() -> None:
+    """Through one step of two the gradient of the representation is ½ of the whole, through two ¼ (appendix G)."""
+    _, _, state = small(muzero, reanalyze=0.0)
+    hidden = torch.rand(2, 8, requires_grad=True)
+    action = state.network.eye[torch.tensor([0, 1])]
+    whole = torch.autograd.grad(state.network.advance(hidden, action)[0].square().sum(), hidden)[0]
+    after = latent.scale_gradient(state.network.advance(hidden, action)[0], 0.5)
+    half = torch.autograd.grad(after.square().sum(), hidden)[0]
+    torch.testing.assert_close(half, whole / 2)
+
+
+@sabotaged_by("foresight.nets.prefix.PrefixModel.renew", lambda f: lambda self, state: state)
+def test_a_search_reads_rewards_from_the_value_prefix() -> None:
+    """The rewards of five steps sum to the prefix; at the horizon the sum and the LSTM begin anew."""
+    _, env, state = small(efficientzero, horizon=3)
+    with torch.no_grad():
+        state.network.prefix.layer.weight.normal_(generator=torch.Generator().manual_seed(0))
+        _, _, now = state.network.root(env.reset(0))
+        total = torch.zeros(4)
+        for depth in range(1, 7):
+            action = torch.zeros(4, dtype=torch.int64)
+            told = state.network.prefix(state.network.advance(now, action)["h"])
+            now, reward, _, _, _ = state.network.step(now, action)
+            total = total + reward
+            torch.testing.assert_close(total, told, atol=1e-4, rtol=1e-4)
+            if depth % 3 == 0:
+                assert now["h"].abs().max() == 0 and now["prefix"].abs().max() == 0
+                total = torch.zeros(4)
+            else:
+                assert now["h"].abs().max() > 0
+
+
+@sabotaged_by("foresight.planning.sampled.SampledActions.step", change("action", lambda a: (a + 1) % 5))
+def test_sampled_actions_reach_the_model_as_they_were_drawn() -> None:
+    from foresight.nets.outputs import Normal
+    from foresight.planning.sampled import SampledActions, root_actions
+
+    class Ruler:
+        """Reward is the action itself: the best one drawn is the largest."""
+
+        def root(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            return torch.zeros(len(obs), 2), torch.zeros(len(obs)), obs
+
+        def step(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            zero = torch.zeros(len(state))
+            return state, action.sum(-1), zero, torch.zeros(len(state), 2), zero
+
+    g = torch.Generator().manual_seed(0)
+    model = SampledActions(Ruler(), lambda y: Normal(y, torch.ones(2)), 5, g)
+    found = search(model, torch.zeros(6, 1), 60, muzero.RULE)
+    drawn = root_actions(found.tree)
+    assert drawn.shape == (6, 5, 2)
+    assert torch.equal(found.action, drawn.sum(-1).argmax(1))
+    torch.testing.assert_close(found.tree.child_values(), drawn.sum(-1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("module", DISCRETE, ids=name)
+def test_mistakes_are_told(module: ModuleType) -> None:
+    env = make("Pendulum-v1", num_envs=2)
+    with pytest.raises(UserError, match="discrete actions"):
+        module.build(module.Config(), env.spaces)
+    with pytest.raises(UserError, match="bounded Box"):
+        sampled_muzero.build(sampled_muzero.Config(), make("CartPole-v1", num_envs=2).spaces)
+    cart = make("CartPole-v1", num_envs=2)
+    for wrong, message in [
+        ({"batch": 0}, "batch must be at least 1"), ({"warmup": 3}, "warmup is 3"), ({"reanalyze": 2.0}, "a share"),
+    ]:  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            module.build(module.Config(**wrong), cart.spaces)
+    with pytest.raises(UserError, match="num_envs is 8"):
+        next(module.train(module.Config(), cart))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run() -> None:
+    config, env, state = small(muzero)
+    next(muzero.train(config, env, state))
+    with torch.no_grad():
+        state.network.policy.weight.fill_(torch.nan)
+    with pytest.raises(UserError, match="last checkpoint"):
+        for _ in muzero.train(config, env, state):
+            pass
+
+
+@sabotaged_by("foresight.ops.returns.n_step_return", drop("mask"))
+def test_an_interrupted_replay_learns_nothing_of_the_gap() -> None:
+    _, _, state = small(muzero, gamma=0.1, n_steps=2, unroll_steps=4, reanalyze=0.0)
+    batch = pieces(muzero, state)
+    mask = torch.ones(2, 6)
+    mask[0, 1] = 0  # row 1 was the newest when the run was stopped
+    alive, known, value, _ = muzero.targets(state, batch.replace(mask=mask))
+    assert alive[0].tolist() == [1, 0, 0, 0, 0] and known[0].tolist() == [1, 0, 0, 0, 0]
+    assert value[0, 0].item() == pytest.approx(1.0, abs=1e-5)  # the reward, and a value that is still 0
