@@ -49,6 +49,27 @@ def write(label: str, what: str, document: dict[str, Any], seconds: float) -> No
     print(json.dumps(document), flush=True)
 
 
+def ship(path: str, name: str) -> None:
+    """Put a trained agent beside the package's code: its weights, without the replay and the optimiser's memory."""
+    import shutil
+
+    import foresight
+    from foresight.runtime import checkpoint, run
+
+    agent = run.load(path)
+    small = agent.module.build(agent.config, agent.world)
+    small.network.load_state_dict(agent.state.network.state_dict())
+    small.step = agent.step
+    folder = Path(foresight.__file__).parent / "trained" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shutil.copy(run.find(path) / "config.yaml", folder / "config.yaml")
+    extra = {"seconds": 0.0, "evaluation_seconds": 0.0, "baseline": {"metric": "", "mean": 0.0, "std": 0.0, "n": 0}}
+    checkpoint.save(folder / "checkpoints", small, agent.step, extra=extra)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{size / 1e6:.2f} MB in {folder}")
+
+
 def tic_tac_toe(seeds: list[int]) -> None:
     """The agent of each seed, with its search and without, against every opponent there could be."""
     from foresight.planning import proof
@@ -199,7 +220,7 @@ def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("tic_tac_toe", "connect_four", "alphago"))
+    parser.add_argument("what", choices=("tic_tac_toe", "connect_four", "alphago", "ship"))
     parser.add_argument("name", nargs="?", default="")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--games", type=int, default=100)
@@ -209,6 +230,8 @@ def main() -> None:
         tic_tac_toe(arguments.seeds)
     elif arguments.what == "connect_four":
         connect_four(arguments.name, arguments.games)
+    elif arguments.what == "ship":
+        ship(arguments.name, "connect_four")
     else:
         alphago(arguments.name, arguments.seeds[0], arguments.games)
     print(f"{time.perf_counter() - began:.0f} s")

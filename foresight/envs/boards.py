@@ -42,7 +42,7 @@ def draw(random: Any, count: int) -> int:
     x ^= x >> np.uint64(27)
     random[0] = x
     high = (x * np.uint64(2685821657736338717)) >> np.uint64(33)
-    return int(np.int64(high) % np.int64(count))  # (uint64 and int64 together would be a float)
+    return np.int64(high) % np.int64(count)  # type: ignore[return-value]  # (uint64 and int64 would make a float)
 
 
 @njit(cache=True, nogil=True)

@@ -11,8 +11,10 @@ moves (PUCT), no gating, playing and learning in turn at a fixed ratio, the most
 search of Gumbel AlphaZero (Danihelka et al. 2022), which improves the policy from 2 simulations on and needs neither
 noise nor temperature (the default: simulations are dear on a CPU); symmetries of the board in learning (as AlphaGo
 Zero; AlphaZero has none); λ-returns over the search's values instead of z (λ = 1 is z); cheap searches that are
-played but not learnt from (playout cap randomisation, KataGo, arXiv:1902.10565 §3.1). Otherwise than there: blocks
-without batch normalisation (as KataGo has since), Adam with decoupled decay instead of momentum.
+played but not learnt from (playout cap randomisation, KataGo, arXiv:1902.10565 §3.1); a beginning in which random
+playouts judge the leaves, as long as the network knows less than they do (`playout_steps`; the paper has none).
+Otherwise than there: blocks without batch normalisation (as KataGo has since), Adam with decoupled decay instead of
+momentum.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +36,7 @@ from foresight.errors import UserError
 from foresight.nets import optim
 from foresight.nets.board import PolicyValueNet
 from foresight.ops import returns, schedules
+from foresight.planning import rollouts
 from foresight.planning.rules import Rules
 from foresight.planning.search import Dirichlet, SearchResult, search
 from foresight.planning.select import PUCT, Gumbel
@@ -60,6 +64,8 @@ class Config:
     temperature_moves: int = 30  # PUCT draws so many moves of a game by visits, then plays the most visited
     full_share: float = 1.0  # of moves that are searched in full and learnt from; KataGo 0.25
     cheap_simulations: int = 8  # of the other searches
+    playout_steps: int = 0  # positions at the beginning that a search with random playouts plays; 0 is the paper
+    playout_simulations: int = 200  # of those searches
     channels: int = 32  # of the tower (256)
     blocks: int = 2  # residual ones (19)
     buffer: int = 100_000  # newest positions kept (the last million games)
@@ -124,6 +130,7 @@ class State:
     network: PolicyValueNet
     optimizer: torch.optim.Optimizer
     generator: torch.Generator  # search, noise, batches, symmetries
+    random: np.ndarray  # `rollouts.stream`, of playouts
     replay: Replay
     running: Running
     step: int = 0
@@ -148,6 +155,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
         network,
         torch.optim.AdamW(network.parameters(), config.learning_rate, weight_decay=config.weight_decay),
         generator=torch.Generator().manual_seed(config.seed),
+        random=rollouts.stream(config.seed),
         replay=Replay(config.buffer),
         running=Running(),
         game=game,
@@ -202,15 +210,19 @@ def self_play(state: State, position: Tensor) -> Tensor:
         for mine, learnt in zip(state.player.parameters(), state.network.parameters(), strict=True):
             mine.copy_(learnt)
     full = config.full_share >= 1 or float(torch.rand((), generator=state.generator)) < config.full_share
-    found = think(state, position, config.simulations if full else config.cheap_simulations, state.generator)
-    moved = game.step(position, found.action)
+    if state.step < config.playout_steps:
+        action, weights, value = playouts(state, position)
+    else:
+        count = config.simulations if full else config.cheap_simulations
+        action, weights, value, _ = think(state, position, count, state.generator)
+    moved = game.step(position, action)
     columns = {
-        "obs": game.planes(position), "legal": game.legal(position), "policy": found.weights, "value": found.value,
-        "learnt": torch.full_like(found.value, float(full)), "mover": game.mover(position),
-        "action": found.action, "reward": moved.reward,
+        "obs": game.planes(position), "legal": game.legal(position), "policy": weights, "value": value,
+        "learnt": torch.full_like(value, float(full)), "mover": game.mover(position),
+        "action": action, "reward": moved.reward,
     }  # fmt: skip
-    for b, action in enumerate(found.action.tolist()):
-        running.actions[b].append(action)
+    for b, chosen in enumerate(action.tolist()):
+        running.actions[b].append(chosen)
         running.rows[b].append({name: column[b] for name, column in columns.items()})
     following = moved.position
     for b in moved.over.nonzero().flatten().tolist():
@@ -220,6 +232,15 @@ def self_play(state: State, position: Tensor) -> Tensor:
     state.step += len(position)
     game.forget(following)
     return following
+
+
+def playouts(state: State, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Actions, policies and values of a search that judges by random games: drawn by visits, as PUCT's first moves."""
+    visits, values = rollouts.uct(state.game, position, state.config.playout_simulations, state.random)
+    share = (visits / visits.sum(-1, keepdim=True)).square()  # UCT explores more than it means
+    weights = share / share.sum(-1, keepdim=True)
+    action = torch.multinomial(weights, 1, generator=state.generator).squeeze(-1)
+    return action, weights, (weights * values).sum(-1)
 
 
 def add(state: State, rows: list[dict[str, Tensor]], first_score: float) -> None:

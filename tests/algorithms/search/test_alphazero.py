@@ -180,3 +180,18 @@ def test_cheap_searches_are_played_but_not_learnt_from() -> None:
     config = dataclasses.replace(SMALL, steps=1_024, full_share=0.25, cheap_simulations=2)
     *_, (step, _, state) = az.train(config, TTT)
     assert 0.1 * step < len(state.replay) < 0.4 * step
+
+
+@sabotaged_by(
+    "foresight.algorithms.search.alphazero.playouts",
+    lambda f: lambda state, position: (lambda a, w, v: (a, w.roll(1, -1), v))(*f(state, position)),
+)
+def test_playouts_judge_the_first_positions_where_they_are_asked_to() -> None:
+    """X on a1, b1 can win on c1: that is what playouts choose and what is learnt, by a network that knows nothing."""
+    config = dataclasses.replace(SMALL, playout_steps=10_000, playout_simulations=300)
+    state = az.build(config, TTT)
+    state.running.actions, state.running.rows = [[0, 3, 1, 4]], [[]]
+    az.self_play(state, games.replay(TTT, state.running.actions))
+    assert state.replay.rows is not None and len(state.replay) == 1
+    assert int(state.replay.rows.extras["policy"][0, 0].argmax()) == 2
+    assert float(state.replay.rows.extras["target"][0, 0]) == 1.0
