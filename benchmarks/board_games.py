@@ -75,7 +75,7 @@ def tic_tac_toe(seeds: list[int]) -> None:
     from foresight.planning import proof
     from foresight.runtime import match
 
-    runs, spent = [], 0.0
+    runs: list[dict[str, Any]] = []
     for seed in seeds:
         run = trained("alphazero", "tic_tac_toe", seed)
         agent = run.load()
@@ -85,12 +85,12 @@ def tic_tac_toe(seeds: list[int]) -> None:
             sides = {"first": True, "second": False}
             proofs = {side: proof.exhaust(agent.world, player, first)._asdict() for side, first in sides.items()}
             found[label] = {"simulations": simulations, **proofs}
-        spent += run.summary["seconds"]
         runs.append(found)
-    lost = sum(run["search"][side]["lost"] for run in runs for side in ("first", "second"))
-    bare = sum(run["policy_alone"][side]["lost"] for run in runs for side in ("first", "second"))
-    document = {"seeds": seeds, "lost": lost, "lost_without_search": bare, "runs": runs}
-    write("alphazero-tic_tac_toe", "AlphaZero at tic-tac-toe against every possible opponent", document, spent)
+        lost = sum(run["search"][side]["lost"] for run in runs for side in ("first", "second"))
+        bare = sum(run["policy_alone"][side]["lost"] for run in runs for side in ("first", "second"))
+        document = {"seeds": seeds[: len(runs)], "lost": lost, "lost_without_search": bare, "runs": runs}
+        spent = sum(run["training_seconds"] for run in runs)
+        write("alphazero-tic_tac_toe", "AlphaZero at tic-tac-toe against every possible opponent", document, spent)
 
 
 def connect_four(path: str, games: int) -> None:
