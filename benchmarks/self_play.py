@@ -1,7 +1,7 @@
 """Self-play of AlphaZero: positions per second at tic-tac-toe and Connect Four, and where the time goes.
 
 The presets as they are, an untrained network, one thread, no learning: 64 games of tic-tac-toe with 25 simulations a
-move, 128 of Connect Four with 32. `rate` is Connect Four's. Shares: `rules` is playing moves, legal moves and planes;
+move, 128 of Connect Four with 16. `rate` is Connect Four's. Shares: `rules` is playing moves, legal moves and planes;
 `network` is the forward pass; `tree` is the rest: selecting, expanding, backing up, recording.
 """
 
@@ -28,7 +28,7 @@ def measure(name: str, moves: int) -> dict[str, Any]:
     from foresight.envs import games
     from foresight.runtime import settings
 
-    config = alphazero.Config(**settings.resolve("alphazero", preset=name).config)
+    config = alphazero.Config(**{**settings.resolve("alphazero", preset=name).config, "playout_steps": 0})
     game = games.make(name)
     state = alphazero.build(config, game)
     state.running.actions = [[] for _ in range(config.num_games)]
