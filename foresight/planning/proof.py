@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from foresight.envs.games import Chooser, Game
 
@@ -55,8 +54,3 @@ def exhaust(game: Game, chooser: Chooser, first: bool) -> Proof:
         lines = [paths[i] for i in (~over).nonzero().flatten().tolist()]
         frontier, agent = reached[~over], not agent
     return Proof(positions, ends[0.0], ends[0.5], ends[1.0], line)
-
-
-def legal_only(game: Game, position: Tensor, action: Tensor) -> bool:
-    """Whether every action is legal at its position."""
-    return bool(game.legal(position).gather(1, action.unsqueeze(1)).all())
