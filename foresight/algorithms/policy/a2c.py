@@ -1,0 +1,184 @@
+"""A2C: Asynchronous Methods for Deep Reinforcement Learning, Mnih et al. 2016 (arXiv:1602.01783), synchronous.
+
+    maximise  E_t[ log π(a_t|s_t) A_t ]  -  c₁ E_t[ ½ (V(s_t) - G_t)² ]  +  c₂ E_t[ H(π(·|s_t)) ]
+
+where G_t = r_t + γ r_{t+1} + ... + γᵏ V(s_{t+k}) goes on to the end of the segment and A_t = G_t - V(s_t), a constant.
+
+What is kept (§4, algorithm S3): segments of a few steps; every row bootstraps from the end of its segment, so the
+first from the farthest; one gradient step on each segment; the entropy bonus; RMSProp without momentum. Instead of
+threads that update shared weights at their own pace, all worlds step together and one update waits for all of them:
+the A2C of OpenAI's baselines (2017), which found it no worse. `gae_lambda` below 1 is generalised advantage estimation
+(Schulman et al. 2016, arXiv:1506.02438); 1 is the paper.
+
+A time limit is no termination: its row bootstraps with the value of its final observation. Left out: asynchrony and
+recurrent policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.trajectory import Trajectory
+from foresight.envs import collect
+from foresight.envs.base import Env, Spaces
+from foresight.errors import UserError
+from foresight.nets import encoders, heads, normalize, optim
+from foresight.nets.actor_critic import ActorCritic
+from foresight.ops import advantage, diagnostics, policy, returns, schedules, value
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "entropy", "value_loss", "explained_variance")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults: stable-baselines3's A2C ("SB3"), which presets of rl-baselines3-zoo start from."""
+
+    steps: int = 500_000  # env steps in all worlds together
+    seed: int = 0
+    num_envs: int = 8  # worlds stepped together (runtime makes the env with it); the paper has 16 threads
+    unroll_steps: int = 5  # steps of each world between two updates; §5.1 (t_max)
+    learning_rate: float = 7e-4  # RMSProp; SB3
+    anneal: bool = False  # learning rate linearly to 0; the paper's Atari setting (§8)
+    decay: float = 0.99  # of RMSProp's mean square; §8
+    epsilon: float = 1e-5  # added to RMSProp's root mean square; SB3
+    gamma: float = 0.99  # discount a step; §8
+    gae_lambda: float = 1.0  # 1 is the paper's n-step return
+    normalize_advantage: bool = False  # SB3
+    entropy_coef: float = 0.0  # c₂; 0.01 on Atari (§8)
+    value_coef: float = 1.0  # c₁ of ½ squared error; SB3's vf_coef 0.5 (no ½ there)
+    max_grad_norm: float = 0.5  # SB3
+    normalize_obs: bool = False  # running mean and std, clip to ±10
+    normalize_reward: bool = False  # running std of the discounted return, clip to ±10
+    hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; SB3
+    activation: str = "tanh"  # SB3
+    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    log_std: float = 0.0  # of continuous actions, at the start
+    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
+
+
+@dataclass
+class State:
+    """All that a run is. `network` holds the observation statistics too, so a policy is saved with them."""
+
+    config: Config
+    network: ActorCritic
+    optimizer: torch.optim.RMSprop
+    generator: torch.Generator  # draws the actions
+    reward_scaler: normalize.RewardScaler | None = None
+    step: int = 0
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Network, optimiser and generator. Raises UserError for spaces and settings that cannot be worked with."""
+    for name in ("num_envs", "unroll_steps"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
+        body = encoders.actor_critic_body(
+            spaces.obs,
+            outputs=(head.width, value_head.width),
+            gains=(0.01, 1.0),
+            hidden=config.hidden,
+            activation=config.activation,
+            images=config.images,
+        )
+        normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
+        network = ActorCritic(body, head, value_head, normalizer, encoders.mask_key(spaces.obs)).to(device)
+    return State(
+        config,
+        network,
+        torch.optim.RMSprop(network.parameters(), lr=config.learning_rate, alpha=config.decay, eps=config.epsilon),
+        generator=torch.Generator(device).manual_seed(config.seed),
+        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+    )
+
+
+@torch.inference_mode()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    output = state.network.policy(obs)
+    return output.sample(state.generator) if explore else output.mode(), {}, carry
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+    """`unroll_steps` of every world from `obs` on, with values; returns them and the observation to go on from."""
+    network = state.network
+    stretch = collect.segment(
+        env, obs, lambda x: network.policy(x).sample(state.generator), state.config.unroll_steps, state.generator.device
+    )
+    state.step += stretch.batch.reward.numel()
+    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
+    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
+    values = network.value(stretch.batch.obs).value
+    next_value = collect.successors(stretch, values, lambda x: network.value(x).value)
+    return stretch.batch.replace(value=values, next_value=next_value), stretch.obs
+
+
+def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
+    """One gradient step on one valued segment; `progress` in [0, 1] anneals the rate."""
+    config, network = state.config, state.network
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+
+    reward, mask = batch.reward, batch.mask
+    assert batch.value is not None and batch.next_value is not None and mask is not None
+    if state.reward_scaler is not None:
+        state.reward_scaler.update(reward, batch.cut, mask)
+        reward = state.reward_scaler(reward)
+    gain, target = returns.gae(
+        reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
+    )
+    real = mask > 0
+    rows, gain, target = batch.map(lambda x: x[real]), gain[real], target[real]
+    if config.normalize_advantage:
+        gain = advantage.normalize(gain)
+
+    output, values = network(rows.obs)
+    assert rows.value is not None
+    policy_loss = policy.reinforce(output.logp(rows.action), gain).mean()
+    value_loss = value.squared_loss(values.value, target).mean()
+    entropy = output.entropy().mean()
+    total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    optim.descend(state.optimizer, total.backward, config.max_grad_norm)
+
+    if network.normalizer is not None:
+        network.normalizer.update(rows.obs)
+    watched = torch.stack([policy_loss, value_loss, entropy, diagnostics.explained_variance(rows.value, target)])
+    metrics = dict(zip(("policy_loss", "value_loss", "entropy", "explained_variance"), watched.tolist(), strict=True))
+    return {**metrics, "learning_rate": rate}
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act a little, update once, until `steps`. A given state goes on with new episodes."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    if state.reward_scaler is not None:
+        state.reward_scaler.restart()
+    obs = env.reset(config.seed + state.step)
+    while state.step < config.steps:
+        progress = state.step / config.steps
+        batch, obs = rollout(state, env, obs)
+        metrics = update(state, batch, progress)
+        if state.episode_returns:
+            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+        yield state.step, metrics, state

@@ -1,0 +1,230 @@
+"""Off-PAC: Off-Policy Actor-Critic, Degris, White & Sutton 2012 (arXiv:1205.4839).
+
+A behaviour policy b acts, and a target policy π learns from what it did:
+
+    actor    ∇J(θ) ≈ E_b[ ρ_t (G_t - V_w(s_t)) ∇log π_θ(a_t|s_t) ],   ρ_t = π_θ(a_t|s_t) / b(a_t|s_t)
+    critic   minimise over w  E_b[ ρ_t ½ (V_w(s_t) - G_t)² ],  G a constant
+    where    G_t - V(s_t) = δ_t + γ λ min(1, ρ_{t+1}) (G_{t+1} - V(s_{t+1})),   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
+
+so with λ = 0 both move along ρ_t δ_t (the paper's algorithm 1 with λ = 0; Zhao 2025, *Mathematical Foundations of
+Reinforcement Learning*, algorithm 10.3).
+
+What is kept: the objective J(θ) = Σ_s d_b(s) V^π(s), states weighed as b visits them; the approximate gradient of its
+theorem 1, which leaves out ∇Q; a learning rate each. The behaviour is b = (1 - ε) π + ε · uniform over the actions that
+are allowed, with its probabilities known exactly: `epsilon` 1 is the paper's uniform behaviour, 0 is on-policy, where
+every ρ is 1. Old segments stay in a replay with the probabilities they were acted with, and `replays` of them are
+learnt from beside each new one: π moved on since, and ρ corrects for that too.
+
+Otherwise than there: the forward view with Retrace's traces (`ops.returns.retrace`; Munos et al. 2016) in place of
+eligibility traces with ρ of any size, and `max_ratio` bounds ρ, for what a replay holds may be far from π. Left out:
+the gradient correction of GTD(λ), whose second weights assume linear features; continuous actions.
+
+A time limit is no termination: its row bootstraps with the value of its final observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor
+
+from foresight.data.replay import Replay
+from foresight.data.trajectory import Trajectory
+from foresight.envs import collect
+from foresight.envs.base import Env, Spaces
+from foresight.errors import UserError
+from foresight.nets import encoders, heads, optim
+from foresight.nets.actor_critic import ActorCritic
+from foresight.nets.outputs import Categorical
+from foresight.ops import policy, returns, schedules, value
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "entropy", "value_loss", "ratio")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The paper's worlds are linear and small: defaults are ours, found on CartPole-v1."""
+
+    steps: int = 200_000  # env steps in all worlds together
+    seed: int = 0
+    num_envs: int = 8  # worlds stepped together (runtime makes the env with it)
+    unroll_steps: int = 16  # steps of each world between two updates
+    epsilon: float = 0.1  # share of uniform actions in the behaviour: 1 as in the paper's §4, 0 is on-policy
+    replay_segments: int = 64  # segments of each world that are kept
+    replays: int = 2  # batches of old segments, as large as a new one, learnt from beside each new one
+    max_ratio: float = 2.0  # bound of ρ
+    learning_rate: float = 1e-3  # Adam, of the actor
+    anneal: bool = False  # learning rate of the actor linearly to 0
+    value_rate: float = 3e-3  # Adam, of the critic
+    gamma: float = 0.99  # discount a step
+    trace_lambda: float = 0.9  # λ
+    entropy_coef: float = 0.0  # weight of the target policy's entropy
+    max_grad_norm: float = 0.5  # of each of the two gradients
+    hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors
+    activation: str = "tanh"  # of the two networks over vectors
+    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    threads: int = 1  # of torch, on a CPU
+
+
+@dataclass
+class State:
+    """All that a run is."""
+
+    config: Config
+    network: ActorCritic
+    policy_optimizer: torch.optim.Adam
+    value_optimizer: torch.optim.Adam
+    replay: Replay  # a stream for each world, with behaviour log-probabilities and every row's successor
+    generator: torch.Generator  # draws the actions
+    sampler: torch.Generator  # draws from the replay, on the CPU
+    step: int = 0
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 episodes, of the behaviour
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Networks, optimisers, replay and generators. Raises UserError for spaces and settings that do not fit."""
+    _check(config)
+    if not isinstance(spaces.action, gs.Discrete):
+        raise UserError(
+            "off_policy_ac mixes its policy with uniform actions, so it needs Discrete ones, "
+            f"not {spaces.action}. Try sac."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        head, value_head = encoders.policy_head(spaces.action), heads.ScalarHead()
+        body = encoders.apart_body(
+            spaces.obs,
+            outputs=(head.width, value_head.width),
+            gains=(0.01, 1.0),
+            hidden=config.hidden,
+            activation=config.activation,
+            images=config.images,
+        )
+        network = ActorCritic(body, head, value_head, None, encoders.mask_key(spaces.obs)).to(device)
+    return State(
+        config,
+        network,
+        torch.optim.Adam(network.policy_parameters(), lr=config.learning_rate),
+        torch.optim.Adam(network.value_parameters(), lr=config.value_rate),
+        Replay(config.replay_segments * config.unroll_steps),
+        generator=torch.Generator(device).manual_seed(config.seed),
+        sampler=torch.Generator().manual_seed(config.seed),
+    )
+
+
+def behaviour(state: State, obs: Any) -> Categorical:
+    """b = (1 - ε) π + ε · uniform over the actions that are not masked."""
+    target = state.network.policy(obs)
+    allowed = (target.logits > torch.finfo(target.logits.dtype).min).float()
+    uniform = allowed / allowed.sum(-1, keepdim=True)
+    mixed = (1 - state.config.epsilon) * target.mean() + state.config.epsilon * uniform
+    return Categorical(mixed.log(), mask=allowed > 0)
+
+
+@torch.inference_mode()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """An action for every row of `obs`: drawn from the behaviour if `explore`, else the mode of the target."""
+    return behaviour(state, obs).sample(state.generator) if explore else state.network.policy(obs).mode(), {}, carry
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+    """`unroll_steps` of every world from `obs` on, by the behaviour; returns them and the observation to go on from.
+
+    The rows have the behaviour's `logprob`, and every one its successor, `extras["next_obs"]`. The last one is cut:
+    wherever the segment lies in a replay, no trace leaves it.
+    """
+    stretch = collect.segment(
+        env,
+        obs,
+        lambda x: behaviour(state, x).sample(state.generator),
+        state.config.unroll_steps,
+        state.generator.device,
+    )
+    state.step += stretch.batch.reward.numel()
+    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
+    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
+    batch = stretch.batch
+    cut = batch.cut.clone()
+    cut[:, -1] = 1
+    logprob = behaviour(state, batch.obs).logp(batch.action)
+    extras = {"next_obs": collect.successor_obs(stretch)}
+    return batch.replace(cut=cut, logprob=logprob, extras=extras), stretch.obs
+
+
+def losses(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
+    """`(actor's loss, critic's loss, [entropy, mean ρ])` of rows `[B, T]` that any behaviour acted."""
+    config, network, mask = state.config, state.network, batch.mask
+    assert batch.logprob is not None and mask is not None
+    real = mask > 0
+    output, values = network.policy(batch.obs), network.value(batch.obs).value
+    logprob = output.logp(batch.action)
+    with torch.no_grad():
+        ratio = policy.ratio(logprob, batch.logprob)
+        target = returns.retrace(
+            batch.reward, config.gamma * batch.discount, batch.cut, values,
+            network.value(batch.extras["next_obs"]).value, ratio, config.trace_lambda, mask,
+        )  # fmt: skip
+        weight = ratio.clamp(max=config.max_ratio)
+        gain = weight * (target - values)
+    policy_loss = policy.reinforce(logprob, gain)[real].mean()
+    value_loss = (weight * value.squared_loss(values, target))[real].mean()
+    entropy = output.entropy()[real].mean()
+    watched = torch.stack([entropy.detach(), ratio[real].mean()])
+    return policy_loss - config.entropy_coef * entropy, value_loss, watched
+
+
+def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
+    """One step of the actor and one of the critic, from the same values; `progress` in [0, 1] anneals the former's."""
+    config = state.config
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    for group in state.policy_optimizer.param_groups:
+        group["lr"] = rate
+    policy_loss, value_loss, watched = losses(state, batch)
+    optim.descend(state.policy_optimizer, policy_loss.backward, config.max_grad_norm)
+    optim.descend(state.value_optimizer, value_loss.backward, config.max_grad_norm)
+    seen = [policy_loss.item(), value_loss.item(), *watched.tolist()]
+    return {**dict(zip(("policy_loss", "value_loss", "entropy", "ratio"), seen, strict=True)), "learning_rate": rate}
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act a little, learn from it and from what is remembered, until `steps`. A given state starts new episodes."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    obs = env.reset(config.seed + state.step)
+    while state.step < config.steps:
+        progress = state.step / config.steps
+        batch, obs = rollout(state, env, obs)
+        metrics = update(state, batch, progress)
+        if config.replays:
+            state.replay.add(batch.map(lambda x: x.cpu()))
+        for _ in range(config.replays):
+            old = state.replay.sample(config.num_envs, config.unroll_steps, state.sampler)
+            metrics = update(state, old.map(lambda x: x.to(state.generator.device)), progress)
+        if state.episode_returns:
+            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+        yield state.step, metrics, state
+
+
+def _check(config: Config) -> None:
+    for name in ("num_envs", "unroll_steps", "replay_segments"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    if not 0 <= config.epsilon <= 1:
+        raise UserError(f"epsilon is a share of actions and must lie in [0, 1], not at {config.epsilon}.")
+    if config.max_ratio < 1:
+        raise UserError(f"max_ratio must be at least 1, not {config.max_ratio}: on-policy every ratio is 1.")

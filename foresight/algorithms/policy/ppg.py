@@ -1,0 +1,256 @@
+"""PPG: Phasic Policy Gradient, Cobbe et al. 2020 (arXiv:2009.04416).
+
+Policy and value have networks of their own, so that neither objective disturbs the other. What the value has learnt
+about features is carried into the policy's network in a phase apart, through a second value head on it:
+
+    policy phase, N_π times (algorithm 1; each is an iteration of PPO with two networks):
+        maximise over π  E_t[ min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) ] + β_S E_t[ H(π(·|s_t)) ],   E_π epochs
+        minimise over V  E_t[ ½ (V(s_t) - G_t)² ],                                                E_V epochs
+    auxiliary phase, E_aux epochs over all rows of the N_π iterations:
+        minimise over π  E_t[ ½ (V_π(s_t) - G_t)² ] + β_clone E_t[ KL(π_old(·|s_t) ‖ π(·|s_t)) ],  the joint loss
+        minimise over V  E_t[ ½ (V(s_t) - G_t)² ]
+
+where V_π is the auxiliary head and π_old the policy at the beginning of the phase.
+
+What is kept: two networks ("dual"), the defaults of the paper's table A (Procgen) for every coefficient, advantages
+normalised over the batch, an optimiser of its own for the auxiliary phase as in the authors' code. Otherwise than
+there: auxiliary minibatches are of rows, not of segments, which is the same without a recurrent network; a time limit
+is no termination. Left out: the shared and the detached architecture of §3.5; the layers with normalised weights and
+the two trunks of IMPALA's network at Procgen's settings: `images` "impala" is our own one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data import trees
+from foresight.data.trajectory import Trajectory
+from foresight.envs import collect
+from foresight.envs.base import Env, Spaces
+from foresight.errors import UserError
+from foresight.nets import encoders, heads, normalize, optim
+from foresight.nets.actor_critic import ActorCritic, Apart, Shared
+from foresight.ops import advantage, diagnostics, kl, policy, returns, value
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance", "auxiliary_loss")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults: the paper's appendix A (Procgen), but for worlds and steps that fit a small machine."""
+
+    steps: int = 1_000_000  # env steps in all worlds together; the paper: 100M
+    seed: int = 0
+    num_envs: int = 8  # worlds stepped together (runtime makes the env with it); the paper: 4 workers x 64
+    unroll_steps: int = 256  # steps of each world between two updates
+    policy_iterations: int = 32  # N_π, between two auxiliary phases
+    policy_epochs: int = 1  # E_π
+    value_epochs: int = 1  # E_V
+    auxiliary_epochs: int = 6  # E_aux
+    minibatches: int = 8  # gradient steps in an epoch of the policy phase
+    auxiliary_minibatches: int = 16  # gradient steps in an epoch of the auxiliary phase, for each iteration in it
+    learning_rate: float = 5e-4  # Adam, of all three optimisers
+    gamma: float = 0.999  # discount a step
+    gae_lambda: float = 0.95  # of the advantages
+    clip_ratio: float = 0.2  # ε
+    entropy_coef: float = 0.01  # β_S
+    clone_coef: float = 1.0  # β_clone
+    max_grad_norm: float = 0.5  # PPO's; the authors' code does not clip
+    normalize_reward: bool = True  # running std of the discounted return, clip to ±10
+    hidden: tuple[int, ...] = (64, 64)  # layers of the two trunks over vectors
+    activation: str = "tanh"  # of the two trunks over vectors
+    images: str = "impala"  # the trunks over pixels: "nature" or "impala"
+    log_std: float = 0.0  # of continuous actions, at the start
+    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
+
+
+@dataclass
+class State:
+    """All that a run is."""
+
+    config: Config
+    network: ActorCritic  # `body.policy` gives the policy and V_π, `body.value` gives V
+    policy_optimizer: torch.optim.Adam
+    value_optimizer: torch.optim.Adam
+    auxiliary_optimizer: torch.optim.Adam  # of all weights
+    generator: torch.Generator  # draws the actions
+    shuffler: torch.Generator  # draws the minibatches, on the CPU
+    reward_scaler: normalize.RewardScaler | None = None
+    step: int = 0
+    remembered: list[dict[str, Any]] = field(default_factory=list)  # `obs` and `target` of iterations since the phase
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Networks, optimisers and generators. Raises UserError for spaces and settings that cannot be worked with."""
+    _check(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
+        trunks = [encoders.encoder(spaces.obs, config.hidden, config.activation, config.images) for _ in range(2)]
+        body = Apart(Shared(trunks[0], (head.width, 1), (0.01, 1.0)), Shared(trunks[1], (1,), (1.0,)))
+        network = ActorCritic(body, head, value_head, None, encoders.mask_key(spaces.obs)).to(device)
+    return State(
+        config,
+        network,
+        torch.optim.Adam(network.policy_parameters(), lr=config.learning_rate),
+        torch.optim.Adam(network.value_parameters(), lr=config.learning_rate),
+        torch.optim.Adam(network.parameters(), lr=config.learning_rate),
+        generator=torch.Generator(device).manual_seed(config.seed),
+        shuffler=torch.Generator().manual_seed(config.seed),
+        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+    )
+
+
+@torch.inference_mode()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    output = state.network.policy(obs)
+    return output.sample(state.generator) if explore else output.mode(), {}, carry
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+    """`unroll_steps` of every world from `obs` on, with `logprob` and values; and the observation to go on from."""
+    network = state.network
+    stretch = collect.segment(
+        env, obs, lambda x: network.policy(x).sample(state.generator), state.config.unroll_steps, state.generator.device
+    )
+    batch = stretch.batch
+    state.step += batch.reward.numel()
+    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
+    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
+    output, values = network(batch.obs)
+    next_value = collect.successors(stretch, values.value, lambda x: network.value(x).value)
+    logprob = output.logp(batch.action)
+    return batch.replace(logprob=logprob, value=values.value, next_value=next_value), stretch.obs
+
+
+def policy_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:
+    """`(loss, [entropy, k3 estimate of the KL])` of the policy phase over rows `[N]`."""
+    config = state.config
+    assert rows.logprob is not None
+    output = state.network.policy(rows.obs)
+    logprob = output.logp(rows.action)
+    ratio = policy.ratio(logprob, rows.logprob)
+    entropy = output.entropy().mean()
+    loss = policy.clipped_surrogate(ratio, rows.extras["advantage"], config.clip_ratio).mean()
+    watched = torch.stack([entropy.detach(), kl.k3(rows.logprob, logprob.detach()).mean()])
+    return loss - config.entropy_coef * entropy, watched
+
+
+def value_loss(state: State, obs: Any, target: Tensor) -> Tensor:
+    """Of the value's own network, over rows `[N]`, in both phases."""
+    return value.squared_loss(state.network.value(obs).value, target).mean()
+
+
+def joint_loss(state: State, old: ActorCritic, obs: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+    """`(auxiliary value loss of the policy's network, KL(π_old ‖ π))` over rows `[N]`; `old` is the network before."""
+    auxiliary = state.network.value_head(state.network.body.policy.only(1, obs))  # type: ignore[union-attr, operator]
+    with torch.no_grad():
+        before = old.policy(obs)
+    error = value.squared_loss(auxiliary.value, target).mean()
+    return error, before.kl(state.network.policy(obs)).mean()
+
+
+def update(state: State, batch: Trajectory) -> dict[str, float]:
+    """One iteration of the policy phase on one valued rollout, and the auxiliary phase if it was the N_π-th."""
+    config, reward, mask = state.config, batch.reward, batch.mask
+    assert batch.value is not None and batch.next_value is not None and mask is not None
+    if state.reward_scaler is not None:
+        state.reward_scaler.update(reward, batch.cut, mask)
+        reward = state.reward_scaler(reward)
+    gain, target = returns.gae(
+        reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
+    )
+    extras = {"advantage": advantage.normalize(gain, mask), "target": target}
+    real = mask > 0
+    rows = batch.replace(mask=None, next_value=None, extras=extras).map(lambda x: x[real])
+
+    seen, errors = [], []
+    for _ in range(config.policy_epochs):
+        for part in rows.minibatches(config.minibatches, state.shuffler):
+            loss, watched = policy_loss(state, part)
+            optim.descend(state.policy_optimizer, loss.backward, config.max_grad_norm)
+            seen.append(torch.cat([loss.detach()[None], watched]))
+    for _ in range(config.value_epochs):
+        for part in rows.minibatches(config.minibatches, state.shuffler):
+            error = value_loss(state, part.obs, part.extras["target"])
+            optim.descend(state.value_optimizer, error.backward, config.max_grad_norm)
+            errors.append(error.detach())
+    metrics = dict(zip(("policy_loss", "entropy", "approx_kl"), torch.stack(seen).mean(0).tolist(), strict=True))
+    metrics["value_loss"] = torch.stack(errors).mean().item()
+    assert rows.value is not None
+    metrics["explained_variance"] = diagnostics.explained_variance(rows.value, rows.extras["target"]).item()
+
+    state.remembered.append({"obs": rows.obs, "target": rows.extras["target"]})
+    if len(state.remembered) >= config.policy_iterations:
+        metrics.update(auxiliary_phase(state))
+    return metrics
+
+
+def auxiliary_phase(state: State) -> dict[str, float]:
+    """Distil the values of all rows since the last phase into the policy's network; the policy is to stay as it is.
+
+    Returns means over the last epoch: the auxiliary head's error, and the `clone_kl` from the policy before the phase.
+    """
+    config = state.config
+    obs, target = (trees.concat([part[key] for part in state.remembered]) for key in ("obs", "target"))
+    count = min(config.auxiliary_minibatches * len(state.remembered), len(target))
+    old = copy.deepcopy(state.network)
+    seen: list[Tensor] = []
+    for _ in range(config.auxiliary_epochs):
+        seen = []
+        for part in torch.randperm(len(target), generator=state.shuffler).to(target.device).chunk(count):
+            rows, goal = trees.pick(obs, part), target[part]
+            error, divergence = joint_loss(state, old, rows, goal)
+            loss = error + config.clone_coef * divergence + value_loss(state, rows, goal)
+            optim.descend(state.auxiliary_optimizer, loss.backward, config.max_grad_norm)
+            seen.append(torch.stack([error, divergence]).detach())
+    state.remembered = []
+    return dict(zip(("auxiliary_loss", "clone_kl"), torch.stack(seen).mean(0).tolist(), strict=True)) if seen else {}
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Iterations of the policy phase, with auxiliary phases between them, until `steps`. A given state goes on."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    if state.reward_scaler is not None:
+        state.reward_scaler.restart()
+    obs = env.reset(config.seed + state.step)
+    while state.step < config.steps:
+        batch, obs = rollout(state, env, obs)
+        metrics = update(state, batch)
+        if state.episode_returns:
+            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+        yield state.step, metrics, state
+
+
+def _check(config: Config) -> None:
+    whole = ("num_envs", "unroll_steps", "policy_iterations", "policy_epochs", "value_epochs", "minibatches")
+    for name in (*whole, "auxiliary_minibatches"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    if config.auxiliary_epochs < 0:
+        raise UserError(f"auxiliary_epochs must not be negative, but it is {config.auxiliary_epochs}.")
+    rows = config.num_envs * config.unroll_steps
+    if config.minibatches > rows:
+        raise UserError(
+            f"{config.minibatches} minibatches need as many rows; {rows} (num_envs x unroll_steps) are too few."
+        )

@@ -1,0 +1,204 @@
+"""QAC: Policy Gradient Methods for Reinforcement Learning with Function Approximation, Sutton et al. 2000.
+
+    actor    ∇J(θ) = E_π[ q_w(s_t, a_t) ∇log π_θ(a_t|s_t) ]
+    critic   minimise over w  E_π[ ½ (q_w(s_t, a_t) - G_t)² ],   G_t = r_t + γ q_w(s_{t+1}, a_{t+1}), a constant
+
+The simplest actor-critic: the policy gradient theorem with the action value learnt by Sarsa beside the policy, on two
+time scales (Konda & Tsitsiklis 2000, "Actor-Critic Algorithms"; Zhao 2025, *Mathematical Foundations of Reinforcement
+Learning*, algorithm 10.1). No baseline is subtracted from q, which is why its gradient is noisy; `a2c` has one.
+
+What is kept: on-policy segments, the action that was really taken next in Sarsa's target, a learning rate each. Two
+options: `trace_lambda` above 0 makes the target the λ-return (Sarsa(λ)); `all_actions` sums the actor's gradient over
+all actions, Σ_a π(a|s) q_w(s, a), instead of drawing one: the same expectation with the noise of the draw gone (Allen
+et al. 2017, "Mean Actor Critic", arXiv:1709.00503).
+
+Where no next action was taken, at a time limit and at the end of a segment, the target has the mean over the policy,
+Σ_a π(a|s) q_w(s, a). Left out: compatible features (theorem 2), for which q_w would have to be linear in ∇log π;
+continuous actions, over which one network cannot list q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from foresight.data.trajectory import Trajectory
+from foresight.envs import collect
+from foresight.envs.base import Env, Spaces
+from foresight.errors import UserError
+from foresight.nets import encoders, optim
+from foresight.nets.actor_critic import ActorCritic
+from foresight.ops import policy, returns, schedules, value
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "entropy", "value_loss")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The papers are theory and have no such numbers: defaults are ours, found on CartPole-v1."""
+
+    steps: int = 200_000  # env steps in all worlds together
+    seed: int = 0
+    num_envs: int = 8  # worlds stepped together (runtime makes the env with it)
+    unroll_steps: int = 16  # steps of each world between two updates
+    learning_rate: float = 1e-3  # Adam, of the actor: the slower time scale
+    anneal: bool = False  # learning rate of the actor linearly to 0
+    value_rate: float = 3e-3  # Adam, of the critic: the faster one
+    gamma: float = 0.99  # discount a step
+    trace_lambda: float = 0.0  # λ of the critic's target; 0 is Sarsa
+    all_actions: bool = False  # the actor's gradient summed over all actions; Allen et al. 2017
+    entropy_coef: float = 0.0  # weight of the entropy
+    max_grad_norm: float = 0.5  # of each of the two gradients
+    hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors
+    activation: str = "tanh"  # of the two networks over vectors
+    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    threads: int = 1  # of torch, on a CPU
+
+
+@dataclass
+class State:
+    """All that a run is."""
+
+    config: Config
+    network: ActorCritic  # its "value" is q(s, ·) `[..., A]`
+    policy_optimizer: torch.optim.Adam
+    value_optimizer: torch.optim.Adam
+    generator: torch.Generator  # draws the actions
+    step: int = 0
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Networks, optimisers and generator. Raises UserError for spaces and settings that cannot be worked with."""
+    for name in ("num_envs", "unroll_steps"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    if not isinstance(spaces.action, gs.Discrete):
+        raise UserError(
+            f"qac has a value for every action, so it needs Discrete ones, not {spaces.action}. Try a2c, trpo or ppo."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        head = encoders.policy_head(spaces.action)
+        body = encoders.apart_body(
+            spaces.obs,
+            outputs=(head.width, head.width),
+            gains=(0.01, 1.0),
+            hidden=config.hidden,
+            activation=config.activation,
+            images=config.images,
+        )
+        network = ActorCritic(body, head, nn.Identity(), None, encoders.mask_key(spaces.obs)).to(device)
+    return State(
+        config,
+        network,
+        torch.optim.Adam(network.policy_parameters(), lr=config.learning_rate),
+        torch.optim.Adam(network.value_parameters(), lr=config.value_rate),
+        generator=torch.Generator(device).manual_seed(config.seed),
+    )
+
+
+def q_values(network: ActorCritic, obs: Any) -> Tensor:
+    """q(s, ·) `[..., A]`: what the network has in place of a value."""
+    values: Any = network.value(obs)
+    return values
+
+
+@torch.inference_mode()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    output = state.network.policy(obs)
+    return output.sample(state.generator) if explore else output.mode(), {}, carry
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+    """`unroll_steps` of every world from `obs` on; `value` is q(s_t, a_t), `next_value` that of the next pair."""
+    network = state.network
+    stretch = collect.segment(
+        env, obs, lambda x: network.policy(x).sample(state.generator), state.config.unroll_steps, state.generator.device
+    )
+    state.step += stretch.batch.reward.numel()
+    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
+    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
+    taken = _of(q_values(network, stretch.batch.obs), stretch.batch.action)
+    next_value = collect.successors(stretch, taken, lambda x: _mean(network.policy(x), q_values(network, x)))
+    return stretch.batch.replace(value=taken, next_value=next_value), stretch.obs
+
+
+def actor_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:
+    """`(loss, mean entropy)` over rows `[N]`; minus the gradient of the first is the policy gradient."""
+    config = state.config
+    output = state.network.policy(rows.obs)
+    with torch.no_grad():
+        q = q_values(state.network, rows.obs)
+    if config.all_actions:
+        loss = -_mean(output, q).mean()
+    else:
+        loss = policy.reinforce(output.logp(rows.action), _of(q, rows.action)).mean()
+    entropy = output.entropy().mean()
+    return loss - config.entropy_coef * entropy, entropy.detach()
+
+
+def critic_loss(state: State, rows: Trajectory, target: Tensor) -> Tensor:
+    """Half the mean squared error of q(s_t, a_t) over rows `[N]`."""
+    return value.squared_loss(_of(q_values(state.network, rows.obs), rows.action), target).mean()
+
+
+def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
+    """One step of the actor and one of the critic, both with the old q; `progress` in [0, 1] anneals the actor's."""
+    config, mask = state.config, batch.mask
+    assert batch.next_value is not None and mask is not None
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    for group in state.policy_optimizer.param_groups:
+        group["lr"] = rate
+    target = returns.lambda_return(
+        batch.reward, config.gamma * batch.discount, batch.cut, batch.next_value, config.trace_lambda, mask
+    )
+    real = mask > 0
+    rows, target = batch.map(lambda x: x[real]), target[real]
+    policy_loss, entropy = actor_loss(state, rows)
+    value_loss = critic_loss(state, rows, target)
+    optim.descend(state.policy_optimizer, policy_loss.backward, config.max_grad_norm)
+    optim.descend(state.value_optimizer, value_loss.backward, config.max_grad_norm)
+    watched = torch.stack([policy_loss.detach(), value_loss.detach(), entropy]).tolist()
+    return {**dict(zip(("policy_loss", "value_loss", "entropy"), watched, strict=True)), "learning_rate": rate}
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act a little, update both once, until `steps`. A given state goes on with new episodes."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    obs = env.reset(config.seed + state.step)
+    while state.step < config.steps:
+        progress = state.step / config.steps
+        batch, obs = rollout(state, env, obs)
+        metrics = update(state, batch, progress)
+        if state.episode_returns:
+            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+        yield state.step, metrics, state
+
+
+def _of(q: Tensor, action: Tensor) -> Tensor:
+    """q(s, a) of the actions `[...]`, from q(s, ·) `[..., A]`."""
+    return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def _mean(output: Any, q: Tensor) -> Tensor:
+    """Σ_a π(a|s) q(s, a), `[...]`."""
+    return (output.mean() * q).sum(-1)

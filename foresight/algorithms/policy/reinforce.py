@@ -1,0 +1,207 @@
+"""REINFORCE: Simple statistical gradient-following algorithms, Williams 1992 (Machine Learning 8).
+
+    ∇J(θ) = E_π[ Σ_t ψ_t ∇log π(a_t|s_t) ]
+
+in three forms of ψ, all of one expectation and each of less variance than the one before:
+
+    trajectory      ψ_t = G_0                  the return of the whole episode
+    reward_to_go    ψ_t = γᵗ G_t               an action cannot change what came before it
+    baseline        ψ_t = γᵗ (G_t - b(s_t))    any function of the state may be subtracted; here b ≈ V
+
+where G_t = r_t + γ r_{t+1} + ... to the end of the episode. Sutton & Barto 2018, §13.3 (the second form) and §13.4
+(the third, with b fitted to G by least squares); Williams 1992, theorem 1 (any baseline).
+
+What is kept: every batch is whole episodes of the current policy, one of each world; the gradient is their mean. The
+factor γᵗ of the discounted objective is an option (`weigh_time`): practice leaves it out, and so gives late states the
+weight of early ones (Nota & Thomas 2020, arXiv:1906.07073).
+
+A time limit: without a value there is nothing to say of what would have followed, so in the first two forms it ends the
+episode. The third adds its baseline's value of the final observation there.
+
+Left out: eligibility traces for steps within an episode, and the REINFORCE of stochastic units inside a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight import errors
+from foresight.data.trajectory import Trajectory
+from foresight.envs import collect
+from foresight.envs.base import Env, Spaces
+from foresight.errors import UserError
+from foresight.nets import encoders, heads, optim
+from foresight.nets.actor_critic import ActorCritic
+from foresight.ops import advantage, policy, returns, schedules, value
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "entropy", "value_loss")
+FORMS = ("trajectory", "reward_to_go", "baseline")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Nothing here is from the paper, which has no such experiments: defaults are ours, found on CartPole-v1."""
+
+    steps: int = 200_000  # env steps in all worlds together, those that wait for the last episode included
+    seed: int = 0
+    num_envs: int = 8  # episodes in a batch, one of each world
+    form: str = "baseline"  # "trajectory", "reward_to_go" or "baseline"
+    longest: int = 1000  # steps after which an episode counts as cut by a time limit
+    gamma: float = 0.99  # discount a step
+    weigh_time: bool = False  # the factor γᵗ; Sutton & Barto 2018, §13.3
+    normalize: bool = False  # ψ to mean 0 and standard deviation 1 over the batch; practice, biased
+    learning_rate: float = 3e-3  # Adam, of the policy
+    anneal: bool = False  # learning rate of the policy linearly to 0
+    value_rate: float = 1e-2  # Adam, of the baseline
+    value_steps: int = 10  # gradient steps of the baseline, on the whole batch, after each step of the policy
+    entropy_coef: float = 0.0  # weight of the entropy of every row
+    max_grad_norm: float = 0.5  # SLM-Lab's reinforce_cartpole
+    hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors
+    activation: str = "tanh"  # of the trunks over vectors
+    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    log_std: float = 0.0  # of continuous actions, at the start
+    threads: int = 1  # of torch, on a CPU
+
+
+@dataclass
+class State:
+    """All that a run is."""
+
+    config: Config
+    network: ActorCritic  # its value is the baseline; the other two forms never ask it
+    policy_optimizer: torch.optim.Adam
+    value_optimizer: torch.optim.Adam
+    generator: torch.Generator  # draws the actions
+    step: int = 0
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 episodes
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Network, optimisers and generator. Raises UserError for spaces and settings that cannot be worked with."""
+    _check(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
+        body = encoders.apart_body(
+            spaces.obs,
+            outputs=(head.width, value_head.width),
+            gains=(0.01, 1.0),
+            hidden=config.hidden,
+            activation=config.activation,
+            images=config.images,
+        )
+        network = ActorCritic(body, head, value_head, None, encoders.mask_key(spaces.obs)).to(device)
+    return State(
+        config,
+        network,
+        torch.optim.Adam(network.policy_parameters(), lr=config.learning_rate),
+        torch.optim.Adam(network.value_parameters(), lr=config.value_rate),
+        generator=torch.Generator(device).manual_seed(config.seed),
+    )
+
+
+@torch.inference_mode()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    output = state.network.policy(obs)
+    return output.sample(state.generator) if explore else output.mode(), {}, carry
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env) -> Trajectory:
+    """One whole episode of every world `[B, T]`; `mask` says where it is over. Valued only if there is a baseline."""
+    config, device = state.config, state.generator.device
+    stretch = collect.episodes(
+        env, config.seed + state.step, lambda obs: act(state, obs, explore=True)[0], config.longest, device
+    )
+    state.step += stretch.batch.reward.numel()
+    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
+    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
+    if config.form != "baseline":
+        return stretch.batch
+    values = state.network.value(stretch.batch.obs).value
+    next_value = collect.successors(stretch, values, lambda obs: state.network.value(obs).value)
+    return stretch.batch.replace(value=values, next_value=next_value)
+
+
+def weights(config: Config, batch: Trajectory) -> tuple[Tensor, Tensor]:
+    """`(ψ, G)`, both `[B, T]`: what ∇log π of each row is multiplied by, and the returns."""
+    to_go = returns.discounted_return(
+        batch.reward, config.gamma * batch.discount, batch.cut, batch.next_value, batch.mask
+    )
+    if config.form == "trajectory":
+        return to_go[:, :1].expand_as(to_go), to_go
+    psi = to_go
+    if config.form == "baseline":
+        assert batch.value is not None
+        psi = to_go - batch.value
+    if config.weigh_time:
+        psi = psi * config.gamma ** torch.arange(psi.shape[1], device=psi.device)
+    return psi, to_go
+
+
+def loss(state: State, rows: Trajectory, psi: Tensor, episodes: int) -> tuple[Tensor, Tensor]:
+    """`(loss, mean entropy)`; minus the gradient of the loss is the mean of Σ_t ψ_t ∇log π over the episodes."""
+    output = state.network.policy(rows.obs)
+    entropy = output.entropy()
+    terms = policy.reinforce(output.logp(rows.action), psi) - state.config.entropy_coef * entropy
+    return terms.sum() / episodes, entropy.detach().mean()
+
+
+def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
+    """One step of the policy on a batch of episodes, then some of the baseline; `progress` in [0, 1] anneals."""
+    config, mask = state.config, batch.mask
+    assert mask is not None
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    for group in state.policy_optimizer.param_groups:
+        group["lr"] = rate
+    psi, target = weights(config, batch)
+    if config.normalize:
+        psi = advantage.normalize(psi, mask)
+    real = mask > 0
+    rows, psi, target = batch.map(lambda x: x[real]), psi[real], target[real]
+
+    total, entropy = loss(state, rows, psi, episodes=len(mask))
+    optim.descend(state.policy_optimizer, total.backward, config.max_grad_norm)
+    metrics = {"policy_loss": total.item(), "entropy": entropy.item(), "learning_rate": rate}
+    if config.form == "baseline":
+        for _ in range(config.value_steps):
+            error = value.squared_loss(state.network.value(rows.obs).value, target).mean()
+            optim.descend(state.value_optimizer, error.backward, config.max_grad_norm)
+        metrics["value_loss"] = error.item()
+    return metrics
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Whole episodes, then one step of the policy, until `steps`. A given state goes on with new episodes."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    while state.step < config.steps:
+        progress = state.step / config.steps
+        metrics = update(state, rollout(state, env), progress)
+        if state.episode_returns:
+            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+        yield state.step, metrics, state
+
+
+def _check(config: Config) -> None:
+    for name in ("num_envs", "longest", "value_steps"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    if config.form not in FORMS:
+        raise errors.unknown("form of REINFORCE", config.form, FORMS)

@@ -1,0 +1,274 @@
+"""TRPO: Trust Region Policy Optimization, Schulman et al. 2015 (arXiv:1502.05477).
+
+    maximise over θ  L(θ) = E_t[ π_θ(a_t|s_t) / π_old(a_t|s_t) · A_t ]   subject to   E_t[ KL(π_old ‖ π_θ) ] ≤ δ
+
+One step of the paper (appendix C):
+  1  g = ∇L at θ_old, and the Fisher matrix F, the Hessian of the mean KL there; only products F v are ever computed
+  2  conjugate gradients solve (F + damping · I) x ≈ g                             `ops.natural.conjugate_gradient`
+  3  the largest step that the quadratic model of the KL allows: β = √(2δ / xᵀ(F + damping · I)x)
+  4  backtracking line search over θ_old + 0.8ʲ β x: the first point where L improves and the true mean KL is at most δ;
+     if there is none, θ_old is put back as it was
+
+What is kept: the single-path estimate of the objective (§5.1), the average KL (eq. 12), the line search on the true
+constraint. Otherwise than there: advantages by GAE with a value network fitted by Adam between the steps (Schulman et
+al. 2016, arXiv:1506.02438, fits it by a trust region too), normalised over the batch as in all later codes; the Fisher
+matrix is the Hessian of the KL by double differentiation, which equals the paper's JᵀMJ at θ_old. Left out: the "vine"
+estimate (§5.2), which needs a world that can be put back into a state.
+
+A time limit is no termination: its row bootstraps with the value of its final observation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.trajectory import Trajectory
+from foresight.envs import collect
+from foresight.envs.base import Env, Spaces
+from foresight.errors import UserError
+from foresight.nets import encoders, heads, normalize, optim
+from foresight.nets.actor_critic import ActorCritic
+from foresight.ops import advantage, diagnostics, natural, policy, returns, value
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "entropy", "kl", "explained_variance")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults: sb3-contrib's TRPO ("contrib"), which presets of rl-baselines3-zoo start from."""
+
+    steps: int = 1_000_000  # env steps in all worlds together
+    seed: int = 0
+    num_envs: int = 2  # worlds stepped together (runtime makes the env with it)
+    unroll_steps: int = 1024  # steps of each world between two updates
+    gamma: float = 0.99  # discount a step; the paper, table 1
+    gae_lambda: float = 0.95  # contrib
+    target_kl: float = 0.01  # δ, in nats; the paper, table 1
+    damping: float = 0.1  # added to the diagonal of the Fisher matrix; contrib
+    cg_iterations: int = 15  # of the conjugate gradients; contrib (the paper: 10)
+    subsample: int = 1  # the Fisher matrix from every so many rows; the paper: 10 (appendix C.1)
+    backtracks: int = 10  # points that the line search tries
+    backtrack_factor: float = 0.8  # from one to the next; contrib
+    normalize_advantage: bool = True  # contrib
+    value_rate: float = 1e-3  # Adam, of the value network; contrib
+    value_epochs: int = 10  # passes of the value network over each rollout; contrib
+    value_batch: int = 128  # rows of a minibatch of these; contrib
+    normalize_obs: bool = False  # running mean and std, clip to ±10
+    normalize_reward: bool = False  # running std of the discounted return, clip to ±10
+    hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors; contrib
+    activation: str = "tanh"  # the paper, appendix D
+    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    log_std: float = 0.0  # of continuous actions, at the start
+    threads: int = 1  # of torch, on a CPU
+
+
+@dataclass
+class State:
+    """All that a run is. `network` holds the observation statistics too, so a policy is saved with them."""
+
+    config: Config
+    network: ActorCritic  # policy and value share no weights: fitting the value must not move the policy
+    value_optimizer: torch.optim.Adam
+    generator: torch.Generator  # draws the actions
+    shuffler: torch.Generator  # draws the value network's minibatches, on the CPU
+    reward_scaler: normalize.RewardScaler | None = None
+    step: int = 0
+    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Networks, optimiser and generators. Raises UserError for spaces and settings that cannot be worked with."""
+    _check(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
+        body = encoders.apart_body(
+            spaces.obs,
+            outputs=(head.width, value_head.width),
+            gains=(0.01, 1.0),
+            hidden=config.hidden,
+            activation=config.activation,
+            images=config.images,
+            twice=True,  # for the Hessian of the KL
+        )
+        normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
+        network = ActorCritic(body, head, value_head, normalizer, encoders.mask_key(spaces.obs)).to(device)
+    return State(
+        config,
+        network,
+        torch.optim.Adam(network.value_parameters(), lr=config.value_rate),
+        generator=torch.Generator(device).manual_seed(config.seed),
+        shuffler=torch.Generator().manual_seed(config.seed),
+        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+    )
+
+
+@torch.inference_mode()
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    output = state.network.policy(obs)
+    return output.sample(state.generator) if explore else output.mode(), {}, carry
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+    """`unroll_steps` of every world from `obs` on, with values; returns them and the observation to go on from."""
+    network = state.network
+    stretch = collect.segment(
+        env, obs, lambda x: network.policy(x).sample(state.generator), state.config.unroll_steps, state.generator.device
+    )
+    state.step += stretch.batch.reward.numel()
+    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
+    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
+    values = network.value(stretch.batch.obs).value
+    next_value = collect.successors(stretch, values, lambda x: network.value(x).value)
+    return stretch.batch.replace(value=values, next_value=next_value), stretch.obs
+
+
+def surrogate(output: Any, rows: Trajectory, old_logprob: Tensor, gain: Tensor) -> Tensor:
+    """L(θ), from the new policy's `output` on the rows; eq. 14 with A for Q."""
+    return (policy.ratio(output.logp(rows.action), old_logprob) * gain).mean()
+
+
+def step_direction(config: Config, gradient: Tensor, fisher: natural.Product) -> Tensor:
+    """The full step β x `[N]`: along F⁻¹g, as far as the quadratic model of the KL allows; 0 if there is no way up."""
+    x = natural.conjugate_gradient(fisher, gradient, config.cg_iterations)
+    curvature = (x @ fisher(x)).item()
+    if not (curvature > 0 and math.isfinite(curvature)):
+        return torch.zeros_like(x)
+    return math.sqrt(2 * config.target_kl / curvature) * x
+
+
+@torch.no_grad()
+def line_search(state: State, rows: Trajectory, gain: Tensor, full: Tensor) -> dict[str, float]:
+    """Move the policy to the first point of the search that keeps both promises, or leave it where it was.
+
+    Returns `kl`, `improvement` (of L) and `step_fraction` (of the full step): all 0 where it failed.
+    """
+    config, network, parameters = state.config, state.network, state.network.policy_parameters()
+    start = natural.flatten(parameters)  # a copy
+    old = network.policy(rows.obs)
+    old_logprob = old.logp(rows.action)
+    before = surrogate(old, rows, old_logprob, gain)
+    fraction = 1.0
+    for _ in range(config.backtracks if full.any() else 0):
+        _put(parameters, start + fraction * full)
+        new = network.policy(rows.obs)
+        divergence = old.kl(new).mean().item()
+        improvement = (surrogate(new, rows, old_logprob, gain) - before).item()
+        if divergence <= config.target_kl and improvement > 0:  # both false for NaN
+            return {"kl": divergence, "improvement": improvement, "step_fraction": fraction}
+        fraction *= config.backtrack_factor
+    _put(parameters, start)
+    return {"kl": 0.0, "improvement": 0.0, "step_fraction": 0.0}
+
+
+def improve(state: State, rows: Trajectory, gain: Tensor) -> dict[str, float]:
+    """One step of the policy (1 to 4 above) on rows `[N]` with advantages `gain` `[N]`."""
+    config, network, parameters = state.config, state.network, state.network.policy_parameters()
+    with torch.no_grad():
+        old = network.policy(rows.obs)
+        old_logprob = old.logp(rows.action)
+    new = network.policy(rows.obs)
+    objective = surrogate(new, rows, old_logprob, gain)
+    gradient = natural.flatten(torch.autograd.grad(objective, parameters, retain_graph=config.subsample == 1))
+    if config.subsample > 1:
+        part = rows.map(lambda x: x[:: config.subsample])
+        with torch.no_grad():
+            old = network.policy(part.obs)
+        new = network.policy(part.obs)
+    fisher = natural.curvature(old.kl(new).mean(), parameters, config.damping)
+    full = step_direction(config, gradient, fisher)
+    entropy = old.entropy().mean().item()
+    return {**line_search(state, rows, gain, full), "entropy": entropy}
+
+
+def fit_value(state: State, rows: Trajectory, target: Tensor) -> float:
+    """Epochs of least squares on the returns `[N]`; the mean loss of the last one."""
+    config = state.config
+    losses: list[Tensor] = []
+    data = rows.replace(extras={"target": target})
+    parts = max(1, round(len(target) / config.value_batch))
+    for _ in range(config.value_epochs):
+        losses = []
+        for minibatch in data.minibatches(parts, state.shuffler):
+            values = state.network.value(minibatch.obs).value
+            error = value.squared_loss(values, minibatch.extras["target"]).mean()
+            optim.descend(state.value_optimizer, error.backward, math.inf)
+            losses.append(error.detach())
+    return torch.stack(losses).mean().item()
+
+
+def update(state: State, batch: Trajectory) -> dict[str, float]:
+    """One step of the policy on one valued rollout, then a fit of the value."""
+    config, reward, mask = state.config, batch.reward, batch.mask
+    assert batch.value is not None and batch.next_value is not None and mask is not None
+    if state.reward_scaler is not None:
+        state.reward_scaler.update(reward, batch.cut, mask)
+        reward = state.reward_scaler(reward)
+    gain, target = returns.gae(
+        reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
+    )
+    real = mask > 0
+    learnt = batch.replace(mask=None, next_value=None)
+    rows, gain, target = learnt.map(lambda x: x[real]), gain[real], target[real]
+    if config.normalize_advantage:
+        gain = advantage.normalize(gain)
+
+    metrics = improve(state, rows, gain)
+    metrics["value_loss"] = fit_value(state, rows, target)
+    if state.network.normalizer is not None:
+        state.network.normalizer.update(rows.obs)
+    assert rows.value is not None
+    metrics["explained_variance"] = diagnostics.explained_variance(rows.value, target).item()
+    return metrics
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act, step, fit, until `steps`. A given state goes on with new episodes."""
+    if env.num_envs != config.num_envs:
+        raise UserError(
+            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
+        )
+    if state is None:
+        state = build(config, env.spaces, device)
+    if state.reward_scaler is not None:
+        state.reward_scaler.restart()
+    obs = env.reset(config.seed + state.step)
+    while state.step < config.steps:
+        batch, obs = rollout(state, env, obs)
+        metrics = update(state, batch)
+        if state.episode_returns:
+            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
+            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
+        yield state.step, metrics, state
+
+
+def _put(parameters: Sequence[Tensor], vector: Tensor) -> None:
+    """Write a vector `[N]` into the parameters, one after the other."""
+    for parameter, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
+        parameter.copy_(part.view_as(parameter))
+
+
+def _check(config: Config) -> None:
+    whole = ("num_envs", "unroll_steps", "cg_iterations", "subsample", "backtracks", "value_epochs", "value_batch")
+    for name in whole:
+        if getattr(config, name) < 1:
+            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    if not config.target_kl > 0:
+        raise UserError(f"target_kl is the size of the trust region and must be above 0, not {config.target_kl}.")
+    if config.damping < 0:
+        raise UserError(f"damping must not be negative, but it is {config.damping}.")
+    if not 0 < config.backtrack_factor < 1:
+        raise UserError(f"backtrack_factor must lie between 0 and 1, not at {config.backtrack_factor}.")
