@@ -20,9 +20,7 @@ class Shared(nn.Module):
     With `bfloat16` the trunk runs under autocast; the last layers stay float32, and so do log-probabilities.
     """
 
-    def __init__(
-        self, trunk: Any, outputs: tuple[int, int], gains: tuple[float, float], bfloat16: bool = False
-    ) -> None:
+    def __init__(self, trunk: Any, outputs: tuple[int, ...], gains: tuple[float, ...], bfloat16: bool = False) -> None:
         super().__init__()
         self.trunk, self.autocast = trunk, bfloat16
         self.last = nn.ModuleList(orthogonal(nn.Linear(trunk.size, n), g) for n, g in zip(outputs, gains, strict=True))
@@ -66,8 +64,31 @@ class Separate(nn.Module):
         return self.towers.vjp(self.vectorizer(obs))
 
 
+class Apart(nn.Module):
+    """A body for the policy and another for the value, each with parameters of its own, whatever they are.
+
+    For algorithms that fit the two by different means. The first output of each is its own; more outputs of the
+    policy's are for whoever asks that body itself.
+    """
+
+    def __init__(self, policy: Shared | Separate | Towers, value: Shared | Separate | Towers) -> None:
+        super().__init__()
+        self.policy, self.value = policy, value
+
+    def forward(self, obs: Any) -> Sequence[Tensor]:
+        """What the policy and the value head take."""
+        return [self.policy.only(0, obs), self.value.only(0, obs)]
+
+    def only(self, index: int, obs: Any) -> Tensor:
+        """What head `index` takes."""
+        return (self.policy, self.value)[index].only(0, obs)
+
+    def vjp(self, obs: Any) -> None:
+        """Only autograd knows the way back."""
+
+
 class ActorCritic(nn.Module):
-    """A body under a head for actions and one for values: a trunk for both (`Shared`) or one each (`Towers`).
+    """A body under a head for actions and one for values: a trunk for both (`Shared`) or one each (`Towers`, `Apart`).
 
     `normalizer` is applied to every observation and saved with the weights. Dict observations may hold
     `mask_key` (`[..., A]`, nonzero where an action is allowed).
@@ -75,7 +96,7 @@ class ActorCritic(nn.Module):
 
     def __init__(
         self,
-        body: Shared | Separate | Towers,
+        body: Shared | Separate | Towers | Apart,
         policy_head: nn.Module,
         value_head: nn.Module,
         normalizer: ObsNormalizer | None = None,
@@ -108,6 +129,16 @@ class ActorCritic(nn.Module):
             return None
         (policy, value), back = found
         return self._actions(policy, obs), self.value_head(value), lambda p, v: back([p, v.unsqueeze(-1)])
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """The weights that the policy depends on and the value does not. The body must be `Apart`."""
+        assert isinstance(self.body, Apart)
+        return [*self.body.policy.parameters(), *self.policy_head.parameters()]
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """The weights that the value depends on and the policy does not. The body must be `Apart`."""
+        assert isinstance(self.body, Apart)
+        return [*self.body.value.parameters(), *self.value_head.parameters()]
 
     def _normal(self, obs: Any) -> Any:
         return obs if self.normalizer is None else self.normalizer(obs)

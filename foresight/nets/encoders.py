@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from foresight import errors
 from foresight.errors import UserError
-from foresight.nets.actor_critic import Separate, Shared
+from foresight.nets.actor_critic import Apart, Separate, Shared
 from foresight.nets.conv import Impala, Nature
 from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead
 from foresight.nets.mlp import MLP
@@ -126,19 +126,40 @@ def encoder(space: gs.Space[Any], hidden: Sequence[int], activation: str = "tanh
 
 def actor_critic_body(
     space: gs.Space[Any],
+    outputs: tuple[int, ...],
+    gains: tuple[float, ...],
+    hidden: Sequence[int],
+    activation: str = "tanh",
+    images: str = "nature",
+    bfloat16: bool = False,
+    twice: bool = False,
+) -> Shared | Separate | Towers:
+    """The body of an `ActorCritic`: one convolutional trunk for pixels, an MLP for each head for everything else.
+
+    `twice`: see `Towers`.
+    """
+    if is_image(space):
+        return Shared(encoder(space, hidden, activation, images), outputs, gains, bfloat16)
+    vector = vectorizer(space)
+    towers = Towers(vector.size, hidden, outputs, gains, activation, twice)
+    return towers if is_vector(space) else Separate(vector, towers)
+
+
+def apart_body(
+    space: gs.Space[Any],
     outputs: tuple[int, int],
     gains: tuple[float, float],
     hidden: Sequence[int],
     activation: str = "tanh",
     images: str = "nature",
-    bfloat16: bool = False,
-) -> Shared | Separate | Towers:
-    """The body of an `ActorCritic`: one convolutional trunk for pixels, an MLP for each head for everything else."""
-    if is_image(space):
-        return Shared(encoder(space, hidden, activation, images), outputs, gains, bfloat16)
-    vector = vectorizer(space)
-    towers = Towers(vector.size, hidden, outputs, gains, activation)
-    return towers if is_vector(space) else Separate(vector, towers)
+    twice: bool = False,
+) -> Apart:
+    """As `actor_critic_body`, but policy and value share nothing, on pixels neither. `twice`: see `Towers`."""
+    policy, value = (
+        actor_critic_body(space, (output,), (gain,), hidden, activation, images, twice=twice)
+        for output, gain in zip(outputs, gains, strict=True)
+    )
+    return Apart(policy, value)
 
 
 def normalizer(space: gs.Space[Any]) -> ObsNormalizer:

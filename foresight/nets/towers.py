@@ -38,7 +38,8 @@ class Towers(nn.Module):
     """One MLP for each entry of `outputs`, all over the same inputs: `[..., inputs]` to `[..., outputs[i]]` each.
 
     Each has `hidden` layers with orthogonal weights of gain √2, and a linear output layer of gain `gains[i]`; all
-    biases start at 0. The weights live in `flat` `[parameters]`; `layers()` shows them layer by layer.
+    biases start at 0. The weights live in `flat` `[parameters]`; `layers()` shows them layer by layer. With `twice`
+    gradients can be differentiated again, at the price of speed: they are autograd's then.
     Raises UserError for an activation that does not exist.
     """
 
@@ -49,11 +50,12 @@ class Towers(nn.Module):
         outputs: Sequence[int],
         gains: Sequence[float],
         activation: str = "tanh",
+        twice: bool = False,
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             raise errors.unknown("activation", activation, ACTIVATIONS)
-        self.activation, self._compiled = activation, activation in ("tanh", "relu")
+        self.activation, self._compiled, self._twice = activation, activation in ("tanh", "relu"), twice
         self.sizes = [[inputs, *hidden, size] for size in outputs]
         count = sum(a * b + b for sizes in self.sizes for a, b in itertools.pairwise(sizes))
         self.flat = nn.Parameter(torch.zeros(count))
@@ -104,7 +106,7 @@ class Towers(nn.Module):
         if x.dim() != 2:
             shape = x.shape[:-1]
             return [y.view(*shape, y.shape[-1]) for y in self._run(x.reshape(-1, x.shape[-1]), chosen, frozen)]
-        if not self._fast(x):
+        if not self._fast(x) or (self._twice and torch.is_grad_enabled()):
             parts = _split(self.flat.detach() if frozen else self.flat, self.sizes)
             return [_plain(x, parts[i], self.activation) for i in chosen]
         layers = self._layers()

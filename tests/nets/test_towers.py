@@ -178,3 +178,19 @@ def test_mlp_is_orthogonal_too():
 def test_an_unknown_activation_is_named(make):
     with pytest.raises(UserError, match="Did you mean 'tanh'"):
         make("tahn")
+
+
+def test_gradients_can_be_differentiated_again_where_that_was_asked_for():
+    once, twice = (Towers(3, (8,), (2,), (1.0,), twice=t) for t in (False, True))
+    twice.load_state_dict(once.state_dict())
+    x, v = torch.randn(20, 3), torch.randn(once.flat.shape)
+
+    def curve(module: Towers, outputs: list[torch.Tensor]) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(outputs[0].square().mean(), module.flat, create_graph=True)
+        return torch.autograd.grad(gradient @ v, module.flat)[0]
+
+    torch.testing.assert_close(curve(twice, twice(x)), curve(once, _plain(once, x)))
+    with pytest.raises(RuntimeError):  # and not silently wrong where it was not
+        curve(once, once(x))
+    with torch.no_grad():
+        assert torch.equal(twice(x)[0], once(x)[0])

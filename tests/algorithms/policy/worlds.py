@@ -135,3 +135,45 @@ class Gymnasium:
     def close(self) -> None:
         for world in self._worlds:
             world.close()
+
+
+class Corridor:
+    """Cells 0 to 4 in a row; action 1 goes right, 0 left (not from cell 0). Every step costs 1 until cell 5 ends it.
+
+    The best return is -5; a random walk takes 30 steps on average, and a time limit cuts at 40. What an action earned
+    shows only at the end: the next step costs the same wherever it leads.
+    """
+
+    name, cells, limit = "Corridor", 5, 40
+    spaces = Spaces(gs.Box(0, 1, (5,), np.float32), gs.Discrete(2))
+
+    def __init__(self, num_envs: int = 8) -> None:
+        self.num_envs = num_envs
+
+    def reset(self, seed: int) -> Tensor:
+        self._cell = torch.zeros(self.num_envs, dtype=torch.int64)
+        self._time = torch.zeros(self.num_envs, dtype=torch.int64)
+        return self._see()
+
+    def step(self, action: Tensor) -> Feedback:
+        self._cell = (self._cell + 2 * action - 1).clamp(min=0)
+        self._time = self._time + 1
+        over = self._cell >= self.cells
+        cut = over | (self._time >= self.limit)
+        info = {}
+        if cut.any():
+            info = {"episode_return": (-self._time[cut]).float().tolist(), "episode_length": self._time[cut].tolist()}
+        self._cell = torch.where(over, 0, self._cell)
+        final = self._see()
+        self._cell, self._time = torch.where(cut, 0, self._cell), torch.where(cut, 0, self._time)
+        obs, ones = self._see(), torch.ones(self.num_envs)
+        return Feedback(obs, -ones, 1 - over.float(), cut.float(), ones, final if cut.any() else obs, info)
+
+    def render(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def _see(self) -> Tensor:
+        return torch.eye(self.cells)[self._cell]
