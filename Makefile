@@ -58,6 +58,8 @@ bench: $(PEERS) ## Measure the speed beside the peer libraries (slow; nothing el
 	$(BIN)/foresight bench value_iteration --against quantecon --rounds 3
 	$(BIN)/foresight bench truncated_policy_iteration --against quantecon --rounds 3
 	$(BIN)/foresight bench ten_million_states
+	$(BIN)/foresight bench q_learning
+	$(BIN)/foresight bench n_step_sarsa
 
 clean: ## Remove caches and .venv; runs/ and results/ stay.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

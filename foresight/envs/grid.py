@@ -165,7 +165,7 @@ def _toy_text(name: str, options: dict[str, Any]) -> MDP:
     if table is None:
         raise errors.UserError(
             f"{name} has no table of transitions, which an algorithm on tables needs. Worlds that have: "
-            f"{', '.join(names())}."
+            f"{', '.join(names())}. Elsewhere use an algorithm with a network, such as ppo."
         )
     if getattr(world, "fickle_passenger", False):
         # Taxi decides fickleness outside its table and its state: there is no MDP over these 500 states.
