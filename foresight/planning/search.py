@@ -253,7 +253,7 @@ def _tensors(
                 break
 
         index = last.clamp(min=0) * rows + batch
-        before = tree_map(lambda x, index=index: x.flatten(0, 1).index_select(0, index), tree.state)
+        before = tree_map(functools.partial(_pick, index=index), tree.state)
         state, reward, discount, logits, value = model.step(before, action.clamp(min=0))
         _finite(logits, value, reward, discount)
         _write(tree.state, state, slot)
@@ -333,3 +333,7 @@ def _path(tree: Tree, row: int, node: int, action: int) -> str:
         steps.insert(0, str(int(tree.action[row, node])))
         node = int(tree.parent[row, node])
     return "-".join(steps)
+
+
+def _pick(x: Tensor, index: Tensor) -> Tensor:
+    return x.flatten(0, 1).index_select(0, index)
