@@ -1,4 +1,4 @@
-"""SAC on Pendulum-v1: 256x256 networks, batches of 256, one update a step, 4,000 steps.
+"""SAC on Pendulum-v1: 256x256 networks, batches of 256, one update a step, 2,000 steps.
 
 Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, tau 0.005, learnt temperature, two critics, 100
 random steps at first, one environment. Threads: all cores, the faster choice for both. The first 1,000 steps warm up;
@@ -16,7 +16,7 @@ from typing import Any
 UNIT = "env steps/s"
 PEER = "stable-baselines3"
 TARGET = 1.5
-STEPS, WARM, BATCH, WIDTH = 4_000, 1_000, 256, 256
+STEPS, WARM, BATCH, WIDTH = 2_000, 1_000, 256, 256
 # Of an update, in floating point operations: passes over one 256x256 layer. Policy: 2 forward, 2 back. Critics, two of
 # each: targets 1, forward 1 and back 2, forward 1 and back to the action 1.
 FLOPS = 2 * BATCH * WIDTH * WIDTH * (2 + 2 + 2 * (1 + 3 + 2))

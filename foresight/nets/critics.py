@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,12 @@ class Critics(nn.Module):
     def forward(self, features: Tensor, action: Tensor | None = None) -> Sequence[Tensor]:
         """Values `[..., outputs]` of every critic."""
         return self.towers(features if action is None else torch.cat([features, action], -1))
+
+    def vjp(self, features: Tensor, action: Tensor) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
+        """Values without autograd, and the way back to the weights: see `Towers.vjp`. None where features need one."""
+        if features.requires_grad:
+            return None
+        return self.towers.vjp(torch.cat([features, action], -1))
 
     def frozen(self, features: Tensor, action: Tensor) -> Sequence[Tensor]:
         """The same, but the critics are taken as given: the gradient goes to `action` alone."""

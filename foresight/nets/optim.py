@@ -58,11 +58,12 @@ def advance(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def step(optimizer: torch.optim.Adam, loss: Tensor) -> None:
-    """Step `optimizer` down the gradient of `loss`."""
-    for p in optimizer.param_groups[0]["params"]:
-        p.grad = None
-    loss.backward()
+def step(optimizer: torch.optim.Optimizer, backward: Callable[[], object]) -> None:
+    """Step `optimizer` down the gradient that `backward` computes."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None
+    backward()
     advance(optimizer)
 
 

@@ -6,6 +6,7 @@ Each has a readable twin, the same numbers said with the other ops, and a test t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from numba import njit
@@ -54,6 +55,20 @@ def squash(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return action, logp
 
 
+def soft_q(
+    values: Sequence[Tensor], reward: Tensor, discount: Tensor, following: Sequence[Tensor], logp: Tensor, alpha: float
+) -> tuple[list[Tensor], Tensor]:
+    """The squared loss of two critics against the soft target, differentiated: the twin of `objective` in `sac.py`.
+
+    Shapes: values and following two `[N, 1]` each, reward, discount and logp `[N]`, float32 on the CPU. Returns the
+    gradients of the loss with respect to the values, two `[N, 1]`, and `[2]`: the loss and the mean of the values.
+    """
+    grads, seen = [torch.empty_like(q) for q in values], torch.empty(2)
+    tensors = (*values, reward, discount, *following, logp, *grads, seen)
+    _soft_q(*[x.numpy() for x in tensors], alpha)
+    return grads, seen
+
+
 def huber_q(
     q: Tensor, action: Tensor, reward: Tensor, discount: Tensor, following: Tensor, choice: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -80,6 +95,19 @@ def _squash(mean, std, noise, action, logp):  # type: ignore[no-untyped-def]
             slope = 2.0 * (math.log(2.0) - u - softplus)
             total -= 0.5 * noise[i, j] ** 2 + math.log(std[i, j]) + 0.5 * math.log(2.0 * math.pi) + slope
         logp[i] = total
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _soft_q(q, other, reward, discount, following, second, logp, grad, other_grad, seen, alpha):  # type: ignore[no-untyped-def]
+    rows = q.shape[0]
+    loss, total = 0.0, 0.0
+    for i in range(rows):
+        goal = reward[i] + discount[i] * (min(following[i, 0], second[i, 0]) - alpha * logp[i])
+        error, other_error = q[i, 0] - goal, other[i, 0] - goal
+        grad[i, 0], other_grad[i, 0] = error / rows, other_error / rows
+        loss += 0.5 * (error * error + other_error * other_error)
+        total += 0.5 * (q[i, 0] + other[i, 0])
+    seen[0], seen[1] = loss / rows, total / rows
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]

@@ -18,7 +18,7 @@ version (arXiv:1801.01290), recurrent policies. Discrete actions have a file of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from foresight.envs.base import Env, Feedback, Spaces
 from foresight.errors import UserError
 from foresight.nets import optim
 from foresight.nets.critics import Critics, SquashedActor
-from foresight.ops import schedules, value
+from foresight.ops import fused, schedules, value
 
 WORLD = "control"
 UNIT = "env steps"
@@ -144,33 +144,47 @@ def sample(state: State) -> Transitions:
     return batch.to(state.generator.device)
 
 
+def objective(state: State, batch: Transitions, features: Tensor) -> tuple[Callable[[], object], Tensor, Tensor]:
+    """The backward pass of the critics' loss, yet to be called; the loss, and the mean value of what was done."""
+    actor, critics, target = state.actor, state.critics, state.target
+    alpha = state.log_alpha.detach().exp()
+    with torch.no_grad():
+        next_action, next_logp = actor(critics.encoder(batch.next_obs)).sample_logp(state.generator)
+        following = target(target.encoder(batch.next_obs), next_action)
+    action = actor.inward(batch.action)
+    if found := critics.vjp(features, action):
+        # The same as below for the commonest case, small networks on a CPU: differentiated by hand and compiled.
+        done, back = found
+        grads, seen = fused.soft_q(done, batch.reward, batch.discount, following, next_logp, alpha.item())
+        return lambda: back(grads), seen[0], seen[1]
+    goal = batch.reward + batch.discount * (torch.minimum(*following).squeeze(-1) - alpha * next_logp)
+    values = torch.cat(list(critics(features, action)), -1).t()  # one row a critic
+    loss = value.squared_loss(values, goal.expand_as(values)).mean(1).sum()
+    return loss.backward, loss.detach(), values.detach().mean()
+
+
 def update(state: State, batch: Transitions) -> dict[str, float]:
     """One gradient step of critics, policy and temperature, and one move of the target critics."""
-    config, actor, critics, target = state.config, state.actor, state.critics, state.target
+    config, actor, critics = state.config, state.actor, state.critics
     alpha = state.log_alpha.detach().exp()
     if config.anneal:
         for optimizer in (state.actor_optimizer, state.critic_optimizer, state.alpha_optimizer):
             optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
 
     features = critics.encoder(batch.obs)
-    with torch.no_grad():
-        next_action, next_logp = actor(critics.encoder(batch.next_obs)).sample_logp(state.generator)
-        following = torch.minimum(*target(target.encoder(batch.next_obs), next_action)).squeeze(-1)
-        goal = batch.reward + batch.discount * (following - alpha * next_logp)
-    done = torch.cat(list(critics(features, actor.inward(batch.action))), -1).t()  # one row a critic
-    critic_loss = value.squared_loss(done, goal.expand_as(done)).mean(1).sum()
-    optim.step(state.critic_optimizer, critic_loss)
+    backward, critic_loss, q = objective(state, batch, features)
+    optim.step(state.critic_optimizer, backward)
 
     action, logp = actor(features.detach()).sample_logp(state.generator)
     judged = torch.minimum(*critics.frozen(features, action)).squeeze(-1)
-    optim.step(state.actor_optimizer, (alpha * logp - judged).mean())
+    optim.step(state.actor_optimizer, (alpha * logp - judged).mean().backward)
 
     entropy = -logp.detach().mean()
     if config.learn_alpha:
         wanted = -float(actor.dims) if config.target_entropy is None else config.target_entropy
-        optim.step(state.alpha_optimizer, state.log_alpha * (entropy - wanted))
-    optim.track(target, critics, config.tau)
-    shown = torch.stack([critic_loss.detach(), done.detach().mean(), alpha, entropy]).tolist()
+        optim.step(state.alpha_optimizer, (state.log_alpha * (entropy - wanted)).backward)
+    optim.track(state.target, critics, config.tau)
+    shown = torch.stack([critic_loss, q, alpha, entropy]).tolist()
     return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
 
 

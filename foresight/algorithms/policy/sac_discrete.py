@@ -158,17 +158,18 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     values = critics(features)
     done = torch.cat([q.gather(-1, batch.action.unsqueeze(-1)) for q in values], -1).t()  # one row a critic
     critic_loss = value.squared_loss(done, goal.expand_as(done)).mean(1).sum()
-    optim.step(state.critic_optimizer, critic_loss)
+    optim.step(state.critic_optimizer, critic_loss.backward)
 
     policy = actor(features.detach(), batch.obs)
     judged = torch.minimum(*(q.detach() for q in values))
     entropy = policy.entropy().mean()
-    optim.step(state.actor_optimizer, -(policy.mean() * judged).sum(-1).mean() - alpha * entropy)
+    actor_loss = -(policy.mean() * judged).sum(-1).mean() - alpha * entropy
+    optim.step(state.actor_optimizer, actor_loss.backward)
 
     entropy = entropy.detach()
     if config.learn_alpha:
         wanted = config.target_entropy * math.log(actor.actions)
-        optim.step(state.alpha_optimizer, state.log_alpha * (entropy - wanted))
+        optim.step(state.alpha_optimizer, (state.log_alpha * (entropy - wanted)).backward)
     state.gradient_steps += 1
     if state.gradient_steps % config.target_every == 0:
         optim.track(target, critics, config.tau)

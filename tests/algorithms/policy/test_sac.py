@@ -84,7 +84,7 @@ def _forgets(name: str):
 
 
 FIELDS = (
-    "actor", "critics", "target", "log_alpha", "actor_optimizer", "critic_optimizer", "alpha_optimizer", "replay",
+    "actor", "critics", "log_alpha", "actor_optimizer", "critic_optimizer", "alpha_optimizer", "replay",
     "generator", "sampler",
 )  # fmt: skip
 
