@@ -1,0 +1,51 @@
+"""Several tasks in one batch: the rows of each are those that it has alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from foresight.envs.make import make
+from foresight.envs.several import Several, alike
+from foresight.errors import UserError
+from tests.sabotage import sabotaged_by
+
+
+@sabotaged_by("foresight.envs.several.Several.step", lambda f: lambda self, action: f(self, action.roll(1)))
+def test_every_row_is_what_its_task_shows_alone() -> None:
+    def tasks():
+        return make("CartPole-v1", num_envs=3), make("CartPole-v1", num_envs=2, time_limit=4)
+
+    together, (long, short) = Several(tasks()), tasks()
+    assert together.num_envs == 5 and together.name == "CartPole-v1,CartPole-v1"
+    obs = together.reset(7)
+    assert torch.equal(obs, torch.cat([long.reset(7), short.reset(10)]))  # world i is seeded with seed + i
+    ended = []
+    for step in range(1, 30):
+        action = torch.randint(2, (5,))
+        came, parts = together.step(action), [long.step(action[:3]), short.step(action[3:])]
+        for name in ("obs", "reward", "discount", "cut", "mask", "final_obs"):
+            assert torch.equal(getattr(came, name), torch.cat([getattr(part, name) for part in parts])), name
+        assert (came.final_obs is came.obs) == (not came.cut.any())
+        assert came.cut[3:].tolist() == [float(step % 4 == 0)] * 2
+        assert len(came.info.get("episode_task", [])) == came.cut.sum() == len(came.info.get("episode_return", []))
+        ended += came.info.get("episode_length", [])
+    assert ended.count(4) >= 14
+
+
+def test_names_joined_by_commas_share_the_worlds() -> None:
+    env = make("CartPole-v1, CartPole-v1", num_envs=5)
+    assert [part.num_envs for part in env.envs] == [3, 2]
+    with pytest.raises(UserError, match="2 tasks need at least as many worlds: raise num_envs from 1"):
+        make("CartPole-v1,CartPole-v1", num_envs=1)
+    with pytest.raises(UserError, match="need equal observations: 'CartPole-v1' has"):
+        make("CartPole-v1,Pendulum-v1", num_envs=2)
+
+
+def test_bounds_may_differ_but_not_shapes() -> None:
+    assert alike(gs.Box(-1, 1, (3,)), gs.Box(-2, 5, (3,)))
+    assert alike(gs.Dict({"a": gs.Discrete(2)}), gs.Dict({"a": gs.Discrete(2)}))
+    assert not alike(gs.Box(-1, 1, (3,)), gs.Box(-1, 1, (4,)))
+    assert not alike(gs.Discrete(2), gs.Discrete(3))
+    assert not alike(gs.Dict({"a": gs.Discrete(2)}), gs.Dict({"b": gs.Discrete(2)}))
