@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from foresight import errors
+from foresight.data import trees
 from foresight.data.trajectory import tree_map
 from foresight.errors import UserError
 from foresight.planning import select
@@ -205,11 +206,11 @@ def _compiled(
         kind, numbers, tie.numpy(), gumbel.numpy(), table.numpy(), considered.numpy(), begun, depth, *arrays, *ends,
         index.numpy(), scratch,
     )  # fmt: skip
-    memory = tree_map(lambda x: x.flatten(0, 1), tree.state)
+    memory = tree_map(_flat, tree.state)
     plain = type(memory) is Tensor
     for slot in range(tree.size, tree.size + simulations):
         kernels.descend(*down)
-        before = memory.index_select(0, index) if plain else tree_map(lambda x: x.index_select(0, index), memory)
+        before = memory.index_select(0, index) if plain else trees.pick(memory, index)
         found, reward, discount, logits, value = model.step(before, action)
         _write(tree.state, found, slot)
         bad = kernels.expand(slot, *ends, _plain(reward), _plain(discount), _plain(logits), _plain(value), *arrays)
@@ -253,7 +254,7 @@ def _tensors(
                 break
 
         index = last.clamp(min=0) * rows + batch
-        before = tree_map(functools.partial(_pick, index=index), tree.state)
+        before = trees.pick(tree_map(_flat, tree.state), index)
         state, reward, discount, logits, value = model.step(before, action.clamp(min=0))
         _finite(logits, value, reward, discount)
         _write(tree.state, state, slot)
@@ -306,6 +307,11 @@ def _plans(most: int, simulations: int) -> Tensor:
     return torch.tensor([select.considered_visits(m, simulations) for m in range(most + 1)])
 
 
+def _flat(x: Tensor) -> Tensor:
+    """`[N, B, ...]` as `[N * B, ...]`, the same memory."""
+    return x.flatten(0, 1)
+
+
 def _plain(x: Tensor) -> Any:
     return (x if x.dtype == torch.float32 else x.float()).numpy()
 
@@ -333,7 +339,3 @@ def _path(tree: Tree, row: int, node: int, action: int) -> str:
         steps.insert(0, str(int(tree.action[row, node])))
         node = int(tree.parent[row, node])
     return "-".join(steps)
-
-
-def _pick(x: Tensor, index: Tensor) -> Tensor:
-    return x.flatten(0, 1).index_select(0, index)

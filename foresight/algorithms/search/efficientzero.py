@@ -182,7 +182,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     network, unroll = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
     prefix = latent.value_prefix(batch.reward[:, :unroll], alive[:, :unroll], state.config.horizon)
-    hidden = network.represent(trees.tree_map(lambda x: x[:, 0], batch.obs))
+    hidden = network.represent(_row(batch.obs, 0))
     terms: dict[str, list[Tensor]] = {"policy_loss": [], "value_loss": [], "prefix_loss": [], "consistency": []}
     for k in range(unroll + 1):
         scale = 1.0 if k == 0 else 1.0 / unroll
@@ -202,6 +202,11 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         terms["policy_loss"].append(scale * alive[:, k] * policy)
         terms["value_loss"].append(scale * known[:, k] * network.value.loss(ahead, value[:, k]))
     return {name: torch.stack(parts, 1).sum(1).mean() for name, parts in terms.items()}
+
+
+def _row(obs: Any, k: int) -> Any:
+    """Row k of every piece."""
+    return trees.tree_map(lambda x: x[:, k], obs)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
