@@ -12,7 +12,6 @@ ends with a discount of 0. What stands below such a node never counts, so the se
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -299,12 +298,11 @@ def _halving(tree: Tree, rule: PUCT | UCT | Gumbel, simulations: int) -> tuple[T
         return torch.zeros(1, 1, dtype=torch.int64), torch.zeros(tree.shape[0], dtype=torch.int64)
     considered = (tree.logits[:, 0] != -torch.inf).sum(-1).clamp(max=rule.considered)
     most = int(considered.max())
-    return _plans(most, max(simulations, 1)), considered
-
-
-@functools.lru_cache(maxsize=64)
-def _plans(most: int, simulations: int) -> Tensor:
-    return torch.tensor([select.considered_visits(m, simulations) for m in range(most + 1)])
+    wanted = set(considered.tolist())  # rows of the table that nobody asks for stay empty
+    table = torch.zeros(most + 1, max(simulations, 1), dtype=torch.int64)
+    for m in wanted:
+        table[m] = torch.tensor(select.considered_visits(m, table.shape[1]))
+    return table, considered
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -192,8 +191,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
             told = network.prefix.loss(hidden["h"], prefix[:, k - 1])
             terms["prefix_loss"].append(scale * known[:, k - 1] * told)
             with torch.no_grad():
-                observed = trees.tree_map(itemgetter((slice(None), k)), batch.obs)
-                seen = network.projection(network.represent(observed)["latent"])
+                seen = network.projection(network.represent(_row(batch.obs, k))["latent"])
             agreed = latent.negative_cosine(network.predictor(network.projection(hidden["latent"])), seen)
             terms["consistency"].append(scale * alive[:, k] * agreed)
             hidden = network.renew(hidden)
