@@ -20,10 +20,9 @@ class Block(nn.Module):
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         nn.init.kaiming_normal_(self.first.weight, nonlinearity="relu")
-        nn.init.zeros_(self.second.weight)
-        for conv in (self.first, self.second):
-            assert conv.bias is not None
-            nn.init.zeros_(conv.bias)
+        for zero in (self.first.bias, self.second.weight, self.second.bias):
+            assert zero is not None
+            nn.init.zeros_(zero)
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape."""

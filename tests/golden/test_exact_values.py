@@ -74,7 +74,7 @@ def test_sweeps_and_iterations_as_published() -> None:
 FIGURE_4_1 = [0, -14, -20, -22, -14, -18, -20, -20, -20, -20, -18, -14, -22, -20, -14, 0]
 
 
-@sabotaged_by("foresight.envs.mdp.assemble", change("discount", np.ones_like, "nothing_ends"))
+@sabotaged_by("foresight.envs.mdp.assemble", change("discount", lambda d: 0.9 * d, "fades"))
 def test_the_random_policy_of_sutton_and_barto() -> None:
     mdp = grid.make("GridWorld4x4")
     try:

@@ -107,7 +107,7 @@ def test_tree_search_takes_a_win_and_stops_a_loss(name: str) -> None:
         )
 
 
-@sabotaged_by("foresight.planning.minimax.minimax", lambda f: lambda game, p, depth, r: f(game, p, 1, r))
+@sabotaged_by("foresight.planning.minimax.minimax", lambda f: lambda game, p, *_: game.legal(p).int().argmax(-1))
 def test_alpha_beta_to_the_end_is_perfect() -> None:
     positions = scattered(TTT, 5, 30, 0)
     actions = minimax.minimax(TTT, positions, 9, rollouts.stream(0))

@@ -23,7 +23,7 @@ def test_the_entries_are_what_the_modules_say() -> None:
         module = catalog.module(name)
         assert (entry.world, entry.unit, entry.metrics) == (module.WORLD, module.UNIT, tuple(module.METRICS))
         assert entry.title and entry.doc.startswith(entry.title) and entry.path.name == f"{name}.py"
-        assert entry.world in ("control", "mdp", "text")
+        assert entry.world in ("control", "mdp", "game", "text")
 
 
 @pytest.mark.parametrize("name", NAMES)
