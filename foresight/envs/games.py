@@ -248,6 +248,7 @@ class Spiel:
         self._inner: tuple[int, int, int] = tuple(int(x) for x in inner)  # type: ignore[assignment]
         self.shape = (self._inner[0] + 1, self._inner[1], self._inner[2])  # and a plane that tells who moves
         self._limit = max(abs(self.spiel.min_utility()), abs(self.spiel.max_utility()))
+        self._first = self.spiel.new_initial_state().current_player()  # 1 in chess, where white is OpenSpiel's second
         self._states: dict[int, Any] = {}
         self._next = 0
         self.symmetries = _spiel_symmetries(name, *self.shape[1:], self.actions)
@@ -289,7 +290,8 @@ class Spiel:
 
     def mover(self, position: Tensor) -> Tensor:
         """See `Game`."""
-        return torch.tensor([max(self._states[n].current_player(), 0) for n in position.tolist()])
+        players = [max(self._states[n].current_player(), 0) for n in position.tolist()]
+        return torch.tensor([player ^ self._first for player in players])
 
     def planes(self, position: Tensor) -> Tensor:
         """See `Game`: OpenSpiel's planes for the player to move, and ones if he is the first."""
@@ -298,7 +300,7 @@ class Spiel:
             state = self._states[number]
             player = max(state.current_player(), 0)
             out[b, :-1] = np.asarray(state.observation_tensor(player), np.float32).reshape(self._inner)
-            out[b, -1] = 1 - player
+            out[b, -1] = player == self._first
         return torch.from_numpy(out)
 
     def moves(self, position: Tensor) -> Tensor:
@@ -308,7 +310,7 @@ class Spiel:
     def first_score(self, position: Tensor) -> Tensor:
         """See `Game`."""
         found = [self._states[n] for n in position.tolist()]
-        scores = [0.5 + s.returns()[0] / self._limit / 2 if s.is_terminal() else torch.nan for s in found]
+        scores = [0.5 + s.returns()[self._first] / self._limit / 2 if s.is_terminal() else torch.nan for s in found]
         return torch.tensor(scores, dtype=torch.float32)
 
     def picture(self, position: Tensor) -> str:
