@@ -57,6 +57,7 @@ bench: $(PEERS) ## Measure the speed beside the peer libraries (slow; nothing el
 	$(BIN)/foresight bench ppo_pong --against stable-baselines3 --rounds 3
 	$(BIN)/foresight bench value_iteration --against quantecon --rounds 3
 	$(BIN)/foresight bench truncated_policy_iteration --against quantecon --rounds 3
+	$(BIN)/foresight bench impala --against ray --rounds 3
 	$(BIN)/foresight bench ten_million_states
 	$(BIN)/foresight bench q_learning
 	$(BIN)/foresight bench n_step_sarsa

@@ -72,6 +72,7 @@ def peer() -> dict[str, Any]:
             grad_clip=40.0,
         )
         .rl_module(model_config=network)
+        .reporting(min_time_s_per_iteration=1)
         .debugging(seed=0, log_level="ERROR")
     )  # fmt: skip
     algorithm = config.build_algo()
