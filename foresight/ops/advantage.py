@@ -57,6 +57,27 @@ def leave_one_out(rewards: Tensor) -> Tensor:
     return centred * count / (count - 1).clamp(min=1)
 
 
+def differs(rewards: Tensor) -> Tensor:
+    """Whether a group has two scored rewards that differ, so that it has something to teach.
+
+    Shapes: rewards `[P, G]`; returns `[P]`, bool. The condition of DAPO's dynamic sampling, Yu et al. 2025
+    (arXiv:2503.14476), eq. 11.
+    """
+    scored = ~rewards.isnan()
+    highest, lowest = rewards.masked_fill(~scored, -torch.inf), rewards.masked_fill(~scored, torch.inf)
+    return highest.amax(1) > lowest.amin(1)
+
+
+def overlong(length: Tensor, limit: int, buffer: int) -> Tensor:
+    """What a completion loses for coming near the limit: 0, then linearly down to -1 over the last `buffer` tokens.
+
+        0 where |o| ≤ limit - buffer,    ((limit - buffer) - |o|) / buffer beyond
+
+    Shapes: length `[P, G]` (tokens); returns `[P, G]`. Source: DAPO, Yu et al. 2025 (arXiv:2503.14476), eq. 13.
+    """
+    return ((limit - buffer - length) / buffer).clamp(-1, 0)
+
+
 def _centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
     """`(r - mean over the scored ones [P, G], how many were scored [P, 1])`."""
     scored = ~rewards.isnan()

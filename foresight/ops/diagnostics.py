@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from foresight.ops.policy import clip_fraction
+
 
 @torch.no_grad()
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:
@@ -15,3 +17,28 @@ def explained_variance(value: Tensor, target: Tensor) -> Tensor:
     (Huang et al. 2022, "The 37 implementation details of PPO").
     """
     return 1 - (target - value).var(correction=0) / target.var(correction=0)
+
+
+@torch.no_grad()
+def rollout_sums(
+    ratio: Tensor,
+    logprob: Tensor,
+    sampled: Tensor,
+    entropy: Tensor,
+    mask: Tensor,
+    clip_low: float,
+    clip_high: float | None = None,
+) -> dict[str, Tensor]:
+    """Sums over the real tokens of a part of a rollout; divided by their number, they are metrics.
+
+    - `entropy`: of the next token;
+    - `clip_fraction`: ratios outside [1 - clip_low, 1 + clip_high];
+    - `sampler_error`: |log π of the learner - log π of the sampler|, which ought to be rounding and nothing else.
+
+    Shapes: all of one shape `[...]`; `mask` is bool. `logprob` and `entropy` are 0 where it is false.
+    """
+    return {
+        "entropy": entropy.sum(),
+        "clip_fraction": clip_fraction(ratio, clip_low, clip_high, mask) * mask.sum(),
+        "sampler_error": ((logprob - sampled.to(logprob)).abs() * mask).sum(),
+    }

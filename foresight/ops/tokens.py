@@ -12,9 +12,9 @@ ROWS = 64  # worked on at a time
 
 
 def token_logprob(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """log softmax(z / τ)[token] and, without gradient, the entropy of softmax(z / τ).
+    """log softmax(z / τ)[token] and the entropy H of softmax(z / τ).
 
-        ∂ log p(token) / ∂z = (onehot(token) - p) / τ
+        ∂ log p(token) / ∂z = (onehot(token) - p) / τ        ∂H / ∂z = -p (log p + H) / τ
 
     Shapes: logits z `[N, V]` of any float type, tokens `[N]`; returns `[N]` and `[N]`, float32 or wider. A logit of
     -inf rules a token out. Computed in slices of rows; the backward pass keeps the logits alone, in their own type.
@@ -42,20 +42,28 @@ class _TokenLogprob(torch.autograd.Function):
             finite = scaled.clamp(min=torch.finfo(scaled.dtype).min)
             entropies.append(total - weights.mul_(finite).sum(-1) / mass)
             totals.append(total)
-        ctx.save_for_backward(logits, tokens, torch.cat(totals))
-        ctx.temperature = temperature
         entropy = torch.cat(entropies)
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(logits, tokens, torch.cat(totals), entropy)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
         return torch.cat(chosen), entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outer: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        logits, tokens, totals = ctx.saved_tensors
-        result, outer = torch.empty_like(logits), outer / ctx.temperature
-        parts = (x.split(ROWS) for x in (result, logits, tokens, totals, outer))
-        for into, rows, picked, total, weight in zip(*parts, strict=True):
-            grad = (_wide(rows, ctx.temperature) - total[:, None]).exp_().mul_(-weight[:, None])
+    def backward(ctx: Any, outer: Tensor | None, outer_entropy: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if outer is None and outer_entropy is None:
+            return None, None, None
+        logits, tokens, totals, entropies = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        outer = torch.zeros_like(totals) if outer is None else outer / ctx.temperature
+        parts = (x.split(ROWS) for x in (result, logits, tokens, totals, outer, entropies))
+        for i, (into, rows, picked, total, weight, entropy) in enumerate(zip(*parts, strict=True)):
+            logp = _wide(rows, ctx.temperature) - total[:, None]
+            pull = weight[:, None]
+            if outer_entropy is not None:  # a token that is ruled out weighs 0, which -inf must not turn into NaN
+                slope = outer_entropy[i * ROWS : i * ROWS + len(rows), None] / ctx.temperature
+                pull = pull + slope * (logp.clamp(min=torch.finfo(logp.dtype).min) + entropy[:, None])
+            grad = logp.exp_().mul_(-pull)
             grad.scatter_add_(-1, picked[:, None], weight[:, None])
             into.copy_(grad)
         return result, None, None

@@ -62,7 +62,8 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
     - control: the return of exactly `episodes` episodes, from seeds that training does not use;
     - mdp: the exact expected discounted return of its policy from the start distribution (`also`: the
       undiscounted one within the time limit, where there is a limit);
-    - text: the mean reward of greedy completions of the first `episodes` held-out examples (all if None);
+    - text: the mean reward of greedy completions of the first `episodes` held-out examples (all if None); where the
+      task grades nothing (its rows are demonstrations or preferences), what `module.assess(state, examples)` says;
     - game: the points a game (1, ½, 0) against the game's `opponent`, half of the games with the first move.
 
     An algorithm that learns no policy has a `measure(state, world)` that returns what it is judged by.
@@ -208,6 +209,9 @@ def _text(module: Any, state: Any, task: Any, episodes: int | None) -> Evaluatio
     examples = list(task.test)[: episodes or None]
     if not examples:
         raise UserError("The task has no held-out examples to evaluate on.")
+    if getattr(task, "grader", True) is None and hasattr(module, "assess"):
+        metric, values = module.assess(state, examples)
+        return Evaluation.of(metric, values)
     completions, _, _ = module.act(state, examples, explore=False)
     rewards = [float(reward) for reward in task.grade(examples, completions)]
     return Evaluation.of(getattr(task, "metric", "reward"), [reward for reward in rewards if not math.isnan(reward)])

@@ -148,6 +148,8 @@ def resolve(
     chosen = known.get(preset or "", {})
     if name is None:
         name = chosen.get("task", chosen.get("env"))
+    if name is None and entry.world == "text":  # data to learn from are a task too, with held-out rows of their own
+        name = given.get("data") or chosen.get("data") or None
     if name is None:
         options = f", or a preset: {', '.join(known)}" if known else ""
         raise UserError(f"Say what {entry.name} shall learn: --{world_word} NAME{options}.")

@@ -12,6 +12,7 @@ from foresight.algorithms.language import grpo
 from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
+from foresight.planning.rollout import complete
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, returns, sabotaged_by, scaled
 
@@ -25,7 +26,7 @@ def _config(**fields) -> grpo.Config:
 
 def _rollout(**fields) -> tuple[grpo.State, TokenBatch, torch.Tensor]:
     state = grpo.build(_config(**fields))
-    batch = grpo.sample(state, PROMPTS, state.config.group, explore=True)
+    batch = complete(state.policy, PROMPTS, 4, 6, state.config.temperature, state.generator)
     rewards = torch.tensor([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.5, 0.0, 2.0]])
     return state, batch, rewards
 

@@ -17,7 +17,7 @@ equal rewards have no gradient and are skipped, and the first pass of an update 
 from __future__ import annotations
 
 import copy
-import math
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +27,17 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text import TextTask
 from foresight.errors import UserError
 from foresight.nets import pretrained
 from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import learn
 from foresight.ops import kl, schedules
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_sequence
-from foresight.ops.policy import clip_fraction, clipped_surrogate, ratio
-from foresight.planning.decode import generate
+from foresight.ops.diagnostics import rollout_sums
+from foresight.ops.policy import clipped_surrogate, ratio
+from foresight.planning.rollout import answer, roll
 
 WORLD = "text"
 UNIT = "updates"
@@ -107,24 +109,10 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     return State(config, policy, reference, optimizer, torch.Generator().manual_seed(config.seed))
 
 
-def sample(state: State, prompts: Sequence[Any], group: int, explore: bool) -> TokenBatch:
-    """`group` completions of each prompt; greedy unless exploring."""
-    config, policy = state.config, state.policy
-    tokens = [policy.encode(p.prompt if isinstance(p, Example) else p) for p in prompts]
-    temperature = config.temperature if explore else 0.0
-    return generate(policy, tokens, group, config.max_new_tokens, temperature, state.generator if explore else None)
-
-
-def texts(state: State, batch: TokenBatch) -> list[str]:
-    """The completions of a batch as text, prompt by prompt."""
-    rows, lengths = batch.completion.flatten(0, 1).tolist(), batch.length.flatten().tolist()
-    return [state.policy.decode(row[:n]) for row, n in zip(rows, lengths, strict=True)]
-
-
 def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
     """Answer prompts (strings, conversations or Examples) with one completion each."""
-    batches = [sample(state, obs[i : i + 64], 1, explore) for i in range(0, len(obs), 64)]
-    return [text for batch in batches for text in texts(state, batch)], {"batches": batches}, None
+    config, generator = state.config, state.generator if explore else None
+    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
 
 
 def loss(
@@ -134,79 +122,35 @@ def loss(
 
     Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
     """
-    config, rows = state.config, weights.flatten(0, 1)  # [P G, T]
-    logprob, entropy = (x.flatten(0, 1) for x in state.policy.logprob(batch, config.temperature))
-    rho = ratio(logprob, logprob if old is None else old.flatten(0, 1))
-    terms = clipped_surrogate(rho, advantage.flatten()[:, None].expand_as(rho), config.clip_ratio)
+    config = state.config
+    logprob, entropy = state.policy.logprob(batch, config.temperature)
+    rho = ratio(logprob, logprob if old is None else old)
+    terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_ratio)
+    mask = batch.mask.to(rho.device)
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, mask, config.clip_ratio)
     if state.reference is not None:
         with torch.no_grad():
-            reference = state.reference.logprob(batch, config.temperature)[0].flatten(0, 1)
-        terms = terms + config.kl_coef * kl.k3(logprob, reference)
-    mask = batch.mask.flatten(0, 1).to(rows.device)
-    with torch.no_grad():
-        sums = {
-            "entropy": entropy.sum(),
-            "clip_fraction": clip_fraction(rho, config.clip_ratio, mask=mask) * mask.sum(),
-            "sampler_error": ((logprob - batch.logprob.flatten(0, 1).to(logprob)).abs() * mask).sum(),
-        }
-        if state.reference is not None:
-            sums["kl"] = (kl.k3(logprob, reference) * mask).sum()
-    return (rows * terms).sum(), logprob.view_as(weights), sums
+            reference = state.reference.logprob(batch, config.temperature)[0]
+        penalty = kl.k3(logprob, reference)
+        terms = terms + config.kl_coef * penalty
+        sums["kl"] = (penalty.detach() * mask).sum()
+    return (weights * terms).sum(), logprob, sums
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
-    config, policy, device = state.config, state.policy, state.policy.device
+    config = state.config
     advantage = group_scaled(rewards)
     scored = batch.mask & ~rewards.isnan()[..., None]
-    weights = per_sequence(scored.flatten(0, 1)).view_as(scored).to(device)  # of the whole batch, before it is split
+    weights = per_sequence(scored.flatten(0, 1)).view_as(scored)  # of the whole batch, before it is split
     flat = (advantage == 0).all(1)
     learns = torch.ones_like(flat) if state.reference is not None else ~flat
-    parts = _parts(batch, learns.nonzero()[:, 0], config.micro_tokens)
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
     metrics = {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
-
-    rate = config.learning_rate * schedules.warmup(state.step, config.warmup)
-    rate *= schedules.linear(state.step / config.steps, 1.0) if config.anneal else 1.0
-    old: list[Tensor | None] = [None] * len(parts)
-    tokens = sum(int(batch.length[part].sum()) for part in parts)
-    for _ in range(config.epochs if parts else 0):
-        total, sums = 0.0, dict[str, float]()
-        with policy.precision():  # around all parts, so that the weights are rounded once
-            for i, part in enumerate(parts):
-                chosen = batch.select(part)
-                width = chosen.completion.shape[-1]
-                value, logprob, parts_sums = loss(
-                    state, chosen, advantage[part].to(device), weights[part][..., :width], old[i]
-                )
-                value.backward()
-                old[i] = logprob.detach() if old[i] is None else old[i]
-                total += value.item()
-                for key, number in parts_sums.items():
-                    sums[key] = sums.get(key, 0.0) + number.item() / tokens
-        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm).item()
-        if not (math.isfinite(total) and math.isfinite(norm)):
-            state.optimizer.zero_grad()
-            return {**metrics, "loss": total, "grad_norm": norm, "learning_rate": rate}
-        for settings in state.optimizer.param_groups:
-            settings["lr"] = rate
-        state.optimizer.step()
-        state.optimizer.zero_grad(set_to_none=False)  # kept: what is as large as the model is not allocated twice
-        metrics |= {"loss": total, "grad_norm": norm, "learning_rate": rate, **sums}
-    return metrics
-
-
-def _parts(batch: TokenBatch, groups: Tensor, tokens: int) -> list[Tensor]:
-    """Split groups into parts of about `tokens` distinct completion tokens: whole groups, the longest together."""
-    sizes = batch.distinct()
-    parts: list[list[int]] = []
-    room = 0
-    for group in groups[sizes[groups].argsort(dim=0, descending=True, stable=True)].tolist():
-        if not parts or room < int(sizes[group]):
-            parts.append([])
-            room = tokens
-        parts[-1].append(group)
-        room -= int(sizes[group])
-    return [torch.tensor(part) for part in parts]
+    return metrics | learn(
+        state.policy, state.optimizer, functools.partial(loss, state), batch, advantage, weights, learns,
+        rate, config.max_grad_norm, config.micro_tokens, config.epochs,
+    )  # fmt: skip
 
 
 def export(state: State, directory: str | Path) -> Path:
@@ -219,26 +163,10 @@ def train(
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
     """Sample groups, grade them, update; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
-    if len(env.train) < config.prompts:
-        raise UserError(f"The task has {len(env.train)} training prompts: lower prompts (it is {config.prompts}).")
     while state.step < config.steps:
-        chosen = torch.randperm(len(env.train), generator=state.generator)[: config.prompts].tolist()
-        examples = [env.train[i] for i in chosen]
-        batch = sample(state, examples, config.group, explore=True)
-        answers = texts(state, batch)
-        repeated = [example for example in examples for _ in range(config.group)]
-        rewards = torch.tensor(env.grade(repeated, answers)).view(config.prompts, config.group)
-        metrics: dict[str, Any] = {
-            "reward": rewards.nanmean().item(),
-            "length": batch.length.float().mean().item(),
-            "truncated": 1 - batch.stopped.float().mean().item(),
-            **update(state, batch, rewards),
-            "samples": [
-                {"prompt": example.question, "completion": answer, "reward": reward}
-                for example, answer, reward in zip(
-                    examples, answers[:: config.group], rewards[:, 0].tolist(), strict=True
-                )
-            ],
-        }
+        rollout = roll(
+            state.policy, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
+        )
+        metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards)}
         state.step += 1
         yield state.step, metrics, state

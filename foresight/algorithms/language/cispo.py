@@ -1,0 +1,151 @@
+"""CISPO: MiniMax-M1, Chen et al. 2025 (arXiv:2506.13585), section 3.1, equations 4 and 5.
+
+A clipped ratio drops the whole gradient of a token that became much more likely, and those are often the rare
+tokens on which reasoning turns. CISPO clips the *weight* instead and lets every token learn:
+
+    J(θ) = E[ 1/Σ_i |o_i|  Σ_i Σ_t  sg(min(ρ_it, 1+ε)) A_i log π_θ(o_it) ]        A_i = (r_i − mean(r)) / std(r)
+
+where sg stops the gradient. As in the paper the weight is clipped above only. Left out: the filter of
+repeating completions, and AdamW's betas (0.9, 0.95) and eps 1e-15, which belong to their precision.
+
+Beside `grpo.py` two of five slots differ: the clip (`clipped_weight`) and the aggregation (`per_token`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import TextTask
+from foresight.errors import UserError
+from foresight.nets import pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import learn
+from foresight.ops import schedules
+from foresight.ops.advantage import group_scaled
+from foresight.ops.aggregate import per_token
+from foresight.ops.diagnostics import rollout_sums
+from foresight.ops.policy import clipped_weight, ratio
+from foresight.planning.rollout import answer, roll
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("reward", "length", "entropy", "equal_reward_groups")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of CISPO. Defaults are for a small model on a short task; the paper's are beside them."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
+    steps: int = 60
+    """Updates in all."""
+    seed: int = 0
+    """Of prompts and sampling."""
+    prompts: int = 8
+    """Prompts an update."""
+    group: int = 8
+    """Completions a prompt, G."""
+    max_new_tokens: int = 16
+    """Tokens a completion may have."""
+    temperature: float = 1.0
+    """Of sampling, and of the policy whose gradient is taken."""
+    learning_rate: float = 1e-5
+    """Of AdamW."""
+    warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal: bool = False
+    """Whether the learning rate then falls linearly to 0."""
+    epochs: int = 1
+    """Gradient steps on each batch (paper: 16 on each rollout)."""
+    clip_high: float = 4.0
+    """ε: the weight is at most 1 + ε (the paper gives no number; ScaleRL, arXiv:2510.13786, has 1 + ε = 5)."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 256
+    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes while CISPO runs."""
+
+    config: Config
+    policy: LanguageModel
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the policy and make the optimiser."""
+    if config.group < 2:
+        raise UserError(f"group is {config.group}: CISPO compares the completions of a prompt, so it needs 2.")
+    policy = pretrained.load(config.model, device, config.precision)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
+    return State(config, policy, optimizer, torch.Generator().manual_seed(config.seed))
+
+
+def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
+    """Answer prompts (strings, conversations or Examples) with one completion each."""
+    config, generator = state.config, state.generator if explore else None
+    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+
+
+def loss(
+    state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The objective over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    """
+    config = state.config
+    logprob, entropy = state.policy.logprob(batch, config.temperature)
+    rho = ratio(logprob, logprob if old is None else old)
+    terms = clipped_weight(logprob, rho, advantage[..., None].expand_as(rho), config.clip_high)
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask.to(rho.device), 1.0, config.clip_high)
+    return (weights * terms).sum(), logprob, sums
+
+
+def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
+    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    config = state.config
+    advantage = group_scaled(rewards)
+    scored = batch.mask & ~rewards.isnan()[..., None]
+    weights = per_token(scored)
+    flat = (advantage == 0).all(1)
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    metrics = {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
+    return metrics | learn(
+        state.policy, state.optimizer, functools.partial(loss, state), batch, advantage, weights, ~flat,
+        rate, config.max_grad_norm, config.micro_tokens, config.epochs,
+    )  # fmt: skip
+
+
+def export(state: State, directory: str | Path) -> Path:
+    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Sample groups, grade them, update; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    while state.step < config.steps:
+        rollout = roll(
+            state.policy, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
+        )
+        metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards)}
+        state.step += 1
+        yield state.step, metrics, state

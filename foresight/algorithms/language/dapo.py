@@ -1,0 +1,176 @@
+"""DAPO: Decoupled Clip and Dynamic Sampling Policy Optimization, Yu et al. 2025 (arXiv:2503.14476), section 3.
+
+    J(θ) = E[ 1/Σ_i |o_i|  Σ_i Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε_low, 1+ε_high) A_i) ]    A_i = (r_i − mean(r)) / std(r)
+    subject to  0 < |{right o_i}| < G
+
+All of its parts:
+- clip higher (eq. 10): ε_high > ε_low, so that rare tokens may become likely;
+- dynamic sampling (eq. 11): groups of equal rewards are thrown away and others sampled until the batch is full, or
+  `max_batches` were sampled; then it learns from what it has, and `filled` says how much that was;
+- token-level loss (eq. 12): every token of the batch weighs the same;
+- overlong filtering (section 3.4): a completion that hit the limit is in its group's baseline, but is not learnt from;
+- soft overlong punishment (eq. 13): in the last `overlong_buffer` tokens before the limit the reward falls to −1;
+- no KL term (section 2.3).
+
+Left out: nothing. (The authors' code does without the filter, which overlaps with the punishment: both can be set.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import TextTask
+from foresight.errors import UserError
+from foresight.nets import pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import learn
+from foresight.ops import schedules
+from foresight.ops.advantage import differs, group_scaled, overlong
+from foresight.ops.aggregate import per_token
+from foresight.ops.diagnostics import rollout_sums
+from foresight.ops.policy import clipped_surrogate, ratio
+from foresight.planning.rollout import answer, roll_until
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("reward", "length", "entropy", "equal_reward_groups")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of DAPO. Defaults are for a small model on a short task; the paper's are beside them."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
+    steps: int = 60
+    """Updates in all."""
+    seed: int = 0
+    """Of prompts and sampling."""
+    prompts: int = 8
+    """Prompts an update (paper: 512)."""
+    group: int = 8
+    """Completions a prompt, G (paper: 16)."""
+    max_new_tokens: int = 16
+    """Tokens a completion may have (paper: 20480)."""
+    temperature: float = 1.0
+    """Of sampling, and of the policy whose gradient is taken."""
+    learning_rate: float = 1e-5
+    """Of AdamW (paper: 1e-6 for 32B parameters)."""
+    warmup: int = 0
+    """Updates over which the learning rate rises (paper: 20 rollouts)."""
+    anneal: bool = False
+    """Whether the learning rate then falls linearly to 0."""
+    epochs: int = 1
+    """Gradient steps on each batch (paper: 16 on each rollout)."""
+    clip_low: float = 0.2
+    """ε_low of the clipped ratio (paper: 0.2)."""
+    clip_high: float = 0.28
+    """ε_high (paper: 0.28)."""
+    max_batches: int = 10
+    """Batches of prompts that one update may sample to fill itself (their code: 10). 1 is no dynamic sampling."""
+    overlong_filter: bool = True
+    """Whether completions that hit the limit are left out of the loss."""
+    overlong_buffer: int = 4
+    """Tokens before the limit over which the punishment grows (paper: 4096 of 20480)."""
+    overlong_penalty: float = 1.0
+    """The whole punishment, in units of reward (paper: 1). 0 is none."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 256
+    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes while DAPO runs."""
+
+    config: Config
+    policy: LanguageModel
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the policy and make the optimiser."""
+    if config.group < 2:
+        raise UserError(f"group is {config.group}: DAPO compares the completions of a prompt, so it needs 2.")
+    if not 0 < config.overlong_buffer <= config.max_new_tokens:
+        raise UserError(
+            f"overlong_buffer is {config.overlong_buffer}: it is the end of max_new_tokens ({config.max_new_tokens})."
+        )
+    policy = pretrained.load(config.model, device, config.precision)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
+    return State(config, policy, optimizer, torch.Generator().manual_seed(config.seed))
+
+
+def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
+    """Answer prompts (strings, conversations or Examples) with one completion each."""
+    config, generator = state.config, state.generator if explore else None
+    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+
+
+def loss(
+    state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The objective over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    """
+    config = state.config
+    logprob, entropy = state.policy.logprob(batch, config.temperature)
+    rho = ratio(logprob, logprob if old is None else old)
+    terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_low, config.clip_high)
+    mask = batch.mask.to(rho.device)
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, mask, config.clip_low, config.clip_high)
+    return (weights * terms).sum(), logprob, sums
+
+
+def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
+    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    config = state.config
+    if config.overlong_penalty > 0:
+        limit = config.max_new_tokens
+        rewards = rewards + config.overlong_penalty * overlong(batch.length, limit, config.overlong_buffer)
+    advantage = group_scaled(rewards)
+    scored = batch.mask & ~rewards.isnan()[..., None]
+    if config.overlong_filter:
+        scored = scored & batch.stopped[..., None]
+    weights = per_token(scored)
+    flat = (advantage == 0).all(1) | ~scored.any(2).any(1)  # nothing to learn from
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    metrics = {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
+    return metrics | learn(
+        state.policy, state.optimizer, functools.partial(loss, state), batch, advantage, weights, ~flat,
+        rate, config.max_grad_norm, config.micro_tokens, config.epochs,
+    )  # fmt: skip
+
+
+def export(state: State, directory: str | Path) -> Path:
+    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Sample groups until enough of them differ in reward, update; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    while state.step < config.steps:
+        rollout, sampled = roll_until(
+            differs, config.max_batches, state.policy, env, config.prompts, config.group, config.max_new_tokens,
+            config.temperature, state.generator,
+        )  # fmt: skip
+        metrics = {**rollout.metrics(), **sampled, **update(state, rollout.batch, rollout.rewards)}
+        state.step += 1
+        yield state.step, metrics, state

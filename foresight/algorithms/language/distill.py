@@ -1,0 +1,171 @@
+"""Distillation: Hinton et al. 2015 (arXiv:1503.02531); GKD, Agarwal et al. 2023 (arXiv:2306.13649).
+
+A student π_θ learns to write as a teacher π_T does. Who writes the answers, and how much of the teacher is seen:
+
+    on-policy              −E_{o~π_θ} Σ_t A_t log π_θ(o_t),  A_t = −(log π_θ(o_t) − log π_T(o_t))    sampled reverse KL
+    on-policy, soft        E_{o~π_θ} Σ_t KL( π_θ(·|o_<t) ‖ π_T(·|o_<t) )                              whole reverse KL
+    off-policy, soft       E_{o~π_T} Σ_t KL( π_T(·|o_<t) ‖ π_θ(·|o_<t) )                              soft targets
+    off-policy             −E_{o~π_T} Σ_t log π_θ(o_t)                                                 its answers
+
+On-policy the student is corrected where it really goes; the teacher's log-probability is a reward for every token,
+with discount 0: a token answers for itself alone. Off-policy without soft targets is sequence-level distillation (Kim
+& Rush 2016, arXiv:1606.07947). Kept: these four. Left out: mixtures of them, and the skewed divergences of GKD.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import TextTask
+from foresight.errors import UserError
+from foresight.nets import pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import gather, learn
+from foresight.ops import kl, schedules
+from foresight.ops.aggregate import per_token
+from foresight.ops.policy import reinforce
+from foresight.planning.rollout import answer, roll
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("reward", "teacher_kl", "entropy", "length")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of distillation."""
+
+    model: str = "smollm2"
+    """The student: "smollm2" (packaged), a Hugging Face folder, or a hub id."""
+    teacher: str = ""
+    """The teacher, with the student's tokenizer: a folder (such as RUN/export) or a hub id."""
+    on_policy: bool = True
+    """Whether the student writes the answers, and not the teacher."""
+    soft: bool = False
+    """Whether the divergence is over the whole vocabulary, and not of the sampled token alone."""
+    steps: int = 60
+    """Updates in all."""
+    seed: int = 0
+    """Of prompts and sampling."""
+    prompts: int = 16
+    """Prompts an update."""
+    group: int = 2
+    """Completions a prompt."""
+    max_new_tokens: int = 16
+    """Tokens a completion may have."""
+    temperature: float = 1.0
+    """Of sampling, and of both models in the divergence."""
+    learning_rate: float = 1e-5
+    """Of AdamW."""
+    warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal: bool = False
+    """Whether the learning rate then falls linearly to 0."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 256
+    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes during distillation, and the teacher, which does not."""
+
+    config: Config
+    policy: LanguageModel
+    teacher: LanguageModel
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load student and teacher and make the optimiser."""
+    if not config.teacher:
+        raise UserError("distill needs a teacher: --teacher FOLDER, such as the export/ of a run of grpo.")
+    policy = pretrained.load(config.model, device, config.precision)
+    teacher = pretrained.load(config.teacher, device, config.precision).requires_grad_(False)
+    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(f"The teacher {config.teacher} has another tokenizer than {config.model}: it cannot teach it.")
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
+    return State(config, policy, teacher, optimizer, torch.Generator().manual_seed(config.seed))
+
+
+def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
+    """Answer prompts (strings, conversations or Examples) with one completion each."""
+    config, generator = state.config, state.generator if explore else None
+    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+
+
+def sampled_loss(
+    state: State, batch: TokenBatch, gain: Tensor, weights: Tensor, old: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Of sampled tokens alone: gain `[P, G, T]` is −(log π_θ − log π_T) of a student's and 1 of a teacher's answers."""
+    logprob, entropy = state.policy.logprob(batch, state.config.temperature)
+    terms = reinforce(logprob, gain)
+    return (weights * terms).sum(), logprob, {"entropy": entropy.detach().sum()}
+
+
+def soft_loss(
+    state: State, batch: TokenBatch, gain: Tensor, weights: Tensor, old: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Of the whole vocabulary: KL(π_θ ‖ π_T) on the student's answers, KL(π_T ‖ π_θ) on the teacher's."""
+    config, mask = state.config, batch.mask.to(gain.device)
+
+    def logits(model: LanguageModel) -> Tensor:
+        with model.precision():
+            narrow = model.logits(model.contexts(batch))
+        return narrow.float() / config.temperature
+
+    with torch.no_grad():
+        teacher = logits(state.teacher)
+    student = logits(state.policy)
+    terms = kl.categorical(student, teacher) if config.on_policy else kl.categorical(teacher, student)
+    return (weights[mask] * terms).sum(), gain, {"divergence": terms.detach().sum()}
+
+
+def update(state: State, batch: TokenBatch) -> dict[str, float]:
+    """One gradient step on answers of the student, or of the teacher if off-policy."""
+    config = state.config
+    reader = state.teacher if config.on_policy else state.policy
+    read = gather(lambda few: reader.logprob(few, config.temperature)[0], batch, config.micro_tokens)
+    distance = kl.k1(batch.logprob, read) * batch.mask  # of whoever wrote the answers from whoever did not
+    gain = -distance if config.on_policy else batch.mask.float()
+    weights = per_token(batch.mask.flatten(0, 1)).view(batch.completion.shape)
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    name = "teacher_kl" if config.on_policy else "student_kl"
+    return {name: distance.sum().item() / batch.mask.sum().item()} | learn(
+        state.policy, state.optimizer, functools.partial(soft_loss if config.soft else sampled_loss, state),
+        batch, gain, weights, torch.ones(len(batch.length), dtype=torch.bool),
+        rate, config.max_grad_norm, config.micro_tokens,
+    )  # fmt: skip
+
+
+def export(state: State, directory: str | Path) -> Path:
+    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Let the student (or the teacher) answer, and move the student towards the teacher; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    writer = state.policy if config.on_policy else state.teacher
+    while state.step < config.steps:
+        rollout = roll(
+            writer, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
+        )
+        metrics = {**rollout.metrics(), **update(state, rollout.batch)}
+        state.step += 1
+        yield state.step, metrics, state

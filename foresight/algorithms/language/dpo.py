@@ -1,0 +1,171 @@
+"""DPO: Direct Preference Optimization, Rafailov et al. 2023 (arXiv:2305.18290), equation 7.
+
+    L(θ) = −E[ log σ(β D) ]      D = log π_θ(y_c|x)/π_ref(y_c|x) − log π_θ(y_r|x)/π_ref(y_r|x)
+
+A policy is a reward model in disguise: β log π_θ/π_ref is the implicit reward, and the loss is Bradley-Terry's on it.
+The other losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036), `hinge`; with `label_smoothing`
+above 0, `sigmoid` is cDPO. With `length_normalised` the log-probabilities are means over tokens, so that an answer
+gains nothing by being long.
+
+Kept: all of it. The prompt is computed once for both answers, and tokenised once with each. Dropout is never active.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import Example, TextTask
+from foresight.errors import unknown
+from foresight.nets import pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import split, step
+from foresight.ops import preference, schedules
+from foresight.planning.corpus import Corpus, corpus, examples
+from foresight.planning.rollout import answer
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("loss", "accuracy", "margin", "chosen_reward")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of DPO."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id. It is also the reference."""
+    data: str = ""
+    """Preferences (JSONL, Parquet, a dataset): prompt, chosen, rejected. Empty: the rows of the task."""
+    steps: int = 100
+    """Updates in all."""
+    seed: int = 0
+    """Of the order of the rows."""
+    batch: int = 16
+    """Pairs an update (paper: 64)."""
+    max_tokens: int = 1024
+    """Pairs with a longer row, prompt and completion together, are left out (and counted)."""
+    beta: float = 0.1
+    """β: how dear it is to leave the reference (paper: 0.1)."""
+    loss: str = "sigmoid"
+    """The function of `ops.preference`: sigmoid (DPO), ipo or hinge."""
+    label_smoothing: float = 0.0
+    """ε of cDPO: the share of pairs that are the wrong way round."""
+    length_normalised: bool = False
+    """Whether log-probabilities are means over tokens and not sums (TRL does so for IPO; its paper does not)."""
+    learning_rate: float = 1e-6
+    """Of AdamW (paper: RMSprop at 1e-6)."""
+    warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal: bool = True
+    """Whether the learning rate then falls linearly to 0."""
+    max_new_tokens: int = 64
+    """Tokens a completion may have when the model is asked."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 512
+    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes during DPO, and the reference, which does not."""
+
+    config: Config
+    policy: LanguageModel
+    reference: LanguageModel
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the policy, freeze a copy of it, and make the optimiser."""
+    if config.loss not in preference.LOSSES:
+        raise unknown("loss", config.loss, preference.LOSSES)
+    policy = pretrained.load(config.model, device, config.precision)
+    reference = copy.deepcopy(policy).requires_grad_(False)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
+    return State(config, policy, reference, optimizer, torch.Generator().manual_seed(config.seed))
+
+
+def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
+    """Answer prompts (strings, conversations or Examples) with one completion each."""
+    config, generator = state.config, state.generator if explore else None
+    return answer(state.policy, obs, config.max_new_tokens, 1.0 if explore else 0.0, generator)
+
+
+def log_odds(state: State, batch: TokenBatch) -> Tensor:
+    """log π_θ/π_ref of the chosen and of the rejected answer, `[P, 2]`: the implicit rewards but for β."""
+    with torch.no_grad():
+        reference = state.reference.logprob(batch)[0].sum(-1)
+    odds = state.policy.logprob(batch)[0].sum(-1) - reference
+    return odds / batch.length.to(odds.device) if state.config.length_normalised else odds
+
+
+def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The share of part of a batch of `pairs`, `[P, 2, T]` with the chosen first, and sums for the metrics."""
+    config, odds = state.config, log_odds(state, batch)
+    difference = odds[:, 0] - odds[:, 1]
+    terms = preference.LOSSES[config.loss](difference, config.beta, config.label_smoothing)
+    rewards = config.beta * odds.detach()
+    return terms.sum() / pairs, {
+        "accuracy": (difference > 0).float().sum(),
+        "margin": (rewards[:, 0] - rewards[:, 1]).sum(),
+        "chosen_reward": rewards[:, 0].sum(),
+        "rejected_reward": rewards[:, 1].sum(),
+    }
+
+
+def update(state: State, batch: TokenBatch) -> dict[str, float]:
+    """One gradient step on pairs, `[P, 2, T]` with the chosen first."""
+    config, pairs = state.config, len(batch.length)
+    parts = split(batch, torch.arange(pairs), config.micro_tokens)
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    with state.policy.precision():
+        pieces = (functools.partial(loss, state, batch.select(part), pairs) for part in parts)
+        return step(state.optimizer, pieces, rate, config.max_grad_norm, pairs)
+
+
+def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
+    """Whether the implicit reward of each held-out pair puts the chosen first: how it is measured without a grader."""
+    rows, values = _corpus(state, held_out), list[float]()
+    for i in range(0, len(rows), state.config.batch):
+        with torch.no_grad():
+            odds = log_odds(state, rows.batch(range(i, min(i + state.config.batch, len(rows)))))
+        # At first policy and reference are equal: neither answer is preferred, which is half a point.
+        values += (0.5 * (odds[:, 0] > odds[:, 1]) + 0.5 * (odds[:, 0] >= odds[:, 1])).tolist()
+    return "pair accuracy", values
+
+
+def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
+    return corpus(
+        state.policy, rows, lambda row: [row.columns["chosen"], row.columns["rejected"]], state.config.max_tokens
+    )
+
+
+def export(state: State, directory: str | Path) -> Path:
+    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Draw pairs, epoch after epoch, and learn which is better; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    rows = _corpus(state, examples(config.data, env, "preference", "dpo"))
+    while state.step < config.steps:
+        metrics = update(state, rows.batch(rows.draw(config.batch, state.step, config.seed)))
+        state.step += 1
+        yield state.step, {**metrics, "left_out": float(rows.left_out)}, state

@@ -1,0 +1,155 @@
+"""GSPO: Group Sequence Policy Optimization, Zheng et al. 2025 (arXiv:2507.18071), equations 5 to 7.
+
+The reward judges a whole answer, so the whole answer gets one importance ratio, its length taken out:
+
+    J(θ) = E[ 1/G Σ_i min(s_i A_i, clip(s_i, 1-ε_low, 1+ε_high) A_i) ]        A_i = (r_i − mean(r)) / std(r)
+    s_i = ( π_θ(o_i | q) / π_old(o_i | q) )^(1/|o_i|) = exp( 1/|o_i| Σ_t log ρ_it )
+
+Because s_i averages over tokens it stays near 1, and the clip range is a thousand times narrower than GRPO's. With
+one update a rollout, s_i is 1 and the gradient is that of GRPO. Left out: the token-level variant, section 4.3.
+
+Beside `grpo.py` two of five slots differ: the ratio (`sequence_ratio`) and the clip, which is asymmetric.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import TextTask
+from foresight.errors import UserError
+from foresight.nets import pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import learn
+from foresight.ops import schedules
+from foresight.ops.advantage import group_scaled
+from foresight.ops.aggregate import per_sequence
+from foresight.ops.diagnostics import rollout_sums
+from foresight.ops.policy import clipped_surrogate, sequence_ratio
+from foresight.planning.rollout import answer, roll
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("reward", "length", "entropy", "equal_reward_groups")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of GSPO. Defaults are for a small model on a short task; the paper's are beside them."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
+    steps: int = 60
+    """Updates in all."""
+    seed: int = 0
+    """Of prompts and sampling."""
+    prompts: int = 8
+    """Prompts an update."""
+    group: int = 8
+    """Completions a prompt, G."""
+    max_new_tokens: int = 16
+    """Tokens a completion may have."""
+    temperature: float = 1.0
+    """Of sampling, and of the policy whose gradient is taken."""
+    learning_rate: float = 1e-5
+    """Of AdamW."""
+    warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal: bool = False
+    """Whether the learning rate then falls linearly to 0."""
+    epochs: int = 1
+    """Gradient steps on each batch (paper: 4 on each rollout)."""
+    clip_low: float = 3e-4
+    """ε_low of the sequence's ratio (paper: 3e-4)."""
+    clip_high: float = 4e-4
+    """ε_high (paper: 4e-4)."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 256
+    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes while GSPO runs."""
+
+    config: Config
+    policy: LanguageModel
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the policy and make the optimiser."""
+    if config.group < 2:
+        raise UserError(f"group is {config.group}: GSPO compares the completions of a prompt, so it needs 2.")
+    policy = pretrained.load(config.model, device, config.precision)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
+    return State(config, policy, optimizer, torch.Generator().manual_seed(config.seed))
+
+
+def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
+    """Answer prompts (strings, conversations or Examples) with one completion each."""
+    config, generator = state.config, state.generator if explore else None
+    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+
+
+def loss(
+    state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The objective over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    """
+    config = state.config
+    logprob, entropy = state.policy.logprob(batch, config.temperature)
+    mask = batch.mask.to(logprob.device)
+    flat = (x.flatten(0, 1) for x in (logprob, logprob if old is None else old, mask))
+    rho = sequence_ratio(*flat).view_as(logprob)  # the same in every token of a completion
+    terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_low, config.clip_high)
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, mask, config.clip_low, config.clip_high)
+    return (weights * terms).sum(), logprob, sums
+
+
+def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
+    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    config = state.config
+    advantage = group_scaled(rewards)
+    scored = batch.mask & ~rewards.isnan()[..., None]
+    weights = per_sequence(scored.flatten(0, 1)).view_as(scored)
+    flat = (advantage == 0).all(1)
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    metrics = {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
+    return metrics | learn(
+        state.policy, state.optimizer, functools.partial(loss, state), batch, advantage, weights, ~flat,
+        rate, config.max_grad_norm, config.micro_tokens, config.epochs,
+    )  # fmt: skip
+
+
+def export(state: State, directory: str | Path) -> Path:
+    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Sample groups, grade them, update; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    while state.step < config.steps:
+        rollout = roll(
+            state.policy, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
+        )
+        metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards)}
+        state.step += 1
+        yield state.step, metrics, state

@@ -1,0 +1,187 @@
+"""Reward models: of outcomes, InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155), eq. 1; of steps, Lightman et al. 2023
+(arXiv:2305.20050).
+
+A language model whose projection to the vocabulary is replaced by one number, s(x, y), read at the last token. From
+pairs of answers (columns chosen, rejected) it learns the Bradley-Terry model, and where zero is:
+
+    L(θ) = −E[ log σ(s(x, y_c) − s(x, y_r) − m) ] + c E[ (s(x, y_c) + s(x, y_r))² ]
+
+From answers whose steps are judged (columns completions, labels) the number at the end of each step learns whether
+all is right so far: −E[ l log σ(s) + (1 − l) log(1 − σ(s)) ]. Which of the two it is, the data say.
+
+Kept: both. An answer's last token is the one that ends it. Left out: a third class "neutral" for steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets import pretrained
+from foresight.nets.microbatch import split, step
+from foresight.nets.scorer import Scorer
+from foresight.ops import preference, schedules
+from foresight.planning.corpus import Corpus, corpus, encode, examples, step_ends, token_batch
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("loss", "accuracy", "margin")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of a reward model."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id: the trunk; a folder with a head keeps its head."""
+    data: str = ""
+    """Preferences or judged steps (JSONL, Parquet, a dataset). Empty: the rows of the task."""
+    steps: int = 100
+    """Updates in all."""
+    seed: int = 0
+    """Of the head and of the order of the rows."""
+    batch: int = 16
+    """Pairs, or answers with judged steps, an update (paper: 64 prompts)."""
+    max_tokens: int = 1024
+    """Longer rows, prompt and completion together, are left out (and counted)."""
+    centring: float = 0.01
+    """c: how strongly the scores of a pair are held around 0 (Eisenstein et al. 2023, arXiv:2312.09244)."""
+    margin: bool = True
+    """Whether the column `margin` is m, where there is one (Llama 2, arXiv:2307.09288)."""
+    learning_rate: float = 1e-5
+    """Of AdamW (paper: 9e-6 for 6B parameters)."""
+    warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal: bool = True
+    """Whether the learning rate then falls linearly to 0."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 512
+    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes while a reward model learns."""
+
+    config: Config
+    scorer: Scorer
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the trunk, draw a head, and make the optimiser."""
+    generator = torch.Generator().manual_seed(config.seed)
+    scorer = pretrained.load_scorer(config.model, device, config.precision, generator=generator)
+    optimizer = torch.optim.AdamW(scorer.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
+    return State(config, scorer, optimizer)
+
+
+def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[float], dict, None]:
+    """The score of each answer; `obs` are pairs (prompt, completion)."""
+    if not all(isinstance(x, tuple) and len(x) == 2 for x in obs):
+        raise UserError("A reward model judges answers and gives none: leave --task out, and give --data pairs.")
+    scores: list[float] = []
+    for i in range(0, len(obs), state.config.batch):
+        rows = [encode(state.scorer.trunk, *x) for x in obs[i : i + state.config.batch]]
+        with torch.no_grad():
+            scores += state.scorer.scores(token_batch([x for x, _ in rows], [[y] for _, y in rows]))[:, 0].tolist()
+    return scores, {}, None
+
+
+def pair_loss(state: State, batch: TokenBatch, margin: Tensor, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The share of part of a batch of `pairs` `[P, 2, T]` with the chosen first, margin `[P]`; sums for the metrics."""
+    chosen, rejected = state.scorer.scores(batch).unbind(1)
+    terms = preference.bradley_terry(chosen, rejected, margin.to(chosen.device))
+    terms = terms + state.config.centring * preference.centring(chosen, rejected)
+    return terms.sum() / pairs, {
+        "accuracy": (chosen > rejected).float().sum(),
+        "margin": (chosen - rejected).detach().sum(),
+        "mean_score": 0.5 * (chosen + rejected).detach().sum(),
+    }
+
+
+def step_loss(
+    state: State, batch: TokenBatch, ends: Tensor, labels: Tensor, count: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The share of part of a batch, `[P, 1, T]`, in the mean over `count` steps; ends (bool) and labels `[P, T]`."""
+    device = state.scorer.trunk.device
+    logits, right = state.scorer.steps(batch)[:, 0][ends.to(device)], labels.to(device)[ends.to(device)]
+    terms = torch.nn.functional.binary_cross_entropy_with_logits(logits, right, reduction="sum")
+    return terms / count, {"accuracy": ((logits > 0) == (right > 0.5)).float().sum()}
+
+
+def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str, float]:
+    """One gradient step on pairs `[P, 2, T]` or on answers with judged steps `[P, 1, T]`; `rows` are their examples."""
+    config = state.config
+    parts = split(batch, torch.arange(len(batch.length)), config.micro_tokens)
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    with state.scorer.trunk.precision():
+        if "chosen" in rows[0].columns:
+            count = len(rows)
+            margin = torch.tensor([float(row.columns.get("margin") or 0) * config.margin for row in rows])
+            pieces = (functools.partial(pair_loss, state, batch.select(p), margin[p], count) for p in parts)
+        else:
+            ends, labels = step_ends(state.scorer.trunk, batch, rows)
+            count, width = int(ends.sum()), [int(batch.length[p].max()) for p in parts]
+            pieces = (
+                functools.partial(step_loss, state, batch.select(p), ends[p][:, :w], labels[p][:, :w], count)
+                for p, w in zip(parts, width, strict=True)
+            )
+        return step(state.optimizer, pieces, rate, config.max_grad_norm, count)
+
+
+def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
+    """Whether each held-out pair is put the right way round, or each held-out step judged rightly."""
+    rows, values = _corpus(state, held_out), list[float]()
+    for i in range(0, len(rows), state.config.batch):
+        few = range(i, min(i + state.config.batch, len(rows)))
+        batch, trunk = rows.batch(few), state.scorer.trunk
+        with torch.no_grad():
+            if batch.length.shape[1] == 2:
+                chosen, rejected = state.scorer.scores(batch).unbind(1)
+                values += (chosen > rejected).float().tolist()
+            else:
+                ends, labels = step_ends(trunk, batch, [rows.examples[j] for j in few])
+                logits = state.scorer.steps(batch)[:, 0].cpu()
+                values += ((logits > 0) == (labels > 0.5))[ends].float().tolist()
+    return ("pair accuracy" if "chosen" in held_out[0].columns else "step accuracy"), values
+
+
+def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
+    def answers(row: Example) -> list[str]:
+        columns = row.columns
+        return [columns["chosen"], columns["rejected"]] if "chosen" in columns else ["\n".join(columns["completions"])]
+
+    return corpus(state.scorer.trunk, rows, answers, state.config.max_tokens)
+
+
+def export(state: State, directory: str | Path) -> Path:
+    """Write a Hugging Face folder for sequence classification with one label; `rlhf_ppo` takes it as `reward_model`."""
+    trunk = state.scorer.trunk
+    return pretrained.save_folder(trunk.module, trunk.tokenizer, directory)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Draw pairs or answers, epoch after epoch, and learn to judge them; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    rows = _corpus(state, examples(config.data, env, ("preference", "stepwise"), "reward_model"))
+    while state.step < config.steps:
+        chosen = rows.draw(config.batch, state.step, config.seed)
+        metrics = update(state, rows.batch(chosen), [rows.examples[i] for i in chosen])
+        state.step += 1
+        yield state.step, {**metrics, "left_out": float(rows.left_out)}, state

@@ -1,0 +1,274 @@
+"""PPO for RLHF: InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155), section 3.5; Ziegler et al. 2019, arXiv:1909.08593.
+
+A token is a step and an answer an episode. The reward is what a reward model (or any grader) says of the whole answer,
+paid at its last token, less the price of every step away from a frozen reference:
+
+    r_t = −β (log π_old(o_t) − log π_ref(o_t)) + [t is the last] · score(q, o)
+    L(θ) = −1/N Σ_t min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) − c H(π_θ)        A: GAE over the tokens
+    L(φ) = 1/N Σ_t ½ max( (V_φ − G_t)², (V_old + clip(V_φ − V_old, ±ε_v) − G_t)² )        G = A + V_old
+
+Four models: the actor, a critic of its own, the reference and, if `reward_model` names one, the judge. Several epochs
+over shuffled minibatches of whole answers. Kept: all of it. Left out: the mix with pretraining gradients (PPO-ptx),
+and the adaptive β of Ziegler et al.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import TextTask
+from foresight.errors import UserError
+from foresight.nets import pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import gather, split, step
+from foresight.nets.scorer import Scorer
+from foresight.ops import kl, schedules
+from foresight.ops.advantage import normalize
+from foresight.ops.aggregate import per_token
+from foresight.ops.diagnostics import explained_variance, rollout_sums
+from foresight.ops.policy import clipped_surrogate, ratio
+from foresight.ops.returns import gae
+from foresight.ops.value import clipped_loss
+from foresight.planning.rollout import Rollout, answer, roll
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("reward", "grade", "kl", "value_loss", "entropy")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of PPO for RLHF. An update is one rollout and all of its gradient steps."""
+
+    model: str = "smollm2"
+    """Of actor and reference: "smollm2" (packaged), a Hugging Face folder, or a hub id."""
+    reward_model: str = ""
+    """A folder that `reward_model` exported. Empty: the grader of the task is the reward."""
+    critic: str = ""
+    """What the critic starts from (paper: the reward model). Empty: the actor's model with a head of zeros."""
+    steps: int = 60
+    """Updates in all."""
+    seed: int = 0
+    """Of prompts, sampling and minibatches."""
+    prompts: int = 64
+    """Prompts an update (paper: 512)."""
+    group: int = 1
+    """Completions a prompt (paper: 1)."""
+    max_new_tokens: int = 16
+    """Tokens a completion may have."""
+    temperature: float = 1.0
+    """Of sampling, and of actor and reference in all that follows."""
+    learning_rate: float = 1e-5
+    """Of the actor's AdamW (paper: 9.65e-6 for 1.3B parameters)."""
+    critic_learning_rate: float = 2e-5
+    """Of the critic's (paper: 9e-6)."""
+    warmup: int = 0
+    """Updates over which the learning rates rise (paper: 10)."""
+    anneal: bool = False
+    """Whether the learning rates then fall linearly to 0."""
+    epochs: int = 1
+    """Passes over each rollout (paper: 1)."""
+    minibatches: int = 4
+    """Gradient steps a pass (paper: 8)."""
+    clip_ratio: float = 0.2
+    """ε of the clipped ratio (paper: 0.2)."""
+    clip_value: float = 0.2
+    """ε_v, how far a value may move in one update (paper: 0.2)."""
+    gamma: float = 1.0
+    """Discount between tokens (paper: 1)."""
+    gae_lambda: float = 0.95
+    """λ of GAE (paper: 0.95)."""
+    kl_coef: float = 0.02
+    """β, in units of reward a nat (paper: 0.02)."""
+    entropy_coef: float = 0.0
+    """c of the entropy bonus (paper: none)."""
+    missing_eos_penalty: float = 0.0
+    """Taken off the score of a completion that hit the limit (TRL: 1)."""
+    whiten: bool = True
+    """Whether the advantages of a rollout get zero mean and unit deviation."""
+    max_grad_norm: float = 1.0
+    """The gradients of actor and critic are each scaled down to this norm."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 256
+    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes while PPO runs, and the models that judge it."""
+
+    config: Config
+    policy: LanguageModel
+    critic: Scorer
+    reference: LanguageModel
+    judge: Scorer | None
+    optimizer: torch.optim.Optimizer
+    critic_optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the four models and make the optimisers."""
+    if not 1 <= config.minibatches <= config.prompts:
+        raise UserError(f"minibatches is {config.minibatches}: it must be from 1 to prompts ({config.prompts}).")
+    policy = pretrained.load(config.model, device, config.precision)
+    critic = pretrained.load_scorer(config.critic or config.model, device, config.precision, std=0.0)
+    judge = None
+    if config.reward_model:
+        judge = pretrained.load_scorer(config.reward_model, device, config.precision).requires_grad_(False)
+    for scorer, name in ((critic, config.critic), (judge, config.reward_model)):
+        if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+            raise UserError(f"{name} has another tokenizer than {config.model}, so it cannot read its tokens.")
+    reference = copy.deepcopy(policy).requires_grad_(False)
+    actor_optimizer, critic_optimizer = (
+        torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, fused=True)
+        for model, rate in ((policy, config.learning_rate), (critic, config.critic_learning_rate))
+    )
+    generator = torch.Generator().manual_seed(config.seed)
+    return State(config, policy, critic, reference, judge, actor_optimizer, critic_optimizer, generator)
+
+
+def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
+    """Answer prompts (strings, conversations or Examples) with one completion each."""
+    config, generator = state.config, state.generator if explore else None
+    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a rollout `[P, G, T]` is learnt from, all without gradient; `mask` is true on tokens that have a score."""
+
+    old: Tensor
+    value: Tensor
+    advantage: Tensor
+    target: Tensor
+    mask: Tensor
+
+
+def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, dict[str, float]]:
+    """Price every token, run GAE over them, and say how far the actor is from the reference."""
+    config, last = state.config, batch.length[..., None] - 1
+
+    def under(model: LanguageModel) -> Tensor:
+        return gather(lambda few: model.logprob(few, config.temperature)[0], batch, config.micro_tokens)
+
+    old, reference = under(state.policy), under(state.reference)
+    value = gather(state.critic.values, batch, config.micro_tokens)
+    distance = kl.k1(old, reference) * batch.mask
+    mask = batch.mask & ~rewards.isnan()[..., None]
+    score = rewards.nan_to_num() - config.missing_eos_penalty * ~batch.stopped
+    reward = (-config.kl_coef * distance).scatter_add(-1, last, score[..., None])
+    place = torch.arange(mask.shape[-1])
+    discount, cut = config.gamma * (place < last).float(), (place >= last).float()
+    after = torch.nn.functional.pad(value[..., 1:], (0, 1))
+    r, d, c, v, n, m = (x.flatten(0, 1) for x in (reward, discount, cut, value, after, mask))
+    advantage, target = gae(r, d, c, v, n, config.gae_lambda, m)
+    if config.whiten:
+        advantage = normalize(advantage, m)
+    targets = Targets(old, value, advantage.view(mask.shape), target.view(mask.shape), mask)
+    return targets, {
+        "kl": distance.sum().item() / batch.mask.sum().item(),
+        "kl_sequence": distance.sum().item() / batch.length.numel(),
+        "unscorable": rewards.isnan().float().mean().item(),
+        **({"explained_variance": explained_variance(value[mask], targets.target[mask]).item()} if mask.any() else {}),
+    }
+
+
+def policy_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The actor's share of part of a minibatch, all `[P, G, T]`, and sums over its tokens for the metrics."""
+    config = state.config
+    logprob, entropy = state.policy.logprob(batch, config.temperature)
+    rho = ratio(logprob, targets.old)
+    terms = clipped_surrogate(rho, targets.advantage, config.clip_ratio) - config.entropy_coef * entropy
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask.to(rho.device), config.clip_ratio)
+    sums["approx_kl"] = (kl.k3(targets.old, logprob.detach()) * targets.mask).sum()
+    return (weights * terms).sum(), sums
+
+
+def value_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The critic's share of part of a minibatch, all `[P, G, T]`."""
+    value = state.critic.values(batch)
+    terms = clipped_loss(value, targets.value, targets.target, state.config.clip_value)
+    return (weights * terms).sum(), {}
+
+
+def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
+    """All gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
+    config, device = state.config, state.policy.device
+    targets, metrics = prepare(state, batch, rewards)
+    rise = schedules.planned(1.0, state.step, config.steps, config.warmup, config.anneal)
+    passes: list[dict[str, float]] = []
+    for _ in range(config.epochs):
+        order = torch.randperm(len(batch.length), generator=state.generator)
+        for groups in order.tensor_split(config.minibatches):
+            mask = targets.mask[groups]
+            weights = torch.zeros(targets.mask.shape)
+            weights[groups] = per_token(mask.flatten(0, 1)).view_as(mask)  # of the minibatch, before it is split
+            parts = split(batch, groups, config.micro_tokens)
+            pieces = [_part(batch, targets, weights, part, device) for part in parts]
+            with state.policy.precision():
+                actor = step(
+                    state.optimizer,
+                    (functools.partial(policy_loss, state, *piece) for piece in pieces),
+                    config.learning_rate * rise,
+                    config.max_grad_norm,
+                    int(batch.length[groups].sum()),
+                )
+                critic = step(
+                    state.critic_optimizer,
+                    (functools.partial(value_loss, state, *piece) for piece in pieces),
+                    config.critic_learning_rate * rise,
+                    config.max_grad_norm,
+                )
+            passes.append({**actor, "value_loss": critic["loss"], "critic_grad_norm": critic["grad_norm"]})
+    return metrics | {key: sum(one.get(key, 0.0) for one in passes) / len(passes) for key in passes[-1]}
+
+
+def _part(
+    batch: TokenBatch, targets: Targets, weights: Tensor, part: Tensor, device: torch.device
+) -> tuple[TokenBatch, Targets, Tensor]:
+    few = batch.select(part)
+    width = few.completion.shape[-1]
+    chosen = {name: value[part][..., :width].to(device) for name, value in vars(targets).items()}
+    return few, Targets(**chosen), weights[part][..., :width].to(device)
+
+
+def judged(state: State, rollout: Rollout) -> Tensor:
+    """The reward `[P, G]` of a rollout: what the judge says of its very tokens, or else what the grader said."""
+    if state.judge is None:
+        return rollout.rewards
+    steps = gather(state.judge.steps, rollout.batch, state.config.micro_tokens)
+    return steps.gather(-1, rollout.batch.length[..., None] - 1)[..., 0]
+
+
+def export(state: State, directory: str | Path) -> Path:
+    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Sample, judge, update; yields after every rollout. `grade` is the task's own grader where a judge rewards."""
+    state = build(config, env.spaces, device) if state is None else state
+    while state.step < config.steps:
+        rollout = roll(
+            state.policy, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
+        )
+        rewards, metrics = judged(state, rollout), rollout.metrics()
+        if state.judge is not None:
+            metrics |= {"grade": metrics["reward"], "reward": rewards.mean().item()}
+        metrics |= update(state, rollout.batch, rewards)
+        state.step += 1
+        yield state.step, metrics, state

@@ -1,0 +1,161 @@
+"""RLOO: "Back to Basics", Ahmadian et al. 2024 (arXiv:2402.14740), section 3; Kool et al. 2019.
+
+REINFORCE over whole answers, where the baseline of each is the mean reward of the *others* to its prompt:
+
+    ∇J(θ) = E[ 1/G Σ_i A_i ∇ log π_θ(o_i | q) ]        A_i = R_i − 1/(G−1) Σ_{j≠i} R_j
+    R_i = r_i − β Σ_t (log π_θ(o_it) − log π_ref(o_it))
+
+The baseline does not depend on the answer it is subtracted from, so the gradient is unbiased. An answer is one
+action: its log-probability is the sum over its tokens, and nothing is clipped. The KL is in the reward (k1, the
+estimator that belongs there) and off by default. Kept: all of it.
+
+Beside `grpo.py` the ratio and the clip are gone (`reinforce`), the advantage is `leave_one_out`, tokens are summed
+(`per_budget`), and the KL moved into the reward.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import TextTask
+from foresight.errors import UserError
+from foresight.nets import pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import gather, learn
+from foresight.ops import kl, schedules
+from foresight.ops.advantage import leave_one_out
+from foresight.ops.aggregate import per_budget
+from foresight.ops.diagnostics import rollout_sums
+from foresight.ops.policy import ratio, reinforce
+from foresight.planning.rollout import answer, roll
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("reward", "length", "entropy", "equal_reward_groups")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of RLOO. Defaults are for a small model on a short task; the paper's are beside them."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
+    steps: int = 60
+    """Updates in all."""
+    seed: int = 0
+    """Of prompts and sampling."""
+    prompts: int = 8
+    """Prompts an update."""
+    group: int = 8
+    """Completions a prompt, G (paper: 2 or 4)."""
+    max_new_tokens: int = 16
+    """Tokens a completion may have."""
+    temperature: float = 1.0
+    """Of sampling, and of the policy whose gradient is taken."""
+    learning_rate: float = 1e-5
+    """Of AdamW (paper: 1e-6)."""
+    warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal: bool = False
+    """Whether the learning rate then falls linearly to 0."""
+    kl_coef: float = 0.0
+    """β of the KL in the reward. Above 0, a frozen copy of the first policy is kept."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 256
+    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes while RLOO runs."""
+
+    config: Config
+    policy: LanguageModel
+    reference: LanguageModel | None
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the policy, freeze a reference if there is a penalty, and make the optimiser."""
+    if config.group < 2:
+        raise UserError(f"group is {config.group}: RLOO compares the completions of a prompt, so it needs 2.")
+    policy = pretrained.load(config.model, device, config.precision)
+    reference = copy.deepcopy(policy).requires_grad_(False) if config.kl_coef > 0 else None
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
+    return State(config, policy, reference, optimizer, torch.Generator().manual_seed(config.seed))
+
+
+def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
+    """Answer prompts (strings, conversations or Examples) with one completion each."""
+    config, generator = state.config, state.generator if explore else None
+    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+
+
+def loss(
+    state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The objective over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    """
+    config = state.config
+    logprob, entropy = state.policy.logprob(batch, config.temperature)
+    terms = reinforce(logprob, advantage[..., None].expand_as(logprob))
+    rho = ratio(logprob.detach(), batch.logprob.to(logprob))
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask.to(rho.device), 0.2)
+    return (weights * terms).sum(), logprob, sums
+
+
+def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
+    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    config = state.config
+    metrics: dict[str, float] = {}
+    if state.reference is not None:
+        reference = state.reference
+        known = gather(lambda few: reference.logprob(few, config.temperature)[0], batch, config.micro_tokens)
+        distance = (kl.k1(batch.logprob, known) * batch.mask).sum(-1)
+        rewards = rewards - config.kl_coef * distance
+        metrics["kl"] = distance.sum().item() / batch.mask.sum().item()
+    advantage = leave_one_out(rewards)
+    scored = batch.mask & ~rewards.isnan()[..., None]
+    weights = per_budget(scored, max(1, int(scored.any(-1).sum())))  # a sum over tokens, a mean over completions
+    flat = (advantage == 0).all(1)
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    metrics |= {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
+    return metrics | learn(
+        state.policy, state.optimizer, functools.partial(loss, state), batch, advantage, weights, ~flat,
+        rate, config.max_grad_norm, config.micro_tokens,
+    )  # fmt: skip
+
+
+def export(state: State, directory: str | Path) -> Path:
+    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Sample groups, grade them, update; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    while state.step < config.steps:
+        rollout = roll(
+            state.policy, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
+        )
+        metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards)}
+        state.step += 1
+        yield state.step, metrics, state

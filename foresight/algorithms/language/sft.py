@@ -1,0 +1,152 @@
+"""SFT: supervised fine-tuning, the first stage of InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155).
+
+    L(θ) = − 1/Σ_i |y_i|  Σ_i Σ_t log π_θ(y_it | x_i, y_i<t)
+
+over the tokens of the completions alone, their last one, which says that the answer has ended, among them. The mean
+is over all tokens of a batch, however it is split. Prompts are written by the model's chat template exactly as the
+sampler will be given them.
+
+Kept: all of it. Rows are packed: they lie end to end as one tree of tokens (`nets.tokentree`), each with positions of
+its own and blind to the others, so that there is no padding, and what they begin with is computed once. It changes no
+number. Left out: the mix with pretraining data.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import Example, TextTask
+from foresight.nets import pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import split, step
+from foresight.ops import schedules
+from foresight.ops.aggregate import per_token
+from foresight.planning.corpus import Corpus, corpus, examples
+from foresight.planning.rollout import answer
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("loss", "entropy", "grad_norm")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of SFT."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
+    data: str = ""
+    """Demonstrations (JSONL, Parquet, a dataset): prompt and completion, or messages. Empty: the rows of the task."""
+    steps: int = 100
+    """Updates in all."""
+    seed: int = 0
+    """Of the order of the rows."""
+    batch: int = 16
+    """Rows an update (paper: 32)."""
+    max_tokens: int = 1024
+    """Longer rows, prompt and completion together, are left out (and counted)."""
+    learning_rate: float = 1e-5
+    """Of AdamW (paper: 9.65e-6 for 1.3B parameters)."""
+    warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal: bool = True
+    """Whether the learning rate then falls linearly to 0."""
+    weight_decay: float = 0.0
+    """Of AdamW (paper: 0.1)."""
+    max_new_tokens: int = 64
+    """Tokens a completion may have when the model is asked."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 512
+    """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes during SFT."""
+
+    config: Config
+    policy: LanguageModel
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the policy and make the optimiser."""
+    policy = pretrained.load(config.model, device, config.precision)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+    )
+    return State(config, policy, optimizer, torch.Generator().manual_seed(config.seed))
+
+
+def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
+    """Answer prompts (strings, conversations or Examples) with one completion each."""
+    config, generator = state.config, state.generator if explore else None
+    return answer(state.policy, obs, config.max_new_tokens, 1.0 if explore else 0.0, generator)
+
+
+def loss(state: State, batch: TokenBatch, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The share of part of a batch, `[P, 1, T]`, in the loss, and sums over its tokens for the metrics."""
+    logprob, entropy = state.policy.logprob(batch)
+    return -(weights.to(logprob.device) * logprob).sum(), {"entropy": entropy.sum()}
+
+
+def update(state: State, batch: TokenBatch) -> dict[str, float]:
+    """One gradient step on demonstrations."""
+    config = state.config
+    weights = per_token(batch.mask.flatten(0, 1)).view(batch.completion.shape)  # of the whole batch, before the split
+    parts = split(batch, torch.arange(len(batch.length)), config.micro_tokens)
+
+    def piece(part: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        few = batch.select(part)
+        return loss(state, few, weights[part][..., : few.completion.shape[-1]])
+
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    with state.policy.precision():
+        pieces = (functools.partial(piece, part) for part in parts)
+        return step(state.optimizer, pieces, rate, config.max_grad_norm, int(batch.length.sum()))
+
+
+def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
+    """The mean log-probability of a token of each held-out completion, in nats: how it is measured without a grader."""
+    rows = _corpus(state, held_out)
+    values: list[float] = []
+    for i in range(0, len(rows), state.config.batch):
+        batch = rows.batch(range(i, min(i + state.config.batch, len(rows))))
+        with torch.no_grad():
+            logprob, _ = state.policy.logprob(batch)
+        values += (logprob.sum(-1)[:, 0].cpu() / batch.length[:, 0]).tolist()
+    return "logprob", values
+
+
+def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
+    return corpus(state.policy, rows, lambda row: [row.columns["completion"]], state.config.max_tokens)
+
+
+def export(state: State, directory: str | Path) -> Path:
+    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Draw demonstrations, epoch after epoch, and learn them; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    rows = _corpus(state, examples(config.data, env, "demonstration", "sft"))
+    while state.step < config.steps:
+        metrics = update(state, rows.batch(rows.draw(config.batch, state.step, config.seed)))
+        state.step += 1
+        yield state.step, {**metrics, "left_out": float(rows.left_out)}, state

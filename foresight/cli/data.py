@@ -1,0 +1,76 @@
+"""`foresight data`: preferences or demonstrations from a model's own graded answers, as a JSONL file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from foresight.cli import fields, screen
+from foresight.errors import UserError
+
+
+def data(
+    kind: Annotated[Literal["preferences", "demonstrations"], tyro.conf.Positional],
+    task: str,
+    out: str,
+    model: str = "smollm2",
+    prompts: int | None = None,
+    group: int = 8,
+    most: int = 4,
+    least: float = 1.0,
+    max_new_tokens: int = 16,
+    temperature: float = 1.0,
+    seed: int = 0,
+    device: str = "auto",
+    env_options: tuple[str, ...] = (),
+) -> int:
+    """Make data for sft, dpo and reward_model from a model's own graded answers to a task's training prompts.
+
+    Args:
+        kind: preferences (prompt, chosen, rejected), or demonstrations (prompt, completion).
+        task: the text task: addition, largest, reasoning_gym:NAME, or a .jsonl file with a reward function.
+        out: the JSONL file to write.
+        model: "smollm2", a Hugging Face folder (such as the export/ of a run), or a hub id.
+        prompts: how many training prompts to answer; default: all of them.
+        group: answers to each.
+        most: rows of each prompt.
+        least: the reward that a demonstration needs.
+        max_new_tokens: tokens an answer may have; one that hits the limit is left out.
+        temperature: of sampling.
+        seed: of sampling.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        env_options: what the task is made with, as key=value (reward=rewards.py:score).
+    """
+    import torch
+
+    from foresight.envs.make import make
+    from foresight.nets import pretrained
+    from foresight.planning import graded
+    from foresight.runtime import machine
+
+    path = Path(out)
+    if path.exists():
+        raise UserError(f"{path} exists already: choose another --out.")
+    world = make(task, "text", **fields.options(env_options))
+    machine.keep_memory()
+    policy = pretrained.load(model, machine.pick_device(device, "text"))
+    generator = torch.Generator().manual_seed(seed)
+    rows, total = [], min(len(world.train), prompts or len(world.train))
+    with screen.stderr().status("") as status:
+        done = 0
+        for rollout in graded.answered(policy, world, prompts, group, max_new_tokens, temperature, generator):
+            rows += graded.make(kind, rollout, most, least)
+            done += len(rollout.examples)
+            status.update(f"{done} of {total} prompts answered, {len(rows)} {kind}")
+    if not rows:
+        raise UserError(
+            f"None of the {total} prompts gave {kind}: no two answers differed in reward, or none was good enough. "
+            "Raise --group or --max-new-tokens, or take an easier task."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    screen.stdout().print(f"{len(rows)} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,141 @@
+"""Language data as token rows: tokenised once, drawn epoch after epoch in an order that only a seed decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from foresight.data import forms
+from foresight.data.text import TokenBatch, pad
+from foresight.envs import text
+from foresight.envs.text import Example, Prompt, TextTask
+from foresight.errors import UserError
+from foresight.nets.language import LanguageModel
+
+Answers = Callable[[Example], Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Examples with the ids of their prompt and of G completions each; those that were too long are left out."""
+
+    examples: list[Example]
+    prompts: list[list[int]]
+    completions: list[list[list[int]]]
+    left_out: int
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def draw(self, size: int, step: int, seed: int) -> list[int]:
+        """The indices of step `step`: epochs follow on one another, each in an order of its own."""
+        count, order, chosen = len(self), list[int](), list[int]()
+        shown = None
+        for place in range(step * size, (step + 1) * size):
+            epoch, within = divmod(place, count)
+            if epoch != shown:
+                order = torch.randperm(
+                    count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+                ).tolist()
+                shown = epoch
+            chosen.append(order[within])
+        return chosen
+
+    def batch(self, indices: Sequence[int]) -> TokenBatch:
+        """Those rows as a TokenBatch `[P, G]`."""
+        return token_batch([self.prompts[i] for i in indices], [self.completions[i] for i in indices])
+
+
+def token_batch(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[Sequence[int]]]) -> TokenBatch:
+    """P prompts with G completions each, all known: nothing was sampled, so `logprob` is 0."""
+    prompt, prompt_length = pad(prompts)
+    rows, length = pad([row for group in completions for row in group])
+    shape = (len(prompts), len(completions[0]))
+    completion, length = rows.view(*shape, -1), length.view(shape)
+    return TokenBatch(prompt, prompt_length, completion, length, torch.zeros(completion.shape), length > 0)
+
+
+def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str) -> Sequence[Example]:
+    """The training rows, all of (one of) the wanted forms: of the file `data`, or of the task if it is such a file.
+
+    A file is split as it is where it is the task, so its held-out rows are never learnt from. Raises UserError where
+    there is no data or it has another form.
+    """
+    if not data and task.grader is not None:
+        raise UserError(f"{name} learns from data: give --data FILE, or make it from the task (see `foresight data`).")
+    rows = (task if task.grader is None else text.dataset(data)).train
+    found = forms.form(rows[0].columns)
+    forms_wanted = (wanted,) if isinstance(wanted, str) else wanted
+    if found not in forms_wanted:
+        raise UserError(
+            f"{name} needs rows of the form '{' or '.join(forms_wanted)}', but {data or task.name} has '{found}': see "
+            "docs/data.md."
+        )
+    return rows
+
+
+def corpus(policy: LanguageModel, rows: Sequence[Example], answers: Answers, max_tokens: int) -> Corpus:
+    """Tokenise prompts and their answers; a row of more than `max_tokens` is left out, as half an answer teaches harm.
+
+    Raises UserError if no row is short enough.
+    """
+    limit = min(max_tokens, policy.context)
+    kept = Corpus([], [], [], 0)
+    for row in rows:
+        pairs = [encode(policy, row.prompt, answer) for answer in answers(row)]
+        if all(len(prompt) + len(completion) <= limit for prompt, completion in pairs):
+            kept.examples.append(row)
+            kept.prompts.append(pairs[0][0])
+            kept.completions.append([completion for _, completion in pairs])
+    if not kept.examples:
+        raise UserError(f"All {len(rows)} rows are longer than {limit} tokens: raise max_tokens or shorten them.")
+    return dataclasses.replace(kept, left_out=len(rows) - len(kept.examples))
+
+
+def encode(policy: LanguageModel, prompt: Prompt, completion: str) -> tuple[list[int], list[int]]:
+    """Ids of a prompt, exactly as the sampler would be given it, and of a completion with the token that ends it.
+
+    Raises UserError if the chat template writes a prompt otherwise once an answer follows it.
+    """
+    tokenizer, head = policy.tokenizer, policy.encode(prompt)
+    if tokenizer.chat_template is None:
+        plain = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+        whole = list(tokenizer.encode(plain + completion))
+        if whole[: len(head)] != head:  # tokens merge across the seam, which a sampler could never do
+            whole = head + list(tokenizer.encode(completion, add_special_tokens=False))
+    else:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages = [*messages, {"role": "assistant", "content": completion}]
+        whole = list(tokenizer.apply_chat_template(messages, return_dict=False))
+        if whole[: len(head)] != head:
+            raise UserError(
+                "The chat template writes the prompt otherwise when an answer follows (it drops the generation prompt "
+                "or rewrites earlier turns), so what is learnt would not be what is sampled: use a template that only "
+                "appends."
+            )
+    tail = whole[len(head) :]
+    ends = [i for i, token in enumerate(tail) if token in policy.stop_ids]
+    if ends:
+        return head, tail[: ends[0] + 1]  # what a template writes after the end is never sampled
+    return head, [*tail, *policy.stop_ids[:1]] if tokenizer.eos_token_id is None else [*tail, tokenizer.eos_token_id]
+
+
+def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Where the steps of answers end and whether they are right: `ends` (bool) and `labels` `[P, T]`.
+
+    Steps stand on lines of their own; a step ends with the last token that holds a part of it.
+    """
+    ends = torch.zeros(len(rows), batch.completion.shape[-1], dtype=torch.bool)
+    labels = torch.zeros(ends.shape)
+    for p, row in enumerate(rows):
+        ids = batch.completion[p, 0, : batch.length[p, 0]].tolist()
+        written = [len(policy.decode(ids[: t + 1])) for t in range(len(ids))]  # characters after each token
+        target = -1
+        for step, right in zip(row.columns["completions"], row.columns["labels"], strict=True):
+            target += len(step) + 1
+            place = next((t for t, count in enumerate(written) if count >= target), len(ids) - 1)
+            ends[p, place], labels[p, place] = True, float(right)
+    return ends, labels

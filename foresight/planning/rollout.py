@@ -1,0 +1,144 @@
+"""Rollouts of text: prompts drawn from a task, groups of completions sampled for them, and their grades."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets.language import LanguageModel
+from foresight.planning.decode import generate
+
+TOGETHER = 64  # prompts that are answered at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """P prompts with G graded completions each: `batch` and `rewards` `[P, G]` (NaN: unscorable), both also as text."""
+
+    examples: list[Example]
+    batch: TokenBatch
+    answers: list[str]  # prompt by prompt, P · G of them
+    rewards: Tensor
+
+    def metrics(self) -> dict[str, Any]:
+        """What the completions were like, and a sample of each prompt."""
+        group = self.rewards.shape[1]
+        firsts = zip(self.examples, self.answers[::group], self.rewards[:, 0].tolist(), strict=True)
+        return {
+            "reward": self.rewards.nanmean().item(),
+            "length": self.batch.length.float().mean().item(),
+            "truncated": 1 - self.batch.stopped.float().mean().item(),
+            "samples": [
+                {"prompt": example.question, "completion": answer, "reward": reward}
+                for example, answer, reward in firsts
+            ],
+        }
+
+    def select(self, prompts: Tensor) -> Rollout:
+        """The rollout of the prompts whose indices are given."""
+        group = self.rewards.shape[1]
+        kept = prompts.tolist()
+        answers = [answer for p in kept for answer in self.answers[p * group : (p + 1) * group]]
+        return Rollout([self.examples[p] for p in kept], self.batch.select(prompts), answers, self.rewards[prompts])
+
+
+def concat(parts: Sequence[Rollout]) -> Rollout:
+    """Several rollouts of one group size as one."""
+    return Rollout(
+        [example for part in parts for example in part.examples],
+        TokenBatch.concat([part.batch for part in parts]),
+        [answer for part in parts for answer in part.answers],
+        torch.cat([part.rewards for part in parts]),
+    )
+
+
+def complete(
+    policy: LanguageModel,
+    prompts: Sequence[Any],
+    group: int,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> TokenBatch:
+    """`group` completions of each prompt (a string, a conversation or an Example); temperature 0 is greedy."""
+    tokens = [policy.encode(p.prompt if isinstance(p, Example) else p) for p in prompts]
+    return generate(policy, tokens, group, max_new_tokens, temperature, generator)
+
+
+def texts(policy: LanguageModel, batch: TokenBatch) -> list[str]:
+    """The completions of a batch as text, prompt by prompt."""
+    rows, lengths = batch.completion.flatten(0, 1).tolist(), batch.length.flatten().tolist()
+    return [policy.decode(row[:n]) for row, n in zip(rows, lengths, strict=True)]
+
+
+def answer(
+    policy: LanguageModel,
+    prompts: Sequence[Any],
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> tuple[list[str], dict[str, Any], None]:
+    """One completion of each prompt: what `act` of a language algorithm returns."""
+    starts = range(0, len(prompts), TOGETHER)
+    parts = [prompts[i : i + TOGETHER] for i in starts]
+    batches = [complete(policy, part, 1, max_new_tokens, temperature, generator) for part in parts]
+    return [text for batch in batches for text in texts(policy, batch)], {"batches": batches}, None
+
+
+def roll(
+    policy: LanguageModel,
+    task: TextTask,
+    prompts: int,
+    group: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> Rollout:
+    """Draw different training prompts, sample a group of completions of each, and grade them.
+
+    Raises UserError if the task has fewer training prompts.
+    """
+    if len(task.train) < prompts:
+        raise UserError(f"The task has {len(task.train)} training prompts: lower prompts (it is {prompts}).")
+    chosen = torch.randperm(len(task.train), generator=generator)[:prompts].tolist()
+    examples = [task.train[i] for i in chosen]
+    batch = complete(policy, examples, group, max_new_tokens, temperature, generator)
+    answers = texts(policy, batch)
+    repeated = [example for example in examples for _ in range(group)]
+    rewards = torch.tensor(task.grade(repeated, answers)).view(prompts, group)
+    return Rollout(examples, batch, answers, rewards)
+
+
+def roll_until(
+    keep: Callable[[Tensor], Tensor], limit: int, policy: LanguageModel, task: TextTask, prompts: int, *settings: Any
+) -> tuple[Rollout, dict[str, float]]:
+    """Sample batches of prompts as `roll` does until `prompts` groups pass `keep`, at most `limit` batches.
+
+    `keep(rewards [P, G])` says which groups pass, `[P]`. If too few ever do, the rollout is smaller; if none does, it
+    is the last batch as it was sampled. `settings` are the other arguments of `roll`. Returns the rollout and, for the
+    metrics, the `batches` sampled, the share `filled`, and the mean `reward` of all that was sampled: that of the
+    groups which passed says little about the policy.
+    """
+    passed: list[Rollout] = []
+    count, rewards = 0, []
+    for batches in range(1, limit + 1):  # noqa: B007
+        rollout = roll(policy, task, prompts, *settings)
+        rewards.append(rollout.rewards)
+        chosen = keep(rollout.rewards).nonzero()[:, 0][: prompts - count]
+        count += len(chosen)
+        passed += [rollout.select(chosen)] if len(chosen) else []
+        if count == prompts:
+            break
+    seen = {
+        "reward": torch.cat(rewards).nanmean().item(),
+        "batches": float(batches),
+        "filled": count / prompts,
+    }
+    return concat(passed) if passed else rollout, seen
