@@ -117,7 +117,7 @@ def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str,
     """The share of part of a batch of `pairs`, `[P, 2, T]` with the chosen first, and sums for the metrics."""
     config, odds = state.config, log_odds(state, batch)
     difference = odds[:, 0] - odds[:, 1]
-    terms = preference.LOSSES[config.loss](difference, config.beta, config.label_smoothing)
+    terms = getattr(preference, config.loss)(difference, config.beta, config.label_smoothing)
     rewards = config.beta * odds.detach()
     return terms.sum() / pairs, {
         "accuracy": (difference > 0).float().sum(),

@@ -1,0 +1,60 @@
+"""`foresight data`, and `foresight train NAME --data FILE` on what it made."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foresight.cli.main import main
+from foresight.runtime.run import Run
+from tests import tiny_language
+
+
+@pytest.fixture
+def digits(tmp_path):
+    task, reward = tmp_path / "task.jsonl", tmp_path / "rewards.py"
+    task.write_text("\n".join(json.dumps({"prompt": f"{i}+{j}?"}) for i in range(5) for j in range(5)))
+    reward.write_text("def digits(completions, **_):\n    return [sum(map(str.isdigit, c)) for c in completions]\n")
+    return ["--task", str(task), "--model", tiny_language.folder(), "--env-options", f"reward={reward}:digits"]
+
+
+def _rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_preferences_put_the_better_answer_first_and_can_be_learnt(digits, tmp_path, capsys):
+    out = tmp_path / "pairs.jsonl"
+    assert main(["data", "preferences", *digits, "--out", str(out), "--max-new-tokens", "30", "--group", "6"]) == 0
+    rows = _rows(out)
+    assert len(rows) > 5
+    assert str(len(rows)) in capsys.readouterr().out
+    for row in rows:
+        good, bad = (sum(map(str.isdigit, row[name])) for name in ("chosen", "rejected"))
+        assert good > bad
+        assert (row["chosen_reward"], row["rejected_reward"]) == (good, bad)
+    run = tmp_path / "run"
+    arguments = ["--data", str(out), "--model", tiny_language.folder(), "--precision", "float32", "--steps", "2"]
+    assert main(["train", "dpo", *arguments, "--out", str(run)]) == 0
+    assert Run(run).summary["evaluation"]["metric"] == "pair accuracy"
+    assert Run(run).summary["baseline"]["mean"] == 0.5
+    assert (run / "export" / "model.safetensors").is_file()
+
+
+def test_demonstrations_are_good_enough(digits, tmp_path):
+    out = tmp_path / "shown.jsonl"
+    assert main(["data", "demonstrations", *digits, "--out", str(out), "--max-new-tokens", "30", "--least", "2"]) == 0
+    assert all(sum(map(str.isdigit, row["completion"])) >= 2 for row in _rows(out))
+
+
+def test_mistakes_are_told(digits, tmp_path, capsys):
+    out = tmp_path / "x.jsonl"
+    out.write_text("")
+    assert main(["data", "preferences", *digits, "--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    out.unlink()
+    assert main(["data", "demonstrations", *digits, "--out", str(out), "--least", "99", "--prompts", "2"]) == 2
+    assert "None of the 2 prompts gave demonstrations" in capsys.readouterr().err.replace("\n", " ")
+    assert not out.exists()
+    assert main(["train", "dpo", "--model", tiny_language.folder()]) == 2
+    assert "Say what dpo shall learn" in capsys.readouterr().err.replace("\n", " ")

@@ -1,0 +1,119 @@
+"""The forms of language data: what is read, what each becomes, and which row a mistake is in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foresight.data import forms
+from foresight.envs import text
+from foresight.errors import UserError
+from tests.sabotage import sabotaged_by
+
+USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "q"), ("assistant", "good"), ("assistant", "bad")))
+
+
+@sabotaged_by("foresight.data.forms._answer", lambda original: lambda value, place: original(value, place)[::-1])
+@pytest.mark.parametrize(
+    ("row", "kind", "expected"),
+    [
+        ({"prompt": "q", "level": 3}, "prompt", {"prompt": "q", "level": 3}),
+        ({"prompt": "q", "completion": "good"}, "demonstration", {"prompt": "q", "completion": "good"}),
+        ({"prompt": [USER], "completion": [GOOD]}, "demonstration", {"prompt": [USER], "completion": "good"}),
+        ({"prompt": "q", "chosen": "good", "rejected": "bad"}, "preference", {"chosen": "good", "rejected": "bad"}),
+        ({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}, "preference", {"chosen": "good", "rejected": "bad"}),
+        (
+            {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+            "preference",
+            {"prompt": [USER], "chosen": "good", "rejected": "bad"},
+        ),
+    ],
+)
+def test_plain_and_conversational_rows_become_one_shape(row, kind, expected):
+    found, rows = forms.check([row], "f")
+    assert found == kind
+    assert {key: rows[0][key] for key in expected} == expected
+    if kind == "prompt":  # it has no answer that could be spoilt
+        assert forms._answer([GOOD], "p") == "good"
+
+
+def test_a_conversation_ends_with_its_completion():
+    kind, rows = forms.check([{"messages": [USER, BAD, USER, GOOD]}], "f")
+    assert (kind, rows[0]["prompt"], rows[0]["completion"]) == ("demonstration", [USER, BAD, USER], "good")
+
+
+def test_texts_that_begin_alike_share_a_prompt_up_to_a_space():
+    row = forms.check([{"chosen": "what is 1+1? two", "rejected": "what is 1+1? twelve"}], "f")[1][0]
+    assert (row["prompt"], row["chosen"], row["rejected"]) == ("what is 1+1?", " two", " twelve")
+
+
+def test_steps_keep_their_labels():
+    row = forms.check([{"prompt": "q", "completions": ["a", "b"], "labels": [1, False]}], "f")[1][0]
+    assert (row["completions"], row["labels"]) == (["a", "b"], [True, False])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "q"}, r"row 2: no column 'prompt'\. It has: question"),
+        ({"prompt": "q", "completion": "x"}, "row 2 is of the form 'demonstration', but row 1"),
+        ({"prompt": [{"role": "user"}]}, "row 2.*a message is .*'role'"),
+        ({"prompt": 3}, "row 2.*must be a text or a list of messages"),
+    ],
+)
+def test_a_mistake_is_told_with_its_row(row, message):
+    with pytest.raises(UserError, match=message):
+        forms.check([{"prompt": "fine"}, row], "f")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "q", "chosen": "x", "rejected": "x"}, "row 1: 'chosen' and 'rejected' are the same"),
+        ({"chosen": "yes", "rejected": "no"}, "row 1: no column 'prompt'"),
+        ({"prompt": "q", "chosen": "x", "rejected": "y", "margin": "big"}, "'margin' must be a number"),
+        ({"prompt": "q", "chosen": [GOOD, BAD], "rejected": [BAD]}, "row 1: 'chosen' must be one message"),
+        ({"prompt": "q", "completions": ["a"], "labels": [1, 0]}, "'labels' must say true or false of each of the 1"),
+        ({"prompt": "q", "completions": "a", "labels": [1]}, "'completions' must be a list of steps"),
+        ({"messages": [USER]}, "must be a conversation that ends with the assistant's message"),
+        ({"prompt": "q", "completion": ""}, "'completion' is empty"),
+    ],
+)
+def test_a_row_that_is_not_what_it_should_be(row, message):
+    with pytest.raises(UserError, match=message):
+        forms.check([row], "f")
+
+
+def test_an_empty_file_is_told():
+    with pytest.raises(UserError, match="no rows"):
+        forms.check([], "f")
+
+
+def leaking(original):
+    def split(name, examples, held_out, seed):
+        return text.TextTask(name, examples, examples[:held_out], None)
+
+    return split
+
+
+@sabotaged_by("foresight.envs.text._split_prompts", leaking)
+def test_held_out_pairs_take_all_rows_of_their_prompts(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"{i % 10}?", "chosen": f"g{i}", "rejected": "b"} for i in range(40)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    task = text.make(str(file))
+    assert task.grader is None
+    assert len(task.train) + len(task.test) == 40
+    assert len(task.test) == 8
+    assert not {e.prompt for e in task.train} & {e.prompt for e in task.test}
+    again = text.make(str(file))
+    assert [e.columns for e in again.test] == [e.columns for e in task.test]
+
+
+def test_what_has_no_grader_says_so(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": f"{i}?", "chosen": "g", "rejected": "b"}) for i in range(4)))
+    task = text.make(str(file))
+    with pytest.raises(UserError, match="nothing to grade completions with: give a reward function"):
+        task.grade(task.test, ["x"])

@@ -1,0 +1,131 @@
+"""Our losses and their gradients beside TRL's own, on inputs that both are given: see make_trl_losses.py.
+
+Where the two differ, the test says which equation decides.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from foresight.algorithms.language import cispo, dapo, dpo, dr_grpo, grpo, gspo, reward_model
+from foresight.data.text import TokenBatch
+from foresight.ops import preference
+from tests.sabotage import sabotaged_by, scaled, swap
+
+FILE = json.loads(Path(__file__).with_name("trl_losses.json").read_text())
+GIVEN = {name: torch.tensor(value) for name, value in FILE["inputs"].items()}
+GROUP = 4
+SHAPE = (2, GROUP, 6)
+
+
+def _batch() -> TokenBatch:
+    length = GIVEN["mask"].sum(1).long().view(2, GROUP)
+    tokens = torch.zeros(SHAPE, dtype=torch.int64)
+    return TokenBatch(tokens[:, 0], length[:, 0], tokens, length, GIVEN["old"].view(SHAPE), length > 0)
+
+
+def _family(module, monkeypatch, **fields) -> tuple[float, torch.Tensor]:
+    """What `update` makes of the rewards, then the loss at the given log-probabilities, and its gradient."""
+    made = {}
+
+    def learn(policy, optimizer, loss, batch, advantage, weights, *rest):
+        made.update(a=advantage, w=weights)
+        return {}
+
+    monkeypatch.setattr(module, "learn", learn)
+    known = GIVEN["logprob"].view(SHAPE).clone().requires_grad_()
+    reference = SimpleNamespace(logprob=lambda *_: (GIVEN["reference"].view(SHAPE), None))
+    state = SimpleNamespace(
+        config=module.Config(max_new_tokens=6, **fields),
+        policy=SimpleNamespace(logprob=lambda *_: (known, torch.zeros(SHAPE)), device=torch.device("cpu")),
+        reference=reference if fields.get("kl_coef") else None,
+        optimizer=None,
+        step=0,
+    )
+    module.update(state, _batch(), GIVEN["rewards"].view(2, GROUP))
+    loss, _, _ = module.loss(state, _batch(), made["a"], made["w"], GIVEN["old"].view(SHAPE))
+    loss.backward()
+    return loss.item(), known.grad.view(8, 6)
+
+
+def _same(name: str, loss: float, grad: torch.Tensor) -> None:
+    wanted = FILE["losses"][name]
+    assert abs(loss - wanted["loss"]) < 1e-5
+    torch.testing.assert_close(grad, torch.tensor(wanted["grad"]), atol=1e-5, rtol=1e-4)
+
+
+@sabotaged_by("foresight.ops.advantage._centred", lambda f: lambda r: (1.2 * f(r)[0] + 0.1, f(r)[1]))
+@pytest.mark.parametrize(
+    ("name", "module", "fields"),
+    [
+        ("grpo", grpo, {}),
+        ("grpo_kl", grpo, {"kl_coef": 0.1}),
+        ("dr_grpo", dr_grpo, {}),
+        ("dapo", dapo, {"overlong_filter": False, "overlong_penalty": 0.0}),
+        ("cispo", cispo, {"clip_high": 4.0}),  # the weight is at most 1 + clip_high; TRL names the whole of it
+        ("gspo", gspo, {}),
+    ],
+)
+def test_the_family_of_grpo(name, module, fields, monkeypatch):
+    _same(name, *_family(module, monkeypatch, **fields))
+
+
+@sabotaged_by("foresight.ops.preference.sigmoid", scaled(1.1))
+def test_dpo():
+    """With label smoothing this is cDPO, which TRL 1.16 does not have: see tests/ops/test_preference.py."""
+    _same("sigmoid", *_pairs("sigmoid", 0.0, False))
+
+
+@sabotaged_by("foresight.ops.preference.hinge", scaled(1.1))
+def test_hinge():
+    _same("hinge", *_pairs("hinge", 0.0, False))
+
+
+@sabotaged_by("foresight.ops.preference.ipo", scaled(1.1))
+def test_ipo_is_trls_where_it_is_normalised_by_length():
+    """Azar et al. 2023, eq. 17, has log-ratios of whole sequences: that is our default, and TRL's is the other."""
+    _same("ipo", *_pairs("ipo", 0.0, True))
+    assert abs(_pairs("ipo", 0.0, False)[0] - FILE["losses"]["ipo"]["loss"]) > 1e-3
+
+
+def _pairs(loss: str, smoothing: float, length_normalised: bool) -> tuple[float, torch.Tensor]:
+    """TRL has the chosen answers in the first half of the rows; we have them side by side, `[P, 2, T]`."""
+    mask = GIVEN["mask"]
+    known = (GIVEN["logprob"] * mask).clone().requires_grad_()
+
+    def side(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(x.chunk(2), 1)
+
+    length = side(mask.sum(1).long())
+    tokens = torch.zeros(4, 2, 6, dtype=torch.int64)
+    batch = TokenBatch(tokens[:, 0], length[:, 0], tokens, length, torch.zeros(4, 2, 6), length > 0)
+    state = SimpleNamespace(
+        config=dpo.Config(beta=0.3, loss=loss, label_smoothing=smoothing, length_normalised=length_normalised),
+        policy=SimpleNamespace(logprob=lambda _: (side(known), None)),
+        reference=SimpleNamespace(logprob=lambda _: (side(GIVEN["reference"] * mask), None)),
+    )
+    value, _ = dpo.loss(state, batch, 4)
+    value.backward()
+    return value.item(), known.grad
+
+
+@sabotaged_by("foresight.ops.preference.bradley_terry", swap("chosen", "rejected"))
+@sabotaged_by("foresight.ops.preference.centring", scaled(0.5))
+def test_reward_models():
+    scores = GIVEN["rewards"].clone().requires_grad_()
+    state = SimpleNamespace(
+        config=reward_model.Config(centring=0.1),
+        scorer=SimpleNamespace(scores=lambda _: torch.stack(scores.chunk(2), 1)),
+    )
+    loss, _ = reward_model.pair_loss(state, _batch(), GIVEN["margin"], 4)
+    loss.backward()
+    _same("bradley_terry", loss.item(), scores.grad[:, None])
+
+
+def test_every_loss_that_dpo_may_use_is_compared():
+    assert set(preference.LOSSES) == {"sigmoid", "ipo", "hinge"}

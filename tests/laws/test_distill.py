@@ -1,0 +1,125 @@
+"""Distillation: four losses, each checked against the divergence that it stands for."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from foresight.algorithms.language import distill
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from foresight.ops import kl
+from foresight.planning.rollout import complete
+from tests import tiny_language
+from tests.sabotage import flip_sign, sabotaged_by, swap
+
+PROMPTS = ["1+1?", "22+3?", "4?"]
+
+
+def _rollout(**fields):
+    base = {"model": tiny_language.folder(0), "teacher": tiny_language.folder(1), "precision": "float32"}
+    state = distill.build(distill.Config(**{**base, "max_grad_norm": math.inf, "max_new_tokens": 6, **fields}))
+    writer = state.policy if state.config.on_policy else state.teacher
+    writer.stop_ids = [0, 5, 9, 14, 20]
+    return state, complete(writer, PROMPTS, 2, 6, 1.0, state.generator)
+
+
+def _gradient(state, batch) -> tuple[list[torch.Tensor], dict[str, float]]:
+    caught: list[torch.Tensor] = []
+    parameters = list(state.policy.parameters())
+    state.optimizer.register_step_pre_hook(lambda *_: caught.extend(p.grad.clone() for p in parameters))
+    metrics = distill.update(state, batch)
+    return caught, metrics
+
+
+def _tables(state, batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """log π of student and teacher over the whole vocabulary, `[N, V]`, and the tokens that were sampled `[N]`."""
+    mask = batch.mask.flatten(0, 1)
+    student, teacher = (m.logits(m.states(batch)[mask]).log_softmax(-1) for m in (state.policy, state.teacher))
+    return student, teacher.detach(), batch.completion.flatten(0, 1)[mask]
+
+
+@sabotaged_by("foresight.ops.kl.categorical", swap("logits", "ref_logits"))
+@sabotaged_by("foresight.ops.kl.k1", flip_sign)
+@pytest.mark.parametrize("on_policy", [True, False])
+@pytest.mark.parametrize("soft", [True, False])
+def test_each_loss_has_the_gradient_of_its_definition(on_policy, soft, request):
+    twin = request.node.callspec.params["sabotage"]
+    if (twin is not None and ("categorical" in twin[0]) != soft) or (twin is not None and not soft and not on_policy):
+        pytest.skip("this loss does not use that function")
+    state, batch = _rollout(on_policy=on_policy, soft=soft)
+    before = copy.deepcopy(state)
+    caught, _ = _gradient(state, batch)
+    student, teacher, tokens = _tables(before, batch)
+    chosen = student.gather(-1, tokens[:, None])[:, 0]
+    if soft and on_policy:
+        loss = (student.exp() * (student - teacher)).sum(-1).mean()
+    elif soft:
+        loss = (teacher.exp() * (teacher - student)).sum(-1).mean()
+    elif on_policy:
+        loss = ((chosen - teacher.gather(-1, tokens[:, None])[:, 0]).detach() * chosen).mean()
+    else:
+        loss = -chosen.mean()
+    loss.backward()
+    for mine, parameter in zip(caught, before.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, atol=1e-5, rtol=1e-3)
+
+
+def k3(original):
+    return kl.k3
+
+
+@sabotaged_by("foresight.ops.kl.k1", flip_sign, k3)
+def test_the_sampled_reverse_kl_has_the_exact_gradient_on_average():
+    """Over an enumerable vocabulary: Σ_v π(v) · (log π(v) − log π_T(v)) ∇log π(v) = ∇KL(π ‖ π_T)."""
+    logits, teacher = torch.randn(1, 7, dtype=torch.float64, requires_grad=True), torch.randn(1, 7).double()
+    logprob, reference = logits.log_softmax(-1), teacher.log_softmax(-1)
+    gain = -kl.k1(logprob, reference).detach()
+    surrogate = -(logprob.exp().detach() * gain * logprob).sum()
+    (mine,) = torch.autograd.grad(surrogate, logits, retain_graph=True)
+    (exact,) = torch.autograd.grad((logprob.exp() * (logprob - reference)).sum(), logits)
+    torch.testing.assert_close(mine, exact)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("soft", [True, False])
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(precision, soft):
+    state, batch = _rollout(teacher=tiny_language.folder(0), soft=soft, precision=precision)
+    caught, metrics = _gradient(state, batch)
+    tolerance = 1e-5 if precision == "float32" else 0.05
+    assert abs(metrics["teacher_kl"]) < tolerance
+    if precision == "float32":
+        assert all(grad.abs().max() < 1e-4 for grad in caught)
+
+
+def test_the_gradient_does_not_depend_on_the_micro_batches():
+    whole, _ = _gradient(*_rollout(micro_tokens=10_000, soft=True))
+    split, _ = _gradient(*_rollout(micro_tokens=1, soft=True))
+    for a, b in zip(whole, split, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@sabotaged_by("foresight.ops.policy.reinforce", flip_sign)
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_the_student_comes_nearer_to_its_teacher(on_policy):
+    task = TextTask("t", [Example(f"{i}?") for i in range(8)], [Example("9?")], lambda e, c: [0.0] * len(c))
+    config = distill.Config(
+        tiny_language.folder(0), tiny_language.folder(1), on_policy, steps=25, prompts=8, group=4, max_new_tokens=6,
+        learning_rate=1e-2, precision="float32",
+    )  # fmt: skip
+    key = "teacher_kl" if on_policy else "student_kl"
+    seen = [metrics[key] for _, metrics, _ in distill.train(config, task)]
+    assert sum(seen[-5:]) < 0.6 * sum(seen[:3]) * 5 / 3
+
+
+def test_a_teacher_is_needed_and_must_have_the_students_tokenizer(tmp_path):
+    with pytest.raises(UserError, match="needs a teacher"):
+        distill.build(distill.Config(tiny_language.folder()))
+    folder = tiny_language.write(tmp_path / "other")
+    table = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(table.replace('"W"', '"X"'))
+    with pytest.raises(UserError, match="another tokenizer"):
+        distill.build(distill.Config(tiny_language.folder(), str(folder), precision="float32"))

@@ -1,0 +1,197 @@
+"""PPO for RLHF: what a token earns, whom its advantage is measured against, and where both models start."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from foresight.algorithms.language import reward_model, rlhf_ppo
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from foresight.planning.rollout import complete, roll
+from tests import tiny_language
+from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
+
+PROMPTS = ["1+1?", "22+3?", "4?", "4?", "5?", "678?"]
+REWARDS = torch.tensor([[1.0], [0.0], [0.5], [-1.0], [2.0], [0.0]])
+
+
+def _rollout(**fields):
+    base = {"model": tiny_language.folder(), "precision": "float32", "prompts": 6, "minibatches": 2}
+    state = rlhf_ppo.build(rlhf_ppo.Config(**{**base, "max_new_tokens": 6, "max_grad_norm": math.inf, **fields}))
+    state.policy.stop_ids = [0, 5, 9, 14, 20]
+    batch = complete(state.policy, PROMPTS, 1, 6, state.config.temperature, state.generator)
+    assert 0 < batch.stopped.float().mean() < 1
+    return state, batch
+
+
+def _disturb(module: torch.nn.Module, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(0.1 * weight.abs().mean() * torch.randn(weight.shape, generator=generator))
+
+
+@sabotaged_by("foresight.ops.kl.k1", flip_sign, scaled(2.0))
+@sabotaged_by("foresight.ops.returns.gae", swap("value", "next_value"), change("lam", lambda x: 1.0))
+@sabotaged_by("foresight.ops.returns.gae", change("discount", torch.ones_like))
+def test_the_targets_are_those_of_the_definition_token_by_token():
+    state, batch = _rollout(kl_coef=0.3, gamma=0.9, gae_lambda=0.8, whiten=False, missing_eos_penalty=0.7)
+    _disturb(state.reference)
+    _disturb(state.critic)
+    state.critic.reset(0.5, torch.Generator().manual_seed(2))
+    targets, metrics = rlhf_ppo.prepare(state, batch, REWARDS)
+    with torch.no_grad():
+        actor, reference = (model.logprob(batch)[0][:, 0] for model in (state.policy, state.reference))
+        value = state.critic.values(batch)[:, 0]
+    total = 0.0
+    for b in range(len(PROMPTS)):
+        n = int(batch.length[b, 0])
+        advantage = 0.0
+        for t in range(n - 1, -1, -1):
+            reward = -0.3 * (actor[b, t] - reference[b, t])
+            total += float(actor[b, t] - reference[b, t])
+            if t == n - 1:
+                reward = reward + REWARDS[b, 0] - 0.7 * float(not batch.stopped[b, 0])
+                advantage = reward - value[b, t]
+            else:
+                advantage = reward + 0.9 * value[b, t + 1] - value[b, t] + 0.9 * 0.8 * advantage
+            torch.testing.assert_close(targets.advantage[b, 0, t], advantage, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(targets.target[b, 0, t], advantage + value[b, t], atol=1e-5, rtol=1e-5)
+        assert (targets.advantage[b, 0, n:] == 0).all()
+    assert math.isclose(metrics["kl"], total / int(batch.length.sum()), rel_tol=1e-4)
+
+
+@sabotaged_by("foresight.nets.scorer.Scorer.values", lambda f: lambda self, batch: f(self, batch).roll(-1, -1))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_value_is_of_the_state_before_its_token(precision):
+    """A value that had seen its token would be a baseline that depends on the action."""
+    state, batch = _rollout(precision=precision)
+    state.critic.reset(0.5, torch.Generator().manual_seed(2))
+    values = state.critic.values(batch)[:, 0].detach()
+    changed = dataclasses.replace(batch, completion=batch.completion.clone())
+    changed.completion[:, 0, 2] = (changed.completion[:, 0, 2] + 1) % 30
+    again = state.critic.values(changed)[:, 0].detach()
+    long = batch.length[:, 0] > 3
+    assert long.any()
+    assert torch.equal(values[long][:, :3], again[long][:, :3])
+    assert (values[long][:, 3] != again[long][:, 3]).all()
+
+
+@sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_before_the_first_update_ratio_is_1_and_kl_and_values_are_0(precision):
+    state, batch = _rollout(precision=precision, minibatches=1, temperature=0.7)
+    targets, _ = rlhf_ppo.prepare(state, batch, REWARDS)
+    assert (targets.value == 0).all()
+    metrics = rlhf_ppo.update(state, batch, REWARDS)
+    assert metrics["kl"] == 0
+    tolerance = 1e-5 if precision == "float32" else 0.05
+    assert metrics["clip_fraction"] == 0 and metrics["approx_kl"] < tolerance
+    assert metrics["sampler_error"] < tolerance
+
+
+def _gradients(state, batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    caught: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for into, optimizer in zip(caught, (state.optimizer, state.critic_optimizer), strict=True):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.register_step_pre_hook(
+            lambda *_, into=into, parameters=parameters: into.extend(p.grad.clone() for p in parameters)
+        )
+    rlhf_ppo.update(state, batch, REWARDS)
+    return caught
+
+
+def test_the_gradients_do_not_depend_on_the_micro_batches():
+    whole = _gradients(*_rollout(micro_tokens=10_000, minibatches=1, entropy_coef=0.1))
+    split = _gradients(*_rollout(micro_tokens=1, minibatches=1, entropy_coef=0.1))
+    for one, other in zip(whole, split, strict=True):
+        assert len(one) == len(other) > 0
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@sabotaged_by("foresight.ops.value.clipped_loss", scaled(2.0))
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
+def test_the_first_gradients_are_those_of_policy_gradient_and_regression():
+    state, batch = _rollout(minibatches=1, entropy_coef=0.2)
+    before = copy.deepcopy(state)
+    actor, critic = _gradients(state, batch)
+    targets, _ = rlhf_ppo.prepare(before, batch, REWARDS)
+    n = int(batch.mask.sum())
+    logits = before.policy.logits(before.policy.states(batch))[batch.mask[:, 0]]
+    plain = torch.distributions.Categorical(logits=logits)
+    advantage = targets.advantage[batch.mask]
+    objective = (plain.log_prob(batch.completion[batch.mask]) * advantage + 0.2 * plain.entropy()).sum() / n
+    (-objective).backward()
+    for mine, parameter in zip(actor, before.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, atol=1e-5, rtol=1e-4)
+    error = before.critic.values(batch)[batch.mask] - targets.target[batch.mask]
+    (0.5 * error.square().sum() / n).backward()
+    expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in before.critic.parameters()]
+    for mine, grad in zip(critic, expected, strict=True):
+        torch.testing.assert_close(mine, grad, atol=1e-6, rtol=1e-4)
+
+
+def test_minibatches_cover_every_answer_once_an_epoch():
+    state, batch = _rollout(minibatches=3, epochs=2)
+    seen: list[int] = []
+    original = state.policy.logprob
+
+    def watched(few, *rest):
+        if torch.is_grad_enabled():
+            seen.extend(tuple(p) for p in few.prompts())
+        return original(few, *rest)
+
+    state.policy.logprob = watched  # type: ignore[method-assign]
+    rlhf_ppo.update(state, batch, REWARDS)
+    wanted = [tuple(p) for p in batch.prompts()]
+    assert sorted(seen[:6]) == sorted(seen[6:]) == sorted(wanted)
+    assert seen[:6] != seen[6:]  # shuffled anew
+
+
+def test_an_unscorable_answer_teaches_neither_model():
+    state, batch = _rollout()
+    rewards = REWARDS.clone()
+    rewards[1, 0] = math.nan
+    targets, metrics = rlhf_ppo.prepare(state, batch, rewards)
+    assert not targets.mask[1].any() and (targets.advantage[1] == 0).all()
+    assert metrics["unscorable"] == pytest.approx(1 / 6)
+    assert all(math.isfinite(v) for v in rlhf_ppo.update(state, batch, rewards).values())
+
+
+@sabotaged_by("foresight.nets.microbatch.gather", lambda f: lambda *args: f(*args).flip(-1))
+def test_a_reward_model_judges_the_very_tokens_that_were_sampled(tmp_path):
+    judge = reward_model.build(reward_model.Config(tiny_language.folder(), seed=3, precision="float32"))
+    reward_model.export(judge, tmp_path / "judge")
+    state, _ = _rollout(reward_model=str(tmp_path / "judge"))
+    task = TextTask("t", [Example(p) for p in PROMPTS[:3]], [Example("9?")], lambda e, c: [0.5] * len(c))
+    rollout = roll(state.policy, task, 3, 2, 6, 1.0, state.generator)
+    scores = rlhf_ppo.judged(state, rollout)
+    with torch.no_grad():
+        torch.testing.assert_close(scores, judge.scorer.scores(rollout.batch), atol=1e-5, rtol=1e-5)
+    config = dataclasses.replace(state.config, prompts=3, group=2, minibatches=1, steps=1)
+    _, metrics, _ = next(rlhf_ppo.train(config, task, dataclasses.replace(state, config=config)))
+    assert metrics["grade"] == 0.5 and metrics["reward"] != 0.5
+
+
+def test_a_mid_run_state_continues_bit_for_bit():
+    task = TextTask("t", [Example(p) for p in PROMPTS], [Example("9?")], lambda e, c: [float(x.count("a")) for x in c])
+    config = rlhf_ppo.Config(
+        tiny_language.folder(), steps=4, prompts=4, minibatches=2, max_new_tokens=6, precision="float32"
+    )
+    *_, (_, _, whole) = rlhf_ppo.train(config, task)
+    halfway = next(state for step, _, state in rlhf_ppo.train(config, task) if step == 2)
+    *_, (_, _, resumed) = rlhf_ppo.train(config, task, copy.deepcopy(halfway))
+    for name in ("policy", "critic"):
+        a, b = (getattr(state, name).state_dict() for state in (whole, resumed))
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_more_minibatches_than_prompts_are_refused():
+    with pytest.raises(UserError, match="minibatches is 7"):
+        _rollout(minibatches=7)

@@ -1,0 +1,308 @@
+"""SFT, DPO and reward models: each loss as its paper writes it, row by row through the untouched model."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from foresight.algorithms.language import dpo, reward_model, sft
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets.language import LanguageModel
+from foresight.planning import corpus
+from tests import tiny_language
+from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
+
+PAIRS = [
+    Example(f"{i}+{i}?", columns={"prompt": f"{i}+{i}?", "chosen": str(2 * i), "rejected": "ab" * (i + 1)})
+    for i in range(6)
+]
+SHOWN = [Example(f"{i}?", columns={"prompt": f"{i}?", "completion": "12" * (i + 1)}) for i in range(6)]
+STEPS = [
+    Example(f"{i}?", columns={"prompt": f"{i}?", "completions": ["1", "ab", "345"], "labels": [True, not i % 2, False]})
+    for i in range(4)
+]
+
+
+def _build(module, **fields):
+    base = {"model": tiny_language.folder(), "precision": "float32", "max_grad_norm": math.inf, "anneal": False}
+    return module.build(module.Config(**{**base, **fields}))
+
+
+def _gradient(module, state, *batch) -> tuple[list[torch.Tensor], dict[str, float]]:
+    caught: list[torch.Tensor] = []
+    parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
+    state.optimizer.register_step_pre_hook(lambda *_: caught.extend(p.grad.clone() for p in parameters))
+    metrics = module.update(state, *batch)
+    return caught, metrics
+
+
+def _row(model: LanguageModel, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """log π of each token of one completion, alone."""
+    tokens = torch.tensor([prompt + completion])
+    hidden = model(tokens, torch.tensor([tokens.shape[1]]))[0]
+    logits = model.logits(hidden)[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
+
+
+def _same(caught, parameters) -> None:
+    for mine, parameter in zip(caught, parameters, strict=True):
+        expected = torch.zeros_like(mine) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(mine, expected, atol=1e-6, rtol=1e-4)
+
+
+# ---- SFT
+
+
+@sabotaged_by("foresight.ops.aggregate.per_token", scaled(0.5))
+@sabotaged_by("foresight.nets.packing.Packed.attend", change("scale", lambda s: 0.5 * s))
+@pytest.mark.parametrize("micro_tokens", [1, 10_000])
+def test_sft_is_the_mean_over_the_tokens_of_completions(micro_tokens):
+    state = _build(sft, micro_tokens=micro_tokens)
+    rows = sft._corpus(state, SHOWN)
+    model = copy.deepcopy(state.policy)
+    caught, metrics = _gradient(sft, state, rows.batch(range(6)))
+    logprob = torch.cat([_row(model, p, c[0]) for p, c in zip(rows.prompts, rows.completions, strict=True)])
+    (-logprob.mean()).backward()
+    assert math.isclose(metrics["loss"], -logprob.mean().item(), rel_tol=1e-5)
+    _same(caught, model.parameters())
+
+
+@sabotaged_by("foresight.nets.packing.Packed.attend", change("scale", lambda s: 0.5 * s))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_packed_rows_are_what_they_are_alone(precision):
+    """No attention across samples, and positions that begin anew."""
+    state = _build(sft, precision=precision)
+    rows = sft._corpus(state, SHOWN)
+    batch = rows.batch([0, 3, 5, 1])
+    packed, entropy = state.policy.packed_logprob(batch)
+    alone = [state.policy.logprob(rows.batch([i])) for i in (0, 3, 5, 1)]
+    tolerance = 1e-5 if precision == "float32" else 0.1
+    for k, (logprob, spread) in enumerate(alone):
+        n = logprob.shape[-1]
+        torch.testing.assert_close(packed[k : k + 1, :, :n], logprob, atol=tolerance, rtol=0)
+        torch.testing.assert_close(entropy[k : k + 1, :, :n], spread, atol=tolerance, rtol=0)
+        assert (packed[k, :, n:] == 0).all()
+
+
+def without_the_end(original):
+    return lambda *args: (original(*args)[0], original(*args)[1][:-1])
+
+
+@sabotaged_by("foresight.planning.corpus.encode", without_the_end)
+def test_the_token_that_ends_an_answer_is_learnt_also_where_it_is_the_padding():
+    """TRL issues 4970, 3091, 1623: a mask made from `token == pad` never teaches a model to stop."""
+    state = _build(sft)
+    assert state.policy.tokenizer.pad_token_id == state.policy.tokenizer.eos_token_id == 0
+    rows = corpus.corpus(state.policy, SHOWN, lambda e: [e.columns["completion"]], 64)
+    batch = rows.batch(range(6))
+    last = batch.completion.gather(-1, batch.length[..., None] - 1)
+    assert (last == 0).all()
+    assert batch.mask.sum() == batch.length.sum() == sum(2 * (i + 1) + 1 for i in range(6))
+
+
+def test_prompts_are_tokenised_as_the_sampler_does_it():
+    model = tiny_language.model()
+    for prompt in ("1+1?", [{"role": "user", "content": "2?"}]):
+        head, tail = corpus.encode(model, prompt, "34")
+        assert head == model.encode(prompt)
+        assert model.decode(tail) == "34"
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}={% endfor %}{% if add_generation_prompt %}W{% endif %}"
+
+
+def test_a_chat_template_that_drops_the_generation_prompt_is_refused():
+    model = tiny_language.model()
+    model.tokenizer.chat_template = TEMPLATE
+    with pytest.raises(UserError, match="drops the generation prompt"):
+        corpus.encode(model, "1?", "2")
+    model.tokenizer.chat_template = TEMPLATE.replace("{{ m.c", "{% if m.role == 'assistant' %}W{% endif %}{{ m.c")
+    head, tail = corpus.encode(model, "1?", "2")
+    assert model.decode(head) == "1?=W" and model.decode(tail) == "2="
+
+
+def test_rows_that_are_too_long_are_left_out_and_counted():
+    model = tiny_language.model()
+    kept = corpus.corpus(model, SHOWN, lambda e: [e.columns["completion"]], 9)
+    assert len(kept) == 3 and kept.left_out == 3
+    with pytest.raises(UserError, match="raise max_tokens"):
+        corpus.corpus(model, SHOWN, lambda e: [e.columns["completion"]], 2)
+
+
+def test_every_epoch_has_every_row_once_in_an_order_of_its_own():
+    model = tiny_language.model()
+    rows = corpus.corpus(model, SHOWN, lambda e: [e.columns["completion"]], 64)
+    drawn = [i for step in range(3) for i in rows.draw(4, step, seed=0)]  # two epochs of six
+    assert sorted(drawn[:6]) == sorted(drawn[6:]) == list(range(6))
+    assert drawn[:6] != drawn[6:]
+    assert rows.draw(4, 1, seed=0) == drawn[4:8]  # whatever was drawn before
+
+
+# ---- DPO
+
+
+@sabotaged_by("foresight.ops.preference.sigmoid", flip_sign, scaled(0.5))
+@pytest.mark.parametrize("length_normalised", [False, True])
+def test_dpo_is_the_papers_equation_7(length_normalised):
+    state = _build(dpo, beta=0.3, length_normalised=length_normalised, micro_tokens=20)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in state.policy.parameters():
+            weight.mul_(1 + 0.1 * torch.randn_like(weight))
+    rows, model = dpo._corpus(state, PAIRS), copy.deepcopy(state.policy)
+    caught, metrics = _gradient(dpo, state, rows.batch(range(6)))
+    total, right = torch.zeros(()), 0
+    for prompt, answers in zip(rows.prompts, rows.completions, strict=True):
+        odds = []
+        for answer in answers:
+            with torch.no_grad():
+                reference = _row(state.reference, prompt, answer)
+            difference = _row(model, prompt, answer) - reference
+            odds.append(difference.mean() if length_normalised else difference.sum())
+        total = total - torch.nn.functional.logsigmoid(0.3 * (odds[0] - odds[1])) / 6
+        right += int(odds[0] > odds[1])
+    total.backward()
+    assert math.isclose(metrics["loss"], total.item(), rel_tol=1e-5)
+    assert math.isclose(metrics["accuracy"], right / 6, rel_tol=1e-6)
+    _same(caught, model.parameters())
+
+
+@sabotaged_by("foresight.algorithms.language.dpo.log_odds", lambda f: lambda *a: f(*a) + 0.1 * torch.arange(2))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("loss", "expected"), [("sigmoid", math.log(2)), ("ipo", 25.0), ("hinge", 1.0)])
+def test_before_the_first_update_policy_and_reference_are_one(precision, loss, expected):
+    state = _build(dpo, precision=precision, loss=loss)
+    rows = dpo._corpus(state, PAIRS)
+    metrics = dpo.update(state, rows.batch(range(6)))
+    assert math.isclose(metrics["loss"], expected, rel_tol=1e-6)
+    assert metrics["margin"] == metrics["chosen_reward"] == 0
+
+
+def test_an_unknown_loss_names_the_nearest():
+    with pytest.raises(UserError, match="Did you mean 'sigmoid'"):
+        _build(dpo, loss="sigmoidal")
+
+
+# ---- reward models
+
+
+def at_the_first_pad(original):
+    return lambda self, batch: original(self, batch).roll(1, -1)
+
+
+@sabotaged_by("foresight.nets.scorer.Scorer.steps", at_the_first_pad)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_score_is_read_at_the_last_token_whatever_the_padding(precision):
+    """transformers 35352, TRL 937: the last token is found by length, not by looking for padding."""
+    state = _build(reward_model, precision=precision)
+    rows = reward_model._corpus(state, PAIRS)
+    together = state.scorer.scores(rows.batch(range(6)))
+    module = state.scorer.trunk.module
+    with torch.no_grad():
+        for i in range(6):
+            for g in range(2):
+                tokens = torch.tensor([rows.prompts[i] + rows.completions[i][g]])
+                hidden = state.scorer.trunk(tokens, torch.tensor([tokens.shape[1]]))[0]
+                alone = module.score(hidden.float())[0, -1, 0]
+                torch.testing.assert_close(together[i, g], alone, atol=1e-5 if precision == "float32" else 0.2, rtol=0)
+
+
+@sabotaged_by("foresight.ops.preference.bradley_terry", swap("chosen", "rejected"), change("margin", lambda m: 0 * m))
+@sabotaged_by("foresight.ops.preference.centring", scaled(3.0))
+def test_a_reward_model_is_bradley_terry_with_margin_and_centring():
+    state = _build(reward_model, centring=0.1, micro_tokens=20)
+    pairs = [dataclasses.replace(e, columns={**e.columns, "margin": 0.5 * i}) for i, e in enumerate(PAIRS)]
+    rows, scorer = reward_model._corpus(state, pairs), copy.deepcopy(state.scorer)
+    caught, metrics = _gradient(reward_model, state, rows.batch(range(6)), pairs)
+    chosen, rejected = scorer.scores(rows.batch(range(6))).unbind(1)
+    margin = 0.5 * torch.arange(6)
+    loss = -torch.log(torch.sigmoid(chosen - rejected - margin)).mean() + 0.1 * ((chosen + rejected) ** 2).mean()
+    loss.backward()
+    assert math.isclose(metrics["loss"], loss.item(), rel_tol=1e-5)
+    assert math.isclose(metrics["accuracy"], (chosen > rejected).float().mean().item(), rel_tol=1e-6)
+    _same(caught, scorer.parameters())
+
+
+def one_early(original):
+    return lambda *args: (original(*args)[0].roll(-1, 1), original(*args)[1].roll(-1, 1))
+
+
+@sabotaged_by("foresight.planning.corpus.step_ends", one_early)
+def test_a_process_reward_model_judges_the_end_of_every_step():
+    state = _build(reward_model, micro_tokens=10)
+    rows, scorer = reward_model._corpus(state, STEPS), copy.deepcopy(state.scorer)
+    batch = rows.batch(range(4))
+    ends, labels = corpus.step_ends(state.scorer.trunk, batch, STEPS)
+    caught, metrics = _gradient(reward_model, state, batch, STEPS)
+    # "1 ab 345 <eos>": the tiny tokenizer writes a line break as its unknown sign, one token.
+    places = [0, 3, 7]  # the last token of each
+    assert ends.sum() == 12 and all(row.nonzero()[:, 0].tolist() == places for row in ends)
+    assert [labels[i, places].tolist() for i in range(4)] == [[1.0, float(i % 2 == 0), 0.0] for i in range(4)]
+    logits = scorer.steps(batch)[:, 0][:, places]
+    right = torch.tensor([[1.0, float(i % 2 == 0), 0.0] for i in range(4)])
+    loss = -(right * torch.log(torch.sigmoid(logits)) + (1 - right) * torch.log(torch.sigmoid(-logits))).mean()
+    loss.backward()
+    assert math.isclose(metrics["loss"], loss.item(), rel_tol=1e-5)
+    _same(caught, scorer.parameters())
+
+
+def test_a_reward_model_is_saved_with_its_head_and_gives_no_answers(tmp_path):
+    state = _build(reward_model)
+    reward_model.export(state, tmp_path / "rm")
+    again = _build(reward_model, model=str(tmp_path / "rm"))
+    pairs = [("1+1?", "2"), ("1+1?", "ab")]
+    assert reward_model.act(state, pairs)[0] == reward_model.act(again, pairs)[0]
+    with pytest.raises(UserError, match="gives none"):
+        reward_model.act(state, PAIRS)
+
+
+# ---- what they share
+
+
+CASES = [(sft, SHOWN), (dpo, PAIRS), (reward_model, PAIRS)]
+supervised = pytest.mark.parametrize(("module", "rows"), CASES, ids=["sft", "dpo", "reward_model"])
+
+
+@supervised
+def test_a_mid_run_state_continues_bit_for_bit(module, rows):
+    task = TextTask("t", rows[:5], rows[5:], None)
+    config = module.Config(tiny_language.folder(), steps=4, batch=4, learning_rate=1e-3, precision="float32")
+    *_, (_, _, whole) = module.train(config, task)
+    halfway = next(state for step, _, state in module.train(config, task) if step == 2)
+    *_, (_, _, resumed) = module.train(config, task, copy.deepcopy(halfway))
+    weights = [
+        (state.scorer if module is reward_model else state.policy).state_dict().values() for state in (whole, resumed)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+@sabotaged_by("foresight.nets.microbatch.step", lambda f: lambda o, p, rate, *a: f(o, p, -rate, *a))
+@supervised
+def test_it_learns_what_it_is_shown(module, rows):
+    """Held-out rows: right answers are digits, wrong ones are letters."""
+    task = TextTask("t", rows[:5], rows[5:], None)
+    config = module.Config(
+        tiny_language.folder(), steps=25, batch=5, learning_rate=3e-3, precision="float32", anneal=False
+    )
+    state = module.build(config)
+    metric, before = module.assess(state, task.test)
+    with torch.random.fork_rng():
+        *_, (_, _, state) = module.train(config, task, state)
+    after = module.assess(state, task.test)[1]
+    assert after[0] > before[0] + (0.5 if metric == "logprob" else -0.01)
+    assert metric == "logprob" or after == [1.0]
+
+
+@supervised
+def test_data_of_another_form_is_refused(module, rows):
+    task = TextTask("t", [Example("1?", columns={"prompt": "1?"})], [], None)
+    with pytest.raises(UserError, match="needs rows of the form"):
+        next(module.train(module.Config(tiny_language.folder(), precision="float32"), task))
+    graded = TextTask("t", rows, [], lambda e, c: [0.0] * len(c))
+    with pytest.raises(UserError, match="give --data FILE"):
+        next(module.train(module.Config(tiny_language.folder(), precision="float32"), graded))
