@@ -50,12 +50,13 @@ def data(
     from foresight.nets import pretrained
     from foresight.planning import graded
     from foresight.runtime import machine
+    from  import PASSING
 
     path = Path(out)
     if path.exists():
         raise UserError(f"{path} exists already: choose another --out.")
     world = make(task, "text", **fields.options(env_options))
-    machine.keep_memory()
+    machine.keep_memory(PASSING)
     policy = pretrained.load(model, machine.pick_device(device, "text"))
     generator = torch.Generator().manual_seed(seed)
     rows, total = [], min(len(world.train), prompts or len(world.train))

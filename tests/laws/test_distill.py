@@ -37,9 +37,8 @@ def _gradient(state, batch) -> tuple[list[torch.Tensor], dict[str, float]]:
 
 def _tables(state, batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """log π of student and teacher over the whole vocabulary, `[N, V]`, and the tokens that were sampled `[N]`."""
-    mask = batch.mask.flatten(0, 1)
-    student, teacher = (m.logits(m.states(batch)[mask]).log_softmax(-1) for m in (state.policy, state.teacher))
-    return student, teacher.detach(), batch.completion.flatten(0, 1)[mask]
+    student, teacher = (m.logits(m.contexts(batch)).log_softmax(-1) for m in (state.policy, state.teacher))
+    return student, teacher.detach(), batch.completion[batch.mask]
 
 
 @sabotaged_by("foresight.ops.kl.categorical", swap("logits", "ref_logits"))

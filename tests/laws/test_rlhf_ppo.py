@@ -123,7 +123,7 @@ def test_the_first_gradients_are_those_of_policy_gradient_and_regression():
     actor, critic = _gradients(state, batch)
     targets, _ = rlhf_ppo.prepare(before, batch, REWARDS)
     n = int(batch.mask.sum())
-    logits = before.policy.logits(before.policy.states(batch))[batch.mask[:, 0]]
+    logits = before.policy.logits(before.policy.contexts(batch))
     plain = torch.distributions.Categorical(logits=logits)
     advantage = targets.advantage[batch.mask]
     objective = (plain.log_prob(batch.completion[batch.mask]) * advantage + 0.2 * plain.entropy()).sum() / n
