@@ -50,7 +50,7 @@ def data(
     from foresight.nets import pretrained
     from foresight.planning import graded
     from foresight.runtime import machine
-    from  import PASSING
+    from foresight.runtime.session import PASSING
 
     path = Path(out)
     if path.exists():
