@@ -69,6 +69,7 @@ def commands() -> dict[str, Callable[..., Any]]:
         "match": games.match,
         "plot": runs.plot,
         "data": data.data,
+        "export": runs.export,
         "bench": tools.bench,
         "reproduce": tools.reproduce,
         "tune": tune.tune,

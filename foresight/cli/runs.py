@@ -78,6 +78,26 @@ def eval_(
     return 0
 
 
+def export(
+    run: Annotated[str, tyro.conf.Positional],
+    format: Literal["torchscript", "onnx"] = "torchscript",
+    out: str | None = None,
+    checkpoint: str = "latest",
+) -> int:
+    """Write the greedy policy of a run as one file that runs without foresight, its memory as inputs and outputs.
+
+    Args:
+        run: a run directory.
+        format: torchscript (read by torch.jit.load) or onnx (needs the packages onnx and onnxscript).
+        out: the file; by default policy.pt or policy.onnx in the run directory.
+        checkpoint: latest, best, or a step.
+    """
+    from foresight.runtime.export import export as write
+
+    screen.stdout().print(f"Written to {write(run, format, out, checkpoint)}", markup=False, soft_wrap=True)
+    return 0
+
+
 def _last(band: Any) -> dict[str, Any]:
     low, high = float(band.low[-1]), float(band.high[-1])
     return {

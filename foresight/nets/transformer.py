@@ -181,7 +181,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, dr
         return F.scaled_dot_product_attention(query, key, value, allowed, dropout).reshape(batch, heads, 1, width)
     causal = allowed is None and steps > 1
     return F.scaled_dot_product_attention(
-        query, key, value, allowed, dropout, is_causal=causal, enable_gqa=heads != shared
+        query, key, value, allowed, dropout, is_causal=causal, enable_gqa=bool(heads != shared)
     )
 
 

@@ -33,7 +33,7 @@ def visible(filled: Tensor, start: Tensor | None, steps: int) -> Tensor:
 def still_filled(filled: Tensor, start: Tensor | None, steps: int) -> Tensor:
     """`filled` `[B, W]` after T = `steps` rows were read: true where a slot holds a row of the last row's episode."""
     if start is None:
-        return slide(filled, filled.new_ones(len(filled), steps))
+        return slide(filled, filled.new_ones(filled.shape[0], steps))
     episode = start.long().cumsum(1)
     last = episode[:, -1:]
     return slide(filled & (last == 0), episode == last)

@@ -149,3 +149,15 @@ def test_a_resumed_run_is_the_uninterrupted_one(kind: str):
     *_, (_, _, resumed) = ppo.train(config, choice(), copies[0])
     for a, b in zip(resumed.network.parameters(), state.network.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_grids_of_symbols_are_read_with_a_memory():
+    """MiniGrid's dict observations (image, direction), in whichever engine is here."""
+    pytest.importorskip("minigrid")
+    config = dataclasses.replace(SMALL, steps=384, memory="gtrxl", normalize_obs=False)
+    env = make("MiniGrid-MemoryS7-v0", num_envs=6)
+    *_, (step, metrics, state) = ppo.train(config, env)
+    assert step == 384 and metrics["entropy"] > 1
+    action, _, carry = ppo.act(state, env.reset(1))
+    assert action.shape == (6,) and carry["shared"]["filled"][:, -1].all()
+    env.close()

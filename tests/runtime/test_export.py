@@ -1,0 +1,104 @@
+"""An exported policy says what the policy says: for vectors, dicts, pixels of symbols and memories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from gymnasium.vector.utils import batch_space
+
+from foresight.algorithms.policy import ppo
+from foresight.errors import UserError
+from foresight.runtime import export as exporting
+from foresight.runtime import run
+from tests.sabotage import sabotaged_by
+
+KINDS = {
+    "towers": {"env": "CartPole-v1", "normalize_obs": True},
+    "continuous": {"env": "Pendulum-v1"},
+    "gru": {"env": "TMazePassive-v0", "memory": "gru"},
+    "lstm": {"env": "CartPole-v1", "memory": "lstm", "backbone": "separate"},
+    "gtrxl": {"env": "RepeatFirst-v0", "memory": "gtrxl", "memory_window": 5, "memory_layers": 2},
+    "transformer": {"env": "TMazePassive-v0", "memory": "transformer", "memory_window": 5},
+}
+SMALL = {
+    "steps": 64,
+    "num_envs": 4,
+    "unroll_steps": 8,
+    "minibatches": 2,
+    "hidden": (8,),
+    "memory_size": 8,
+    "memory_heads": 2,
+}
+
+
+def _trained(path: Path, env: str, **fields) -> Path:
+    run.train("ppo", env=env, out=path, show=False, evaluation_episodes=1, config=ppo.Config(**{**SMALL, **fields}))
+    return path
+
+
+def _zeros(x: torch.Tensor) -> torch.Tensor:
+    return x * 0 if x.is_floating_point() else x
+
+
+def _agrees(path: Path, file: Path, call) -> None:
+    """Eleven steps of five worlds, against the agent itself, with a memory that some worlds forget on the way."""
+    agent = run.load(path, device="cpu")
+    _, inputs, names = exporting.prepare(agent)
+    seen = len(exporting.leaves(agent._batch(exporting._example(agent.spaces.obs))[0]))
+    carry = [torch.zeros(5, *x.shape[1:], dtype=x.dtype) for x in inputs[seen:]]
+    held = None
+    for step in range(11):
+        batched = batch_space(agent.spaces.obs, 5)
+        batched.seed(step)
+        obs, _ = agent._batch(batched.sample())
+        expected, _, held = agent.module.act(agent.state, obs, held)
+        action, *carry = call([*exporting.leaves(obs), *carry])
+        torch.testing.assert_close(action, expected, rtol=1e-4, atol=1e-5)
+        for mine, theirs in zip(carry, exporting.leaves(held), strict=True):
+            torch.testing.assert_close(mine, theirs.clone(), rtol=1e-4, atol=1e-5)
+        over = torch.tensor([step == 4, False, step == 7, False, True])
+        carry = [x.masked_fill(over.view(-1, *[1] * (x.dim() - 1)), 0) for x in carry]
+        if held is not None:
+            held = ppo.reset_carry(held, over.float())
+    assert names["inputs"][0].startswith("obs") and names["outputs"][0] == "action"
+    agent.close()
+
+
+@sabotaged_by("foresight.runtime.export.Exported.forward", lambda f: lambda self, *t: f(self, *map(_zeros, t)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchscript_says_the_same(kind: str, tmp_path: Path):
+    path = _trained(tmp_path / "run", **KINDS[kind])
+    file = exporting.export(path)
+    extra = {"policy.json": ""}
+    loaded = torch.jit.load(file, _extra_files=extra)
+    assert json.loads(extra["policy.json"])["outputs"][0] == "action"
+    _agrees(path, file, lambda tensors: loaded(*tensors))
+
+
+@pytest.mark.parametrize("kind", ["towers", "gru", "gtrxl"])
+def test_onnx_says_the_same(kind: str, tmp_path: Path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    path = _trained(tmp_path / "run", **KINDS[kind])
+    session = runtime.InferenceSession(str(exporting.export(path, "onnx", tmp_path / "policy.onnx")))
+    names = [x.name for x in session.get_inputs()]
+
+    def call(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        fed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+        return [torch.from_numpy(x) for x in session.run(None, fed)]
+
+    _agrees(path, tmp_path / "policy.onnx", call)
+
+
+def test_mistakes_are_named(tmp_path: Path):
+    path = _trained(tmp_path / "run", "CartPole-v1")
+    with pytest.raises(UserError, match="Did you mean 'onnx'"):
+        exporting.export(path, "onx")
+    with pytest.raises(UserError, match="Cannot write"):
+        exporting.export(path, out=tmp_path / "nowhere" / "policy.pt")
+    run.train("value_iteration", env="GridWorld4x4", out=tmp_path / "table", show=False)
+    with pytest.raises(UserError, match="Only policies that act in environments"):
+        exporting.export(tmp_path / "table")
