@@ -247,8 +247,8 @@ class Spiel:
         inner = (int(np.prod(shape[:-2])), *shape[-2:]) if len(shape) >= 2 else (1, 1, *shape)
         self._inner: tuple[int, int, int] = tuple(int(x) for x in inner)  # type: ignore[assignment]
         self.shape = (self._inner[0] + 1, self._inner[1], self._inner[2])  # and a plane that tells who moves
+        self._first = self.spiel.new_initial_state().current_player()  # in chess white is OpenSpiel's player 1
         self._limit = max(abs(self.spiel.min_utility()), abs(self.spiel.max_utility()))
-        self._first = self.spiel.new_initial_state().current_player()  # 1 in chess, where white is OpenSpiel's second
         self._states: dict[int, Any] = {}
         self._next = 0
         self.symmetries = _spiel_symmetries(name, *self.shape[1:], self.actions)
@@ -291,7 +291,7 @@ class Spiel:
     def mover(self, position: Tensor) -> Tensor:
         """See `Game`."""
         players = [max(self._states[n].current_player(), 0) for n in position.tolist()]
-        return torch.tensor([player ^ self._first for player in players])
+        return torch.tensor([int(player != self._first) for player in players], dtype=torch.int64)
 
     def planes(self, position: Tensor) -> Tensor:
         """See `Game`: OpenSpiel's planes for the player to move, and ones if he is the first."""

@@ -90,31 +90,42 @@ def _judge(kind: int, height: int, width: int, line: int, komi: float, row: Any)
 
 @njit(cache=True, nogil=True)
 def _negamax(
-    kind: int, height: int, width: int, line: int, komi: float, rows: Any, ply: int, depth: int, alpha: float,
-    beta: float, order: Any,
+    kind: int, height: int, width: int, line: int, komi: float, rows: Any, depth: int, floor: float, ceiling: float,
+    order: Any,
 ) -> float:  # fmt: skip
-    """The value of `rows[ply]` to the player to move; `rows` has a row for every ply. Sooner wins are better."""
-    n = height * width
+    """The value of `rows[0]` to the player to move, between floor and ceiling; sooner wins are better.
+
+    `rows` has a row for every ply. A loop, not a recursion: compiled code that calls itself cannot be cached safely.
+    """
     if depth == 0:
-        return _judge(kind, height, width, line, komi, rows[ply])
-    best = -math.inf
-    for i in range(len(order)):
-        action = order[i]
-        if not boards.playable(kind, height, width, rows[ply], action):
+        return _judge(kind, height, width, line, komi, rows[0])
+    n = height * width
+    alpha, beta, best = np.empty(depth), np.empty(depth), np.empty(depth)
+    tried = np.zeros(depth, np.int64)
+    alpha[0], beta[0], best[0], ply = floor, ceiling, -math.inf, 0
+    while True:
+        action = -1
+        while action < 0 and best[ply] < beta[ply] and tried[ply] < len(order):
+            if boards.playable(kind, height, width, rows[ply], order[tried[ply]]):
+                action = order[tried[ply]]
+            tried[ply] += 1
+        if action < 0:  # this position is done: its value goes up
+            if ply == 0:
+                return best[0]
+            ply -= 1
+            best[ply] = max(best[ply], -best[ply + 1])
             continue
         for k in range(rows.shape[1]):
             rows[ply + 1, k] = rows[ply, k]
         reward = boards.play(kind, height, width, line, komi, rows[ply + 1], action)
         if rows[ply + 1, n + boards.RESULT] != boards.PLAYING:
-            value = reward * (WON - ply)
+            best[ply] = max(best[ply], reward * (WON - ply))
+        elif ply + 1 == depth:
+            best[ply] = max(best[ply], -_judge(kind, height, width, line, komi, rows[ply + 1]))
         else:
-            value = -_negamax(
-                kind, height, width, line, komi, rows, ply + 1, depth - 1, -beta, -max(alpha, best), order
-            )
-        best = max(best, value)
-        if best >= beta:
-            break
-    return best
+            alpha[ply + 1], beta[ply + 1] = -beta[ply], -max(alpha[ply], best[ply])
+            ply += 1
+            best[ply], tried[ply] = -math.inf, 0
 
 
 @njit(cache=True, nogil=True)
@@ -135,7 +146,7 @@ def _best(
             if rows[0, n + boards.RESULT] != boards.PLAYING:
                 value = reward * (WON + 1)
             else:  # just below the best so far, so that an equal one is seen to be equal
-                value = -_negamax(kind, height, width, line, komi, rows, 0, depth - 1, -math.inf, -(best - 1e-6), order)
+                value = -_negamax(kind, height, width, line, komi, rows, depth - 1, -math.inf, -(best - 1e-6), order)
             if value > best + 1e-7:
                 best, ties = value, 0
             if value >= best - 1e-7:

@@ -109,12 +109,34 @@ def test_tree_search_takes_a_win_and_stops_a_loss(name: str) -> None:
 
 @sabotaged_by("foresight.planning.minimax.minimax", lambda f: lambda game, p, *_: game.legal(p).int().argmax(-1))
 def test_alpha_beta_to_the_end_is_perfect() -> None:
-    positions = scattered(TTT, 5, 30, 0)
+    positions = scattered(TTT, 4, 24, 0)
     actions = minimax.minimax(TTT, positions, 9, rollouts.stream(0))
     moved = TTT.step(positions, actions)
     for b in range(len(positions)):
         reached = float(moved.reward[b]) if moved.over[b] else -negamax(TTT, moved.position[b : b + 1])
         assert reached == negamax(TTT, positions[b : b + 1])
+
+
+def unpruned(position: torch.Tensor, depth: int) -> float:
+    """The value of a position of Connect Four to `depth`, every line looked at."""
+    if depth == 0:
+        return float(minimax._judge(*C4.rules, position[0].numpy()))
+    values = []
+    for action in C4.legal(position)[0].nonzero().flatten():
+        moved = C4.step(position, action.view(1))
+        values.append(1e6 * float(moved.reward) if bool(moved.over) else -unpruned(moved.position, depth - 1))
+    return max(values)
+
+
+@sabotaged_by("foresight.planning.minimax.minimax", lambda f: lambda game, p, depth, r: f(game, p, depth - 1, r))
+def test_pruning_changes_nothing() -> None:
+    for position in scattered(C4, 8, 8, 2).split(1):
+        legal = C4.legal(position)[0].nonzero().flatten().tolist()
+        moved = [C4.step(position, torch.tensor([action])) for action in legal]
+        values = [1e6 * float(m.reward) if bool(m.over) else -unpruned(m.position, 2) for m in moved]
+        best = [action for action, value in zip(legal, values, strict=True) if value > max(values) - 10]
+        seen = {int(minimax.minimax(C4, position, 3, rollouts.stream(seed))) for seed in range(5)}
+        assert seen <= set(best)
 
 
 def test_alpha_beta_agrees_with_openspiels_rules() -> None:

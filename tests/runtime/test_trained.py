@@ -1,0 +1,16 @@
+"""The agent that comes along: small, whole, and better than random."""
+
+from __future__ import annotations
+
+from foresight.planning import opponents
+from foresight.runtime import catalog, match, run
+
+FOLDER = catalog.ROOT / "trained" / "connect_four"
+
+
+def test_the_connect_four_agent_is_small_and_plays() -> None:
+    assert run.find("connect_four") == FOLDER
+    assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) < 2_000_000
+    player, game = match.player("connect_four", None, simulations=32)
+    result = match.play(game, player, opponents.make("random", game, 3), 40, seed=3)
+    assert result.score > 0.9
