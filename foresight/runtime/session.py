@@ -340,7 +340,7 @@ def _summary(session: Session, step: int, evaluation: Any) -> dict[str, Any]:
         "evaluation_seconds": round(session.evaluation_seconds, 3),
         "baseline": session.baseline.document(),
         "evaluation": evaluation.document(),
-        **({"profile": session.profile.document()} if session.profile.seconds else {}),
+        **({"profile": session.profile.document()} if any(session.profile.seconds.values()) else {}),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
         "command": resolved.command(),
         "versions": bench.versions(),
