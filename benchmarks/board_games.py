@@ -93,7 +93,7 @@ def tic_tac_toe(seeds: list[int]) -> None:
         write("alphazero-tic_tac_toe", "AlphaZero at tic-tac-toe against every possible opponent", document, spent)
 
 
-def connect_four(path: str, games: int) -> None:
+def connect_four(path: str, games: int, matches_only: bool) -> None:
     """Matches against random play, minimax 5 and 1,000 playouts; mistakes by phase, searched and of the policy."""
     from foresight.envs import games as rules
     from foresight.planning import opponents
@@ -110,7 +110,7 @@ def connect_four(path: str, games: int) -> None:
     document = {
         "seeds": [agent.settings.seed], "steps": agent.step, "play_simulations": agent.config.play_simulations,
         "parameters": sum(p.numel() for p in agent.state.network.parameters()), "matches": matches,
-        "mistakes": mistakes(agent, game, rules),
+        **({} if matches_only else {"mistakes": mistakes(agent, game, rules)}),
     }  # fmt: skip
     seconds = [row["seconds"] for row in run.Run(run.find(path)).metrics() if "seconds" in row]
     write("alphazero-connect_four", "AlphaZero at Connect Four", document, max(seconds, default=0.0))
@@ -224,12 +224,13 @@ def main() -> None:
     parser.add_argument("name", nargs="?", default="")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--games", type=int, default=100)
+    parser.add_argument("--matches-only", action="store_true", help="leave the mistakes of connect_four out")
     arguments = parser.parse_args()
     began = time.perf_counter()
     if arguments.what == "tic_tac_toe":
         tic_tac_toe(arguments.seeds)
     elif arguments.what == "connect_four":
-        connect_four(arguments.name, arguments.games)
+        connect_four(arguments.name, arguments.games, arguments.matches_only)
     elif arguments.what == "ship":
         ship(arguments.name, "connect_four")
     else:
