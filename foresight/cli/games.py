@@ -40,11 +40,12 @@ def match(
         raise UserError(f"--games must be at least 1, not {games}.")
     from foresight.planning import opponents
     from foresight.runtime import match as matches
+    from foresight.runtime import players
 
     names = [first, second]
     swapped = opponents.is_opponent(first) and not opponents.is_opponent(second)
-    one, game = matches.player(names[swapped], None, seed, simulations)
-    other, _ = matches.player(names[not swapped], game, seed + 1, simulations)
+    one, game = players.player(names[swapped], None, seed, simulations)
+    other, _ = players.player(names[not swapped], game, seed + 1, simulations)
     if openings is None:
         openings = 0 if opponents.is_opponent(names[not swapped]) else 2
     left, right = (other, one) if swapped else (one, other)

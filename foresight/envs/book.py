@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from foresight.envs.mdp import MDP, Layout, from_table
+from foresight.envs.gridview import Layout
+from foresight.envs.mdp import MDP, from_table
 from foresight.errors import UserError
 
 Table = dict[int, dict[int, list[tuple[float, int, float, bool]]]]

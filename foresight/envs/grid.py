@@ -11,7 +11,8 @@ import numpy as np
 
 from foresight import errors
 from foresight.envs import book
-from foresight.envs.mdp import MDP, Layout, assemble, finish, from_table, random_mdp
+from foresight.envs.gridview import Layout
+from foresight.envs.mdp import MDP, assemble, finish, from_table, random_mdp
 
 MOVES = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}  # clockwise: neighbours are perpendicular
 CELLS = "SGT#."

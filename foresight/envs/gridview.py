@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
-
-from foresight.envs.mdp import MDP
 
 COLOURS = {"#": "dim", "G": "bold green", "T": "red"}
 ENDS = "GT"  # cells that end the episode: they have no value and no arrow of their own
 
 
-def text(mdp: MDP, values: Tensor, policy: Tensor, markup: bool = False) -> str:
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where states lie on a grid, for pictures.
+
+    `cells` are rows of equal length, one character a cell (`#` wall, `G` goal, `T` trap, `S` start, `.` free);
+    `position` `[S]` is the flat index of a state's cell, or -1 for a state that is not shown.
+    """
+
+    cells: tuple[str, ...]
+    position: np.ndarray
+    caption: str = ""
+
+
+class Table(Protocol):
+    """What is drawn of a world, as `envs.mdp.MDP` has it: S states, A actions, where episodes begin."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where its states lie, or None."""
+
+    @property
+    def states(self) -> int:
+        """S."""
+
+    @property
+    def actions(self) -> int:
+        """A."""
+
+    @property
+    def start(self) -> Tensor:
+        """`[S]`: where episodes begin."""
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """What its actions are called, or nothing."""
+
+    @property
+    def arrows(self) -> tuple[str, ...]:
+        """One glyph an action."""
+
+
+def text(mdp: Table, values: Tensor, policy: Tensor, markup: bool = False) -> str:
     """The value grid and the arrow grid side by side; a table of the likeliest start states without a layout.
 
     `values` `[S]`; `policy` `[S]` actions, or `[S, A]` true or positive where an action is taken: all of them are
@@ -45,7 +89,7 @@ def text(mdp: MDP, values: Tensor, policy: Tensor, markup: bool = False) -> str:
 
 
 def image(
-    mdp: MDP, values: Tensor | None = None, policy: Tensor | None = None, here: int | None = None, title: str = ""
+    mdp: Table, values: Tensor | None = None, policy: Tensor | None = None, here: int | None = None, title: str = ""
 ) -> np.ndarray | None:
     """The grid as `[height, width, 3]` uint8: values as colours and numbers, arrows, and the agent at state `here`.
 
@@ -99,12 +143,12 @@ def _square(column: int, row: int, colour: str) -> Any:
     return Rectangle((column - 0.5, row - 0.5), 1, 1, color=colour)
 
 
-def _shown(policy: Tensor, mdp: MDP) -> np.ndarray:
+def _shown(policy: Tensor, mdp: Table) -> np.ndarray:
     table = policy.cpu().numpy()
     return np.arange(mdp.actions) == table[:, None] if table.ndim == 1 else table > 0
 
 
-def _state_at(mdp: MDP) -> np.ndarray:
+def _state_at(mdp: Table) -> np.ndarray:
     assert mdp.layout is not None
     cells = mdp.layout.cells
     grid = np.full(len(cells) * len(cells[0]), -1)
@@ -130,7 +174,7 @@ def _colour(lines: list[list[str]], cells: tuple[str, ...]) -> list[list[str]]:
     return [[tag(x, k) for x, k in zip(line, kinds, strict=True)] for line, kinds in zip(lines, cells, strict=True)]
 
 
-def _table(mdp: MDP, values: Tensor, shown: np.ndarray, rows: int = 10) -> str:
+def _table(mdp: Table, values: Tensor, shown: np.ndarray, rows: int = 10) -> str:
     likeliest = mdp.start.cpu().argsort(descending=True, stable=True)[:rows].tolist()
     names = np.asarray(mdp.action_names or [str(a) for a in range(mdp.actions)])
     lines = [f"{s:>9}  {_number(float(values[s])):>9}  {' '.join(names[shown[s]])}" for s in likeliest]

@@ -11,24 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foresight.envs import gridview
 from foresight.envs.base import Feedback, Spaces
+from foresight.envs.gridview import Layout
 from foresight.errors import UserError
 
 Outcomes = Sequence[tuple[float, int, float, bool]]  # Gymnasium's: (probability, next state, reward, terminated)
 ARROWS = {"left": "←", "right": "→", "up": "↑", "down": "↓", "north": "↑", "south": "↓", "east": "→", "west": "←"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Where states lie on a grid, for pictures.
-
-    `cells` are rows of equal length, one character a cell (`#` wall, `G` goal, `T` trap, `S` start, `.` free);
-    `position` `[S]` is the flat index of a state's cell, or -1 for a state that is not shown.
-    """
-
-    cells: tuple[str, ...]
-    position: np.ndarray
-    caption: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +191,6 @@ class TableEnv:
 
     def render(self) -> np.ndarray | None:
         """World 0 as an RGB picture, or None without a grid layout."""
-        from foresight.envs import gridview
-
         return gridview.image(self.mdp, here=int(self._state[0]))
 
     def close(self) -> None:

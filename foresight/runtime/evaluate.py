@@ -199,9 +199,16 @@ def _mdp(world: Any, policy: Tensor, gamma: float) -> Evaluation:
 
 
 def _game(module: Any, state: Any, game: Any, episodes: int | None, seed: int, random: bool = False) -> Evaluation:
-    from foresight.runtime import match  # late: it needs the compiled rules, which other worlds do not
+    """The score of the State's play (or, with `random`, of random play) against the game's opponent."""
+    from foresight.planning import opponents  # late: they need the compiled rules, which other worlds do not
+    from foresight.runtime import match
 
-    return match.evaluate(module, state, game, episodes or 2, seed, random)
+    other = opponents.make(game.opponent, game, seed + APART)
+    one = opponents.make("random", game, seed) if random else match.chooser(module, state)
+    result = match.play(game, one, other, max(2, episodes or 2), seed=seed)
+    won, drawn, lost = result.counts
+    also = {"won": float(won), "drawn": float(drawn), "lost": float(lost)}
+    return dataclasses.replace(Evaluation.of(f"score against {game.opponent}", list(result.scores)), also=also)
 
 
 def _text(module: Any, state: Any, task: Any, episodes: int | None) -> Evaluation:

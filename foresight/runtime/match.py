@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from foresight.envs.games import Chooser, Game
-from foresight.errors import UserError
 from foresight.planning import opponents
-from foresight.runtime.evaluate import Evaluation
 
 Z = 1.959964  # of a 95% interval
 LONGEST_LINE = 12  # moves of a principal variation that are worth showing
@@ -111,16 +108,6 @@ def _safe(game: Game, position: Tensor, chooser: Chooser) -> Tensor:
     return torch.where(moved.over.view(-1, *[1] * (position.ndim - 1)), position, moved.position)
 
 
-def evaluate(module: Any, state: Any, game: Game, episodes: int, seed: int, random: bool = False) -> Evaluation:
-    """The score of the State's play (or, with `random`, of random play) against the game's opponent."""
-    other = opponents.make(game.opponent, game, seed + 10_000_019)
-    one = opponents.make("random", game, seed) if random else chooser(module, state)
-    result = play(game, one, other, max(2, episodes), seed=seed)
-    won, drawn, lost = result.counts
-    also = {"won": float(won), "drawn": float(drawn), "lost": float(lost)}
-    return dataclasses.replace(Evaluation.of(f"score against {game.opponent}", list(result.scores)), also=also)
-
-
 def chooser(module: Any, state: Any, **options: Any) -> Chooser:
     """A trained State as a player: no randomness, no memory."""
 
@@ -129,34 +116,6 @@ def chooser(module: Any, state: Any, **options: Any) -> Chooser:
         return action.cpu()
 
     return choose
-
-
-def player(name: str, game: Game | None, seed: int = 0, simulations: int | None = None) -> tuple[Chooser, Game]:
-    """A player by name: a run directory, or an opponent; and its game (`game` for an opponent).
-
-    Raises UserError for a run of another game than `game`, for a run that plays no game, and for an opponent where no
-    game is known yet.
-    """
-    if opponents.is_opponent(name) and not Path(name).exists():
-        if game is None:
-            raise UserError("Name a run first: the opponents play whatever game it plays.")
-        return opponents.make(name, game, seed), game
-    from foresight.runtime import run
-
-    agent = run.load(run.find(name))
-    if agent.settings.world != "game":
-        raise UserError(f"{name} is a run of {agent.settings.algorithm} on {agent.settings.env}, which is no game.")
-    if game is not None and (agent.world.name, agent.world.options) != (game.name, game.options):
-        raise UserError(f"{name} plays {_called(agent.world)}, but the other player plays {_called(game)}.")
-    if game is not None and hasattr(agent.state, "game"):
-        agent.state.game = game  # both players must know the same positions
-    options = {} if simulations is None else {"simulations": simulations}
-    return chooser(agent.module, agent.state, **options), game or agent.world
-
-
-def _called(game: Game) -> str:
-    words = ", ".join(f"{key}={value}" for key, value in game.options.items())
-    return f"{game.title} ({words})" if words else game.title
 
 
 def line(tree: Any, longest: int = LONGEST_LINE) -> list[int]:

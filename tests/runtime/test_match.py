@@ -12,7 +12,7 @@ from foresight.envs import games
 from foresight.envs.games import Chooser
 from foresight.errors import UserError
 from foresight.planning import opponents
-from foresight.runtime import match
+from foresight.runtime import match, players
 from foresight.runtime.run import train
 from tests.sabotage import sabotaged_by
 
@@ -75,9 +75,9 @@ def test_a_run_of_a_game_is_evaluated_against_its_opponent(tmp_path: Path) -> No
     assert run.evaluation.mean > 0.7 and 0.2 < run.baseline.mean < 0.8
     other = train("mcts", env="hex", out=tmp_path / "b", steps=2, simulations=20, show=False,
                   env_options={"size": 3, "opponent": "random"}, evaluation_episodes=2)  # fmt: skip
-    _, game = match.player(str(run.path), None)
+    _, game = players.player(str(run.path), None)
     with pytest.raises(UserError, match=r"plays Hex \(board_size=3\), but the other player plays tic-tac-toe"):
-        match.player(str(other.path), game)
+        players.player(str(other.path), game)
     with pytest.raises(UserError, match="Name a run first"):
-        match.player("random", None)
+        players.player("random", None)
     assert opponents.is_opponent("mcts:10") and not opponents.is_opponent(str(run.path))

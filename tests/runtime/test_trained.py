@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foresight.planning import opponents
-from foresight.runtime import catalog, match, run
+from foresight.runtime import catalog, match, players, run
 
 FOLDER = catalog.ROOT / "trained" / "connect_four"
 
@@ -11,6 +11,6 @@ FOLDER = catalog.ROOT / "trained" / "connect_four"
 def test_the_connect_four_agent_is_small_and_plays() -> None:
     assert run.find("connect_four") == FOLDER
     assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) < 2_000_000
-    player, game = match.player("connect_four", None, simulations=32)
+    player, game = players.player("connect_four", None, simulations=32)
     result = match.play(game, player, opponents.make("random", game, 3), 40, seed=3)
     assert result.score > 0.9

@@ -1,0 +1,36 @@
+"""Players by name: a run directory, or an opponent that needs no training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from foresight.envs.games import Chooser, Game
+from foresight.errors import UserError
+from foresight.planning import opponents
+from foresight.runtime import match, run
+
+
+def player(name: str, game: Game | None, seed: int = 0, simulations: int | None = None) -> tuple[Chooser, Game]:
+    """A player by name: a run directory, or an opponent; and its game (`game` for an opponent).
+
+    Raises UserError for a run of another game than `game`, for a run that plays no game, and for an opponent where no
+    game is known yet.
+    """
+    if opponents.is_opponent(name) and not Path(name).exists():
+        if game is None:
+            raise UserError("Name a run first: the opponents play whatever game it plays.")
+        return opponents.make(name, game, seed), game
+    agent = run.load(run.find(name))
+    if agent.settings.world != "game":
+        raise UserError(f"{name} is a run of {agent.settings.algorithm} on {agent.settings.env}, which is no game.")
+    if game is not None and (agent.world.name, agent.world.options) != (game.name, game.options):
+        raise UserError(f"{name} plays {_called(agent.world)}, but the other player plays {_called(game)}.")
+    if game is not None and hasattr(agent.state, "game"):
+        agent.state.game = game  # both players must know the same positions
+    options = {} if simulations is None else {"simulations": simulations}
+    return match.chooser(agent.module, agent.state, **options), game or agent.world
+
+
+def _called(game: Game) -> str:
+    words = ", ".join(f"{key}={value}" for key, value in game.options.items())
+    return f"{game.title} ({words})" if words else game.title
