@@ -1,63 +1,123 @@
 """Memory against length: GTrXL, a transformer, GRU, LSTM and no memory, under PPO and at equal parameters.
 
-python benchmarks/memory_study.py --seeds 0          # what is missing of results/memory.json; stopped, it goes on
-python benchmarks/memory_study.py --draw             # docs/media/memory.png and docs/memory.md from it
+python benchmarks/memory_study.py                    # what is missing of results/memory.json, then the page
+python benchmarks/memory_study.py --worlds TMazePassive-v0 --lengths 50 100 --kinds gru gtrxl --seeds 1 2
+python benchmarks/memory_study.py --draw             # docs/media/memory.png and docs/memory.md from what there is
 
 A cell is one training of one memory on one world at one length with one seed: the same budget of env steps, the same
-settings, and a width chosen so that all memories have as many parameters as the GRU. A run stops early once
-the mean return of the last 100 episodes was at least 0.96 (1 is perfect) after three updates in a row; how many steps
-that took is part of the result. Every cell is then measured greedily on 200 episodes of its own.
+settings, and a width chosen so that all memories have about as many parameters. A run stops early once the mean return
+of the last 100 episodes was good (`World.good`) after three updates in a row; how many steps that took is part of the
+result. Every cell is then measured greedily on 200 episodes of its own.
+
+Several of these processes may work at once: each claims a cell before it trains it, and claims of a process that ends,
+however it ends, are void. Stopped, the study goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import json
 import sys
 import time
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE, PICTURE, PAGE = (
-    ROOT / "results" / "memory.json",
-    ROOT / "docs" / "media" / "memory.png",
-    ROOT / "docs" / "memory.md",
-)
+FILE = ROOT / "results" / "memory.json"
+PICTURE, PAGE = ROOT / "docs" / "media" / "memory.png", ROOT / "docs" / "memory.md"
+LOCKS = ROOT / "runs" / "memory"
 KINDS = ("gru", "lstm", "gtrxl", "transformer", "none")
-LENGTHS = {"TMazePassive-v0": (10, 25, 50, 100), "RepeatFirst-v0": (16, 32, 64)}
-STEPS = {"TMazePassive-v0": 300_000, "RepeatFirst-v0": 200_000}
-TITLES = {"TMazePassive-v0": "Passive T-maze: the right arm", "RepeatFirst-v0": "Repeat-first: the right suit"}
-PARAMETERS = 16_000  # of encoder, memory and heads together
 EPISODES = 200
+TUNED = {"world": "TMazePassive-v0", "length": 25, "kinds": ("gru", "gtrxl"), "seed": 0}  # where settings were chosen
 
 
-def settings(world: str, length: int, kind: str, seed: int, steps: int) -> Any:
-    """The Config of a cell. A segment holds two episodes, so that starts stand within sequences."""
+@dataclasses.dataclass(frozen=True)
+class World:
+    """A world of the study, at several lengths."""
+
+    title: str
+    lengths: tuple[int, ...]
+    steps: int  # env steps of a cell at most
+    ceiling: Callable[[int], float] | None = None  # the best success without memory at a length, where it is known
+    good: float = 0.96  # mean return of 100 episodes at which a run may stop
+    parameters: int = 16_000  # of encoder, memory and heads together
+    graded: bool = False  # whether each step is right or wrong, `length` of them, instead of the whole episode
+    preset: str | None = None  # of PPO, where the settings are not the study's own
+    sight: int | None = None  # env steps that attention sees; None: the length and one more
+
+
+WORLDS = {
+    "TMazePassive-v0": World("Passive T-maze: the right arm", (10, 25, 50, 100), 300_000, lambda length: 0.5),
+    "RepeatFirst-v0": World(
+        "Repeat-first: the right suit",
+        (16, 32, 64),
+        200_000,
+        lambda length: (1 + (length - 1) / 4) / length,  # a guess, but the first of its steps shows the answer
+        graded=True,
+    ),
+    "CartPole-v1-positions": World(
+        "CartPole without velocities: the share of steps that it stands",
+        (500,),  # the time limit; what must be remembered is the step before
+        100_000,
+        good=480.0,
+        graded=True,
+        preset="CartPole-v1-positions",
+    ),
+    "MiniGrid-Memory": World(
+        "MiniGrid-Memory: the right object",
+        (7,),  # the size of the maze
+        1_000_000,
+        lambda length: 0.5,
+        good=0.93,
+        parameters=50_000,  # most of them encode what is seen
+        sight=64,
+    ),
+}
+
+
+def make(name: str, length: int, num_envs: int) -> Any:
+    """The batch of worlds `name` at `length`."""
+    from foresight.envs.make import make
+
+    if name == "CartPole-v1-positions":
+        return make("CartPole-v1", num_envs=num_envs, visible=[0, 2], time_limit=length)
+    if name == "MiniGrid-Memory":
+        return make(f"MiniGrid-MemoryS{length}-v0", num_envs=num_envs)
+    return make(name, num_envs=num_envs, length=length)
+
+
+def settings(name: str, length: int, kind: str, seed: int) -> Any:
+    """The Config of a cell, but for its width."""
     from foresight.algorithms.policy import ppo
+    from foresight.runtime import catalog
+    from foresight.runtime.settings import fields
 
-    return ppo.Config(
-        steps=steps,
+    world = WORLDS[name]
+    if world.preset:
+        config = ppo.Config(**fields("ppo", catalog.presets("ppo")[world.preset]))
+        window = config.memory_window
+    else:  # a segment holds two episodes, so that starts stand within sequences
+        window = world.sight or length + 1
+        unroll = max(32, min(128, 2 * window))
+        config = ppo.Config(num_envs=64, unroll_steps=unroll, learning_rate=2e-3, entropy_coef=0.003)
+    return dataclasses.replace(
+        config,
+        steps=world.steps,
         seed=seed,
-        num_envs=64,
-        unroll_steps=max(32, min(128, 2 * (length + 1))),
-        epochs=4,
-        minibatches=4,
-        learning_rate=2e-3,
-        anneal=True,
-        gamma=0.99,
-        gae_lambda=0.95,
-        entropy_coef=0.003,
         hidden=(32,),
         memory=None if kind == "none" else kind,
         memory_heads=2,
-        memory_window=length + 1,
+        memory_window=window,
     )
 
 
-def sized(config: Any, spaces: Any) -> tuple[Any, int]:
-    """The Config with the width at which the network has PARAMETERS parameters, as nearly as widths allow."""
+def sized(config: Any, spaces: Any, parameters: int) -> tuple[Any, int]:
+    """The Config with the width at which the network has `parameters`, as nearly as widths allow, and how many."""
     from foresight.algorithms.policy import ppo
 
     def count(config: Any) -> int:
@@ -67,30 +127,29 @@ def sized(config: Any, spaces: Any) -> tuple[Any, int]:
         options = [dataclasses.replace(config, hidden=(n, n)) for n in range(16, 160, 4)]
     else:
         options = [dataclasses.replace(config, memory_size=n) for n in range(8, 100, 4)]
-    best = min(options, key=lambda c: abs(count(c) - PARAMETERS))
+    best = min(options, key=lambda c: abs(count(c) - parameters))
     return best, count(best)
 
 
-def cell(world: str, length: int, kind: str, seed: int, steps: int) -> dict[str, Any]:
+def cell(name: str, length: int, kind: str, seed: int) -> dict[str, Any]:
     """Train and measure one."""
     from foresight.algorithms.policy import ppo
-    from foresight.envs.make import make
 
     began, spent = time.perf_counter(), time.process_time()
-    config = settings(world, length, kind, seed, steps)
-    env = make(world, num_envs=config.num_envs, length=length)
-    config, parameters = sized(config, env.spaces)
+    world, config = WORLDS[name], settings(name, length, kind, seed)
+    env = make(name, length, config.num_envs)
+    config, parameters = sized(config, env.spaces, world.parameters)
     good, state = 0, ppo.build(config, env.spaces)
     curve: list[list[float]] = []
     for step, metrics, _ in ppo.train(config, env, state):
         curve.append([step, round(metrics.get("return", float("nan")), 3)])
-        good = good + 1 if metrics.get("return", -1.0) >= 0.96 else 0
+        good = good + 1 if metrics.get("return", -1e9) >= world.good else 0
         if good == 3:
             break
-    success = measure(ppo, state, world, length)
+    success = measure(ppo, state, name, length)
     thin = curve[:: max(1, len(curve) // 40)]
     return {
-        "world": world,
+        "world": name,
         "length": length,
         "memory": kind,
         "seed": seed,
@@ -105,24 +164,19 @@ def cell(world: str, length: int, kind: str, seed: int, steps: int) -> dict[str,
     }
 
 
-def measure(ppo: Any, state: Any, world: str, length: int) -> float:
-    """Share of greedy episodes that end in the right arm; for repeat-first the share of right answers."""
-    from foresight.envs.make import make
+def measure(ppo: Any, state: Any, name: str, length: int) -> float:
+    """Share of greedy episodes that end well, or of their steps where each is right or wrong; see `World.graded`."""
+    import torch
 
-    env = make(world, num_envs=EPISODES, length=length)
-    obs, carry, right, steps = env.reset(10_000_019), None, 0.0, 0
-    while True:
+    env = make(name, length, EPISODES)
+    obs, carry, right, running = env.reset(10_000_019), None, 0.0, torch.ones(EPISODES)
+    while running.any():
         action, _, carry = ppo.act(state, obs, carry)
         feedback = env.step(action)
-        obs, steps = feedback.obs, steps + 1
-        right += (feedback.reward > 0).float().mean().item()
-        if feedback.cut.all():  # all episodes are equally long
-            return round(right if world == "TMazePassive-v0" else right / steps, 4)
-
-
-def ceiling(world: str, length: int) -> float:
-    """The best success without memory: a guess, but repeat-first shows the answer at the first of its steps."""
-    return 0.5 if world == "TMazePassive-v0" else (1 + (length - 1) / 4) / length
+        obs, carry = feedback.obs, ppo.reset_carry(carry, feedback.cut)
+        right += ((feedback.reward > 0) * running).sum().item()
+        running = running * (1 - feedback.cut)  # the first episode of each world counts
+    return round(right / EPISODES / (length if WORLDS[name].graded else 1), 4)
 
 
 def load() -> dict[str, Any]:
@@ -137,62 +191,95 @@ def key(found: dict[str, Any]) -> tuple[Any, ...]:
     return found["world"], found["length"], found["memory"], found["seed"]
 
 
-def run(seeds: list[int], worlds: list[str], budget: float) -> None:
-    """Fill in the cells that are missing, shortest first, until `budget` seconds are spent."""
-    from foresight.runtime import bench
+@contextlib.contextmanager
+def locked(name: str, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock `name` among processes, and say whether it was free. The system frees it if a process dies."""
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    with (LOCKS / f"{name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except BlockingIOError:
+            free = False
+        yield free
 
-    began = time.perf_counter()
-    wanted = [
-        (world, length, kind, seed)
-        for seed in seeds
-        for place in range(max(len(LENGTHS[world]) for world in worlds))
-        for world in worlds
-        for length in LENGTHS[world][place : place + 1]
-        for kind in KINDS
-    ]
-    for world, length, kind, seed in wanted:
-        result = load()
-        if (world, length, kind, seed) in {key(found) for found in result["cells"]}:
-            continue
+
+def run(wanted: list[tuple[Any, ...]], budget: float) -> int:
+    """Train the cells that are missing and that nobody else trains, until `budget` seconds are spent.
+
+    Returns how many failed; their errors are printed, and the study goes on.
+    """
+    began, failed = time.perf_counter(), 0
+    for one in wanted:
         if time.perf_counter() - began > budget:
             break
-        found = cell(world, length, kind, seed, STEPS[world])
-        print(json.dumps({name: value for name, value in found.items() if name != "curve"}), flush=True)
-        cells = sorted([*load()["cells"], found], key=key)
-        result = {
-            "what": result["what"],
-            "command": "python benchmarks/memory_study.py --seeds "
-            + " ".join(str(s) for s in sorted({c["seed"] for c in cells})),
-            "seeds": sorted({c["seed"] for c in cells}),
-            "steps": STEPS,
-            "episodes": EPISODES,
-            "seconds": round(sum(c["seconds"] for c in cells), 1),
-            "versions": bench.versions(),
-            "machine": bench.machine(),
-            "cells": cells,
-        }
-        waiting = FILE.with_suffix(".new")
-        waiting.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        waiting.replace(FILE)
+        with locked("-".join(str(part) for part in one), wait=False) as mine:
+            if not mine or one in {key(found) for found in load()["cells"]}:
+                continue
+            try:
+                found = cell(*one)
+            except Exception:
+                traceback.print_exc()
+                failed += 1
+                continue
+            print(json.dumps({name: value for name, value in found.items() if name != "curve"}), flush=True)
+            with locked("result"):
+                add(found)
+    return failed
 
 
-def main() -> None:
+def add(found: dict[str, Any]) -> None:
+    """Write the result with one more cell."""
+    from foresight.runtime import bench, checkpoint
+
+    result = load()
+    cells = sorted([*result["cells"], found], key=key)
+    seeds = sorted({c["seed"] for c in cells})
+    result = {
+        "what": result["what"],
+        "command": "python benchmarks/memory_study.py --seeds " + " ".join(str(seed) for seed in seeds),
+        "seeds": seeds,
+        "steps": {name: world.steps for name, world in WORLDS.items()},
+        "episodes": EPISODES,
+        "seconds": round(sum(c["seconds"] for c in cells), 1),
+        "versions": bench.versions(),
+        "machine": bench.machine(),
+        "cells": cells,
+    }
+    checkpoint.write_whole(FILE, json.dumps(result, indent=1) + "\n")
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--worlds", nargs="+", choices=tuple(LENGTHS), default=list(LENGTHS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seed 0 is not counted: see TUNED")
+    parser.add_argument("--worlds", nargs="+", choices=tuple(WORLDS), default=list(WORLDS))
+    parser.add_argument("--lengths", type=int, nargs="+", help="only these (default: every length of a world)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no new cell is begun")
     parser.add_argument("--draw", action="store_true", help="only draw the picture and write the page")
     arguments = parser.parse_args()
+    failed = 0
     if not arguments.draw:
         import torch
 
         torch.set_num_threads(1)
-        run(arguments.seeds, arguments.worlds, arguments.budget)
+        wanted = [  # a seed of everything before the next, the shortest first
+            (name, length, kind, seed)
+            for seed in arguments.seeds
+            for place in range(max(len(world.lengths) for world in WORLDS.values()))
+            for name in arguments.worlds
+            for length in WORLDS[name].lengths[place : place + 1]
+            if arguments.lengths is None or length in arguments.lengths
+            for kind in arguments.kinds
+        ]
+        failed = run(wanted, arguments.budget)
     sys.path.insert(0, str(Path(__file__).parent))
     from _memory_page import publish
 
-    publish(load(), PICTURE, PAGE, KINDS, LENGTHS, ceiling, TITLES)
+    with locked("result"):
+        publish(load(), PICTURE, PAGE, KINDS, WORLDS, TUNED)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
