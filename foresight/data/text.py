@@ -55,6 +55,10 @@ class TokenBatch:
         """`[P, G, T]`, true on sampled tokens."""
         return length_mask(self.length, self.completion.shape[-1])
 
+    def scored(self, rewards: Tensor) -> Tensor:
+        """`[P, G, T]`, true on sampled tokens of completions that have a reward `[P, G]`: one of NaN is unscorable."""
+        return self.mask & ~rewards.isnan()[..., None]
+
     def prompts(self) -> list[list[int]]:
         """The prompts as lists of ids, without padding."""
         return [row[:n].tolist() for row, n in zip(self.prompt, self.prompt_length.tolist(), strict=True)]

@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.nets.language import LanguageModel
+from foresight.ops import schedules
 
 Sums = dict[str, Tensor]
 
@@ -74,46 +76,91 @@ def step(
     return metrics | sums
 
 
+def fit(
+    state: Any,
+    model: LanguageModel,
+    batch: TokenBatch,
+    loss: Callable[[Tensor, TokenBatch], tuple[Tensor, Sums]],
+    count: float,
+) -> dict[str, float]:
+    """One gradient step of the State's optimiser on a whole batch, at the rate that its Config plans.
+
+    `loss(part, few)`, of the indices of a part and the batch of these, returns its share of the loss and sums for the
+    metrics, which are divided by `count`. `model` is the one that computes.
+    """
+    parts = split(batch, torch.arange(len(batch.length)), state.config.micro_tokens)
+    with model.precision():  # around all parts, so that the weights are rounded once
+        pieces = (functools.partial(loss, part, batch.select(part)) for part in parts)
+        return step(state.optimizer, pieces, _rate(state), state.config.max_grad_norm, count)
+
+
+GroupLoss = Callable[[Any, TokenBatch, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Sums]]
+
+
 def learn(
-    policy: LanguageModel,
-    optimizer: torch.optim.Optimizer,
-    loss: Callable[[TokenBatch, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Sums]],
+    state: Any,
+    loss: GroupLoss,
+    batch: TokenBatch,
+    rewards: Tensor,
+    advantage: Tensor,
+    weights: Tensor,
+    epochs: int = 1,
+    flat_too: bool = False,
+) -> dict[str, float]:
+    """`descend` on those groups of a rollout that have a gradient, and how many had none. Rewards `[P, G]`.
+
+    A group is flat if all its advantages are 0 or none of its tokens has a weight; `flat_too` learns from these as
+    well, for losses with a term that has no advantage in it.
+    """
+    flat = (advantage == 0).all(1) | (weights == 0).all(2).all(1)
+    metrics = {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
+    teaches = torch.ones_like(flat) if flat_too else ~flat
+    return metrics | descend(state, loss, batch, advantage, weights, teaches, epochs)
+
+
+def descend(
+    state: Any,
+    loss: GroupLoss,
     batch: TokenBatch,
     advantage: Tensor,
     weights: Tensor,
-    groups: Tensor,
-    learning_rate: float,
-    max_grad_norm: float,
-    micro_tokens: int,
+    groups: Tensor | None = None,
     epochs: int = 1,
 ) -> dict[str, float]:
-    """`epochs` gradient steps on those groups of a rollout that teach something, the first of which is its own π_old.
+    """`epochs` gradient steps of a State's policy on groups of a rollout, the first of which is its own π_old.
 
-    `loss(batch, advantage, weights, old)` of a part returns its share of the loss, its log-probabilities `[P, G, T]`
-    and sums over tokens for the metrics; `old` is what it returned for this part in the first pass (None there).
-    Shapes: advantage `[P, G]` or `[P, G, T]`, weights `[P, G, T]`, groups `[P]` bool: true where a group teaches.
+    `loss(state, batch, advantage, weights, old)` of a part returns its share of the loss, its log-probabilities
+    `[P, G, T]` and sums over tokens for the metrics; `old` is what it returned for this part in the first pass (None
+    there). Shapes: advantage `[P, G]` or `[P, G, T]`, weights `[P, G, T]` (of the whole batch, before it is split),
+    groups `[P]` bool: the ones to learn from (None: all).
     """
-    parts = split(batch, groups.nonzero()[:, 0], micro_tokens)
+    chosen = torch.arange(len(batch.length)) if groups is None else groups.nonzero()[:, 0]
+    parts = split(batch, chosen, state.config.micro_tokens)
     old: list[Tensor | None] = [None] * len(parts)
     tokens = sum(int(batch.length[part].sum()) for part in parts)
     metrics: dict[str, float] = {}
 
     def piece(i: int) -> tuple[Tensor, Sums]:
         few = batch.select(parts[i])
-        gain, weight = (_rows(x, parts[i], few).to(policy.device) for x in (advantage, weights))
-        value, logprob, sums = loss(few, gain, weight, old[i])
+        gain, weight = (rows(x, parts[i], few).to(state.policy.device) for x in (advantage, weights))
+        value, logprob, sums = loss(state, few, gain, weight, old[i])
         old[i] = logprob.detach() if old[i] is None else old[i]
         return value, sums
 
     for _ in range(epochs if parts else 0):
-        with policy.precision():  # around all parts, so that the weights are rounded once
+        with state.policy.precision():  # around all parts, so that the weights are rounded once
             pieces = (functools.partial(piece, i) for i in range(len(parts)))
-            metrics |= step(optimizer, pieces, learning_rate, max_grad_norm, tokens)
+            metrics |= step(state.optimizer, pieces, _rate(state), state.config.max_grad_norm, tokens)
         if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
             break
     return metrics
 
 
-def _rows(whole: Tensor, part: Tensor, few: TokenBatch) -> Tensor:
+def rows(whole: Tensor, part: Tensor, few: TokenBatch) -> Tensor:
     """The rows of `[P, G]` or `[P, G, T]` that belong to a part, as wide as its completions."""
     return whole[part] if whole.dim() == 2 else whole[part][..., : few.completion.shape[-1]]
+
+
+def _rate(state: Any) -> float:
+    config = state.config
+    return schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)

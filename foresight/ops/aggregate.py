@@ -1,4 +1,4 @@
-"""How the rows of a loss become one number: weights `[B, T]`, so that loss = (weights · rows).sum().
+"""How the rows of a loss become one number: weights `[..., T]`, so that loss = (weights · rows).sum().
 
 Make the weights once, from the mask of the *whole* batch, and split them together with it: then the sum of
 the micro-batches' losses, and of their gradients, does not depend on the split. (Averaging averages does:
@@ -18,7 +18,7 @@ from torch import Tensor
 def per_token(mask: Tensor, tokens: Tensor | float | None = None) -> Tensor:
     """The mean over all real rows: every row weighs 1 / Σ mask.
 
-    Shapes: mask `[B, T]`; returns `[B, T]`. `tokens`: the global number of real rows, if the mask is only a
+    Shapes: mask `[..., T]`; returns `[..., T]`. `tokens`: the global number of real rows, if the mask is only a
     part of the batch. All 0 (not NaN) if there are none. Source: DAPO, Yu et al. 2025 (arXiv:2503.14476), eq. 12.
     """
     real = _real(mask)
@@ -28,12 +28,12 @@ def per_token(mask: Tensor, tokens: Tensor | float | None = None) -> Tensor:
 def per_sequence(mask: Tensor, sequences: Tensor | float | None = None) -> Tensor:
     """The mean over sequences of each one's mean: a row of sequence i weighs 1 / (N · L_i).
 
-    Shapes: mask `[B, T]`; returns `[B, T]`. `sequences`: the global N, if the mask is only a part of the
+    Shapes: mask `[..., T]`; returns `[..., T]`. `sequences`: the global N, if the mask is only a part of the
     batch, or if left-out sequences are to count; by default the number of sequences with a real row.
     Source: GRPO, Shao et al. 2024 (arXiv:2402.03300), eq. 3.
     """
     real = _real(mask)
-    lengths = real.sum(1, keepdim=True)
+    lengths = real.sum(-1, keepdim=True)
     count = (lengths > 0).sum().clamp(min=1) if sequences is None else sequences
     return real / (lengths.clamp(min=1) * count)
 
@@ -41,7 +41,7 @@ def per_sequence(mask: Tensor, sequences: Tensor | float | None = None) -> Tenso
 def per_budget(mask: Tensor, budget: float) -> Tensor:
     """The sum over all real rows divided by a constant, so that neither length nor batch rescales a row.
 
-    Shapes: mask `[B, T]`; returns `[B, T]`. `budget`: usually sequences in the whole batch × the most tokens
+    Shapes: mask `[..., T]`; returns `[..., T]`. `budget`: usually sequences in the whole batch × the most tokens
     that one may have. Source: Dr. GRPO, Liu et al. 2025 (arXiv:2503.20783), §3.2 and appendix A.
 
     Raises ValueError if the budget is not positive.

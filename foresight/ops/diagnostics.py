@@ -37,6 +37,7 @@ def rollout_sums(
 
     Shapes: all of one shape `[...]`; `mask` is bool. `logprob` and `entropy` are 0 where it is false.
     """
+    mask = mask.to(logprob.device)
     return {
         "entropy": entropy.sum(),
         "clip_fraction": clip_fraction(ratio, clip_low, clip_high, mask) * mask.sum(),

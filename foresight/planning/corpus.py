@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +47,11 @@ class Corpus:
     def batch(self, indices: Sequence[int]) -> TokenBatch:
         """Those rows as a TokenBatch `[P, G]`."""
         return token_batch([self.prompts[i] for i in indices], [self.completions[i] for i in indices])
+
+    def batches(self, size: int) -> Iterator[TokenBatch]:
+        """All rows in their order, at most `size` at a time."""
+        for i in range(0, len(self), size):
+            yield self.batch(range(i, min(i + size, len(self))))
 
 
 def token_batch(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[Sequence[int]]]) -> TokenBatch:

@@ -79,17 +79,24 @@ def texts(policy: LanguageModel, batch: TokenBatch) -> list[str]:
 
 
 def answer(
-    policy: LanguageModel,
-    prompts: Sequence[Any],
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    generator: torch.Generator | None = None,
+    state: Any, obs: Sequence[Any], carry: None = None, explore: bool = False
 ) -> tuple[list[str], dict[str, Any], None]:
-    """One completion of each prompt: what `act` of a language algorithm returns."""
-    starts = range(0, len(prompts), TOGETHER)
-    parts = [prompts[i : i + TOGETHER] for i in starts]
-    batches = [complete(policy, part, 1, max_new_tokens, temperature, generator) for part in parts]
-    return [text for batch in batches for text in texts(policy, batch)], {"batches": batches}, None
+    """Answer prompts (strings, conversations or Examples) with one completion each: `act` of a language algorithm.
+
+    Greedily or, to explore, at the temperature of the Config (1 where it has none) with the State's generator.
+    """
+    config, generator = state.config, state.generator if explore else None
+    temperature = getattr(config, "temperature", 1.0) if explore else 0.0
+    starts = range(0, len(obs), TOGETHER)
+    parts = [obs[i : i + TOGETHER] for i in starts]
+    batches = [complete(state.policy, part, 1, config.max_new_tokens, temperature, generator) for part in parts]
+    return [text for batch in batches for text in texts(state.policy, batch)], {"batches": batches}, None
+
+
+def check_group(group: int) -> None:
+    """Raise UserError unless the completions of a prompt can be compared with one another."""
+    if group < 2:
+        raise UserError(f"group is {group}: the completions of a prompt are compared, so it needs at least 2.")
 
 
 def roll(
@@ -114,6 +121,11 @@ def roll(
     repeated = [example for example in examples for _ in range(group)]
     rewards = torch.tensor(task.grade(repeated, answers)).view(prompts, group)
     return Rollout(examples, batch, answers, rewards)
+
+
+def sample(state: Any, task: TextTask) -> Rollout:
+    """`roll` with the policy and the generator of a State, in the numbers of its Config."""
+    return roll(state.policy, task, *_numbers(state))
 
 
 def roll_until(
@@ -142,3 +154,13 @@ def roll_until(
         "filled": count / prompts,
     }
     return concat(passed) if passed else rollout, seen
+
+
+def sample_until(keep: Callable[[Tensor], Tensor], state: Any, task: TextTask) -> tuple[Rollout, dict[str, float]]:
+    """`roll_until` with the policy and the generator of a State, in the numbers of its Config."""
+    return roll_until(keep, state.config.max_batches, state.policy, task, *_numbers(state))
+
+
+def _numbers(state: Any) -> tuple[int, int, int, float, torch.Generator]:
+    config = state.config
+    return config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator

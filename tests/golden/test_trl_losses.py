@@ -33,7 +33,7 @@ def _family(module, monkeypatch, **fields) -> tuple[float, torch.Tensor]:
     """What `update` makes of the rewards, then the loss at the given log-probabilities, and its gradient."""
     made = {}
 
-    def learn(policy, optimizer, loss, batch, advantage, weights, *rest):
+    def learn(state, loss, batch, rewards, advantage, weights, *rest, **options):
         made.update(a=advantage, w=weights)
         return {}
 

@@ -17,10 +17,8 @@ Left out: nothing. (The authors' code does without the filter, which overlaps wi
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,15 +27,14 @@ from torch import Tensor
 from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
 from foresight.errors import UserError
-from foresight.nets import pretrained
+from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import learn
-from foresight.ops import schedules
 from foresight.ops.advantage import differs, group_scaled, overlong
 from foresight.ops.aggregate import per_token
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
-from foresight.planning.rollout import answer, roll_until
+from foresight.planning.rollout import answer, check_group, sample_until
 
 WORLD = "text"
 UNIT = "updates"
@@ -103,21 +100,15 @@ class State:
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimiser."""
-    if config.group < 2:
-        raise UserError(f"group is {config.group}: DAPO compares the completions of a prompt, so it needs 2.")
+    check_group(config.group)
     if not 0 < config.overlong_buffer <= config.max_new_tokens:
         raise UserError(
             f"overlong_buffer is {config.overlong_buffer}: it is the end of max_new_tokens ({config.max_new_tokens})."
         )
-    policy = pretrained.load(config.model, device, config.precision)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
-    return State(config, policy, optimizer, torch.Generator().manual_seed(config.seed))
+    return State(config, *learner.build(config, device))
 
 
-def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
-    """Answer prompts (strings, conversations or Examples) with one completion each."""
-    config, generator = state.config, state.generator if explore else None
-    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+act = answer
 
 
 def loss(
@@ -131,8 +122,7 @@ def loss(
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     rho = ratio(logprob, logprob if old is None else old)
     terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_low, config.clip_high)
-    mask = batch.mask.to(rho.device)
-    sums = rollout_sums(rho, logprob, batch.logprob, entropy, mask, config.clip_low, config.clip_high)
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_low, config.clip_high)
     return (weights * terms).sum(), logprob, sums
 
 
@@ -143,22 +133,14 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         limit = config.max_new_tokens
         rewards = rewards + config.overlong_penalty * overlong(batch.length, limit, config.overlong_buffer)
     advantage = group_scaled(rewards)
-    scored = batch.mask & ~rewards.isnan()[..., None]
+    scored = batch.scored(rewards)
     if config.overlong_filter:
         scored = scored & batch.stopped[..., None]
     weights = per_token(scored)
-    flat = (advantage == 0).all(1) | ~scored.any(2).any(1)  # nothing to learn from
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
-    metrics = {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
-    return metrics | learn(
-        state.policy, state.optimizer, functools.partial(loss, state), batch, advantage, weights, ~flat,
-        rate, config.max_grad_norm, config.micro_tokens, config.epochs,
-    )  # fmt: skip
+    return learn(state, loss, batch, rewards, advantage, weights, config.epochs)
 
 
-def export(state: State, directory: str | Path) -> Path:
-    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+export = learner.export
 
 
 def train(
@@ -167,10 +149,7 @@ def train(
     """Sample groups until enough of them differ in reward, update; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     while state.step < config.steps:
-        rollout, sampled = roll_until(
-            differs, config.max_batches, state.policy, env, config.prompts, config.group, config.max_new_tokens,
-            config.temperature, state.generator,
-        )  # fmt: skip
+        rollout, sampled = sample_until(differs, state, env)
         metrics = {**rollout.metrics(), **sampled, **update(state, rollout.batch, rollout.rewards)}
         state.step += 1
         yield state.step, metrics, state

@@ -14,10 +14,8 @@ with discount 0: a token answers for itself alone. Off-policy without soft targe
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +24,10 @@ from torch import Tensor
 from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
 from foresight.errors import UserError
-from foresight.nets import pretrained
+from foresight.nets import learner, pretrained
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import gather, learn
-from foresight.ops import kl, schedules
+from foresight.nets.microbatch import descend, gather
+from foresight.ops import kl
 from foresight.ops.aggregate import per_token
 from foresight.ops.policy import reinforce
 from foresight.planning.rollout import answer, roll
@@ -93,18 +91,14 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load student and teacher and make the optimiser."""
     if not config.teacher:
         raise UserError("distill needs a teacher: --teacher FOLDER, such as the export/ of a run of grpo.")
-    policy = pretrained.load(config.model, device, config.precision)
+    policy, optimizer, generator = learner.build(config, device)
     teacher = pretrained.load(config.teacher, device, config.precision).requires_grad_(False)
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(f"The teacher {config.teacher} has another tokenizer than {config.model}: it cannot teach it.")
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
-    return State(config, policy, teacher, optimizer, torch.Generator().manual_seed(config.seed))
+    return State(config, policy, teacher, optimizer, generator)
 
 
-def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
-    """Answer prompts (strings, conversations or Examples) with one completion each."""
-    config, generator = state.config, state.generator if explore else None
-    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+act = answer
 
 
 def sampled_loss(
@@ -141,19 +135,12 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
     read = gather(lambda few: reader.logprob(few, config.temperature)[0], batch, config.micro_tokens)
     distance = kl.k1(batch.logprob, read) * batch.mask  # of whoever wrote the answers from whoever did not
     gain = -distance if config.on_policy else batch.mask.float()
-    weights = per_token(batch.mask.flatten(0, 1)).view(batch.completion.shape)
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
     name = "teacher_kl" if config.on_policy else "student_kl"
-    return {name: distance.sum().item() / batch.mask.sum().item()} | learn(
-        state.policy, state.optimizer, functools.partial(soft_loss if config.soft else sampled_loss, state),
-        batch, gain, weights, torch.ones(len(batch.length), dtype=torch.bool),
-        rate, config.max_grad_norm, config.micro_tokens,
-    )  # fmt: skip
+    metrics = {name: distance.sum().item() / batch.mask.sum().item()}
+    return metrics | descend(state, soft_loss if config.soft else sampled_loss, batch, gain, per_token(batch.mask))
 
 
-def export(state: State, directory: str | Path) -> Path:
-    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+export = learner.export
 
 
 def train(

@@ -12,11 +12,8 @@ Kept: all of it. The prompt is computed once for both answers, and tokenised onc
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,10 +22,10 @@ from torch import Tensor
 from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
 from foresight.errors import unknown
-from foresight.nets import pretrained
+from foresight.nets import learner
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import split, step
-from foresight.ops import preference, schedules
+from foresight.nets.microbatch import fit
+from foresight.ops import preference
 from foresight.planning.corpus import Corpus, corpus, examples
 from foresight.planning.rollout import answer
 
@@ -93,16 +90,11 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load the policy, freeze a copy of it, and make the optimiser."""
     if config.loss not in preference.LOSSES:
         raise unknown("loss", config.loss, preference.LOSSES)
-    policy = pretrained.load(config.model, device, config.precision)
-    reference = copy.deepcopy(policy).requires_grad_(False)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
-    return State(config, policy, reference, optimizer, torch.Generator().manual_seed(config.seed))
+    policy, optimizer, generator = learner.build(config, device)
+    return State(config, policy, learner.frozen(policy), optimizer, generator)
 
 
-def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
-    """Answer prompts (strings, conversations or Examples) with one completion each."""
-    config, generator = state.config, state.generator if explore else None
-    return answer(state.policy, obs, config.max_new_tokens, 1.0 if explore else 0.0, generator)
+act = answer
 
 
 def log_odds(state: State, batch: TokenBatch) -> Tensor:
@@ -129,20 +121,16 @@ def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str,
 
 def update(state: State, batch: TokenBatch) -> dict[str, float]:
     """One gradient step on pairs, `[P, 2, T]` with the chosen first."""
-    config, pairs = state.config, len(batch.length)
-    parts = split(batch, torch.arange(pairs), config.micro_tokens)
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
-    with state.policy.precision():
-        pieces = (functools.partial(loss, state, batch.select(part), pairs) for part in parts)
-        return step(state.optimizer, pieces, rate, config.max_grad_norm, pairs)
+    pairs = len(batch.length)
+    return fit(state, state.policy, batch, lambda part, few: loss(state, few, pairs), pairs)
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """Whether the implicit reward of each held-out pair puts the chosen first: how it is measured without a grader."""
     rows, values = _corpus(state, held_out), list[float]()
-    for i in range(0, len(rows), state.config.batch):
+    for batch in rows.batches(state.config.batch):
         with torch.no_grad():
-            odds = log_odds(state, rows.batch(range(i, min(i + state.config.batch, len(rows)))))
+            odds = log_odds(state, batch)
         # At first policy and reference are equal: neither answer is preferred, which is half a point.
         values += (0.5 * (odds[:, 0] > odds[:, 1]) + 0.5 * (odds[:, 0] >= odds[:, 1])).tolist()
     return "pair accuracy", values
@@ -154,9 +142,7 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     )
 
 
-def export(state: State, directory: str | Path) -> Path:
-    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+export = learner.export
 
 
 def train(

@@ -16,11 +16,8 @@ equal rewards have no gradient and are skipped, and the first pass of an update 
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,16 +25,15 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
-from foresight.errors import UserError
-from foresight.nets import pretrained
+from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import learn
-from foresight.ops import kl, schedules
+from foresight.ops import kl
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_sequence
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
-from foresight.planning.rollout import answer, roll
+from foresight.planning.rollout import answer, check_group, sample
 
 WORLD = "text"
 UNIT = "updates"
@@ -98,21 +94,13 @@ class State:
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, freeze a reference if there is a penalty, and make the optimiser."""
-    if config.group < 2:
-        raise UserError(f"group is {config.group}: GRPO compares the completions of a prompt, so it needs at least 2.")
-    policy = pretrained.load(config.model, device, config.precision)
-    reference = copy.deepcopy(policy).requires_grad_(False) if config.kl_coef > 0 else None
-    # Fused: one pass over memory that makes no temporaries, which is most of what an update costs here.
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-    )
-    return State(config, policy, reference, optimizer, torch.Generator().manual_seed(config.seed))
+    check_group(config.group)
+    policy, optimizer, generator = learner.build(config, device, config.weight_decay)
+    reference = learner.frozen(policy) if config.kl_coef > 0 else None
+    return State(config, policy, reference, optimizer, generator)
 
 
-def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
-    """Answer prompts (strings, conversations or Examples) with one completion each."""
-    config, generator = state.config, state.generator if explore else None
-    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+act = answer
 
 
 def loss(
@@ -126,36 +114,25 @@ def loss(
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     rho = ratio(logprob, logprob if old is None else old)
     terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_ratio)
-    mask = batch.mask.to(rho.device)
-    sums = rollout_sums(rho, logprob, batch.logprob, entropy, mask, config.clip_ratio)
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_ratio)
     if state.reference is not None:
         with torch.no_grad():
             reference = state.reference.logprob(batch, config.temperature)[0]
         penalty = kl.k3(logprob, reference)
         terms = terms + config.kl_coef * penalty
-        sums["kl"] = (penalty.detach() * mask).sum()
+        sums["kl"] = (penalty.detach() * batch.mask.to(penalty.device)).sum()
     return (weights * terms).sum(), logprob, sums
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
-    config = state.config
     advantage = group_scaled(rewards)
-    scored = batch.mask & ~rewards.isnan()[..., None]
-    weights = per_sequence(scored.flatten(0, 1)).view_as(scored)  # of the whole batch, before it is split
-    flat = (advantage == 0).all(1)
-    learns = torch.ones_like(flat) if state.reference is not None else ~flat
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
-    metrics = {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
-    return metrics | learn(
-        state.policy, state.optimizer, functools.partial(loss, state), batch, advantage, weights, learns,
-        rate, config.max_grad_norm, config.micro_tokens, config.epochs,
-    )  # fmt: skip
+    weights = per_sequence(batch.scored(rewards))
+    pulled = state.reference is not None  # the penalty has a gradient where the rewards have none
+    return learn(state, loss, batch, rewards, advantage, weights, state.config.epochs, flat_too=pulled)
 
 
-def export(state: State, directory: str | Path) -> Path:
-    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+export = learner.export
 
 
 def train(
@@ -164,9 +141,7 @@ def train(
     """Sample groups, grade them, update; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     while state.step < config.steps:
-        rollout = roll(
-            state.policy, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
-        )
+        rollout = sample(state, env)
         metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards)}
         state.step += 1
         yield state.step, metrics, state

@@ -13,10 +13,8 @@ Beside `grpo.py` two of five slots differ: the ratio (`sequence_ratio`) and the 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,16 +22,14 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
-from foresight.errors import UserError
-from foresight.nets import pretrained
+from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import learn
-from foresight.ops import schedules
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_sequence
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_surrogate, sequence_ratio
-from foresight.planning.rollout import answer, roll
+from foresight.planning.rollout import answer, check_group, sample
 
 WORLD = "text"
 UNIT = "updates"
@@ -91,17 +87,11 @@ class State:
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimiser."""
-    if config.group < 2:
-        raise UserError(f"group is {config.group}: GSPO compares the completions of a prompt, so it needs 2.")
-    policy = pretrained.load(config.model, device, config.precision)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
-    return State(config, policy, optimizer, torch.Generator().manual_seed(config.seed))
+    check_group(config.group)
+    return State(config, *learner.build(config, device))
 
 
-def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
-    """Answer prompts (strings, conversations or Examples) with one completion each."""
-    config, generator = state.config, state.generator if explore else None
-    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+act = answer
 
 
 def loss(
@@ -123,22 +113,12 @@ def loss(
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
-    config = state.config
     advantage = group_scaled(rewards)
-    scored = batch.mask & ~rewards.isnan()[..., None]
-    weights = per_sequence(scored.flatten(0, 1)).view_as(scored)
-    flat = (advantage == 0).all(1)
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
-    metrics = {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
-    return metrics | learn(
-        state.policy, state.optimizer, functools.partial(loss, state), batch, advantage, weights, ~flat,
-        rate, config.max_grad_norm, config.micro_tokens, config.epochs,
-    )  # fmt: skip
+    weights = per_sequence(batch.scored(rewards))
+    return learn(state, loss, batch, rewards, advantage, weights, state.config.epochs)
 
 
-def export(state: State, directory: str | Path) -> Path:
-    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+export = learner.export
 
 
 def train(
@@ -147,9 +127,7 @@ def train(
     """Sample groups, grade them, update; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     while state.step < config.steps:
-        rollout = roll(
-            state.policy, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
-        )
+        rollout = sample(state, env)
         metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards)}
         state.step += 1
         yield state.step, metrics, state

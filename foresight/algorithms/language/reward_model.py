@@ -14,7 +14,6 @@ Kept: both. An answer's last token is the one that ends it. Left out: a third cl
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,10 @@ from torch import Tensor
 from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import pretrained
-from foresight.nets.microbatch import split, step
+from foresight.nets import learner, pretrained
+from foresight.nets.microbatch import fit
 from foresight.nets.scorer import Scorer
-from foresight.ops import preference, schedules
+from foresight.ops import preference
 from foresight.planning.corpus import Corpus, corpus, encode, examples, step_ends, token_batch
 
 WORLD = "text"
@@ -85,8 +84,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load the trunk, draw a head, and make the optimiser."""
     generator = torch.Generator().manual_seed(config.seed)
     scorer = pretrained.load_scorer(config.model, device, config.precision, generator=generator)
-    optimizer = torch.optim.AdamW(scorer.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
-    return State(config, scorer, optimizer)
+    return State(config, scorer, learner.adamw(scorer, config.learning_rate))
 
 
 def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[float], dict, None]:
@@ -125,22 +123,19 @@ def step_loss(
 
 def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str, float]:
     """One gradient step on pairs `[P, 2, T]` or on answers with judged steps `[P, 1, T]`; `rows` are their examples."""
-    config = state.config
-    parts = split(batch, torch.arange(len(batch.length)), config.micro_tokens)
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
-    with state.scorer.trunk.precision():
-        if "chosen" in rows[0].columns:
-            count = len(rows)
-            margin = torch.tensor([float(row.columns.get("margin") or 0) * config.margin for row in rows])
-            pieces = (functools.partial(pair_loss, state, batch.select(p), margin[p], count) for p in parts)
-        else:
-            ends, labels = step_ends(state.scorer.trunk, batch, rows)
-            count, width = int(ends.sum()), [int(batch.length[p].max()) for p in parts]
-            pieces = (
-                functools.partial(step_loss, state, batch.select(p), ends[p][:, :w], labels[p][:, :w], count)
-                for p, w in zip(parts, width, strict=True)
-            )
-        return step(state.optimizer, pieces, rate, config.max_grad_norm, count)
+    trunk = state.scorer.trunk
+    if "chosen" in rows[0].columns:
+        pairs = len(rows)
+        margin = torch.tensor([float(row.columns.get("margin") or 0) * state.config.margin for row in rows])
+        return fit(state, trunk, batch, lambda part, few: pair_loss(state, few, margin[part], pairs), pairs)
+    ends, labels = step_ends(trunk, batch, rows)
+    count = int(ends.sum())
+
+    def piece(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        width = few.completion.shape[-1]
+        return step_loss(state, few, ends[part][:, :width], labels[part][:, :width], count)
+
+    return fit(state, trunk, batch, piece, count)
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:

@@ -14,11 +14,9 @@ and the adaptive β of Ziegler et al.
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from torch import Tensor
 from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
 from foresight.errors import UserError
-from foresight.nets import pretrained
+from foresight.nets import learner, pretrained
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import gather, split, step
 from foresight.nets.scorer import Scorer
@@ -38,7 +36,7 @@ from foresight.ops.diagnostics import explained_variance, rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.ops.returns import gae
 from foresight.ops.value import clipped_loss
-from foresight.planning.rollout import Rollout, answer, roll
+from foresight.planning.rollout import Rollout, answer, sample
 
 WORLD = "text"
 UNIT = "updates"
@@ -122,7 +120,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load the four models and make the optimisers."""
     if not 1 <= config.minibatches <= config.prompts:
         raise UserError(f"minibatches is {config.minibatches}: it must be from 1 to prompts ({config.prompts}).")
-    policy = pretrained.load(config.model, device, config.precision)
+    policy, optimizer, generator = learner.build(config, device)
     critic = pretrained.load_scorer(config.critic or config.model, device, config.precision, std=0.0)
     judge = None
     if config.reward_model:
@@ -130,19 +128,11 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     for scorer, name in ((critic, config.critic), (judge, config.reward_model)):
         if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(f"{name} has another tokenizer than {config.model}, so it cannot read its tokens.")
-    reference = copy.deepcopy(policy).requires_grad_(False)
-    actor_optimizer, critic_optimizer = (
-        torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, fused=True)
-        for model, rate in ((policy, config.learning_rate), (critic, config.critic_learning_rate))
-    )
-    generator = torch.Generator().manual_seed(config.seed)
-    return State(config, policy, critic, reference, judge, actor_optimizer, critic_optimizer, generator)
+    critic_optimizer = learner.adamw(critic, config.critic_learning_rate)
+    return State(config, policy, critic, learner.frozen(policy), judge, optimizer, critic_optimizer, generator)
 
 
-def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
-    """Answer prompts (strings, conversations or Examples) with one completion each."""
-    config, generator = state.config, state.generator if explore else None
-    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+act = answer
 
 
 @dataclass(frozen=True)
@@ -166,7 +156,7 @@ def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, 
     old, reference = under(state.policy), under(state.reference)
     value = gather(state.critic.values, batch, config.micro_tokens)
     distance = kl.k1(old, reference) * batch.mask
-    mask = batch.mask & ~rewards.isnan()[..., None]
+    mask = batch.scored(rewards)
     score = rewards.nan_to_num() - config.missing_eos_penalty * ~batch.stopped
     reward = (-config.kl_coef * distance).scatter_add(-1, last, score[..., None])
     place = torch.arange(mask.shape[-1])
@@ -191,7 +181,7 @@ def policy_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tens
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     rho = ratio(logprob, targets.old)
     terms = clipped_surrogate(rho, targets.advantage, config.clip_ratio) - config.entropy_coef * entropy
-    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask.to(rho.device), config.clip_ratio)
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_ratio)
     sums["approx_kl"] = (kl.k3(targets.old, logprob.detach()) * targets.mask).sum()
     return (weights * terms).sum(), sums
 
@@ -214,7 +204,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         for groups in order.tensor_split(config.minibatches):
             mask = targets.mask[groups]
             weights = torch.zeros(targets.mask.shape)
-            weights[groups] = per_token(mask.flatten(0, 1)).view_as(mask)  # of the minibatch, before it is split
+            weights[groups] = per_token(mask)  # of the minibatch, before it is split
             parts = split(batch, groups, config.micro_tokens)
             pieces = [_part(batch, targets, weights, part, device) for part in parts]
             with state.policy.precision():
@@ -252,9 +242,7 @@ def judged(state: State, rollout: Rollout) -> Tensor:
     return steps.gather(-1, rollout.batch.length[..., None] - 1)[..., 0]
 
 
-def export(state: State, directory: str | Path) -> Path:
-    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+export = learner.export
 
 
 def train(
@@ -263,9 +251,7 @@ def train(
     """Sample, judge, update; yields after every rollout. `grade` is the task's own grader where a judge rewards."""
     state = build(config, env.spaces, device) if state is None else state
     while state.step < config.steps:
-        rollout = roll(
-            state.policy, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
-        )
+        rollout = sample(state, env)
         rewards, metrics = judged(state, rollout), rollout.metrics()
         if state.judge is not None:
             metrics |= {"grade": metrics["reward"], "reward": rewards.mean().item()}

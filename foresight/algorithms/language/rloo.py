@@ -15,11 +15,8 @@ Beside `grpo.py` the ratio and the clip are gone (`reinforce`), the advantage is
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,16 +24,15 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
-from foresight.errors import UserError
-from foresight.nets import pretrained
+from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import gather, learn
-from foresight.ops import kl, schedules
+from foresight.ops import kl
 from foresight.ops.advantage import leave_one_out
 from foresight.ops.aggregate import per_budget
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import ratio, reinforce
-from foresight.planning.rollout import answer, roll
+from foresight.planning.rollout import answer, check_group, sample
 
 WORLD = "text"
 UNIT = "updates"
@@ -91,18 +87,13 @@ class State:
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, freeze a reference if there is a penalty, and make the optimiser."""
-    if config.group < 2:
-        raise UserError(f"group is {config.group}: RLOO compares the completions of a prompt, so it needs 2.")
-    policy = pretrained.load(config.model, device, config.precision)
-    reference = copy.deepcopy(policy).requires_grad_(False) if config.kl_coef > 0 else None
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
-    return State(config, policy, reference, optimizer, torch.Generator().manual_seed(config.seed))
+    check_group(config.group)
+    policy, optimizer, generator = learner.build(config, device)
+    reference = learner.frozen(policy) if config.kl_coef > 0 else None
+    return State(config, policy, reference, optimizer, generator)
 
 
-def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
-    """Answer prompts (strings, conversations or Examples) with one completion each."""
-    config, generator = state.config, state.generator if explore else None
-    return answer(state.policy, obs, config.max_new_tokens, config.temperature if explore else 0.0, generator)
+act = answer
 
 
 def loss(
@@ -116,7 +107,7 @@ def loss(
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     terms = reinforce(logprob, advantage[..., None].expand_as(logprob))
     rho = ratio(logprob.detach(), batch.logprob.to(logprob))
-    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask.to(rho.device), 0.2)
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, 0.2)
     return (weights * terms).sum(), logprob, sums
 
 
@@ -131,20 +122,12 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         rewards = rewards - config.kl_coef * distance
         metrics["kl"] = distance.sum().item() / batch.mask.sum().item()
     advantage = leave_one_out(rewards)
-    scored = batch.mask & ~rewards.isnan()[..., None]
+    scored = batch.scored(rewards)
     weights = per_budget(scored, max(1, int(scored.any(-1).sum())))  # a sum over tokens, a mean over completions
-    flat = (advantage == 0).all(1)
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
-    metrics |= {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
-    return metrics | learn(
-        state.policy, state.optimizer, functools.partial(loss, state), batch, advantage, weights, ~flat,
-        rate, config.max_grad_norm, config.micro_tokens,
-    )  # fmt: skip
+    return metrics | learn(state, loss, batch, rewards, advantage, weights)
 
 
-def export(state: State, directory: str | Path) -> Path:
-    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+export = learner.export
 
 
 def train(
@@ -153,9 +136,7 @@ def train(
     """Sample groups, grade them, update; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     while state.step < config.steps:
-        rollout = roll(
-            state.policy, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
-        )
+        rollout = sample(state, env)
         metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards)}
         state.step += 1
         yield state.step, metrics, state

@@ -13,10 +13,8 @@ number. Left out: the mix with pretraining data.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +22,9 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
-from foresight.nets import pretrained
+from foresight.nets import learner
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import split, step
-from foresight.ops import schedules
+from foresight.nets.microbatch import fit, rows
 from foresight.ops.aggregate import per_token
 from foresight.planning.corpus import Corpus, corpus, examples
 from foresight.planning.rollout import answer
@@ -84,17 +81,10 @@ class State:
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimiser."""
-    policy = pretrained.load(config.model, device, config.precision)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-    )
-    return State(config, policy, optimizer, torch.Generator().manual_seed(config.seed))
+    return State(config, *learner.build(config, device, config.weight_decay))
 
 
-def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[str], dict, None]:
-    """Answer prompts (strings, conversations or Examples) with one completion each."""
-    config, generator = state.config, state.generator if explore else None
-    return answer(state.policy, obs, config.max_new_tokens, 1.0 if explore else 0.0, generator)
+act = answer
 
 
 def loss(state: State, batch: TokenBatch, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -105,26 +95,18 @@ def loss(state: State, batch: TokenBatch, weights: Tensor) -> tuple[Tensor, dict
 
 def update(state: State, batch: TokenBatch) -> dict[str, float]:
     """One gradient step on demonstrations."""
-    config = state.config
-    weights = per_token(batch.mask.flatten(0, 1)).view(batch.completion.shape)  # of the whole batch, before the split
-    parts = split(batch, torch.arange(len(batch.length)), config.micro_tokens)
+    weights = per_token(batch.mask)  # of the whole batch, before it is split
 
-    def piece(part: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        few = batch.select(part)
-        return loss(state, few, weights[part][..., : few.completion.shape[-1]])
+    def piece(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(state, few, rows(weights, part, few))
 
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
-    with state.policy.precision():
-        pieces = (functools.partial(piece, part) for part in parts)
-        return step(state.optimizer, pieces, rate, config.max_grad_norm, int(batch.length.sum()))
+    return fit(state, state.policy, batch, piece, int(batch.length.sum()))
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """The mean log-probability of a token of each held-out completion, in nats: how it is measured without a grader."""
-    rows = _corpus(state, held_out)
-    values: list[float] = []
-    for i in range(0, len(rows), state.config.batch):
-        batch = rows.batch(range(i, min(i + state.config.batch, len(rows))))
+    known, values = _corpus(state, held_out), list[float]()
+    for batch in known.batches(state.config.batch):
         with torch.no_grad():
             logprob, _ = state.policy.logprob(batch)
         values += (logprob.sum(-1)[:, 0].cpu() / batch.length[:, 0]).tolist()
@@ -135,9 +117,7 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     return corpus(state.policy, rows, lambda row: [row.columns["completion"]], state.config.max_tokens)
 
 
-def export(state: State, directory: str | Path) -> Path:
-    """Write the policy as a Hugging Face folder that `transformers` loads by itself."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+export = learner.export
 
 
 def train(
@@ -145,8 +125,8 @@ def train(
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
     """Draw demonstrations, epoch after epoch, and learn them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
-    rows = _corpus(state, examples(config.data, env, "demonstration", "sft"))
+    shown = _corpus(state, examples(config.data, env, "demonstration", "sft"))
     while state.step < config.steps:
-        metrics = update(state, rows.batch(rows.draw(config.batch, state.step, config.seed)))
+        metrics = update(state, shown.batch(shown.draw(config.batch, state.step, config.seed)))
         state.step += 1
-        yield state.step, {**metrics, "left_out": float(rows.left_out)}, state
+        yield state.step, {**metrics, "left_out": float(shown.left_out)}, state
