@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(ValueError):
@@ -16,3 +17,17 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return UserError(f"Unknown {kind} '{name}'.{hint} Valid: {', '.join(names) or 'none'}.")
+
+
+def at_least(least: float, config: Any, *names: str) -> None:
+    """Raise UserError unless each of these fields of `config` is at least `least`."""
+    for name in names:
+        if getattr(config, name) < least:
+            raise UserError(f"{name} must be at least {least}, not {getattr(config, name)}.")
+
+
+def between(least: float, most: float, config: Any, *names: str) -> None:
+    """Raise UserError unless each of these fields of `config` lies between `least` and `most`, both included."""
+    for name in names:
+        if not least <= getattr(config, name) <= most:
+            raise UserError(f"{name} must be between {least} and {most}, not {getattr(config, name)}.")

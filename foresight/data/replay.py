@@ -290,6 +290,17 @@ class Replay:
         return torch.zeros(like.shape[0], self.capacity, *like.shape[2:], dtype=like.dtype, device=like.device)
 
 
+def shared_replay(rows: int, worlds: int, n_steps: int = 1) -> Replay:
+    """A `Replay` of `rows` in all, an equal part for each of `worlds`.
+
+    Raises UserError if a part is too small for transitions of `n_steps` rows.
+    """
+    part = rows // worlds
+    if part <= n_steps + 1:
+        raise UserError(f"replay_size {rows} is too small: {part} rows a world, for {n_steps} steps.")
+    return Replay(part)
+
+
 def _write(name: str, target: Tree, source: Tree, pieces: list[tuple[int, int, int]]) -> None:
     """Copy `(to, from, rows)` pieces along the time dim."""
     if isinstance(target, dict) and (target or source):

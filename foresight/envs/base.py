@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 from torch import Tensor
+
+from foresight.errors import UserError
+
+KEPT = 100  # finished episodes over which a return is a mean
 
 
 class Spaces(NamedTuple):
@@ -65,3 +70,30 @@ class Env(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds."""
+
+
+@dataclass
+class Episodes:
+    """The last 100 finished episodes of a run, the newest last: their returns and lengths, as worlds report them."""
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+
+    def note(self, info: dict[str, Any]) -> None:
+        """Take in those that ended with a step, from its `Feedback.info`."""
+        if "episode_return" in info:
+            self.returns = (self.returns + info["episode_return"])[-KEPT:]
+            self.lengths = (self.lengths + info["episode_length"])[-KEPT:]
+
+    def metrics(self) -> dict[str, float]:
+        """The mean `return` and `length`; nothing before the first episode has ended."""
+        if not self.returns:
+            return {}
+        count = len(self.returns)
+        return {"return": sum(self.returns) / count, "length": sum(self.lengths) / count}
+
+
+def require_worlds(env: Env, num_envs: int) -> None:
+    """Raise UserError unless `env` has as many worlds as the setting `num_envs` says."""
+    if env.num_envs != num_envs:
+        raise UserError(f"num_envs is {num_envs}, but the environment has {env.num_envs} worlds. Make them equal.")

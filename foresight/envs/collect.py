@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from foresight.data import trees
+from foresight.data.priorities import Prioritized
+from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Feedback
+from foresight.envs.base import Env, Episodes, Feedback
+from foresight.ops import returns
 
 Choose = Callable[[Any], Tensor]  # observations `[B, ...]` on the device of the learner to actions `[B, ...]` there
 
@@ -21,48 +24,43 @@ class Stretch(NamedTuple):
     - `batch`: `obs`, `action`, `reward`, `discount`, `cut` and `mask`, on the learner's device;
     - `obs`: what was seen after the last row, as the world gave it: to go on from;
     - `finals`: `(t, worlds, their final observations)` for every t at which a time limit cut and the next row shows
-      another episode;
-    - `returns`, `lengths`: of the episodes that ended, as the world reports them.
+      another episode.
     """
 
     batch: Trajectory
     obs: Any
     finals: list[tuple[int, Tensor, Any]]
-    returns: list[float]
-    lengths: list[int]
 
 
 @torch.no_grad()
-def segment(env: Env, obs: Any, choose: Choose, steps: int, device: torch.device) -> Stretch:
-    """`steps` of every world from `obs` on. Episodes end and begin inside; a cut row says where."""
+def segment(env: Env, obs: Any, choose: Choose, steps: int, device: torch.device, episodes: Episodes) -> Stretch:
+    """`steps` of every world from `obs` on. Episodes end and begin inside; a cut row says where.
+
+    Those that end are noted in `episodes`.
+    """
     rows: list[tuple[Any, ...]] = []
     finals: list[tuple[int, Tensor, Any]] = []
-    returns: list[float] = []
-    lengths: list[int] = []
     for t in range(steps):
         action = choose(trees.to(obs, device))
         feedback = env.step(action.cpu())
         rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask))
         finals += _limits(t, feedback)
-        returns += feedback.info.get("episode_return", [])
-        lengths += feedback.info.get("episode_length", [])
+        episodes.note(feedback.info)
         obs = feedback.obs
-    return Stretch(_stack(rows, device), obs, finals, returns, lengths)
+    return Stretch(_stack(rows, device), obs, finals)
 
 
 @torch.no_grad()
-def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.device) -> Stretch:
+def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.device, finished: Episodes) -> Stretch:
     """One episode of every world from its start; after at most `longest` steps it counts as cut by a time limit.
 
     T is the length of the longest one; worlds that end before it go on, but those rows have mask 0. Taking what ended
-    first instead would prefer short episodes. `seed` starts the episodes.
+    first instead would prefer short episodes. `seed` starts the episodes; those that end are noted in `finished`.
     """
     obs = env.reset(seed)
     alive = torch.ones(env.num_envs)
     rows: list[tuple[Any, ...]] = []
     finals: list[tuple[int, Tensor, Any]] = []
-    returns: list[float] = []
-    lengths: list[int] = []
     while alive.any():
         t = len(rows)
         action = choose(trees.to(obs, device))
@@ -71,8 +69,7 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
         ended = feedback.cut.nonzero().squeeze(-1).tolist()
         if len(reported) == len(ended):  # fewer where only one life of a game ended
             kept = [pair for world, pair in zip(ended, reported, strict=True) if alive[world]]
-            returns += [value for value, _ in kept]
-            lengths += [length for _, length in kept]
+            finished.note({"episode_return": [r for r, _ in kept], "episode_length": [n for _, n in kept]})
         if t + 1 == longest:
             feedback = feedback._replace(cut=torch.ones_like(feedback.cut))
             finals.append((t, alive.nonzero().squeeze(-1), trees.pick(feedback.final_obs, alive > 0)))
@@ -81,7 +78,14 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
         rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask * alive))
         alive = alive * (1 - feedback.cut)
         obs = feedback.obs
-    return Stretch(_stack(rows, device), obs, finals, returns, lengths)
+    return Stretch(_stack(rows, device), obs, finals)
+
+
+def remember(replay: Replay | Prioritized, obs: Any, action: Tensor, feedback: Feedback) -> None:
+    """Add one step of every world to `replay`: what came back because of `action` `[B, ...]` at `obs`."""
+    row = {"obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount}
+    final = None if feedback.final_obs is feedback.obs else feedback.final_obs
+    replay.add({**row, "cut": feedback.cut, "mask": feedback.mask}, final)
 
 
 @torch.no_grad()
@@ -91,9 +95,7 @@ def successors(stretch: Stretch, value: Tensor, evaluate: Callable[[Any], Tensor
     `value` `[B, T]` is that of the rows themselves; `evaluate` says the value `[N]` of observations `[N, ...]`.
     Successors are the next rows, but final observations where a time limit cut.
     """
-    next_value = torch.empty_like(value)
-    next_value[:, :-1] = value[:, 1:]
-    next_value[:, -1] = evaluate(trees.to(stretch.obs, value.device))
+    next_value = returns.following(value, evaluate(trees.to(stretch.obs, value.device)))
     if stretch.finals:
         final = trees.to(trees.concat([obs for _, _, obs in stretch.finals]), value.device)
         worlds = torch.cat([worlds for _, worlds, _ in stretch.finals])
@@ -128,7 +130,7 @@ def _shift(obs: Any, last: Any) -> Any:
     """Row t+1 in place of row t, and `last` `[B, ...]` at the end."""
     if isinstance(obs, dict):
         return {key: _shift(obs[key], last[key]) for key in obs}
-    return torch.cat([obs[:, 1:], last.unsqueeze(1)], 1)
+    return returns.following(obs, last)
 
 
 def _place(obs: Any, worlds: Tensor, t: int, final: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from foresight.data.trajectory import Trajectory
 from foresight.ops import returns, transforms
 
 
@@ -83,3 +84,11 @@ class RewardScaler(nn.Module):
         """Scaled rewards, the shape and dtype of `reward`."""
         scale = (self.moments.variance + self.epsilon).rsqrt()
         return (reward * scale).clamp_(-self.clip, self.clip).to(reward.dtype)
+
+
+def scaled(scaler: RewardScaler | None, batch: Trajectory) -> Tensor:
+    """The rewards `[B, T]` of `batch`, scaled by statistics that take them in first; as they are without a scaler."""
+    if scaler is None:
+        return batch.reward
+    scaler.update(batch.reward, batch.cut, batch.mask)
+    return scaler(batch.reward)  # type: ignore[no-any-return]

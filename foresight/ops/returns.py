@@ -268,6 +268,14 @@ def n_step_transition(
     return (belongs * before * reward).sum(1), reached[:, -1], belongs.sum(1).long() - 1
 
 
+def following(value: Tensor, last: Tensor) -> Tensor:
+    """What the next row has, and `last` `[B, ...]` after the last row: `[B, T, ...]` in and out.
+
+    The value of every row's successor, but where a cut leads elsewhere than to the next row.
+    """
+    return torch.cat([value[:, 1:], last.unsqueeze(1)], 1)
+
+
 def _same_shape(**tensors: Tensor | None) -> None:
     """Refuse to broadcast: `[B]` against `[B, 1]` would silently give `[B, B]`."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}

@@ -67,5 +67,10 @@ def planned(base: float, step: int, steps: int, rise: int = 0, anneal: bool = Fa
     return rate * (linear(step / steps, 1.0) if anneal else 1.0)
 
 
+def passed(before: int, after: int, every: int) -> int:
+    """How many multiples of `every` lie in (before, after]: how often what happens every so many steps is due."""
+    return after // every - before // every
+
+
 def _clamped(progress: float) -> float:
     return min(1.0, max(0.0, progress))

@@ -293,9 +293,8 @@ class _Learner:
             self.times.add(section, seconds)
         for task, total, length in answer.episodes:
             self.episodes.setdefault(task, deque(maxlen=KEPT)).append((total, length))
-            if hasattr(self.state, "episode_returns"):
-                self.state.episode_returns = [*self.state.episode_returns, total][-KEPT:]
-                self.state.episode_lengths = [*self.state.episode_lengths, length][-KEPT:]
+            if hasattr(self.state, "episodes"):
+                self.state.episodes.note({"episode_return": [total], "episode_length": [length]})
         return answer
 
     def returns(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ import torch
 
 from foresight.data.trajectory import tree_map
 from foresight.envs import collect
+from foresight.envs.base import Episodes
 from tests.algorithms.policy.worlds import Clock, Corridor, Gymnasium
 from tests.sabotage import change, sabotaged_by, shift
 
@@ -24,7 +25,8 @@ def _random(seed: int = 0):
 
 def test_a_segment_is_what_the_world_said():
     env, again = Gymnasium("CartPole-v1", 3), Gymnasium("CartPole-v1", 3)
-    stretch = collect.segment(env, env.reset(0), _random(), 60, CPU)
+    seen = Episodes()
+    stretch = collect.segment(env, env.reset(0), _random(), 60, CPU, seen)
     obs, choose, ended = again.reset(0), _random(), []
     for t in range(60):
         action = choose(obs)
@@ -36,7 +38,7 @@ def test_a_segment_is_what_the_world_said():
         ended += feedback.info.get("episode_return", [])
         obs = feedback.obs
     assert torch.equal(stretch.obs, obs)
-    assert stretch.returns == ended and len(ended) > 3
+    assert seen.returns == ended and len(ended) > 3
 
 
 @sabotaged_by("foresight.envs.collect.successors", shift("value"))
@@ -44,7 +46,7 @@ def test_a_segment_is_what_the_world_said():
 def test_successors_at_time_limits_are_final_observations(lost):
     """State s of the clock is followed by s + 1, whatever is cut: its "value" is its number here."""
     env = Clock((0.0, 0.0, 0.0), lost=lost)
-    stretch = collect.segment(env, env.reset(0), _still, 20, CPU)
+    stretch = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
     number = lambda obs: obs.argmax(-1).float()  # noqa: E731
     found = collect.successors(stretch, number(stretch.batch.obs), number)
     real = stretch.batch.mask > 0
@@ -56,14 +58,14 @@ def test_successors_at_time_limits_are_final_observations(lost):
 @sabotaged_by("foresight.envs.collect._limits", lambda f: lambda t, feedback: [])
 def test_final_observations_are_kept_where_the_next_row_is_another_episode():
     env = Clock((0.0, 0.0, 0.0))
-    stretch = collect.segment(env, env.reset(0), _still, 20, CPU)
+    stretch = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
     assert sum(len(worlds) for _, worlds, _ in stretch.finals) == stretch.batch.cut.sum() > 0
     assert all((final.argmax(-1) == 2).all() for _, _, final in stretch.finals)  # 8 steps from 0
 
 
 def test_parts_of_an_observation_keep_together():
     env = Clock((0.0, 0.0, 0.0))
-    plain = collect.segment(env, env.reset(0), _still, 20, CPU)
+    plain = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
     split = lambda tree: {"a": tree, "b": {"c": -tree}}  # noqa: E731
     finals = [(t, worlds, split(obs)) for t, worlds, obs in plain.finals]
     parts = plain._replace(batch=plain.batch.replace(obs=split(plain.batch.obs)), obs=split(plain.obs), finals=finals)
@@ -77,9 +79,10 @@ def test_parts_of_an_observation_keep_together():
 @sabotaged_by("foresight.envs.collect.episodes", change("seed", lambda seed: 7))
 def test_episodes_are_whole_and_one_of_each_world():
     env = Gymnasium("CartPole-v1", 6)
-    stretch = collect.episodes(env, 3, _random(1), 1000, CPU)
+    seen = Episodes()
+    stretch = collect.episodes(env, 3, _random(1), 1000, CPU, seen)
     batch, lengths = stretch.batch, stretch.batch.mask.sum(1)
-    assert sorted(lengths.tolist()) == sorted(stretch.returns)
+    assert sorted(lengths.tolist()) == sorted(seen.returns)
     assert batch.mask.shape[1] == lengths.max() and lengths.min() < lengths.max()
     for row, length in enumerate(lengths.int().tolist()):
         assert batch.mask[row].tolist() == [1.0] * length + [0.0] * (batch.mask.shape[1] - length)
@@ -90,10 +93,22 @@ def test_episodes_are_whole_and_one_of_each_world():
 
 def test_episodes_that_never_end_are_cut():
     env = Corridor(4)
-    stretch = collect.episodes(env, 0, _still, 7, CPU)  # it never leaves cell 0
+    seen = Episodes()
+    stretch = collect.episodes(env, 0, _still, 7, CPU, seen)  # it never leaves cell 0
     assert stretch.batch.shape == (4, 7)
     assert stretch.batch.cut[:, -1].all() and not stretch.batch.cut[:, :-1].any()
     assert stretch.batch.discount.all() and stretch.batch.mask.all()
     last = collect.successors(stretch, torch.zeros(4, 7), lambda obs: obs[:, 0])
     assert last.tolist() == [[0.0] * 6 + [1.0]] * 4
-    assert stretch.returns == []
+    assert seen.returns == []
+
+
+@sabotaged_by("foresight.envs.base.Episodes.note", lambda f: lambda self, info: f(self, {}))
+def test_only_the_last_hundred_episodes_count() -> None:
+    seen = Episodes()
+    assert seen.metrics() == {}
+    for n in range(102):
+        seen.note({"episode_return": [float(n)], "episode_length": [2 * n]})
+        seen.note({"something": [1]})
+    assert seen.returns == [float(n) for n in range(2, 102)] and seen.lengths[0] == 4
+    assert seen.metrics() == {"return": 51.5, "length": 103.0}

@@ -72,6 +72,14 @@ def test_clip_fraction() -> None:
     assert policy.clip_fraction(ratio, 0.2, mask=rows((0, 1, 1, 0))).item() == 0.5
 
 
+@sabotaged_by("foresight.ops.policy.temperature_loss", flip_sign, change("wanted", lambda h: -h))
+def test_the_temperature_rises_where_the_policy_is_too_certain() -> None:
+    log_alpha = torch.tensor(0.5, requires_grad=True)
+    loss = policy.temperature_loss(log_alpha, torch.tensor(-3.0, requires_grad=True), -1.0)
+    assert loss.item() == -1  # 0.5 · (-3 + 1)
+    assert torch.autograd.grad(loss, log_alpha)[0].item() == -2
+
+
 @sabotaged_by("foresight.ops.value.squared_loss", flip_sign, scaled(2.0))
 @sabotaged_by("foresight.ops.value.huber_loss", flip_sign, change("delta", lambda d: 9.0))
 @sabotaged_by("foresight.ops.value.clipped_loss", swap("value", "old_value"), change("clip", lambda c: 9.0))

@@ -115,6 +115,11 @@ def test_retrace() -> None:
     close(cut, 1.2, 2.2)
 
 
+@sabotaged_by(RETURNS + "following", shift("value"), flip_sign)
+def test_following() -> None:
+    close(returns.following(row(1, 2, 3), torch.tensor([9.0])), 2, 3, 9)
+
+
 @sabotaged_by(RETURNS + "forward", flip_sign, drop("start"), shift("decay"))
 def test_forward() -> None:
     close(returns.forward(row(1, 2, 3), row(0.1, 1, 0.1), row(4)[0]), 1.4, 3.4, 3.34)

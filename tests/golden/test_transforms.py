@@ -87,6 +87,12 @@ def test_schedules() -> None:
     assert [schedules.warmup(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
 
 
+@sabotaged_by("foresight.ops.schedules.passed", swap("before", "after"), change("before", lambda b: b - 1))
+def test_what_happens_every_so_often() -> None:
+    assert [schedules.passed(0, after, 4) for after in (3, 4, 5, 12)] == [0, 1, 1, 3]
+    assert schedules.passed(4, 7, 4) == 0 and schedules.passed(4, 8, 4) == 1
+
+
 def test_bad_schedules_are_refused() -> None:
     with pytest.raises(ValueError, match="one sign"):
         schedules.exponential(0.5, 1.0, 0.0)

@@ -15,15 +15,12 @@ from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime import actors, profile, settings
 from tests.algorithms.policy.worlds import choice
+from tests.algorithms.states import weights
 from tests.sabotage import change, sabotaged_by
 
 FIELDS: dict[str, Any] = {"hidden": (16,), "num_envs": 4, "unroll_steps": 8}
 IMPALA = impala.Config(steps=640, unrolls=2, max_lag=0, optimizer="adam", learning_rate=3e-3, **FIELDS)
 PPO = ppo.Config(steps=320, minibatches=2, **FIELDS)
-
-
-def _weights(state: Any) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in state.network.parameters()])
 
 
 def _fleet(module: Any, config: Any, count: int = 1, env: Any = None, lives: int = 0) -> actors.Inline:
@@ -34,7 +31,7 @@ def _fleet(module: Any, config: Any, count: int = 1, env: Any = None, lives: int
 
 def _apart(module: Any, config: Any, fleet: Any) -> list[tuple[int, dict[str, float], torch.Tensor]]:
     state = module.build(config, make("CartPole-v1", num_envs=1).spaces)
-    return [(step, m, _weights(s).clone()) for step, m, s in actors.train(module, config, state, fleet)]
+    return [(step, m, weights(s)) for step, m, s in actors.train(module, config, state, fleet)]
 
 
 def _late(take: Any) -> Any:
@@ -53,11 +50,11 @@ def _late(take: Any) -> Any:
 @pytest.mark.parametrize(("module", "config"), [(impala, IMPALA), (ppo, PPO)], ids=["impala", "ppo"])
 def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any) -> None:
     """One actor in lockstep: bit for bit what `train` does in one process."""
-    together = [(step, m, _weights(s).clone()) for step, m, s in module.train(config, make("CartPole-v1", num_envs=4))]
+    together = [(step, m, weights(s)) for step, m, s in module.train(config, make("CartPole-v1", num_envs=4))]
     apart = _apart(module, config, _fleet(module, config))
     assert [step for step, _, _ in apart] == [step for step, _, _ in together]
-    for (_, metrics, weights), (_, expected, whole) in zip(apart, together, strict=True):
-        assert torch.equal(weights, whole)
+    for (_, metrics, moved), (_, expected, whole) in zip(apart, together, strict=True):
+        assert torch.equal(moved, whole)
         assert metrics["lag"] == 0
         assert {key: metrics[key] for key in expected} == expected
 

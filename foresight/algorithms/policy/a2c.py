@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Spaces
-from foresight.errors import UserError
+from foresight.envs.base import Env, Episodes, Spaces, require_worlds
 from foresight.nets import encoders, heads, normalize, optim
 from foresight.nets.actor_critic import ActorCritic
 from foresight.ops import advantage, diagnostics, policy, returns, schedules, value
@@ -73,15 +73,12 @@ class State:
     generator: torch.Generator  # draws the actions
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
-    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
-    episode_lengths: list[int] = field(default_factory=list)
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network, optimiser and generator. Raises UserError for spaces and settings that cannot be worked with."""
-    for name in ("num_envs", "unroll_steps"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(1, config, "num_envs", "unroll_steps")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
@@ -116,11 +113,14 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`unroll_steps` of every world from `obs` on, with values; returns them and the observation to go on from."""
     network = state.network
     stretch = collect.segment(
-        env, obs, lambda x: network.policy(x).sample(state.generator), state.config.unroll_steps, state.generator.device
+        env,
+        obs,
+        lambda x: network.policy(x).sample(state.generator),
+        state.config.unroll_steps,
+        state.generator.device,
+        state.episodes,
     )
     state.step += stretch.batch.reward.numel()
-    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
-    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
     values = network.value(stretch.batch.obs).value
     next_value = collect.successors(stretch, values, lambda x: network.value(x).value)
     return stretch.batch.replace(value=values, next_value=next_value), stretch.obs
@@ -133,11 +133,9 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     for group in state.optimizer.param_groups:
         group["lr"] = rate
 
-    reward, mask = batch.reward, batch.mask
+    mask = batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
-    if state.reward_scaler is not None:
-        state.reward_scaler.update(reward, batch.cut, mask)
-        reward = state.reward_scaler(reward)
+    reward = normalize.scaled(state.reward_scaler, batch)
     gain, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
@@ -165,10 +163,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act a little, update once, until `steps`. A given state goes on with new episodes."""
-    if env.num_envs != config.num_envs:
-        raise UserError(
-            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
-        )
+    require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     if state.reward_scaler is not None:
@@ -178,7 +173,4 @@ def train(
         progress = state.step / config.steps
         batch, obs = rollout(state, env, obs)
         metrics = update(state, batch, progress)
-        if state.episode_returns:
-            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
-            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
-        yield state.step, metrics, state
+        yield state.step, {**metrics, **state.episodes.metrics()}, state

@@ -32,7 +32,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory, tree_map
-from foresight.envs.base import Env, Spaces
+from foresight.envs.base import Env, Episodes, Spaces, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, optim
 from foresight.nets.actor_critic import ActorCritic
@@ -96,8 +96,7 @@ class State:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator  # draws the actions
     step: int = 0
-    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
-    episode_lengths: list[int] = field(default_factory=list)
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -151,9 +150,7 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
                 finals.append((worlds * steps + t, trees.pick(feedback.final_obs, worlds)))
         limits.append(limit)
         rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask, logprob))
-        if "episode_return" in feedback.info:
-            state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
-            state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
+        state.episodes.note(feedback.info)
         obs = feedback.obs
     batch = Trajectory(*(trees.stack(column) for column in zip(*rows, strict=True)))
     batch = batch.replace(extras={"limit": torch.stack(limits, 1)})
@@ -178,9 +175,7 @@ def update(state: State, unroll: Unroll) -> dict[str, float]:
     output, values = network(rows.obs)
     logprob = output.logp(rows.action)
     with torch.no_grad():
-        next_value = torch.empty_like(values.value)
-        next_value[:, :-1] = values.value[:, 1:]
-        next_value[:, -1] = network.value(trees.to(unroll.last, device)).value
+        next_value = returns.following(values.value, network.value(trees.to(unroll.last, device)).value)
         if limit.any():
             next_value[limit] = network.value(trees.to(unroll.final, device)).value
         ratio = policy.ratio(logprob, behaviour)
@@ -208,10 +203,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Unrolls, one update, and so on, until `steps`: one actor that waits for the learner, so that nothing is stale."""
-    if env.num_envs != config.num_envs:
-        raise UserError(
-            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
-        )
+    require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     obs = env.reset(config.seed + state.step)
@@ -221,16 +213,11 @@ def train(
             unroll, obs = rollout(state, env, obs)
             unrolls.append(unroll)
         metrics = update(state, trees.join(unrolls))
-        if state.episode_returns:
-            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
-            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
-        yield state.step, metrics, state
+        yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
 def _check(config: Config) -> None:
-    for name in ("num_envs", "unroll_steps", "unrolls"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(1, config, "num_envs", "unroll_steps", "unrolls")
     if config.clip_c > config.clip_rho:
         raise UserError(f"clip_c must be at most clip_rho ({config.clip_rho}), not {config.clip_c}; see §4.1.")
     if config.max_lag is not None and config.max_lag < 0:

@@ -32,10 +32,11 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
+from foresight import errors
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Spaces
+from foresight.envs.base import Env, Episodes, Spaces, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, optim
 from foresight.nets.actor_critic import ActorCritic
@@ -84,8 +85,7 @@ class State:
     generator: torch.Generator  # draws the actions
     sampler: torch.Generator  # draws from the replay, on the CPU
     step: int = 0
-    episode_returns: list[float] = field(default_factory=list)  # of the last 100 episodes, of the behaviour
-    episode_lengths: list[int] = field(default_factory=list)
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100, of the behaviour
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -147,10 +147,9 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
         lambda x: behaviour(state, x).sample(state.generator),
         state.config.unroll_steps,
         state.generator.device,
+        state.episodes,
     )
     state.step += stretch.batch.reward.numel()
-    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
-    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
     batch = stretch.batch
     cut = batch.cut.clone()
     cut[:, -1] = 1
@@ -198,10 +197,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act a little, learn from it and from what is remembered, until `steps`. A given state starts new episodes."""
-    if env.num_envs != config.num_envs:
-        raise UserError(
-            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
-        )
+    require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     obs = env.reset(config.seed + state.step)
@@ -214,16 +210,11 @@ def train(
         for _ in range(config.replays):
             old = state.replay.sample(config.num_envs, config.unroll_steps, state.sampler)
             metrics = update(state, old.map(lambda x: x.to(state.generator.device)), progress)
-        if state.episode_returns:
-            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
-            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
-        yield state.step, metrics, state
+        yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
 def _check(config: Config) -> None:
-    for name in ("num_envs", "unroll_steps", "replay_segments"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(1, config, "num_envs", "unroll_steps", "replay_segments")
     if not 0 <= config.epsilon <= 1:
         raise UserError(f"epsilon is a share of actions and must lie in [0, 1], not at {config.epsilon}.")
     if config.max_ratio < 1:

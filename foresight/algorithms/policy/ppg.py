@@ -29,10 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Spaces
+from foresight.envs.base import Env, Episodes, Spaces, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, optim
 from foresight.nets.actor_critic import ActorCritic, Apart, Shared
@@ -86,8 +87,7 @@ class State:
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
     remembered: list[dict[str, Any]] = field(default_factory=list)  # `obs` and `target` of iterations since the phase
-    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
-    episode_lengths: list[int] = field(default_factory=list)
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -123,12 +123,15 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`unroll_steps` of every world from `obs` on, with `logprob` and values; and the observation to go on from."""
     network = state.network
     stretch = collect.segment(
-        env, obs, lambda x: network.policy(x).sample(state.generator), state.config.unroll_steps, state.generator.device
+        env,
+        obs,
+        lambda x: network.policy(x).sample(state.generator),
+        state.config.unroll_steps,
+        state.generator.device,
+        state.episodes,
     )
     batch = stretch.batch
     state.step += batch.reward.numel()
-    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
-    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
     output, values = network(batch.obs)
     next_value = collect.successors(stretch, values.value, lambda x: network.value(x).value)
     logprob = output.logp(batch.action)
@@ -164,11 +167,9 @@ def joint_loss(state: State, old: ActorCritic, obs: Any, target: Tensor) -> tupl
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
     """One iteration of the policy phase on one valued rollout, and the auxiliary phase if it was the N_π-th."""
-    config, reward, mask = state.config, batch.reward, batch.mask
+    config, mask = state.config, batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
-    if state.reward_scaler is not None:
-        state.reward_scaler.update(reward, batch.cut, mask)
-        reward = state.reward_scaler(reward)
+    reward = normalize.scaled(state.reward_scaler, batch)
     gain, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
@@ -176,7 +177,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     real = mask > 0
     rows = batch.replace(mask=None, next_value=None, extras=extras).map(lambda x: x[real])
 
-    seen, errors = [], []
+    seen, missed = [], []
     for _ in range(config.policy_epochs):
         for part in rows.minibatches(config.minibatches, state.shuffler):
             loss, watched = policy_loss(state, part)
@@ -186,9 +187,9 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
         for part in rows.minibatches(config.minibatches, state.shuffler):
             error = value_loss(state, part.obs, part.extras["target"])
             optim.descend(state.value_optimizer, error.backward, config.max_grad_norm)
-            errors.append(error.detach())
+            missed.append(error.detach())
     metrics = dict(zip(("policy_loss", "entropy", "approx_kl"), torch.stack(seen).mean(0).tolist(), strict=True))
-    metrics["value_loss"] = torch.stack(errors).mean().item()
+    metrics["value_loss"] = torch.stack(missed).mean().item()
     assert rows.value is not None
     metrics["explained_variance"] = diagnostics.explained_variance(rows.value, rows.extras["target"]).item()
 
@@ -224,10 +225,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Iterations of the policy phase, with auxiliary phases between them, until `steps`. A given state goes on."""
-    if env.num_envs != config.num_envs:
-        raise UserError(
-            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
-        )
+    require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     if state.reward_scaler is not None:
@@ -236,17 +234,12 @@ def train(
     while state.step < config.steps:
         batch, obs = rollout(state, env, obs)
         metrics = update(state, batch)
-        if state.episode_returns:
-            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
-            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
-        yield state.step, metrics, state
+        yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
 def _check(config: Config) -> None:
     whole = ("num_envs", "unroll_steps", "policy_iterations", "policy_epochs", "value_epochs", "minibatches")
-    for name in (*whole, "auxiliary_minibatches"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(1, config, *whole, "auxiliary_minibatches")
     if config.auxiliary_epochs < 0:
         raise UserError(f"auxiliary_epochs must not be negative, but it is {config.auxiliary_epochs}.")
     rows = config.num_envs * config.unroll_steps

@@ -47,7 +47,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Spaces
+from foresight.envs.base import Env, Episodes, Spaces, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, memory, normalize, optim
 from foresight.nets.actor_critic import ActorCritic
@@ -109,8 +109,7 @@ class State:
     shuffler: torch.Generator  # draws the minibatches, on the CPU
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
-    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
-    episode_lengths: list[int] = field(default_factory=list)
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -178,9 +177,7 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
             limited = (feedback.cut * feedback.discount).nonzero().squeeze(-1)
             if len(limited):
                 limits.append((t, limited, trees.pick(feedback.final_obs, limited)))
-        if "episode_return" in feedback.info:
-            state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
-            state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
+        state.episodes.note(feedback.info)
         obs = feedback.obs
     batch = Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)))
     state.step += batch.reward.numel()
@@ -195,9 +192,7 @@ def evaluate(state: State, batch: Trajectory, obs: Any, limits: list[tuple[int, 
     it, so that the first ratio is 1. Successors are the next rows, but final observations where a time limit cut.
     """
     output, values = state.network(batch.obs)
-    next_value = torch.empty_like(values.value)
-    next_value[:, :-1] = values.value[:, 1:]
-    next_value[:, -1] = state.network.value(obs).value
+    next_value = returns.following(values.value, state.network.value(obs).value)
     if limits:
         final = trees.to(trees.concat([final for _, _, final in limits]), next_value.device)
         worlds = torch.cat([worlds for _, worlds, _ in limits])
@@ -227,9 +222,7 @@ def remember(state: State, env: Env, obs: Any, carry: Any) -> tuple[Trajectory, 
         if len(limited):  # before the memory is emptied: the final observation belongs to the old episode
             final = trees.to(trees.pick(feedback.final_obs, limited), device)
             limits.append((limited, t, network(final, trees.pick(carry, limited.to(device)))[1].value))
-        if "episode_return" in feedback.info:
-            state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
-            state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
+        state.episodes.note(feedback.info)
         start, obs = feedback.cut, feedback.obs
         carry = memory.forget(carry, start)
     columns = [trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)]
@@ -237,9 +230,7 @@ def remember(state: State, env: Env, obs: Any, carry: Any) -> tuple[Trajectory, 
     batch = Trajectory(*columns).replace(extras={"carry": first, "start": starts})
     state.step += batch.reward.numel()
     output, values, _ = network(batch.obs, first, starts)
-    next_value = torch.empty_like(values.value)
-    next_value[:, :-1] = values.value[:, 1:]
-    next_value[:, -1] = network(trees.to(obs, device), carry)[1].value
+    next_value = returns.following(values.value, network(trees.to(obs, device), carry)[1].value)
     for limited, t, final_value in limits:
         next_value[limited, t] = final_value
     batch = batch.replace(logprob=output.logp(batch.action), value=values.value, next_value=next_value)
@@ -292,11 +283,9 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     for group in state.optimizer.param_groups:
         group["lr"] = rate
 
-    reward, mask = batch.reward, batch.mask
+    mask = batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
-    if state.reward_scaler is not None:
-        state.reward_scaler.update(reward, batch.cut, mask)
-        reward = state.reward_scaler(reward)
+    reward = normalize.scaled(state.reward_scaler, batch)
     gain, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
@@ -330,10 +319,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, evaluate, update, until `steps`. A given state goes on with new episodes."""
-    if env.num_envs != config.num_envs:
-        raise UserError(
-            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
-        )
+    require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     if state.reward_scaler is not None:
@@ -346,16 +332,11 @@ def train(
         else:
             batch, obs, carry = remember(state, env, obs, carry)
         metrics = update(state, batch, progress)
-        if state.episode_returns:
-            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
-            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
-        yield state.step, metrics, state
+        yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
 def _check(config: Config) -> None:
-    for name in ("num_envs", "unroll_steps", "epochs", "minibatches"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(1, config, "num_envs", "unroll_steps", "epochs", "minibatches")
     rows = config.num_envs * config.unroll_steps
     if config.minibatches > rows:
         raise UserError(

@@ -27,13 +27,14 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor, nn
 
+from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Spaces
+from foresight.envs.base import Env, Episodes, Spaces, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, optim
 from foresight.nets.actor_critic import ActorCritic
-from foresight.ops import policy, returns, schedules, value
+from foresight.ops import policy, returns, schedules, targets, value
 
 WORLD = "control"
 UNIT = "env steps"
@@ -72,15 +73,12 @@ class State:
     value_optimizer: torch.optim.Adam
     generator: torch.Generator  # draws the actions
     step: int = 0
-    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
-    episode_lengths: list[int] = field(default_factory=list)
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimisers and generator. Raises UserError for spaces and settings that cannot be worked with."""
-    for name in ("num_envs", "unroll_steps"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(1, config, "num_envs", "unroll_steps")
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(
             f"qac has a value for every action, so it needs Discrete ones, not {spaces.action}. Try a2c, trpo or ppo."
@@ -124,13 +122,18 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`unroll_steps` of every world from `obs` on; `value` is q(s_t, a_t), `next_value` that of the next pair."""
     network = state.network
     stretch = collect.segment(
-        env, obs, lambda x: network.policy(x).sample(state.generator), state.config.unroll_steps, state.generator.device
+        env,
+        obs,
+        lambda x: network.policy(x).sample(state.generator),
+        state.config.unroll_steps,
+        state.generator.device,
+        state.episodes,
     )
     state.step += stretch.batch.reward.numel()
-    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
-    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
-    taken = _of(q_values(network, stretch.batch.obs), stretch.batch.action)
-    next_value = collect.successors(stretch, taken, lambda x: _mean(network.policy(x), q_values(network, x)))
+    taken = targets.taken(q_values(network, stretch.batch.obs), stretch.batch.action)
+    next_value = collect.successors(
+        stretch, taken, lambda x: targets.expected(q_values(network, x), network.policy(x).mean())
+    )
     return stretch.batch.replace(value=taken, next_value=next_value), stretch.obs
 
 
@@ -141,16 +144,16 @@ def actor_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         q = q_values(state.network, rows.obs)
     if config.all_actions:
-        loss = -_mean(output, q).mean()
+        loss = -targets.expected(q, output.mean()).mean()
     else:
-        loss = policy.reinforce(output.logp(rows.action), _of(q, rows.action)).mean()
+        loss = policy.reinforce(output.logp(rows.action), targets.taken(q, rows.action)).mean()
     entropy = output.entropy().mean()
     return loss - config.entropy_coef * entropy, entropy.detach()
 
 
 def critic_loss(state: State, rows: Trajectory, target: Tensor) -> Tensor:
     """Half the mean squared error of q(s_t, a_t) over rows `[N]`."""
-    return value.squared_loss(_of(q_values(state.network, rows.obs), rows.action), target).mean()
+    return value.squared_loss(targets.taken(q_values(state.network, rows.obs), rows.action), target).mean()
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
@@ -177,10 +180,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act a little, update both once, until `steps`. A given state goes on with new episodes."""
-    if env.num_envs != config.num_envs:
-        raise UserError(
-            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
-        )
+    require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     obs = env.reset(config.seed + state.step)
@@ -188,17 +188,4 @@ def train(
         progress = state.step / config.steps
         batch, obs = rollout(state, env, obs)
         metrics = update(state, batch, progress)
-        if state.episode_returns:
-            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
-            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
-        yield state.step, metrics, state
-
-
-def _of(q: Tensor, action: Tensor) -> Tensor:
-    """q(s, a) of the actions `[...]`, from q(s, ·) `[..., A]`."""
-    return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def _mean(output: Any, q: Tensor) -> Tensor:
-    """Σ_a π(a|s) q(s, a), `[...]`."""
-    return (output.mean() * q).sum(-1)
+        yield state.step, {**metrics, **state.episodes.metrics()}, state

@@ -33,8 +33,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Spaces
-from foresight.errors import UserError
+from foresight.envs.base import Env, Episodes, Spaces, require_worlds
 from foresight.nets import encoders, heads, optim
 from foresight.nets.actor_critic import ActorCritic
 from foresight.ops import advantage, policy, returns, schedules, value
@@ -80,8 +79,7 @@ class State:
     value_optimizer: torch.optim.Adam
     generator: torch.Generator  # draws the actions
     step: int = 0
-    episode_returns: list[float] = field(default_factory=list)  # of the last 100 episodes
-    episode_lengths: list[int] = field(default_factory=list)
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -120,11 +118,14 @@ def rollout(state: State, env: Env) -> Trajectory:
     """One whole episode of every world `[B, T]`; `mask` says where it is over. Valued only if there is a baseline."""
     config, device = state.config, state.generator.device
     stretch = collect.episodes(
-        env, config.seed + state.step, lambda obs: act(state, obs, explore=True)[0], config.longest, device
+        env,
+        config.seed + state.step,
+        lambda obs: act(state, obs, explore=True)[0],
+        config.longest,
+        device,
+        state.episodes,
     )
     state.step += stretch.batch.reward.numel()
-    state.episode_returns = (state.episode_returns + stretch.returns)[-100:]
-    state.episode_lengths = (state.episode_lengths + stretch.lengths)[-100:]
     if config.form != "baseline":
         return stretch.batch
     values = state.network.value(stretch.batch.obs).value
@@ -184,24 +185,16 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Whole episodes, then one step of the policy, until `steps`. A given state goes on with new episodes."""
-    if env.num_envs != config.num_envs:
-        raise UserError(
-            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
-        )
+    require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     while state.step < config.steps:
         progress = state.step / config.steps
         metrics = update(state, rollout(state, env), progress)
-        if state.episode_returns:
-            metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
-            metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
-        yield state.step, metrics, state
+        yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
 def _check(config: Config) -> None:
-    for name in ("num_envs", "longest", "value_steps"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(1, config, "num_envs", "longest", "value_steps")
     if config.form not in FORMS:
         raise errors.unknown("form of REINFORCE", config.form, FORMS)

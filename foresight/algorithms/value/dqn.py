@@ -28,9 +28,9 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data import trees
-from foresight.data.replay import Replay, Transitions
-from foresight.envs.base import Env, Feedback, Spaces
-from foresight.errors import UserError
+from foresight.data.replay import Replay, Transitions, shared_replay
+from foresight.envs import collect
+from foresight.envs.base import Env, Episodes, Spaces, require_worlds
 from foresight.nets import optim, q_network, values
 from foresight.nets.q_network import QNetwork
 from foresight.ops import fused, schedules
@@ -85,8 +85,7 @@ class State:
     generator: torch.Generator  # draws exploring actions
     sampler: torch.Generator  # draws transitions, on the CPU
     step: int = 0
-    episode_returns: list[float] = field(default_factory=list)  # of the last 100 finished episodes
-    episode_lengths: list[int] = field(default_factory=list)
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -107,7 +106,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         network,
         target.requires_grad_(False),
         torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True),
-        Replay(max(1, config.replay_size // config.num_envs)),
+        shared_replay(config.replay_size, config.num_envs, config.n_steps),
         generator=torch.Generator(device).manual_seed(config.seed),
         sampler=torch.Generator().manual_seed(config.seed),
     )
@@ -134,24 +133,6 @@ def epsilon(state: State) -> float:
     config = state.config
     progress = state.step / max(1.0, config.epsilon_fraction * config.steps)
     return schedules.linear(progress, config.epsilon_start, config.epsilon_end)
-
-
-def remember(state: State, obs: Any, action: Tensor, feedback: Feedback) -> None:
-    """Take in what came back because of `action` at `obs`, in every world."""
-    row = {"obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount}
-    final = None if feedback.final_obs is feedback.obs else feedback.final_obs
-    state.replay.add({**row, "cut": feedback.cut, "mask": feedback.mask}, final)
-    if "episode_return" in feedback.info:
-        state.episode_returns = (state.episode_returns + feedback.info["episode_return"])[-100:]
-        state.episode_lengths = (state.episode_lengths + feedback.info["episode_length"])[-100:]
-    state.step += len(feedback.reward)
-
-
-def sample(state: State) -> Transitions:
-    """A batch to learn from."""
-    config = state.config
-    batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
-    return batch.to(state.generator.device)
 
 
 def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], Tensor, Tensor]:
@@ -186,10 +167,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, remember, update, until `steps`. A given state goes on with new episodes."""
-    if env.num_envs != config.num_envs:
-        raise UserError(
-            f"num_envs is {config.num_envs}, but the environment has {env.num_envs} worlds. Make them equal."
-        )
+    require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     place = state.generator.device
@@ -198,25 +176,20 @@ def train(
     metrics: dict[str, float] = {}
     while state.step < config.steps:
         before = state.step
-        action, _, _ = act(state, trees.to(obs, place), explore=True)
-        feedback = env.step(action.cpu())
-        remember(state, obs, action.cpu(), feedback)
+        action = act(state, trees.to(obs, place), explore=True)[0].cpu()
+        feedback = env.step(action)
+        collect.remember(state.replay, obs, action, feedback)
+        state.episodes.note(feedback.info)
+        state.step += env.num_envs
         obs = feedback.obs
         if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * env.num_envs:
-            for _ in range(config.updates * _passed(before, state.step, config.train_every)):
-                metrics = update(state, sample(state))
-        if _passed(before, state.step, config.target_every):
+            for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
+                batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
+                metrics = update(state, batch.to(place))
+        if schedules.passed(before, state.step, config.target_every):
             optim.track(state.target, state.network, config.tau)
-        if _passed(before, state.step, REPORT) or state.step >= config.steps:
-            if state.episode_returns:
-                metrics["return"] = sum(state.episode_returns) / len(state.episode_returns)
-                metrics["length"] = sum(state.episode_lengths) / len(state.episode_lengths)
-            yield state.step, {**metrics, "epsilon": epsilon(state)}, state
-
-
-def _passed(before: int, after: int, every: int) -> int:
-    """How many multiples of `every` lie in (before, after]."""
-    return after // every - before // every
+        if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
+            yield state.step, {**metrics, **state.episodes.metrics(), "epsilon": epsilon(state)}, state
 
 
 def _head(config: Config) -> Any:
@@ -231,14 +204,7 @@ def _head(config: Config) -> Any:
 
 
 def _check(config: Config) -> None:
-    for name in ("num_envs", "batch_size", "replay_size", "train_every", "updates", "target_every", "n_steps"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
-    for name in ("gamma", "epsilon_start", "epsilon_end", "tau"):
-        if not 0 <= getattr(config, name) <= 1:
-            raise UserError(f"{name} must be between 0 and 1, not {getattr(config, name)}.")
-    rows = config.replay_size // config.num_envs
-    if rows <= config.n_steps + 1:
-        raise UserError(
-            f"replay_size {config.replay_size} is too small: {rows} rows a world, for {config.n_steps} steps."
-        )
+    errors.at_least(
+        1, config, "num_envs", "batch_size", "replay_size", "train_every", "updates", "target_every", "n_steps"
+    )
+    errors.between(0, 1, config, "gamma", "epsilon_start", "epsilon_end", "tau")

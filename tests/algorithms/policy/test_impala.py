@@ -18,15 +18,12 @@ from foresight.data import trees
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from tests.algorithms.policy.worlds import Bandit, Clock, choice
+from tests.algorithms.states import weights
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 SMALL = impala.Config(
     steps=1024, num_envs=8, unroll_steps=8, unrolls=2, hidden=(16,), optimizer="adam", learning_rate=3e-3
 )
-
-
-def _weights(state: impala.State) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in state.network.parameters()])
 
 
 def _last(config: impala.Config, env: Any, state: impala.State | None = None) -> impala.State:
@@ -166,7 +163,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(optimizer: str) -> None:
             halfway = copy.deepcopy(state)
     resumed = _last(config, choice(), halfway)
     assert resumed.step == 1024
-    assert torch.equal(_weights(resumed), _weights(state))
+    assert torch.equal(weights(resumed), weights(state))
 
 
 ACTIONS = {

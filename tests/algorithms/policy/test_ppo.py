@@ -13,14 +13,11 @@ from gymnasium import spaces as gs
 from foresight.algorithms.policy import ppo
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from tests.algorithms.policy.worlds import Bandit, Clock, choice
-from tests.sabotage import change, sabotaged_by
+from tests.algorithms.policy.worlds import Bandit, Clock, choice, hidden_choice, sides
+from tests.algorithms.states import forgets, restored, weights
+from tests.sabotage import sabotaged_by
 
 SMALL = ppo.Config(steps=512, num_envs=8, unroll_steps=8, hidden=(16,))
-
-
-def _weights(state: ppo.State) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in state.network.parameters()])
 
 
 def _last(config: ppo.Config, env, state: ppo.State | None = None) -> ppo.State:
@@ -41,36 +38,16 @@ def test_it_counts_steps_and_says_what_it_saw():
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not():
-    runs = [_weights(_last(dataclasses.replace(SMALL, seed=seed), choice())) for seed in (3, 3, 4)]
+    runs = [weights(_last(dataclasses.replace(SMALL, seed=seed), choice())) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     before = torch.random.get_rng_state()
     _last(SMALL, choice())
     assert torch.equal(before, torch.random.get_rng_state())  # the caller's generator is left alone
 
 
-def _restored(state: ppo.State, env, forgotten: tuple[str, ...] = ()) -> ppo.State:
-    """As a checkpoint does it: field by field into a state that was built anew."""
-    fresh = ppo.build(state.config, env.spaces)
-    for field in dataclasses.fields(state):
-        held, into = getattr(state, field.name), getattr(fresh, field.name)
-        if field.name in ("config", *forgotten):
-            continue
-        if isinstance(held, torch.Generator):
-            into.set_state(held.get_state())
-        elif hasattr(held, "load_state_dict"):
-            into.load_state_dict(copy.deepcopy(held.state_dict()))
-        else:
-            setattr(fresh, field.name, copy.deepcopy(held))
-    return fresh
-
-
-def _forgets(*names):
-    return change("forgotten", lambda _: names, label="forgets_" + names[0])
-
-
 @sabotaged_by(
-    "tests.algorithms.policy.test_ppo._restored",
-    *[_forgets(name) for name in ("network", "optimizer", "generator", "shuffler")],
+    "tests.algorithms.states.restored",
+    *[forgets(name) for name in ("network", "optimizer", "generator", "shuffler")],
 )
 @pytest.mark.parametrize("options", [{}, {"normalize_obs": True, "normalize_reward": True}])
 def test_a_resumed_run_is_the_uninterrupted_one(options):
@@ -78,13 +55,13 @@ def test_a_resumed_run_is_the_uninterrupted_one(options):
     copies = []
     for step, _, state in ppo.train(config, choice()):
         if step == 256:
-            copies = [copy.deepcopy(state), _restored(state, choice())]
+            copies = [copy.deepcopy(state), restored(ppo, state, choice())]
     whole = state
     for halfway in copies:
         resumed = _last(config, choice(), halfway)
         assert resumed.step == 512
-        assert torch.equal(_weights(resumed), _weights(whole))
-        assert resumed.episode_returns == whole.episode_returns
+        assert torch.equal(weights(resumed), weights(whole))
+        assert resumed.episodes == whole.episodes
 
 
 def test_a_finished_state_has_nothing_left_to_do():
@@ -136,34 +113,19 @@ def test_every_kind_of_action_is_learnt(name):
 
 
 def test_masked_actions_are_never_taken():
-    """The context is hidden and both other actions are forbidden: only the mask tells what is right."""
-    spaces = Spaces(gs.Dict({"x": gs.Box(0, 1, (1,), np.float32), "action_mask": gs.MultiBinary(3)}), gs.Discrete(3))
-    env = Bandit(
-        spaces,
-        3,
-        lambda c: {"x": torch.zeros(8, 1), "action_mask": torch.eye(3, dtype=torch.int8)[c]},
-        lambda c, a: a == c,
-    )
+    env = hidden_choice()
     for _, metrics, state in ppo.train(SMALL, env):  # noqa: B007
         assert metrics["return"] == 1
         assert metrics["entropy"] == 0
     assert ppo.act(state, env.reset(0))[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
-def _pixels() -> Bandit:
-    """Images that are bright on the left or on the right."""
-    images = torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
-    images[0, :, :, :18], images[1, :, :, 18:] = 255, 255
-    spaces = Spaces(gs.Box(0, 255, (1, 36, 36), np.uint8), gs.Discrete(2))
-    return Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_pixels_are_learnt(precision):
     config = ppo.Config(steps=1024, num_envs=8, unroll_steps=16, epochs=2, precision=precision, learning_rate=1e-3)
-    returns = [metrics["return"] for _, metrics, _ in ppo.train(config, _pixels())]
+    returns = [metrics["return"] for _, metrics, _ in ppo.train(config, sides())]
     assert returns[0] < 0.75
-    env = _pixels()
+    env = sides()
     state = _last(config, env)
     assert (ppo.act(state, env.reset(0))[0] == env._context).all()
 

@@ -13,8 +13,9 @@ from gymnasium import spaces as gs
 from foresight.algorithms.policy import sac, sac_discrete
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from tests.algorithms.policy.worlds import Bandit, choice
-from tests.sabotage import change, sabotaged_by
+from tests.algorithms.policy.worlds import Bandit, choice, hidden_choice, sides
+from tests.algorithms.states import forgets, restored, weights
+from tests.sabotage import sabotaged_by
 
 COMMON = {"steps": 800, "num_envs": 8, "learning_starts": 64, "train_every": 8, "batch_size": 32, "replay_size": 4_000}
 SAC = sac.Config(**COMMON, hidden=(16,), learning_rate=5e-3, alpha=0.1)
@@ -31,10 +32,6 @@ def aim(contexts: int = 4) -> Bandit:
 
 CASES = [(sac, SAC, aim), (sac_discrete, DISCRETE, choice)]
 BOTH = pytest.mark.parametrize(("module", "config", "make"), CASES, ids=["sac", "discrete"])
-
-
-def _weights(state) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for m in (state.actor, state.critics) for p in m.parameters()])
 
 
 def _last(module, config, env, state=None):
@@ -54,33 +51,11 @@ def test_it_counts_steps_and_says_what_it_saw(module, config, make) -> None:
 
 @BOTH
 def test_equal_seeds_give_equal_runs_and_others_do_not(module, config, make) -> None:
-    runs = [_weights(_last(module, dataclasses.replace(config, seed=seed), make())) for seed in (3, 3, 4)]
+    runs = [weights(_last(module, dataclasses.replace(config, seed=seed), make())) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     before = torch.random.get_rng_state()
     _last(module, config, make())
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-def _restored(module, state, env, forgotten: tuple[str, ...] = ()):
-    """As a checkpoint does it: field by field into a state that was built anew."""
-    fresh = module.build(state.config, env.spaces)
-    for field in dataclasses.fields(state):
-        held, into = getattr(state, field.name), getattr(fresh, field.name)
-        if field.name in ("config", *forgotten):
-            continue
-        if isinstance(held, torch.Generator):
-            into.set_state(held.get_state())
-        elif isinstance(held, torch.nn.Parameter):
-            into.data.copy_(held.data)
-        elif hasattr(held, "load_state_dict"):
-            into.load_state_dict(copy.deepcopy(held.state_dict()))
-        else:
-            setattr(fresh, field.name, copy.deepcopy(held))
-    return fresh
-
-
-def _forgets(name: str):
-    return change("forgotten", lambda _: (name,), label="forgets_" + name)
 
 
 FIELDS = (
@@ -89,17 +64,17 @@ FIELDS = (
 )  # fmt: skip
 
 
-@sabotaged_by("tests.algorithms.policy.test_sac._restored", *[_forgets(name) for name in FIELDS])
+@sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
 @BOTH
 def test_a_resumed_run_is_the_uninterrupted_one(module, config, make) -> None:
     halfway = _last(module, config, make())
     longer, ends = dataclasses.replace(config, steps=1_200), []
-    for state in (copy.deepcopy(halfway), _restored(module, halfway, make())):
+    for state in (copy.deepcopy(halfway), restored(module, halfway, make())):
         state.config = longer
         ends.append(_last(module, longer, make(), state))
     assert ends[0].step == ends[1].step == 1200
-    assert torch.equal(_weights(ends[0]), _weights(ends[1]))
-    assert ends[0].episode_returns == ends[1].episode_returns
+    assert torch.equal(weights(ends[0]), weights(ends[1]))
+    assert ends[0].episodes == ends[1].episodes
 
 
 @sabotaged_by("foresight.nets.critics.Critics.frozen", lambda f: lambda *a: [-q for q in f(*a)])
@@ -138,24 +113,11 @@ def test_first_actions_are_uniform() -> None:
 
 
 def test_masked_actions_are_never_taken() -> None:
-    spaces = Spaces(gs.Dict({"x": gs.Box(0, 1, (1,), np.float32), "action_mask": gs.MultiBinary(3)}), gs.Discrete(3))
-    env = Bandit(
-        spaces,
-        3,
-        lambda c: {"x": torch.zeros(8, 1), "action_mask": torch.eye(3, dtype=torch.int8)[c]},
-        lambda c, a: a == c,
-    )
+    env = hidden_choice()
     for _, metrics, state in sac_discrete.train(DISCRETE, env):  # noqa: B007
         assert metrics["return"] == 1
     assert metrics["entropy"] == 0
     assert sac_discrete.act(state, env.reset(0))[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-
-
-def _pixels(actions: gs.Space, reward) -> Bandit:
-    """Images that are bright on the left or on the right."""
-    images = torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
-    images[0, :, :, :18], images[1, :, :, 18:] = 255, 255
-    return Bandit(Spaces(gs.Box(0, 255, (1, 36, 36), np.uint8), actions), 2, lambda c: images[c], reward)
 
 
 def test_pixels_are_learnt() -> None:
@@ -163,10 +125,10 @@ def test_pixels_are_learnt() -> None:
         return -((a[:, 0] - (2.0 * c - 1) / 2).square())
 
     options = {"steps": 1_200, "learning_rate": 1e-3, "hidden": (32,), "alpha": 0.05}
-    env = _pixels(gs.Box(-1, 1, (1,), np.float32), near)
+    env = sides(gs.Box(-1, 1, (1,), np.float32), near)
     state = _last(sac, dataclasses.replace(SAC, **options), env)
     assert near(env._context, sac.act(state, env.reset(0))[0]).min() > -0.15
-    env = _pixels(gs.Discrete(2), lambda c, a: a == c)
+    env = sides()
     state = _last(sac_discrete, dataclasses.replace(DISCRETE, **options), env)
     assert (sac_discrete.act(state, env.reset(0))[0] == env._context).all()
 

@@ -54,6 +54,21 @@ def choice(contexts: int = 4, num_envs: int = 8) -> Bandit:
     return Bandit(spaces, contexts, lambda c: torch.eye(contexts)[c], lambda c, a: a == c, num_envs)
 
 
+def hidden_choice() -> Bandit:
+    """The context is hidden and both actions but the right one are forbidden: only the mask tells what is right."""
+    spaces = Spaces(gs.Dict({"x": gs.Box(0, 1, (1,), np.float32), "action_mask": gs.MultiBinary(3)}), gs.Discrete(3))
+    masks = torch.eye(3, dtype=torch.int8)
+    return Bandit(spaces, 3, lambda c: {"x": torch.zeros(8, 1), "action_mask": masks[c]}, lambda c, a: a == c)
+
+
+def sides(actions: gs.Space[Any] | None = None, reward: Callable[[Tensor, Tensor], Tensor] | None = None) -> Bandit:
+    """Images that are bright on the left or on the right; unless told otherwise the side is the right action."""
+    images = torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
+    images[0, :, :, :18], images[1, :, :, 18:] = 255, 255
+    spaces = Spaces(gs.Box(0, 255, (1, 36, 36), np.uint8), actions or gs.Discrete(2))
+    return Bandit(spaces, 2, lambda c: images[c], reward or (lambda c, a: a == c))
+
+
 class Clock:
     """States 0, 1, 2, 0, ... whatever is done; every episode starts at 0 and is cut, not ended, after 8 steps.
 

@@ -13,9 +13,10 @@ from gymnasium import spaces as gs
 from foresight.algorithms.value import dqn, rainbow
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from tests.algorithms.policy.worlds import Bandit, choice
+from tests.algorithms.policy.worlds import choice, hidden_choice, sides
+from tests.algorithms.states import forgets, restored, weights
 from tests.algorithms.value.worlds import Chain
-from tests.sabotage import change, flip_sign, sabotaged_by
+from tests.sabotage import flip_sign, sabotaged_by
 
 DQN = dqn.Config(
     steps=800, num_envs=8, learning_starts=64, train_every=8, batch_size=32, replay_size=4_000, hidden=(16,),
@@ -26,10 +27,6 @@ RAINBOW = rainbow.Config(
     learning_rate=5e-3, target_every=40, n_steps=2, value_range=(-1.0, 2.0),
 )  # fmt: skip
 BOTH = pytest.mark.parametrize(("module", "config"), [(dqn, DQN), (rainbow, RAINBOW)], ids=["dqn", "rainbow"])
-
-
-def _weights(state) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in state.network.parameters()])
 
 
 def _last(module, config, env, state=None):
@@ -51,36 +48,16 @@ def test_it_counts_steps_and_says_what_it_saw(module, config) -> None:
 
 @BOTH
 def test_equal_seeds_give_equal_runs_and_others_do_not(module, config) -> None:
-    runs = [_weights(_last(module, dataclasses.replace(config, seed=seed), choice())) for seed in (3, 3, 4)]
+    runs = [weights(_last(module, dataclasses.replace(config, seed=seed), choice())) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     before = torch.random.get_rng_state()
     _last(module, config, choice())
     assert torch.equal(before, torch.random.get_rng_state())  # the caller's generator is left alone
 
 
-def _restored(module, state, env, forgotten: tuple[str, ...] = ()):
-    """As a checkpoint does it: field by field into a state that was built anew."""
-    fresh = module.build(state.config, env.spaces)
-    for field in dataclasses.fields(state):
-        held, into = getattr(state, field.name), getattr(fresh, field.name)
-        if field.name in ("config", *forgotten):
-            continue
-        if isinstance(held, torch.Generator):
-            into.set_state(held.get_state())
-        elif hasattr(held, "load_state_dict"):
-            into.load_state_dict(copy.deepcopy(held.state_dict()))
-        else:
-            setattr(fresh, field.name, copy.deepcopy(held))
-    return fresh
-
-
-def _forgets(*names):
-    return change("forgotten", lambda _: names, label="forgets_" + names[0])
-
-
 @sabotaged_by(
-    "tests.algorithms.value.test_dqn._restored",
-    *[_forgets(name) for name in ("network", "target", "optimizer", "replay", "generator", "sampler")],
+    "tests.algorithms.states.restored",
+    *[forgets(name) for name in ("network", "target", "optimizer", "replay", "generator", "sampler")],
 )
 @BOTH
 def test_a_resumed_run_is_the_uninterrupted_one(module, config) -> None:
@@ -88,12 +65,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(module, config) -> None:
     if module is dqn:
         config = dataclasses.replace(config, epsilon_end=0.5)
     halfway = _last(module, dataclasses.replace(config, steps=800), Chain(8))
-    for state in (copy.deepcopy(halfway), _restored(module, halfway, Chain(8))):
+    for state in (copy.deepcopy(halfway), restored(module, halfway, Chain(8))):
         state.config = config
         copies.append(_last(module, config, Chain(8), state))
     assert copies[0].step == copies[1].step == 1600
-    assert torch.equal(_weights(copies[0]), _weights(copies[1]))
-    assert copies[0].episode_returns == copies[1].episode_returns
+    assert torch.equal(weights(copies[0]), weights(copies[1]))
+    assert copies[0].episodes == copies[1].episodes
 
 
 @BOTH
@@ -130,26 +107,11 @@ def test_rainbow_learns(options) -> None:
 
 
 def test_masked_actions_are_never_taken() -> None:
-    """The context is hidden and both other actions are forbidden: only the mask tells what is right."""
-    spaces = Spaces(gs.Dict({"x": gs.Box(0, 1, (1,), np.float32), "action_mask": gs.MultiBinary(3)}), gs.Discrete(3))
-    env = Bandit(
-        spaces,
-        3,
-        lambda c: {"x": torch.zeros(8, 1), "action_mask": torch.eye(3, dtype=torch.int8)[c]},
-        lambda c, a: a == c,
-    )
+    env = hidden_choice()
     for module, config in ((dqn, DQN), (rainbow, RAINBOW)):
         for _, metrics, state in module.train(config, env):  # noqa: B007
             assert metrics["return"] == 1
         assert module.act(state, env.reset(0))[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-
-
-def pixels(actions: gs.Space | None = None, reward=lambda c, a: a == c) -> Bandit:
-    """Images that are bright on the left or on the right."""
-    images = torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
-    images[0, :, :, :18], images[1, :, :, 18:] = 255, 255
-    spaces = Spaces(gs.Box(0, 255, (1, 36, 36), np.uint8), actions or gs.Discrete(2))
-    return Bandit(spaces, 2, lambda c: images[c], reward)
 
 
 @sabotaged_by(
@@ -157,7 +119,7 @@ def pixels(actions: gs.Space | None = None, reward=lambda c, a: a == c) -> Bandi
 )
 @BOTH
 def test_pixels_are_learnt_and_stay_bytes(module, config) -> None:
-    env = pixels()
+    env = sides()
     state = _last(module, dataclasses.replace(config, steps=600, learning_rate=1e-3, n_steps=1), env)
     assert (module.act(state, env.reset(0))[0] == env._context).all()
     rows = (state.replay if module is dqn else state.replay.replay).rows
