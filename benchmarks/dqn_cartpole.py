@@ -13,26 +13,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from benchmarks._float32 import BATCH, LAYER, WIDTH, limit
+
 UNIT = "env steps/s"
 PEER = "stable-baselines3"
 TARGET = 1.5
-STEPS, WARM, BATCH, WIDTH = 12_000, 2_000, 256, 256
+STEPS, WARM = 12_000, 2_000
 # Of an update, in floating point operations: 256x256 layers alone; inputs and outputs are narrow.
-FLOPS = 2 * BATCH * WIDTH * WIDTH * (1 + 1 + 2)
-
-
-def limit() -> float:
-    """The fastest rate of float32 products of the size of a layer, in operations a second."""
-    import torch
-
-    a, b, out = torch.randn(BATCH, WIDTH), torch.randn(WIDTH, WIDTH), torch.empty(BATCH, WIDTH)
-    best = float("inf")
-    for _ in range(30):
-        begun = time.perf_counter()
-        for _ in range(50):
-            torch.mm(a, b, out=out)
-        best = min(best, time.perf_counter() - begun)
-    return 50 * 2 * BATCH * WIDTH * WIDTH / best
+FLOPS = LAYER * (1 + 1 + 2)
 
 
 def ours() -> dict[str, Any]:

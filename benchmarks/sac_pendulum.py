@@ -13,27 +13,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from benchmarks._float32 import BATCH, LAYER, WIDTH, limit
+
 UNIT = "env steps/s"
 PEER = "stable-baselines3"
 TARGET = 1.5
-STEPS, WARM, BATCH, WIDTH = 2_000, 1_000, 256, 256
+STEPS, WARM = 2_000, 1_000
 # Of an update, in floating point operations: passes over one 256x256 layer. Policy: 2 forward, 2 back. Critics, two of
 # each: targets 1, forward 1 and back 2, forward 1 and back to the action 1.
-FLOPS = 2 * BATCH * WIDTH * WIDTH * (2 + 2 + 2 * (1 + 3 + 2))
-
-
-def limit() -> float:
-    """The fastest rate of float32 products of the size of a layer, in operations a second."""
-    import torch
-
-    a, b, out = torch.randn(BATCH, WIDTH), torch.randn(WIDTH, WIDTH), torch.empty(BATCH, WIDTH)
-    best = float("inf")
-    for _ in range(30):
-        begun = time.perf_counter()
-        for _ in range(50):
-            torch.mm(a, b, out=out)
-        best = min(best, time.perf_counter() - begun)
-    return 50 * 2 * BATCH * WIDTH * WIDTH / best
+FLOPS = LAYER * (2 + 2 + 2 * (1 + 3 + 2))
 
 
 def ours() -> dict[str, Any]:
