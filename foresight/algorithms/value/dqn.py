@@ -49,6 +49,7 @@ class Config:
     seed: int = 0
     num_envs: int = 1  # worlds stepped together
     learning_rate: float = 1e-4  # Adam (Mnih et al.: RMSProp, 2.5e-4)
+    anneal: bool = False  # learning_rate falls linearly to 0
     batch_size: int = 32  # transitions of a gradient step; extended data table 1
     replay_size: int = 1_000_000  # rows that are kept; extended data table 1
     learning_starts: int = 100  # env steps before the first update; 50,000 in table 1
@@ -158,8 +159,11 @@ def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], T
 
 def update(state: State, batch: Transitions) -> dict[str, float]:
     """One gradient step."""
+    config = state.config
+    if config.anneal:
+        state.optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
     backward, loss, q = objective(state, batch)
-    optim.descend(state.optimizer, backward, state.config.max_grad_norm)
+    optim.descend(state.optimizer, backward, config.max_grad_norm)
     return {"loss": loss.item(), "q": q.item()}
 
 
