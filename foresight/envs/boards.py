@@ -101,12 +101,19 @@ def _in_a_row(height: int, width: int, line: int, row: Any, cell: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
+def _walk(points: int, cell: int) -> tuple[Any, Any]:
+    """Where a walk over a chain begins: which points were seen, and a stack that holds `cell`."""
+    seen, stack = np.zeros(points, np.uint8), np.empty(points, np.int32)
+    stack[0], seen[cell] = cell, 1
+    return seen, stack
+
+
+@njit(cache=True, nogil=True)
 def _connects(height: int, width: int, row: Any, cell: int) -> bool:
     """Whether the chain of `cell` joins the first player's edges (first and last row), or the second's (columns)."""
     stone = row[cell]
-    seen = np.zeros(height * width, np.uint8)
-    stack = np.empty(height * width, np.int32)
-    stack[0], size, seen[cell] = cell, 1, 1
+    seen, stack = _walk(height * width, cell)
+    size = 1
     low, high = False, False
     while size > 0:
         size -= 1
@@ -147,9 +154,8 @@ def neighbour(height: int, width: int, cell: int, k: int) -> int:
 def _free(height: int, width: int, row: Any, cell: int, besides: int) -> bool:
     """Whether the chain of `cell` has a liberty other than the point `besides`."""
     stone = row[cell]
-    seen = np.zeros(height * width, np.uint8)
-    stack = np.empty(height * width, np.int32)
-    stack[0], size, seen[cell] = cell, 1, 1
+    seen, stack = _walk(height * width, cell)
+    size = 1
     while size > 0:
         size -= 1
         at = stack[size]

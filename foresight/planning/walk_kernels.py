@@ -109,6 +109,16 @@ def _move(value: Any, visits: Any, target: float, alpha: float, power: float) ->
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def _target(rewards: Any, first: int, pending: int, value: float) -> float:
+    """The n-step return of pending row `first`: the rewards from there on, then `value` unless the episode ended."""
+    target, weight = 0.0, 1.0
+    for j in range(first, pending):
+        target += weight * rewards[j, 0]
+        weight *= rewards[j, 1]
+    return target + weight * value if weight != 0 else target
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def control(
     rule: int, n: int, steps: int, most: int, q: Any, visits: Any, next_state: Any, cumulative: Any,
     reward: Any, discount: Any, start: Any, limit: int, gamma: float, alpha: float, power: float, epsilon: float,
@@ -139,12 +149,7 @@ def control(
         pending += 1
         ready = pending if cut else int(pending == n)
         for i in range(ready):
-            target, weight = 0.0, 1.0
-            for j in range(i, pending):
-                target += weight * rewards[j, 0]
-                weight *= rewards[j, 1]
-            if weight != 0:
-                target += weight * value
+            target = _target(rewards, i, pending, value)
             b, c = pairs[i, 0], pairs[i, 1]
             errors += abs(_move(q[table, b, c : c + 1], visits[table, b, c : c + 1], target, alpha, power))
         if cut:
@@ -204,12 +209,7 @@ def predict(
             pending += 1
             ready = pending if cut else int(pending == n)
             for i in range(ready):
-                target, weight = 0.0, 1.0
-                for j in range(i, pending):
-                    target += weight * rewards[j, 0]
-                    weight *= rewards[j, 1]
-                if weight != 0:
-                    target += weight * value
+                target = _target(rewards, i, pending, value)
                 b = pairs[i, 0]
                 errors += abs(_move(v[b : b + 1], visits[b : b + 1], target, alpha, power))
             if ready and not cut:

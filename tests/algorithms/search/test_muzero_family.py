@@ -128,7 +128,7 @@ def test_reanalysis_with_the_same_weights_repeats_the_targets(module: ModuleType
         *(torch.stack([getattr(row[2], key) for row in rows], 1) for key in ("reward", "discount", "cut", "mask")),
         extras={"weights": torch.stack([row[3] for row in rows], 1)},
     )  # fmt: skip
-    again = module.reanalyze(state, batch, 4)
+    again = module.reanalyze(state, batch.obs[:, :4].flatten(0, 1))["weights"].unflatten(0, (4, 4))
     torch.testing.assert_close(again, batch.extras["weights"][:, :4], atol=1e-6, rtol=0)
     assert again.std() > 0.05
 

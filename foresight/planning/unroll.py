@@ -1,0 +1,213 @@
+"""What MuZero and its heirs share: rows of experience, what an unroll of the model over them is to match, and its loss.
+
+`state` is the State of such an algorithm: the one here, or one with the same fields and more. A piece is K + n rows
+that follow each other: the model is unrolled over the first K, and the returns of the first K + 1 need up to n more.
+
+Source: MuZero (arXiv:1911.08265), appendices F and G; reanalysis is of arXiv:2104.06294.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from foresight import errors
+from foresight.data import trees
+from foresight.data.replay import Replay
+from foresight.data.trajectory import Trajectory
+from foresight.envs.base import Env, Episodes
+from foresight.errors import UserError
+from foresight.nets import encoders, optim
+from foresight.nets.latent import LatentModel
+from foresight.ops import latent, returns
+
+Named = dict[str, Tensor]
+
+
+@dataclass
+class State:
+    """All that a run is."""
+
+    config: Any
+    network: Any  # the model that is searched
+    target: Any  # its slow copy: values to bootstrap with, and reanalysis
+    optimizer: torch.optim.Adam
+    replay: Replay
+    generator: torch.Generator  # noise and actions of the searches
+    shuffler: torch.Generator  # draws the pieces, on the CPU
+    step: int = 0
+    updates: int = 0
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+
+
+def check(config: Any, *also: str) -> None:
+    """Raise UserError for settings with which nothing can be unrolled; the fields `also` must be at least 1 too."""
+    names = ("num_envs", "unroll_steps", "n_steps", "batch", "update_every", "collect_steps", "target_every")
+    errors.at_least(1, config, *names, *also)
+    length = config.unroll_steps + config.n_steps
+    if config.warmup < config.num_envs * length:
+        raise UserError(
+            f"warmup is {config.warmup}: before the first update every world needs {length} rows (unroll_steps + "
+            f"n_steps), so {config.num_envs * length} env steps."
+        )
+    if not 0 <= config.reanalyze <= 1:
+        raise UserError(f"reanalyze is a share: between 0 and 1, not {config.reanalyze}.")
+
+
+def latent_model(config: Any, obs: Space[Any], actions: int, policy: int) -> LatentModel:
+    """The model for actions of so many features, and a policy of so many numbers. Equal seeds give equal weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        encoder = encoders.encoder(obs, config.hidden, "relu", config.images)
+        return LatentModel(encoder, actions, policy, config.latent_size, config.hidden, config.support, config.gamma)
+
+
+def parts(config: Any, network: torch.nn.Module, device: str | torch.device) -> dict[str, Any]:
+    """The fields of a State that stand around its `network`, and that too, on `device`."""
+    network = network.to(device)
+    rate, decay = config.learning_rate, config.weight_decay
+    return {
+        "network": network,
+        "target": copy.deepcopy(network).requires_grad_(False),
+        "optimizer": torch.optim.Adam(network.parameters(), rate, weight_decay=decay, fused=True),
+        "replay": Replay(max(config.replay // config.num_envs, 1)),
+        "generator": torch.Generator(device).manual_seed(config.seed),
+        "shuffler": torch.Generator().manual_seed(config.seed),
+    }
+
+
+def heat(state: Any) -> float:
+    """The temperature of acting: the first of `temperatures`, and from the half on the next each quarter (app. D)."""
+    heats = state.config.temperatures
+    return float(heats[min(max(4 * state.step // state.config.steps - 1, 0), len(heats) - 1)])
+
+
+def collect(state: Any, env: Env, obs: Any, act: Callable[..., Any], keep: tuple[str, ...] = ("weights",)) -> Any:
+    """`collect_steps` of every world into the replay, chosen by `act`, from `obs` on; what was seen last.
+
+    Rows keep the true successor (`next_obs`), and of what `act` says beside the action what `keep` names.
+    """
+    for _ in range(state.config.collect_steps):
+        action, extras, _ = act(state, obs, explore=True)
+        action = action.cpu()
+        feedback = env.step(action.clone())
+        extras = {name: extras[name].cpu() for name in keep} | {"next_obs": feedback.final_obs}
+        state.replay.add(
+            {
+                "obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount,
+                "cut": feedback.cut, "mask": feedback.mask, "extras": extras,
+            }
+        )  # fmt: skip
+        state.step += env.num_envs
+        state.episodes.note(feedback.info)
+        obs = feedback.obs
+    return obs
+
+
+def learn(state: Any, update: Callable[..., dict[str, float]]) -> dict[str, float]:
+    """One `update` for every `update_every` env steps after `warmup`; means of what they say, and the last returns."""
+    config, watched = state.config, []
+    while state.step >= config.warmup and state.updates < (state.step - config.warmup) // config.update_every:
+        batch = state.replay.sample(config.batch, config.unroll_steps + config.n_steps, state.shuffler)
+        watched.append(update(state, batch.map(lambda x: x.to(state.generator.device))))
+    means = {name: sum(w[name] for w in watched) / len(watched) for name in (watched[0] if watched else ())}
+    return {**means, **state.episodes.metrics()}
+
+
+@torch.no_grad()
+def targets(state: Any, batch: Trajectory, n: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`(alive, known, value)` `[B, K + 1]` of pieces `[B, K + n]`.
+
+    - `alive` is 1 where a row belongs to the first row's episode;
+    - `known` also where that episode has terminated: an absorbing state, whose value and rewards are 0;
+    - `value`: the return of `n` steps (of each piece, where it is a Tensor int64 `[B]`), with the slow copy's values.
+    """
+    config, rows = state.config, state.config.unroll_steps + 1
+    alive, over = (x[:, :rows] for x in latent.unroll_masks(batch.discount, batch.cut, batch.mask))
+    flat = trees.tree_map(lambda x: x.flatten(0, 1), batch.extras["next_obs"])
+    next_value = state.target.root(flat)[1].view(batch.shape)
+
+    def ahead(steps: int) -> Tensor:
+        discount = config.gamma * batch.discount
+        return returns.n_step_return(batch.reward, discount, batch.cut, next_value, steps, batch.mask)[:, :rows]
+
+    if isinstance(n, int):
+        value = ahead(n)
+    else:
+        each = torch.stack([ahead(steps) for steps in range(1, config.n_steps + 1)])
+        value = each[n - 1, torch.arange(len(n), device=n.device)]
+    return alive, torch.maximum(alive, over), value * alive
+
+
+@torch.no_grad()
+def policies(state: Any, batch: Trajectory, reanalyze: Callable[[Any, Any], Named], keep: tuple[str, ...]) -> Named:
+    """What acting found at the first K + 1 rows, `[B, K + 1, ...]`: the extras that `keep` names.
+
+    In a share `config.reanalyze` of the pieces it is what `reanalyze` finds now, which is given the state and
+    observations `[N, ...]`, and returns the same names, `[N, ...]`.
+    """
+    rows, pieces = state.config.unroll_steps + 1, int(state.config.reanalyze * batch.shape[0])
+    kept = {name: batch.extras[name][:, :rows] for name in keep}
+    if not pieces:
+        return kept
+    found = reanalyze(state, trees.tree_map(lambda x: x[:pieces, :rows].flatten(0, 1), batch.obs))
+    return {name: torch.cat([found[name].unflatten(0, (pieces, rows)), kept[name][pieces:]]) for name in keep}
+
+
+def losses(
+    network: LatentModel,
+    batch: Trajectory,
+    actions: Tensor,
+    goals: Sequence[Tensor],
+    policy: Callable[[Tensor, int], Named],
+) -> Named:
+    """MuZero's loss over pieces: the model is unrolled along what was done, and told what it should have said.
+
+        s⁰ = h(o_t),  (r^k, s^k) = g(s^{k-1}, a_{t+k-1}),  (p^k, v^k) = f(s^k)
+
+    Shapes: `actions` `[B, K or more, F]` features; `goals`: `(alive, known, value)` of `targets`. `policy` is given the
+    policy's numbers `[B, W]` at the k-th state, and k; it returns its terms by name, `[B]`. Returns all as scalars.
+    """
+    alive, known, value = goals
+    unroll = alive.shape[1] - 1
+    terms: dict[str, list[Tensor]] = {"policy_loss": [], "value_loss": [], "reward_loss": []}
+    hidden = network.represent(trees.tree_map(lambda x: x[:, 0], batch.obs))
+    for k in range(unroll + 1):
+        if k > 0:
+            hidden, on_the_way = network.advance(hidden, actions[:, k - 1])
+            hidden = latent.scale_gradient(hidden, 0.5)
+            reward = batch.reward[:, k - 1] * alive[:, k - 1]
+            terms["reward_loss"].append(known[:, k - 1] * network.reward.loss(on_the_way, reward))
+        ahead = network.head(hidden)
+        for name, term in policy(network.policy(ahead), k).items():
+            terms.setdefault(name, []).append(alive[:, k] * term)
+        terms["value_loss"].append(known[:, k] * network.value.loss(ahead, value[:, k]))
+    return summed(terms, unroll)
+
+
+def summed(terms: dict[str, list[Tensor]], unroll: int) -> Named:
+    """Terms `[B]` of every step as scalars: those of steps that were unrolled count 1 / K each (appendix G)."""
+    scaled = {name: [x * (1.0 / unroll) for x in steps[-unroll:]] for name, steps in terms.items()}
+    return {name: torch.stack(terms[name][:-unroll] + scaled[name], 1).sum(1).mean() for name in terms}
+
+
+def descend(state: Any, loss: Tensor) -> None:
+    """One gradient step of the network; at every `target_every` of them the slow copy becomes equal to it.
+
+    Raises UserError for a loss that is not finite, and leaves the network alone.
+    """
+    if not loss.isfinite():
+        raise UserError(
+            f"The loss is not finite after {state.updates} updates. Go on from the last checkpoint with a lower "
+            "learning_rate."
+        )
+    optim.descend(state.optimizer, loss.backward, state.config.max_grad_norm)
+    state.updates += 1
+    if state.updates % state.config.target_every == 0:
+        optim.track(state.target, state.network)
