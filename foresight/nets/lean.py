@@ -22,13 +22,14 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, scale = ctx.saved_tensors
         normed, grad = x.float() * scale, grad.float()
-        to_weight = (grad * normed).flatten(0, -2).sum(0)
+        learns = ctx.needs_input_grad[1]
+        to_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype) if learns else None
         inner = grad * weight
         along = (inner * normed).mean(-1, keepdim=True)
-        return inner.sub_(normed.mul_(along)).mul_(scale).to(x.dtype), to_weight.to(weight.dtype), None, None
+        return inner.sub_(normed.mul_(along)).mul_(scale).to(x.dtype), to_weight, None, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from foresight.nets import pretrained
+from foresight.nets import lora, pretrained
 from foresight.nets.language import LanguageModel
+from foresight.nets.scorer import Scorer
 
 
 def build(
@@ -18,11 +19,35 @@ def build(
 ) -> tuple[LanguageModel, torch.optim.Optimizer, torch.Generator]:
     """The policy that a Config describes, its optimiser, and the generator of its prompts and samples.
 
-    It reads the fields `model`, `precision`, `learning_rate` and `seed`. Raises UserError as `pretrained.load` does.
+    It reads the fields `model`, `precision`, `learning_rate` and `seed`, and `lora` and `lora_targets` where there are
+    such. Raises UserError as `pretrained.load` and `lora.add` do.
     """
-    policy = pretrained.load(config.model, device, config.precision)
+    policy = pretrained.load(config.model, device, config.precision, narrow=_rank(config) > 0)
+    _adapt(policy, config)
     generator = torch.Generator().manual_seed(config.seed)
     return policy, adamw(policy, config.learning_rate, weight_decay), generator
+
+
+def scorer(
+    config: Any,
+    device: torch.device | str,
+    name: str,
+    std: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Scorer:
+    """A `Scorer` that learns, from the model `name` (see `pretrained.load_scorer`), with adapters if Config says so."""
+    found = pretrained.load_scorer(name, device, config.precision, std, generator, narrow=_rank(config) > 0)
+    _adapt(found.trunk, config)
+    return found
+
+
+def _adapt(model: LanguageModel, config: Any) -> None:
+    if _rank(config):
+        lora.add(model, _rank(config), config.lora_targets, torch.Generator().manual_seed(config.seed))
+
+
+def _rank(config: Any) -> int:
+    return getattr(config, "lora", 0)
 
 
 def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
@@ -35,10 +60,16 @@ def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.0) -> 
 
 
 def frozen(policy: LanguageModel) -> LanguageModel:
-    """A copy of a policy as it is now that never learns: the reference of a KL."""
-    return copy.deepcopy(policy).requires_grad_(False)
+    """The policy as it is before it learns: the reference of a KL. A copy or, of one with adapters, its base itself.
+
+    The base is what the policy began from in every case: an adapter that a model came with is merged into it.
+    """
+    return lora.base(policy) if lora.has(policy.module) else copy.deepcopy(policy).requires_grad_(False)
 
 
-def export(state: Any, directory: str | Path) -> Path:
-    """Write the policy of a State as a Hugging Face folder that `transformers` loads by itself."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory)
+def export(state: Any, directory: str | Path, merged: bool = True) -> Path:
+    """Write the policy of a State as a Hugging Face folder that `transformers` loads by itself.
+
+    One with adapters is merged into its base or, if not `merged`, written as an adapter, which `peft` loads too.
+    """
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory, merged)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from foresight.errors import UserError
+from foresight.nets import lora
 from foresight.nets.language import LanguageModel
 from foresight.nets.scorer import Scorer
 
@@ -28,15 +29,16 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foresight"
 
 
-def load(name: str, device: torch.device | str = "cpu", precision: str = "auto") -> LanguageModel:
+def load(name: str, device: torch.device | str = "cpu", precision: str = "auto", narrow: bool = False) -> LanguageModel:
     """A pretrained model with float32 weights that computes in `precision`.
 
-    `name` is "smollm2", a Hugging Face folder, or a hub id. "auto" computes in bfloat16 where the processor
-    multiplies it natively, and in float32 elsewhere. Raises UserError if there is no such model.
+    `name` is "smollm2", a Hugging Face folder (of a model, or of an adapter, which is merged into its base), or a hub
+    id. "auto" computes in bfloat16 where the processor multiplies it natively, and in float32 elsewhere; `narrow` also
+    holds the weights so, for those that never learn. Raises UserError if there is no such model.
     """
     from transformers import AutoModelForCausalLM
 
-    return _load(AutoModelForCausalLM, name, device, precision)[0]
+    return _load(AutoModelForCausalLM, name, device, precision, narrow)[0]
 
 
 def load_scorer(
@@ -45,15 +47,16 @@ def load_scorer(
     precision: str = "auto",
     std: float | None = None,
     generator: torch.Generator | None = None,
+    narrow: bool = False,
 ) -> Scorer:
     """A model that gives a number: one that was saved with its head, or a language model with a new one.
 
     A new head is drawn with the standard deviation `std`; None is 1 / √(D + 1), as reward models have it (Stiennon
-    et al. 2020, arXiv:2009.01325, appendix B.1). Raises UserError as `load` does.
+    et al. 2020, arXiv:2009.01325, appendix B.1), and is in float32 always. Raises UserError as `load` does.
     """
     from transformers import AutoModelForSequenceClassification
 
-    trunk, missing = _load(AutoModelForSequenceClassification, name, device, precision, num_labels=1)
+    trunk, missing = _load(AutoModelForSequenceClassification, name, device, precision, narrow, num_labels=1)
     scorer = Scorer(trunk)
     if "score.weight" in missing:
         scorer.reset((scorer.head.in_features + 1) ** -0.5 if std is None else std, generator)
@@ -61,7 +64,7 @@ def load_scorer(
 
 
 def _load(
-    kind: Any, name: str, device: torch.device | str, precision: str, **options: Any
+    kind: Any, name: str, device: torch.device | str, precision: str, narrow: bool, **options: Any
 ) -> tuple[LanguageModel, set[str]]:
     """The model, and the names of the weights that its folder does not have."""
     if precision not in PRECISIONS:
@@ -69,7 +72,8 @@ def _load(
     from transformers import AutoTokenizer
 
     source = str(packaged()) if name == DEFAULT else name
-    if name != DEFAULT and Path(name).exists() and not (Path(name) / "config.json").is_file():
+    files = ("config.json", "adapter_config.json")
+    if Path(source).exists() and not any((Path(source) / file).is_file() for file in files):
         raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -80,8 +84,14 @@ def _load(
         raise UserError(
             f"No model '{name}': give '{DEFAULT}', a Hugging Face folder, or a hub id that can be reached ({error})."
         ) from error
-    wide = precision == "bfloat16" or (precision == "auto" and fast_bfloat16(device))
-    return LanguageModel(module.to(device), tokenizer, torch.bfloat16 if wide else None), set(found["missing_keys"])
+    if lora.has(module):
+        lora.merge(module)
+    halved = precision == "bfloat16" or (precision == "auto" and fast_bfloat16(device))
+    if narrow and halved:
+        for key, weight in module.named_parameters():
+            if not key.startswith("score."):
+                weight.data = weight.data.to(torch.bfloat16)
+    return LanguageModel(module.to(device), tokenizer, torch.bfloat16 if halved else None), set(found["missing_keys"])
 
 
 def fast_bfloat16(device: torch.device | str) -> bool:
@@ -131,14 +141,19 @@ def packaged() -> Path:
     return target
 
 
-def save_folder(module: Any, tokenizer: Any, directory: str | Path) -> Path:
-    """Write a Hugging Face folder that `transformers` loads by itself; whole or not at all."""
+def save_folder(module: Any, tokenizer: Any, directory: str | Path, merged: bool = True) -> Path:
+    """Write a Hugging Face folder that `transformers` loads by itself; whole or not at all.
+
+    Adapters are merged into the weights or, if not `merged`, are all that is written: the folder then names its base.
+    """
     directory = Path(directory)
+    if merged and lora.has(module):
+        module = lora.merged(module)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
         try:
-            module.save_pretrained(draft, max_shard_size="200MB")  # a shard is copied to be written
+            _quietly(lambda: module.save_pretrained(draft, max_shard_size="200MB"))  # a shard is copied to be written
             tokenizer.save_pretrained(draft)
             for file in draft.iterdir():
                 file.chmod(0o644)

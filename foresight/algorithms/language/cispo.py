@@ -66,6 +66,10 @@ class Config:
     """ε: the weight is at most 1 + ε (the paper gives no number; ScaleRL, arXiv:2510.13786, has 1 + ε = 5)."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm."""
+    lora: int = 0
+    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
+    lora_targets: tuple[str, ...] = ()
+    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
     precision: str = "auto"
     """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
     micro_tokens: int = 256

@@ -74,6 +74,10 @@ class Config:
     """Of AdamW."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm."""
+    lora: int = 0
+    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
+    lora_targets: tuple[str, ...] = ()
+    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
     precision: str = "auto"
     """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
     micro_tokens: int = 256

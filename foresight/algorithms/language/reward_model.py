@@ -64,6 +64,10 @@ class Config:
     """Whether the learning rate then falls linearly to 0."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm."""
+    lora: int = 0
+    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
+    lora_targets: tuple[str, ...] = ()
+    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
     precision: str = "auto"
     """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
     micro_tokens: int = 512
@@ -83,7 +87,7 @@ class State:
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the trunk, draw a head, and make the optimiser."""
     generator = torch.Generator().manual_seed(config.seed)
-    scorer = pretrained.load_scorer(config.model, device, config.precision, generator=generator)
+    scorer = learner.scorer(config, device, config.model, generator=generator)
     return State(config, scorer, learner.adamw(scorer, config.learning_rate))
 
 

@@ -95,6 +95,10 @@ class Config:
     """Whether the advantages of a rollout get zero mean and unit deviation."""
     max_grad_norm: float = 1.0
     """The gradients of actor and critic are each scaled down to this norm."""
+    lora: int = 0
+    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
+    lora_targets: tuple[str, ...] = ()
+    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
     precision: str = "auto"
     """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
     micro_tokens: int = 256
@@ -121,7 +125,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     if not 1 <= config.minibatches <= config.prompts:
         raise UserError(f"minibatches is {config.minibatches}: it must be from 1 to prompts ({config.prompts}).")
     policy, optimizer, generator = learner.build(config, device)
-    critic = pretrained.load_scorer(config.critic or config.model, device, config.precision, std=0.0)
+    critic = learner.scorer(config, device, config.critic or config.model, std=0.0)
     judge = None
     if config.reward_model:
         judge = pretrained.load_scorer(config.reward_model, device, config.precision).requires_grad_(False)

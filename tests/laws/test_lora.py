@@ -1,0 +1,222 @@
+"""Adapters on every language algorithm: what samples is what learns, the base never moves and is the reference."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets import learner, lora, pretrained
+from foresight.nets.language import LanguageModel
+from foresight.planning.rollout import complete
+from foresight.runtime import checkpoint
+from tests import tiny_language
+from tests.sabotage import sabotaged_by, scaled
+
+PROMPTS = ["1+1?", "22+3?", "4?"]
+GROUPS = ("grpo", "dr_grpo", "dapo", "rloo", "cispo", "gspo", "rlhf_ppo", "distill")
+ALL = (*GROUPS, "sft", "dpo", "reward_model")
+every = pytest.mark.parametrize("name", ALL)
+
+
+def _model(precision: str = "float32", targets: tuple[str, ...] = ()) -> LanguageModel:
+    """The tiny model with adapters that already say something."""
+    model = pretrained.load(tiny_language.folder(), precision=precision, narrow=True)
+    lora.add(model, 4, targets, torch.Generator().manual_seed(0))
+    _disturb(model)
+    return model
+
+
+def _disturb(model: torch.nn.Module) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+
+
+def _adapters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {n.partition("module.")[2]: p for n, p in model.named_parameters() if "lora_" in n}
+
+
+def _plain(model: LanguageModel, batch: TokenBatch) -> tuple[torch.nn.Module, torch.Tensor]:
+    """peft's own model with the same adapters over the untouched transformers model, and log π row by row."""
+    found = AutoModelForCausalLM.from_pretrained(tiny_language.folder(), dtype=torch.float32)
+    config = LoraConfig(
+        "CAUSAL_LM", r=4, lora_alpha=lora.ALPHA, target_modules=model.module.peft_config["default"].target_modules
+    )
+    plain = get_peft_model(found, config)
+    mine = _adapters(model)
+    for name, weight in plain.base_model.model.named_parameters():
+        if "lora_" in name:
+            weight.data.copy_(mine.pop(name))
+    assert not mine
+    rows = torch.zeros(batch.completion.shape)
+    for p, prompt in enumerate(batch.prompts()):
+        for g in range(batch.completion.shape[1]):
+            length = int(batch.length[p, g])
+            tokens = torch.tensor([prompt + batch.completion[p, g, :length].tolist()])
+            logits = plain(input_ids=tokens).logits[0, len(prompt) - 1 : -1]
+            row = logits.log_softmax(-1).gather(-1, tokens[0, len(prompt) :, None])[:, 0]
+            rows = rows.index_put((torch.tensor(p), torch.tensor(g), torch.arange(length)), row)
+    return plain, rows
+
+
+@sabotaged_by("foresight.nets.lora._forward", lambda f: lambda self, x: self.base_layer(x), scaled(1.01))
+@pytest.mark.parametrize("targets", [(), ("q_proj", "v_proj"), ("layers.1.mlp.down_proj",)])
+def test_the_gradient_is_that_of_pefts_own_forward_pass(targets):
+    model = _model(targets=targets)
+    batch = complete(model, PROMPTS, 3, 6, generator=torch.Generator().manual_seed(2))
+    plain, rows = _plain(model, batch)
+    torch.testing.assert_close(batch.logprob, rows.detach(), atol=1e-5, rtol=1e-5)  # what the sampler saw
+    logprob, _ = model.logprob(batch)
+    torch.testing.assert_close(logprob, rows, atol=1e-5, rtol=1e-5)
+    logprob.sum().backward()
+    rows.sum().backward()
+    theirs = {n: p.grad for n, p in plain.base_model.model.named_parameters() if "lora_" in n}
+    mine = _adapters(model)
+    assert len(mine) == 2 * {(): 14, ("q_proj", "v_proj"): 4}.get(targets, 1)
+    for name, weight in mine.items():
+        assert (weight.grad - theirs[name]).norm() < 1e-5 * theirs[name].norm(), name
+    assert all(p.grad is None for n, p in model.named_parameters() if "lora_" not in n)
+
+
+@sabotaged_by("foresight.nets.lora._forward", lambda f: lambda self, x: self.base_layer(x))
+def test_the_sampler_sees_the_adapter():
+    model, draw = _model(), torch.Generator()
+    with_it = complete(model, PROMPTS, 3, 6, generator=draw.manual_seed(2))
+    without = complete(lora.base(model), PROMPTS, 3, 6, generator=draw.manual_seed(2))
+    plain = complete(tiny_language.model(), PROMPTS, 3, 6, generator=draw.manual_seed(2))
+    assert torch.equal(without.completion, plain.completion)
+    assert not torch.equal(with_it.completion[..., :1], without.completion[..., :1])
+
+
+@sabotaged_by("foresight.nets.lora._remove", lambda f: lambda module: None)
+def test_the_reference_is_the_base_itself_and_no_copy():
+    model = _model()
+    base = learner.frozen(model)
+    batch = complete(model, PROMPTS, 3, 6, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(base.logprob(batch)[0], tiny_language.model().logprob(batch)[0])
+    held = {p.data_ptr() for p in model.parameters()}
+    assert all(p.data_ptr() in held and not p.requires_grad for p in base.parameters())
+    assert lora.has(model.module) and not lora.has(base.module)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_at_first_nothing_has_changed(name, precision):
+    module, state = _state(name, precision=precision, kl_coef=0.1)
+    batch = complete(state.policy, PROMPTS, 4, 6, generator=state.generator)
+    metrics = module.update(state, batch, torch.tensor([[0.0, 1.0, 0.0, 2.0]] * 3))
+    rounding = 1e-6 if precision == "float32" else 0.05  # of rloo, which compares with what the sampler said
+    assert abs(metrics["kl"]) <= (rounding if name == "rloo" else 0)
+    assert metrics["sampler_error"] < (1e-5 if precision == "float32" else 0.05)
+    weights = dict(state.policy.named_parameters())
+    narrow = {p.dtype for n, p in weights.items() if "lora_" not in n}
+    assert narrow == {torch.float32 if precision == "float32" else torch.bfloat16}
+    assert {p.dtype for n, p in weights.items() if "lora_" in n} == {torch.float32}
+    assert state.reference.logprob(batch)[0].isfinite().all()
+
+
+def _state(name: str, **fields):
+    module = importlib.import_module(f"foresight.algorithms.language.{name}")
+    base = {
+        "model": tiny_language.folder(), "teacher": tiny_language.folder(1), "precision": "float32", "lora": 4,
+        "prompts": 4, "group": 4, "minibatches": 2, "max_new_tokens": 6, "batch": 4, "steps": 3, "learning_rate": 1e-2,
+        "overlong_filter": False,
+    }  # fmt: skip
+    known = module.Config.__dataclass_fields__
+    return module, module.build(module.Config(**{k: v for k, v in {**base, **fields}.items() if k in known}))
+
+
+def _task(name: str) -> TextTask:
+    def row(i: int) -> Example:
+        prompt, right, wrong = f"{i}+1?", str(i + 1), f"a{i}"
+        columns = {
+            "sft": {"prompt": prompt, "completion": right},
+            "dpo": {"prompt": prompt, "chosen": right, "rejected": wrong},
+            "reward_model": {"prompt": prompt, "chosen": right, "rejected": wrong},
+        }.get(name, {"prompt": prompt})
+        return Example(prompt, columns=columns)
+
+    def count(examples, completions):
+        return [float(sum(map(str.isdigit, text))) for text in completions]
+
+    return TextTask("t", [row(i) for i in range(8)], [row(9)], count if name in GROUPS else None)
+
+
+@every
+def test_only_the_adapters_learn(name):
+    module, state = _state(name)
+    parts = [part for part in vars(state).values() if isinstance(part, torch.nn.Module)]
+    before = [copy.deepcopy(part.state_dict()) for part in parts]
+    *_, (_, _, state) = module.train(state.config, _task(name), state)
+    moved = [
+        key
+        for part, old in zip(parts, before, strict=True)
+        for key, value in part.state_dict().items()
+        if not torch.equal(value, old[key])
+    ]
+    assert any("lora_A" in key for key in moved) and any("lora_B" in key for key in moved)
+    assert all("lora_" in key or key.endswith("score.weight") for key in moved)
+    assert any(key.endswith("score.weight") for key in moved) == (name in ("reward_model", "rlhf_ppo"))
+
+
+@every
+def test_a_checkpoint_continues_bit_for_bit(name, tmp_path):
+    module, whole = _state(name)
+    *_, (_, _, whole) = module.train(whole.config, _task(name), whole)
+    _, half = _state(name)
+    half = next(state for step, _, state in module.train(half.config, _task(name), half) if step == 1)
+    saved = checkpoint.save(tmp_path, half, 1)
+    _, resumed = _state(name)
+    checkpoint.restore(saved, resumed)
+    *_, (_, _, resumed) = module.train(resumed.config, _task(name), resumed)
+    for a, b in zip(_weights(whole), _weights(resumed), strict=True):
+        assert torch.equal(a, b)
+
+
+def _weights(state) -> list[torch.Tensor]:
+    return [p for part in vars(state).values() if isinstance(part, torch.nn.Module) for p in part.parameters()]
+
+
+@sabotaged_by("foresight.nets.lora.merge", lambda f: lora._remove)
+def test_both_exported_forms_load_and_say_the_same(tmp_path):
+    module, state = _state("grpo")
+    _disturb(state.policy)
+    merged = module.export(state, tmp_path / "merged")
+    adapter = learner.export(state, tmp_path / "adapter", merged=False)
+    tokens = torch.tensor([state.policy.encode("12+3?")])
+
+    def ours(model: LanguageModel) -> torch.Tensor:
+        return model.logits(model(tokens, torch.tensor([tokens.shape[1]]))[0])
+
+    with torch.no_grad():
+        expected = ours(state.policy)
+        for plain in (
+            AutoModelForCausalLM.from_pretrained(merged),
+            AutoModelForCausalLM.from_pretrained(adapter),
+            AutoPeftModelForCausalLM.from_pretrained(adapter),
+        ):
+            torch.testing.assert_close(plain(input_ids=tokens).logits, expected, atol=1e-4, rtol=1e-4)
+        for folder in (merged, adapter):
+            loaded = pretrained.load(str(folder), precision="float32")
+            assert not lora.has(loaded.module)
+            torch.testing.assert_close(ours(loaded), expected, atol=1e-4, rtol=1e-4)
+    written = json.loads((adapter / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == tiny_language.folder()
+    assert not (adapter / "model.safetensors").exists()
+
+
+def test_a_target_that_matches_nothing_is_refused_by_name():
+    with pytest.raises(UserError, match=r"Unknown lora target 'qproj'.*'q_proj'.*down_proj, gate_proj, k_proj"):
+        _state("grpo", lora_targets=("v_proj", "qproj"))
+    with pytest.raises(UserError, match="rank"):
+        _state("grpo", lora=-1)
