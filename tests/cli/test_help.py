@@ -23,16 +23,22 @@ sys.exit(code)
     "words", [["--help"], ["train", "--help"], ["train", "ppo", "--help"], ["list"], ["show", "grpo"]]
 )
 def test_help_is_quick_and_light(words: list[str]) -> None:
-    seconds = []
+    """Half a second where the libraries of the command line themselves load in 0.15."""
+    least, floor = 9.0, 9.0
     for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", PROBE, *words], capture_output=True, text=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done, seconds = _processor_seconds(PROBE, *words)
         assert done.returncode == 0, done.stderr
         assert done.stderr == "heavy: " and done.stdout
-        # Processor time and not the clock: the test must not depend on who else is busy here.
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.5
+        least, floor = min(least, seconds), min(floor, _processor_seconds("import tyro, rich.table, yaml")[1])
+    assert least < 3.5 * floor
+
+
+def _processor_seconds(code: str, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Processor time and not the clock, beside a floor on the same machine: who else is busy must not decide."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_help_names_every_command(call: Callable) -> None:

@@ -204,7 +204,7 @@ def _qac_state(**options) -> qac.State:
 
 
 @sabotaged_by("foresight.ops.policy.reinforce", flip_sign)
-@sabotaged_by("foresight.algorithms.policy.qac._of", lambda f: lambda q, action: f(q, 1 - action))
+@sabotaged_by("foresight.ops.targets.taken", lambda f: lambda q, action: f(q, 1 - action))
 @sabotaged_by("foresight.ops.returns.lambda_return", shift("next_value"), change("lam", lambda x: 1.0))
 def test_qac_golden():
     rows = _digits(next_value=torch.tensor([[2.0, 2.0, 1.5]]))  # Sarsa: q of actions 1, 1, then the mean over both
@@ -216,7 +216,7 @@ def test_qac_golden():
 
 
 @sabotaged_by("foresight.envs.collect.successors", shift("value"))
-@sabotaged_by("foresight.algorithms.policy.qac._mean", scaled(0.5))
+@sabotaged_by("foresight.ops.targets.expected", scaled(0.5))
 def test_sarsa_follows_the_action_that_was_taken_next():
     env = Clock((1.0, 1.0), num_envs=3)
     state = _qac_state(unroll_steps=20)
@@ -229,7 +229,7 @@ def test_sarsa_follows_the_action_that_was_taken_next():
     assert batch.next_value[:, -1].tolist() == [1.5] * 3
 
 
-@sabotaged_by("foresight.algorithms.policy.qac._mean", scaled(0.9))
+@sabotaged_by("foresight.ops.targets.expected", scaled(0.9))
 @given(seed=st.integers(0, 2**31))
 def test_summing_over_actions_is_the_mean_of_drawing_them(seed):
     """∇ Σ_a π(a|s) q(s, a) = Σ_a π(a|s) q(s, a) ∇log π(a|s)."""
