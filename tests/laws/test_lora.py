@@ -22,7 +22,8 @@ from tests import tiny_language
 from tests.sabotage import sabotaged_by, scaled
 
 PROMPTS = ["1+1?", "22+3?", "4?"]
-GROUPS = ("grpo", "dr_grpo", "dapo", "rloo", "cispo", "gspo", "rlhf_ppo", "distill")
+GROUPS = ("grpo", "dr_grpo", "dapo", "rloo", "cispo", "gspo", "rlhf_ppo", "distill", "mtp_critic")
+WHOLE = ("heads", "averaged")  # small parts that learn whole beside a frozen trunk
 ALL = (*GROUPS, "sft", "dpo", "reward_model")
 every = pytest.mark.parametrize("name", ALL)
 
@@ -155,7 +156,9 @@ def _task(name: str) -> TextTask:
 @every
 def test_only_the_adapters_learn(name):
     module, state = _state(name)
-    parts = [part for part in vars(state).values() if isinstance(part, torch.nn.Module)]
+    modules = {key: part for key, part in vars(state).items() if isinstance(part, torch.nn.Module)}
+    parts = [part for key, part in modules.items() if key not in WHOLE]
+    whole = {key: copy.deepcopy(part.state_dict()) for key, part in modules.items() if key in WHOLE}
     before = [copy.deepcopy(part.state_dict()) for part in parts]
     *_, (_, _, state) = module.train(state.config, _task(name), state)
     moved = [
@@ -167,6 +170,9 @@ def test_only_the_adapters_learn(name):
     assert any("lora_A" in key for key in moved) and any("lora_B" in key for key in moved)
     assert all("lora_" in key or key.endswith("score.weight") for key in moved)
     assert any(key.endswith("score.weight") for key in moved) == (name in ("reward_model", "rlhf_ppo"))
+    for key, old in whole.items():
+        assert any(not torch.equal(value, old[k]) for k, value in modules[key].state_dict().items())
+    assert bool(whole) == (name == "mtp_critic")
 
 
 @every

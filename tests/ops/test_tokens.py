@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresight.ops import tokens
-from tests.sabotage import flip_sign, sabotaged_by, scaled
+from foresight.ops import kl, tokens
+from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
 
 
 def _plain(logits, chosen, temperature):
@@ -58,3 +58,31 @@ def test_narrow_logits_keep_their_type_and_give_wide_answers():
     exact = logits.detach().float().requires_grad_()
     exact.log_softmax(-1)[torch.arange(3), torch.tensor([1, 2, 3])].sum().backward()
     torch.testing.assert_close(logits.grad.float(), exact.grad, atol=4e-3, rtol=1e-2)
+
+
+@sabotaged_by("foresight.ops.tokens.token_divergence", scaled(1.01), swap("logits", "target"))
+@pytest.mark.parametrize("rows", [1, 64, 150])
+def test_the_divergence_is_the_exact_one(rows):
+    logits, target = 3 * torch.randn(rows, 37), 3 * torch.randn(rows, 37)
+    distance, overlap = tokens.token_divergence(logits, target)
+    torch.testing.assert_close(distance, kl.categorical(target, logits))
+    shared = torch.minimum(logits.softmax(-1), target.softmax(-1)).sum(-1)
+    torch.testing.assert_close(overlap, shared)
+
+
+def test_the_gradient_of_the_divergence():
+    target = torch.randn(70, 5, dtype=torch.float64)
+    logits = torch.randn(70, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: tokens.token_divergence(x, target)[0], logits)
+    assert not tokens.token_divergence(logits, target)[1].requires_grad
+
+
+@sabotaged_by("foresight.ops.tokens.token_divergence", change("target", lambda z: z.clamp(min=-1.0)))
+def test_a_token_that_both_rule_out_adds_nothing():
+    logits = torch.tensor([[0.5, -torch.inf, 1.0]], requires_grad=True)
+    target = torch.tensor([[2.0, -torch.inf, 0.0]])
+    distance, overlap = tokens.token_divergence(logits, target)
+    distance.sum().backward()
+    torch.testing.assert_close(distance[0], kl.categorical(target[0, [0, 2]], logits[0, [0, 2]]).detach())
+    torch.testing.assert_close(logits.grad[0], logits.detach()[0].softmax(-1) - target[0].softmax(-1))
+    assert 0 < overlap < 1

@@ -1,0 +1,284 @@
+"""The multi-token heads of a language model as its critic: no group of answers, no critic network.
+
+Our own composition; its parts are from DeepSeek-V3 2024 (arXiv:2412.19437, §2.2: the heads), Sutton 1988 (the TD
+target), Lillicrap et al. 2016 (arXiv:1509.02971: averaged target weights) and Schulman et al. 2017 (arXiv:1707.06347).
+Head k of K (`nets.mtp`) looks at the state s_t, the text before token t, from a trunk that is k - 1 tokens behind, and
+says what token comes and what the state is worth:
+
+    L = 1/N Σ_t [ −min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) + λ₂/K Σ_k huber(vᵏ_t − yᵏ_t) + β/(K-1) Σ_k>1 KL(π ‖ pᵏ)_t ]
+    yᵏ_t = r_t + γ v̄ᵏ_{t+1}            v̄: Polyak averages of the heads alone, over the trunk as it is
+    A_t: GAE over the tokens, whose value is the mean of the K opinions
+
+The reward r is the grader's, paid at the last token. The huber is quadratic up to an error of c and linear beyond: the
+gradient of a value is clamped to ±c. Token prediction has soft targets, the policy's own distribution at that state,
+and reaches neither the trunk nor the shared unembedding: with hard targets and an open trunk it collapses the entropy.
+The gradient of the values may be kept from the trunk, too.
+
+One pass through the trunk serves it all: it is its own π_old and its own baseline, as long as there is one pass a
+rollout. So advantages are not whitened, which would need a pass before. Left out: a KL to a reference.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import TextTask
+from foresight.errors import UserError
+from foresight.nets import learner, mtp, pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import split, step
+from foresight.nets.mtp import MultiTokenHeads
+from foresight.nets.optim import track
+from foresight.ops import schedules
+from foresight.ops.aggregate import per_token
+from foresight.ops.diagnostics import explained_variance, rollout_sums
+from foresight.ops.policy import clipped_surrogate, ratio
+from foresight.ops.returns import discounted_return, gae, lambda_return
+from foresight.ops.tokens import token_divergence, token_logprob
+from foresight.ops.value import huber_loss
+from foresight.planning.rollout import answer, sample
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("reward", "length", "entropy", "explained_variance", "acceptance")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of the multi-token critic. No paper has all of them: each says whose it is."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder (its heads are used if it has any), or a hub id."""
+    steps: int = 60
+    """Updates in all."""
+    seed: int = 0
+    """Of prompts, sampling and new heads."""
+    prompts: int = 64
+    """Prompts an update, each with one completion (as many completions as grpo's 8 × 8)."""
+    max_new_tokens: int = 16
+    """Tokens a completion may have."""
+    temperature: float = 1.0
+    """Of sampling, and of the policy whose gradient is taken."""
+    heads: int = 3
+    """K; 1 is a value on the trunk and nothing else (DeepSeek-V3: 2; MiniMax-M2: 4)."""
+    learning_rate: float = 1e-5
+    """Of the trunk's AdamW (grpo's)."""
+    head_learning_rate: float = 1e-3
+    """Of the heads': they begin from nothing (RLHF's critics: 1e-5, from a whole model)."""
+    warmup: int = 0
+    """Updates over which the learning rates rise."""
+    anneal: bool = False
+    """Whether the learning rates then fall linearly to 0."""
+    epochs: int = 1
+    """Gradient steps on each rollout."""
+    clip_ratio: float = 0.2
+    """ε of the clipped ratio (PPO: 0.2)."""
+    gamma: float = 1.0
+    """Discount between tokens (RLHF: 1)."""
+    gae_lambda: float = 0.95
+    """λ of the advantage; 0 is the TD error (RLHF: 0.95)."""
+    td_lambda: float = 0.0
+    """λ of the values' target: 0 is r + γ v̄, 1 the return itself (VAPO, arXiv:2504.05118: 1)."""
+    polyak: float = 0.1
+    """How far the averaged heads follow in an update (DDPG: 0.001, with a hundred times as many updates)."""
+    value_coef: float = 0.1
+    """λ₂ of the value loss."""
+    value_clip: float = 1.0
+    """c, to which the gradient of a value is clamped, in units of reward (DQN: 1)."""
+    detach_value: bool = False
+    """Whether the gradient of the values is kept from the trunk."""
+    token_coef: float = 0.1
+    """β of token prediction (DeepSeek-V3: 0.3, then 0.1)."""
+    max_grad_norm: float = 1.0
+    """The gradients of trunk and heads are each scaled down to this norm."""
+    lora: int = 0
+    """Rank of adapters that learn while the trunk is frozen (LoRA); the heads learn whole. 0: all weights learn."""
+    lora_targets: tuple[str, ...] = ()
+    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    micro_tokens: int = 256
+    """Distinct completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes while the critic runs."""
+
+    config: Config
+    policy: LanguageModel
+    heads: MultiTokenHeads
+    averaged: MultiTokenHeads
+    optimizer: torch.optim.Optimizer
+    head_optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the policy, its heads or new ones, and make their averages and the optimisers."""
+    if config.heads < 1:
+        raise UserError(f"heads is {config.heads}: at least 1 is needed, the trunk's own with a value.")
+    policy, optimizer, generator = learner.build(config, device)
+    heads = pretrained.load_heads(config.model, device)
+    if heads is None or len(heads) != config.heads:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            heads = mtp.heads_for(policy, config.heads)
+    averaged = copy.deepcopy(heads).requires_grad_(False)
+    head_optimizer = learner.adamw(heads, config.head_learning_rate)
+    return State(config, policy, heads, averaged, optimizer, head_optimizer, generator)
+
+
+act = answer
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What part of a rollout is learnt from, fixed in the first pass over it: old, advantage `[P, G, T]`, y `[K, ...]`.
+
+    `value` and `earned`, the baseline and the return from there, `[P, G, T]`, are to watch.
+    """
+
+    old: Tensor
+    advantage: Tensor
+    target: Tensor
+    value: Tensor
+    earned: Tensor
+
+
+def targets(
+    config: Config,
+    batch: TokenBatch,
+    rewards: Tensor,
+    old: Tensor,
+    values: Tensor,
+    averaged: Tensor,
+    exist: Tensor,
+) -> Targets:
+    """The TD targets and advantages of answers `[P, G, T]` that earned `rewards` `[P, G]` (NaN: unscorable).
+
+    Shapes: values, averaged and exist `[K, P, G, T]`: of the state before each token, by the heads and by their
+    averages, and whether the head exists there.
+    """
+    heads, shape, device = len(values), old.shape, old.device
+    last, place = batch.length[..., None].to(device) - 1, torch.arange(shape[-1], device=device)
+    paid = rewards.to(device).nan_to_num()[..., None]
+    reward = torch.where(place == last, paid, 0.0)
+    discount, cut = config.gamma * (place < last).float(), (place >= last).float()
+    mask = batch.scored(rewards).to(device)
+    value = (values * exist).sum(0) / exist.sum(0).clamp(min=1)
+
+    def after(x: Tensor) -> Tensor:
+        return functional.pad(x[..., 1:], (0, 1))
+
+    def rows(x: Tensor, count: int = 1) -> Tensor:
+        return x.expand(count, *shape).reshape(-1, shape[-1])
+
+    r, d, c = (rows(x) for x in (reward, discount, cut))
+    advantage, _ = gae(r, d, c, rows(value), rows(after(value)), config.gae_lambda, rows(mask))
+    earned = discounted_return(r, d, c, None, rows(mask))
+    r, d, c = (rows(x, heads) for x in (reward, discount, cut))
+    target = lambda_return(r, d, c, after(averaged).reshape(-1, shape[-1]), config.td_lambda, rows(mask, heads))
+    return Targets(old, advantage.view(shape), target.view(heads, *shape), value, earned.view(shape))
+
+
+def loss(
+    state: State, batch: TokenBatch, rewards: Tensor, weights: Tensor, fixed: Targets | None
+) -> tuple[Tensor, Targets, dict[str, Tensor]]:
+    """The loss of part of a rollout: rewards `[P, G]`, weights `[P, G, T]`, and what the first pass fixed (None: this).
+
+    Returns the loss, what is fixed, and sums over the part for the metrics.
+    """
+    config, policy, heads = state.config, state.policy, state.heads
+    seen = mtp.view(policy, batch)
+    logits = policy.logits(seen.hidden[seen.context])
+    logprob, entropy = (seen.spread(x) for x in token_logprob(logits, seen.tokens, config.temperature))
+    closed = seen.hidden.detach()
+    features, exist = heads(closed if config.detach_value else seen.hidden, seen.embedded, seen.parents)
+    values, exist = seen.spread(heads.values(features[:, seen.context])), seen.spread(exist[:, seen.context])
+    if fixed is None:
+        with torch.no_grad():
+            apart, _ = state.averaged(closed, seen.embedded, seen.parents)
+            averaged = seen.spread(state.averaged.values(apart[:, seen.context]))
+            fixed = targets(config, batch, rewards, logprob.detach(), values.detach(), averaged, exist)
+    rho = ratio(logprob, fixed.old)
+    terms = {
+        "policy": clipped_surrogate(rho, fixed.advantage, config.clip_ratio),
+        "value": (huber_loss(values, fixed.target, config.value_clip) * exist).sum(0) / exist.sum(0).clamp(min=1),
+    }
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, seen.mask, config.clip_ratio)
+    if len(heads) > 1:
+        behind = features if config.detach_value else heads(closed, seen.embedded, seen.parents)[0]
+        drafts = (mtp.logits(policy, behind[k, seen.context]) for k in range(1, len(heads)))
+        found = [[seen.spread(x) for x in token_divergence(draft, logits.detach())] for draft in drafts]
+        distance, overlap = (torch.stack(x) * exist[1:] for x in zip(*found, strict=True))
+        terms["token"] = distance.sum(0) / exist[1:].sum(0).clamp(min=1)
+        sums["acceptance"] = (overlap.sum(0) / exist[1:].sum(0).clamp(min=1)).sum()
+    sums |= {f"{name}_loss": (term.detach() * seen.mask).sum() for name, term in terms.items()}
+    coefficients = {"policy": 1.0, "value": config.value_coef, "token": config.token_coef}
+    return sum(((coefficients[n] * weights * t).sum() for n, t in terms.items()), torch.zeros(())), fixed, sums
+
+
+def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
+    """One rollout's gradient steps, and the averages' step after them. Rewards `[P, G]`, NaN where unscorable."""
+    config, device = state.config, state.policy.device
+    scored = batch.scored(rewards)
+    weights = per_token(scored.flatten(0, 1)).view_as(scored)  # of the whole batch, before it is split
+    parts = split(batch, scored.any((1, 2)).nonzero()[:, 0], config.micro_tokens)
+    fixed: list[Targets | None] = [None] * len(parts)
+
+    def piece(i: int) -> tuple[Tensor, dict[str, Tensor]]:
+        few = batch.select(parts[i])
+        weight = weights[parts[i]][..., : few.completion.shape[-1]].to(device)
+        value, fixed[i], sums = loss(state, few, rewards[parts[i]], weight, fixed[i])
+        return value, sums
+
+    metrics = {"unscorable": rewards.isnan().float().mean().item()}
+    rise = schedules.planned(1.0, state.step, config.steps, config.warmup, config.anneal)
+    tokens = sum(int(batch.length[part].sum()) for part in parts)
+    for _ in range(config.epochs if parts else 0):
+        with state.policy.precision():  # around all parts, so that the weights are rounded once
+            pieces = (functools.partial(piece, i) for i in range(len(parts)))
+            metrics |= step(state.optimizer, pieces, config.learning_rate * rise, config.max_grad_norm, tokens)
+        if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
+            state.head_optimizer.zero_grad()
+            break
+        # The pieces left the heads' gradients behind; they are limited by themselves, so as not to hide the trunk's.
+        apart = step(state.head_optimizer, (), config.head_learning_rate * rise, config.max_grad_norm)
+        metrics["head_grad_norm"] = apart["grad_norm"]
+        track(state.averaged, state.heads, config.polyak)
+    known = [(x.value, x.earned, batch.select(part).scored(rewards[part]))
+             for x, part in zip(fixed, parts, strict=True) if x is not None]  # fmt: skip
+    if known:
+        value, earned = (torch.cat([row[i][row[2].to(row[i].device)] for row in known]) for i in range(2))
+        metrics["explained_variance"] = explained_variance(value, earned).item()
+    return metrics
+
+
+def export(state: State, directory: str | Path, merged: bool = True) -> Path:
+    """Write the policy as `learner.export` does, with its heads beside it."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory, merged, state.heads)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Answer prompts once each, grade, update; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    while state.step < config.steps:
+        rollout = sample(state, env)
+        metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards)}
+        state.step += 1
+        yield state.step, metrics, state
