@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import statistics
 import sys
 import time
 import traceback
@@ -241,12 +242,25 @@ def add(found: dict[str, Any]) -> None:
         "seeds": seeds,
         "steps": {name: world.steps for name, world in WORLDS.items()},
         "episodes": EPISODES,
+        "success": means(cells),
         "seconds": round(sum(c["seconds"] for c in cells), 1),
         "versions": bench.versions(),
         "machine": bench.machine(),
         "cells": cells,
     }
     checkpoint.write_whole(FILE, json.dumps(result, indent=1) + "\n")
+
+
+def means(cells: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Mean success over the seeds that count, by world, length and memory."""
+    found: dict[tuple[str, int, str], list[float]] = {}
+    for c in cells:
+        if c["seed"] != TUNED["seed"]:
+            found.setdefault((c["world"], c["length"], c["memory"]), []).append(c["success"])
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for (name, length, kind), values in found.items():
+        table.setdefault(name, {}).setdefault(str(length), {})[kind] = statistics.fmean(values)
+    return table
 
 
 def main() -> int:

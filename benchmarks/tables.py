@@ -1,4 +1,4 @@
-"""Write docs/results.md from the JSON files in results/: no figure in it is typed by hand.
+"""Write docs/results.md from the JSON files in results/, and the index that is packaged: no figure is typed by hand.
 
 python benchmarks/tables.py
 """
@@ -6,22 +6,58 @@ python benchmarks/tables.py
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from foresight.runtime.results import INDEX, Row, document, figure, gather
+from foresight.runtime.suites import suites
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Results
 
 Made by `python benchmarks/tables.py` from the files in [results](../results), which hold seeds,
-versions and the machine. A baseline is the untrained model, or uniformly random actions.
+versions and the machine. A baseline is the untrained model, or uniformly random actions. What was reached is the
+interquartile mean over the seeds with its bootstrap interval. Where fewer seeds or steps were run than the suite asks
+for, the table says so.
 """
 
 
-def figure(value: float | None, digits: int = 4) -> str:
-    """A number as a table shows it."""
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+def targets(rows: list[Row]) -> list[str]:
+    """The tables of the suites: what was asked for, what was reached, and at which budget."""
+    lines = []
+    for suite in suites().values():
+        lines += [
+            f"## {suite.name}: {suite.title}",
+            "",
+            f"Rerun by `foresight reproduce {suite.name}`.",
+            "",
+            "| algorithm | task | target | reached [95% interval] | verdict | seeds | steps a seed | episodes |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for row in (row for row in rows if row.suite == suite.name):
+            task = row.task if row.value is None else f"[{row.task}](../{row.file})"
+            judged = "not run" if row.value is None else {True: "met", False: "**miss**", None: ""}[row.met]
+            steps = part(row.done_steps, row.steps) + (f" {row.unit}" if row.done_steps or row.steps else "")
+            lines.append(
+                f"| {row.algorithm} | {task} | {row.target or '–'} | {figure(row.value)}{band(row.interval)} | "
+                f"{judged} | {part(row.done_seeds, row.seeds)} | {steps} | {figure(row.episodes)} |"
+            )
+        lines.append("")
+    return lines[:-1]
+
+
+def band(interval: Sequence[float | None] | None) -> str:
+    """An interval after its number."""
+    low, high = interval or (None, None)
+    return "" if low is None else f" [{figure(low)}, {figure(high)}]"
+
+
+def part(done: int | None, asked: int | None) -> str:
+    """How many of how many, where it is fewer than were asked for."""
+    if done is None or asked is None or done >= asked:
+        return figure(done if done is not None else asked, 7)
+    return f"{done:,} of {asked:,}"
 
 
 def reached(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -33,12 +69,10 @@ def reached(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, r in results:
-        low, high = r["interval_95"]
-        band = "" if low is None else f" [{figure(low)}, {figure(high)}]"
         minutes = sum(r["seconds"]) / len(r["seconds"]) / 60
         lines.append(
             f"| [{r['what']}](../results/{name}) | {r['metric']} | {len(r['seeds'])} × {r['episodes']} | "
-            f"{figure(r['iqm'])}{band} | {figure(r['worst'])} | {figure(r['baseline'])} | "
+            f"{figure(r['iqm'])}{band(r['interval_95'])} | {figure(r['worst'])} | {figure(r['baseline'])} | "
             f"{r['steps']:,} {r['unit']} | {minutes:.1f} | `{r['command']}` |"
         )
     return lines
@@ -81,9 +115,10 @@ def page() -> str:
     parts: dict[Any, list[tuple[str, dict[str, Any]]]] = {reached: [], speed: [], other: []}
     for name, result in results:
         parts[reached if "iqm" in result else speed if "rounds" in result else other].append((name, result))
-    tables = ["\n".join(section(rows)) for section, rows in parts.items() if rows]
-    return "\n\n".join([HEAD.rstrip(), *tables]) + "\n"
+    tables = ["\n".join(section(found)) for section, found in parts.items() if found]
+    return "\n\n".join([HEAD.rstrip(), "\n".join(targets(gather())), *tables]) + "\n"
 
 
 if __name__ == "__main__":
     (ROOT / "docs" / "results.md").write_text(page(), encoding="utf-8")
+    INDEX.write_text(document(), encoding="utf-8")

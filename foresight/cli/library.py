@@ -10,33 +10,36 @@ from rich.padding import Padding
 from rich.text import Text
 
 from foresight.cli import fields, screen
-from foresight.runtime import catalog
+from foresight.runtime import catalog, results
 
 
 def list_(json: bool = False) -> int:
-    """List the algorithms: wing, world and presets.
+    """List the algorithms, each with the committed results that prove it.
 
     Args:
         json: print one JSON document instead of a table.
     """
-    entries = list(catalog.algorithms().values())
+    entries, found = list(catalog.algorithms().values()), results.rows()
     if json:
-        screen.emit([_facts(entry, catalog.presets(entry.name)) for entry in entries])
+        screen.emit([_facts(entry, catalog.presets(entry.name), found) for entry in entries])
         return 0
     rows = [
-        (entry.name, entry.wing, entry.world, entry.title.removesuffix("."), _few(list(catalog.presets(entry.name))))
-        for entry in entries
+        (entry.name, entry.title.removesuffix("."), _best(results.verified(entry.name, found))) for entry in entries
     ]
     console = screen.stdout()
-    console.print(screen.table(("algorithm", "wing", "world", "what it is", "presets"), rows, wrap="what it is"))
-    console.print("\nforesight show NAME tells more; foresight train NAME starts.", style="dim")
+    console.print(screen.table(("algorithm", "what it is", "verified"), rows, wrap=("what it is", "verified")))
+    console.print(
+        "\nforesight show NAME tells more, presets and all results; foresight train NAME starts.", style="dim"
+    )
     return 0
 
 
-def _few(names: list[str], most: int = 2) -> str:
-    """The first names, and how many more there are: the column must leave room for the others."""
-    more = f", +{len(names) - most}" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _best(rows: list[results.Row]) -> str:
+    """The first result, where it is, and how many more there are."""
+    if not rows:
+        return "not run"
+    more = f" (+{len(rows) - 1})" if len(rows) > 1 else ""
+    return f"{rows[0].words()}\n{rows[0].file}{more}"
 
 
 def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
@@ -48,12 +51,14 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
     """
     entry = catalog.entry(name)
     described = fields.describe(catalog.config_class(name), entry.path)
-    presets = catalog.presets(name)
+    presets, found = catalog.presets(name), results.rows()
     page = catalog.ROOT.parent / "docs" / f"{entry.name}.md"
     if json:
         config = [dataclasses.asdict(field) for field in described]
         docs = str(page) if page.is_file() else None
-        screen.emit({**_facts(entry, presets), "doc": entry.doc, "config": config, "presets": presets, "docs": docs})
+        screen.emit(
+            {**_facts(entry, presets, found), "doc": entry.doc, "config": config, "presets": presets, "docs": docs}
+        )
         return 0
     console = screen.stdout()
     console.print(entry.doc, markup=False)
@@ -66,6 +71,12 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
         for key, preset in presets.items():
             words = f"{_differences(preset)}\nSource: {preset.get('source', 'none')}"
             console.print(Text(key), Padding(Text(words), (0, 0, 0, 4)))
+    console.print("\nVerified", style="bold")
+    verified = results.verified(entry.name, found)
+    for row in verified:
+        console.print(f"{row.words()}, {row.file}", markup=False, soft_wrap=True)
+    if not verified:
+        console.print("not run")
     console.print(f"\nSource {entry.path}" + (f"\nPage   {page}" if page.is_file() else ""), style="dim")
     return 0
 
@@ -77,7 +88,7 @@ def plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _facts(entry: catalog.Entry, presets: dict[str, Any]) -> dict[str, Any]:
+def _facts(entry: catalog.Entry, presets: dict[str, Any], found: list[results.Row]) -> dict[str, Any]:
     return {
         "name": entry.name,
         "wing": entry.wing,
@@ -85,6 +96,7 @@ def _facts(entry: catalog.Entry, presets: dict[str, Any]) -> dict[str, Any]:
         "unit": entry.unit,
         "title": entry.title,
         "presets": list(presets),
+        "verified": [{**dataclasses.asdict(row), "met": row.met} for row in results.verified(entry.name, found)],
     }
 
 

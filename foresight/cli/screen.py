@@ -29,11 +29,12 @@ def emit(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: str | None = None) -> Table:
-    """A plain table; only the column `wrap` may break its lines."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: str | Sequence[str] = ()) -> Table:
+    """A plain table; only the columns `wrap` may break their lines."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    breaking = (wrap,) if isinstance(wrap, str) else wrap
     for column in columns:
-        made.add_column(column, no_wrap=column != wrap, overflow="fold")
+        made.add_column(column, no_wrap=column not in breaking, overflow="fold")
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -69,10 +70,11 @@ def reproduce(
         quick: run little, only to see that everything works; writes under runs/ unless --out is given.
         json: print as JSON.
     """
-    from foresight.runtime import reproduce as suites
+    from foresight.runtime import reproduce as again
+    from foresight.runtime import results
 
     if name is None:
-        found = suites.suites().values()
+        found = again.suites().values()
         if json:
             screen.emit([dataclasses.asdict(one) for one in found])
         else:
@@ -80,12 +82,15 @@ def reproduce(
             screen.stdout().print(screen.table(("suite", "what it is", "results"), rows, wrap="what it is"))
         return 0
     errors = screen.stderr()
-    files = suites.reproduce(name, out, quick, say=lambda text: errors.print(text, style="dim", markup=False))
+    files = again.reproduce(name, out, quick, say=lambda text: errors.print(text, style="dim", markup=False))
     if json:
         screen.emit([str(file) for file in files])
     else:
         for file in files:
             screen.stdout().print(str(file), markup=False, soft_wrap=True)
+        for row in results.gather(Path(files[0]).parent if files else None):
+            if row.suite == name and row.value is not None:
+                screen.stdout().print(f"{row.algorithm}: {row.words()}", markup=False, soft_wrap=True)
     return 0
 
 

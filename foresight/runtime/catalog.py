@@ -115,13 +115,15 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
     found = entry(name)
     folder = ROOT / "presets" if found.path.is_relative_to(ROOT) else found.path.parent
     path = folder / f"{found.name}.yaml"
-    if not path.is_file():
-        return {}
+    return dict(read_yaml(path) or {}) if path.is_file() else {}
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file of plain values holds, by the fast parser where PyYAML was built with it."""
     import yaml
 
     # libyaml where the wheel has it: `foresight list` reads every preset, and in Python that is half of its time.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return dict(yaml.load(path.read_text(encoding="utf-8"), loader) or {})
+    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _read(path: Path) -> Entry | None:

@@ -4,54 +4,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
+from foresight.runtime.suites import Experiment, Trained, suites
 
-SUITES = Path(__file__).with_name("suites.yaml")
 QUICK = 100  # --quick trains a hundredth of the steps
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A preset to train over seeds 0 to `seeds` - 1."""
-
-    algorithm: str
-    preset: str
-    seeds: int = 5
-    episodes: int | None = None  # of an evaluation; None: the preset's
-    steps: int | None = None  # None: the preset's
-
-
-@dataclass(frozen=True)
-class Suite:
-    """What belongs to one name: experiments as `module:function`, and presets to train."""
-
-    name: str
-    title: str
-    experiments: tuple[str, ...] = ()
-    runs: tuple[Trained, ...] = field(default=())
-
-
-def suites(path: Path = SUITES) -> dict[str, Suite]:
-    """Every suite by name. Raises UserError for an entry with a key that does not exist."""
-    import yaml
-
-    found = {}
-    for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
-        try:
-            runs = tuple(Trained(**run) for run in entry.get("runs") or ())
-        except TypeError as error:
-            raise UserError(f"{path.name}: a run of '{name}' is wrong: {error}.") from error
-        found[name] = Suite(name, entry["title"], tuple(entry.get("experiments") or ()), runs)
-    return found
 
 
 def root() -> Path:
@@ -67,7 +34,8 @@ def reproduce(
 
     JSON goes to `results/` and pictures to `docs/media/` of the checkout, or both to `out`. `quick` runs little, to see
     that everything works, and writes to `runs/reproduce/NAME-quick` unless `out` is given. Presets that were trained
-    before, in `runs/reproduce`, are resumed or read. Raises UserError for a name that does not exist.
+    before, in `runs/reproduce`, are resumed or read. Experiments that are commands write to the checkout alone: `out`
+    and `quick` leave them out. Raises UserError for a name that does not exist.
     """
     valid = suites()
     if name not in valid:
@@ -84,33 +52,49 @@ def reproduce(
             raise UserError(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
     command = f"foresight reproduce {name}" + (" --quick" if quick else "")
     written: list[Path] = []
-    for target in suite.experiments:
-        say(target.partition(":")[2])
-        written += experiment(target, results, media, command, quick)
+    for one_experiment in suite.experiments:
+        say(one_experiment.result)
+        if not one_experiment.is_command:
+            written += experiment(one_experiment, results, media, command, quick)
+        elif out is None:
+            written.append(typed(one_experiment))
+        else:
+            say(f"  left out: {one_experiment.run}")
     for one_run in suite.runs:
         say(f"{one_run.algorithm} on {one_run.preset}")
-        folder = Path(out) / "runs" if out else root() / "runs" / "reproduce"
-        written.append(trained(one_run, results, folder, command, quick, say))
+        runs = Path(out) / "runs" if out else root() / "runs" / "reproduce"
+        written.append(trained(one_run, results, runs, command, quick, say))
     return written
 
 
-def experiment(target: str, results: Path, media: Path, command: str, quick: bool = False) -> list[Path]:
-    """Run the experiment `module:function` and write `FUNCTION.json`, and `FUNCTION.png` where it draws one.
+def typed(what: Experiment) -> Path:
+    """Type the command of an experiment in the checkout; returns the JSON. Raises UserError if it fails."""
+    words = shlex.split(what.run)
+    if words[0] == "python":
+        words[0] = sys.executable
+    if not (root() / "benchmarks").is_dir():
+        raise UserError(f"`{what.run}` needs the source: clone the repository and call it there.")
+    if subprocess.run(words, cwd=root(), check=False).returncode:
+        raise UserError(f"`{what.run}` failed; what it printed says why.")
+    return root() / "results" / f"{what.result}.json"
+
+
+def experiment(what: Experiment, results: Path, media: Path, command: str, quick: bool = False) -> list[Path]:
+    """Run the function of an experiment and write its JSON, and a picture of the same name where it draws one.
 
     The function is given `quick` and where its picture goes, and returns its figures: a dict with "what" and "seeds".
     """
     from foresight.runtime import bench, checkpoint
 
-    module, _, function = target.partition(":")
-    title = function.replace("_", "-")
-    picture = media / f"{title}.png"
+    module, _, function = what.run.partition(":")
+    picture = media / f"{what.result}.png"
     before = picture.stat().st_mtime_ns if picture.is_file() else None
     began = time.perf_counter()
     figures = getattr(importlib.import_module(module), function)(quick, picture)
     seconds = time.perf_counter() - began
     document = {"what": figures.pop("what"), "command": command, "seeds": figures.pop("seeds"), **figures}
     document |= {"versions": bench.versions(), "machine": bench.machine(), "seconds": round(seconds, 3)}
-    file = results / f"{title}.json"
+    file = results / f"{what.result}.json"
     checkpoint.write_whole(file, json.dumps(document, indent=2) + "\n")
     drawn = picture.is_file() and picture.stat().st_mtime_ns != before
     return [file, picture] if drawn else [file]
@@ -124,12 +108,12 @@ def trained(what: Trained, results: Path, runs: Path, command: str, quick: bool,
     if quick:
         preset = catalog.presets(what.algorithm).get(what.preset, {})
         steps = max(1, settings.fields(what.algorithm, preset)["steps"] // QUICK)
-    label = f"{what.algorithm}-{what.preset}".replace("/", "-")
     summaries = []
     for seed in range(1 if quick else what.seeds):
-        summaries.append(one(what.algorithm, what.preset, seed, runs / f"{label}-{seed}", what.episodes, steps, False))
+        out = runs / f"{what.result}-{seed}"
+        summaries.append(one(what.algorithm, what.preset, seed, out, what.episodes, steps, False))
         say(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
-    file = results / f"{label}.json"
+    file = results / f"{what.result}.json"
     document = collect(what.algorithm, what.preset, summaries, command)
     checkpoint.write_whole(file, json.dumps(document, indent=2) + "\n")
     return file
@@ -169,7 +153,7 @@ def collect(name: str, preset: str, summaries: Sequence[dict[str, Any]], command
         "episodes": first["evaluation"]["n"],
         "iqm": float(iqm(np.array(means))),
         "interval_95": [None if x[0] is None else float(x[0]) for x in (low, high)],
-        "worst": min(means),
+        "worst": max(means) if first["evaluation"]["metric"].endswith("error") else min(means),
         "baseline": statistics.fmean(summary["baseline"]["mean"] for summary in summaries),
         "seconds": [summary["seconds"] for summary in summaries],
         "runs": [{key: summary[key] for key in ("seed", "evaluation", "baseline", "seconds")} for summary in summaries],

@@ -59,6 +59,7 @@ def test_train_help_has_every_field_with_its_source(call: Callable, push: object
 def test_list_and_show_are_json_if_asked(call: Callable, push: object) -> None:
     names = {one["name"]: one for one in call("list", "--json").json}
     assert names["ppo"]["world"] == "control" and names["grpo"]["unit"] == "updates"
+    assert {row["file"]: row["met"] for row in names["ppo"]["verified"]}["results/ppo-CartPole-v1.json"] is True
     shown = call("show", "push.py", "--json").json
     fields = {field["name"]: field for field in shown["config"]}
     assert fields["steps"] == {"name": "steps", "type": "int", "default": 300, "help": "env steps, chosen by hand"}
@@ -68,7 +69,9 @@ def test_list_and_show_are_json_if_asked(call: Callable, push: object) -> None:
 
 
 def test_list_and_show_for_people(call: Callable, push: object) -> None:
-    assert "ppo" in call("list").out
+    table = call("list").out
+    assert "ppo" in table and "results/ppo-CartPole-v1.json" in table and "not run" in table
+    assert "results/ppo-CartPole-v1.json" in call("show", "ppo").out and "not run" in call("show", "push.py").out
     text = call("show", "push.py").out
     assert "always push right" in text and "learning_rate" in text and "made up" in text
     assert "\x1b" not in text

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from foresight.runtime import results
+
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").glob("*.json"))
 
@@ -15,6 +17,10 @@ RESULTS = sorted((ROOT / "results").glob("*.json"))
 def test_the_page_of_results_is_made_from_the_files():
     page = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))["page"]()
     assert (ROOT / "docs" / "results.md").read_text() == page, "run: python benchmarks/tables.py"
+
+
+def test_the_index_that_is_packaged_is_made_from_the_files():
+    assert results.INDEX.read_text() == results.document(), "run: python benchmarks/tables.py"
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=[file.stem for file in RESULTS])

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import book, catalog, reproduce
+from foresight.runtime import book, catalog, reproduce, suites
 from tests.cli.conftest import call as call  # the command line as a fixture
+
+CORRIDOR = suites.Experiment("foresight.runtime.book:short_corridor", "short-corridor")
 
 
 def test_every_suite_names_what_exists() -> None:
@@ -20,9 +22,13 @@ def test_every_suite_names_what_exists() -> None:
     assert {"sutton-barto", "model-free"} <= set(found)
     for suite in found.values():
         assert suite.title and suite.experiments + suite.runs
-        for target in suite.experiments:
-            module, _, function = target.partition(":")
-            assert callable(getattr(importlib.import_module(module), function)), target
+        for one in suite.experiments:
+            assert {figure.algorithm for figure in one.figures} <= set(catalog.algorithms())
+            if one.is_command:
+                assert (reproduce.root() / one.run.split()[1]).is_file() and one.run.startswith("python ")
+                continue
+            module, _, function = one.run.partition(":")
+            assert callable(getattr(importlib.import_module(module), function)), one.run
         for run in suite.runs:
             assert run.preset in catalog.presets(run.algorithm), run
             assert run.seeds >= 1
@@ -32,9 +38,15 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Did you mean 'sutton-barto'"):
         reproduce.reproduce("sutton-bartho")
     wrong = tmp_path / "suites.yaml"
-    wrong.write_text("x: {title: t, runs: [{algorithm: ppo, presets: y}]}")
-    with pytest.raises(UserError, match="a run of 'x' is wrong"):
-        reproduce.suites(wrong)
+    for text, match in (
+        ("runs: [{algorithm: ppo, presets: y}]", "a run of 'x' is wrong"),
+        ("runs: [{algorithm: ppo, preset: y, target: about 3}]", "target 'about 3'"),
+        ("runs: [{algorithm: ppo, preset: y, target: 475}]", "target '475'"),
+        ("experiments: [{run: python a.py}]", "must name its result"),
+    ):
+        wrong.write_text(f"x: {{title: t, {text}}}")
+        with pytest.raises(UserError, match=match):
+            reproduce.suites(wrong)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="Choose another --out"):
         reproduce.reproduce("sutton-barto", tmp_path / "file" / "below", quick=True)
@@ -43,13 +55,13 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
 def test_a_suite_is_run_and_its_presets_are_read_the_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = (reproduce.Trained("sarsa", "CliffWalking-v1", seeds=2),)
-    suite = reproduce.Suite("small", "t", ("foresight.runtime.book:short_corridor",), runs)
+    runs = (suites.Trained("sarsa", "CliffWalking-v1", seeds=2),)
+    suite = suites.Suite("small", "t", (CORRIDOR,), runs)
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
     said: list[str] = []
     files = reproduce.reproduce("small", tmp_path, say=said.append)
     assert [file.name for file in files] == ["short-corridor.json", "short-corridor.png", "sarsa-CliffWalking-v1.json"]
-    assert said[0] == "short_corridor" and len(said) == 4
+    assert said[0] == "short-corridor" and len(said) == 4
     corridor, trained = (json.loads(files[i].read_text()) for i in (0, 2))
     for document in (corridor, trained):
         assert {"what", "command", "seeds", "versions", "machine", "seconds"} <= set(document)
@@ -63,13 +75,40 @@ def test_a_suite_is_run_and_its_presets_are_read_the_second_time(
     assert (tmp_path / "runs" / "sarsa-CliffWalking-v1-0" / "summary.json").stat().st_mtime_ns == made
 
 
+@pytest.mark.parametrize(("metric", "worst"), [("return", 1.0), ("rms_error", 3.0)])
+def test_the_worst_of_errors_is_the_largest(metric: str, worst: float) -> None:
+    shared = {"steps": 1, "unit": "u", "baseline": {"mean": 0.0}, "seconds": 1.0, "versions": {}, "machine": {}}
+    seeds = [
+        {"seed": i, "evaluation": {"mean": m, "metric": metric, "n": 1}, **shared} for i, m in enumerate((3.0, 1.0))
+    ]
+    assert reproduce.collect("sarsa", "x", seeds, "c")["worst"] == worst
+
+
 def test_quick_trains_a_hundredth_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    suite = reproduce.Suite("small", "t", (), (reproduce.Trained("q_learning", "Taxi-v4"),))
+    suite = suites.Suite("small", "t", (), (suites.Trained("q_learning", "Taxi-v4"),))
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
     monkeypatch.setattr(reproduce, "root", lambda: tmp_path)
     (file,) = reproduce.reproduce("small", quick=True)
     assert file.is_relative_to(tmp_path / "runs" / "reproduce" / "small-quick")
     assert json.loads(file.read_text())["steps"] == 20_000
+
+
+def test_a_command_is_typed_in_the_checkout_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "made.py").write_text("open('results/made.json', 'w').write('{}')")
+    suite = suites.Suite("small", "t", (suites.Experiment("python benchmarks/made.py", "made"),))
+    monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
+    monkeypatch.setattr(reproduce, "root", lambda: tmp_path)
+    said: list[str] = []
+    assert reproduce.reproduce("small", quick=True, say=said.append) == [] and "left out" in said[1]
+    (file,) = reproduce.reproduce("small")
+    assert file == tmp_path / "results" / "made.json" and file.read_text() == "{}"
+    (tmp_path / "benchmarks" / "made.py").write_text("raise SystemExit(3)")
+    with pytest.raises(UserError, match="what it printed says why"):
+        reproduce.reproduce("small")
+    (tmp_path / "benchmarks").rename(tmp_path / "gone")
+    with pytest.raises(UserError, match="clone the repository"):
+        reproduce.reproduce("small")
 
 
 @pytest.mark.parametrize("name", ["exact_dynamic_programming", "windy_grid_world", "cliff_walking"])
@@ -91,7 +130,7 @@ def test_the_command_lists_and_runs(call: Callable, tmp_path: Path, monkeypatch:
     assert {one["name"] for one in call("reproduce", "--json").json} >= {"sutton-barto", "model-free"}
     wrong = call("reproduce", "sutton")
     assert wrong.code == 2 and "Did you mean 'sutton-barto'" in wrong.err
-    suite = reproduce.Suite("small", "t", ("foresight.runtime.book:short_corridor",))
+    suite = suites.Suite("small", "t", (CORRIDOR,))
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
     files = call("reproduce", "small", "--quick", "--out", str(tmp_path), "--json").json
     assert [Path(file).name for file in files] == ["short-corridor.json", "short-corridor.png"]
