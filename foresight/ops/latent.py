@@ -1,4 +1,4 @@
-"""Small functions of learned models: masks of an unroll, gradient scaling, scaling of latents, consistency."""
+"""Small functions of learned models: masks of an unroll, gradients, scaling of latents, consistency."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from torch.nn import functional
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """x, with its gradient times `factor`. Any shape. Source: MuZero (arXiv:1911.08265), appendix G."""
     return x * factor + x.detach() * (1 - factor)
+
+
+def straight_through(x: Tensor) -> Tensor:
+    """One-hot of the largest number of x `[..., C]`, with the gradient of x (Bengio et al. 2013, arXiv:1308.3432)."""
+    hard = functional.one_hot(x.argmax(-1), x.shape[-1]).to(x.dtype)
+    return hard + (x - x.detach())
 
 
 def unit_interval(x: Tensor, eps: float = 1e-5) -> Tensor:

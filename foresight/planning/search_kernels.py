@@ -102,6 +102,15 @@ def _best(
             if score > best:
                 best, choice = score, a
         return choice
+    chance = False
+    for a in range(actions - int(rule[5]), actions):
+        chance |= logits[node, a] != -math.inf
+    if chance:
+        for a in range(actions):
+            score = np.float64(prior[node, a]) / (1 + n[a]) + np.float64(tie[a])
+            if logits[node, a] != -math.inf and score > best:
+                best, choice = score, a
+        return choice
     how = int(rule[2])
     if how == 0:
         base, spread = low, max(high - low, EPSILON)

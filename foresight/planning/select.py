@@ -200,6 +200,14 @@ class PUCT:
 
     with N the visits of the node. Source: AlphaZero (Silver et al. 2018), MuZero (arXiv:1911.08265), eq. 2. `c_base`
     inf leaves c_init alone (AlphaGo's c_puct). AlphaZero's boards: `normalize="none", first_play="zero"`.
+
+    The last `chance` actions are no actions but outcomes, with their probabilities for a prior. A node at which they
+    are legal is a chance node, where the search tries
+
+        argmax_a prior(a) / (1 + N(a))
+
+    so that every outcome is tried as often as it is likely, and the node's value becomes their expectation. Source:
+    Stochastic MuZero (Antonoglou et al. 2022), appendix.
     """
 
     c_init: float = 1.25
@@ -207,6 +215,7 @@ class PUCT:
     normalize: str = "siblings"
     first_play: str = "lowest"
     reduction: float = 0.2
+    chance: int = 0
 
     def __post_init__(self) -> None:
         _check(self.normalize, self.first_play)
@@ -215,12 +224,16 @@ class PUCT:
         """See the class."""
         q = normalize(node, first_play(node, self.first_play, self.reduction), self.normalize)
         growth = self.c_init + torch.log1p((node.total + 1) / self.c_base)
-        return q + (node.total.sqrt() * growth).unsqueeze(-1) * node.prior / (1 + node.visits)
+        score = q + (node.total.sqrt() * growth).unsqueeze(-1) * node.prior / (1 + node.visits)
+        if not self.chance:
+            return score
+        outcomes = node.legal[:, -self.chance :].any(-1, keepdim=True)
+        return torch.where(outcomes, node.prior / (1 + node.visits), score)
 
     def code(self) -> tuple[int, np.ndarray]:
         """For the compiled tree."""
         kinds = [NORMALIZE.index(self.normalize), FIRST_PLAY.index(self.first_play)]
-        return 0, np.array([self.c_init, self.c_base, *kinds, self.reduction])
+        return 0, np.array([self.c_init, self.c_base, *kinds, self.reduction, self.chance])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +258,7 @@ class UCT:
 
     def code(self) -> tuple[int, np.ndarray]:
         """For the compiled tree."""
-        return 1, np.array([self.c, 0.0, NORMALIZE.index(self.normalize), 0.0, 0.0])
+        return 1, np.array([self.c, 0.0, NORMALIZE.index(self.normalize), 0.0, 0.0, 0.0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +289,7 @@ class Gumbel:
 
     def code(self) -> tuple[int, np.ndarray]:
         """For the compiled tree."""
-        return 2, np.array([self.value_scale, self.max_visit_init, float(self.rescale), 0.0, 0.0])
+        return 2, np.array([self.value_scale, self.max_visit_init, float(self.rescale), 0.0, 0.0, 0.0])
 
 
 def _check(how_to_normalize: str, unknown_value: str) -> None:

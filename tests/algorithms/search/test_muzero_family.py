@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero
+from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
 from foresight.data.trajectory import Trajectory
 from foresight.envs.make import make
 from foresight.errors import UserError
@@ -17,7 +17,7 @@ from foresight.ops import latent, transforms
 from foresight.planning.search import search
 from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled
 
-DISCRETE = [muzero, gumbel_muzero, efficientzero]
+DISCRETE = [muzero, gumbel_muzero, efficientzero, stochastic_muzero]
 ALL = [*DISCRETE, sampled_muzero]
 SMALL: dict[str, Any] = {
     "steps": 400, "num_envs": 4, "simulations": 4, "unroll_steps": 3, "n_steps": 3, "batch": 8, "update_every": 40,

@@ -1,0 +1,192 @@
+"""Stochastic MuZero: Planning in stochastic environments with a learned model, Antonoglou et al. 2022 (ICLR; openreview
+X6D9bAHhBQ1).
+
+    minimise  MuZero's loss + Σ_{k<K} [ l(Q^k, z_{t+k}) · c_v + CE(σ^k, c_{t+k+1}) + β ‖c_{t+k+1} - e(o_{t+k+1})‖² ]
+
+where an action leads from a state to an afterstate, as^k = φ(s^k, a_{t+k}); (σ^k, Q^k) = ψ(as^k) say what chance may do
+there and what it is worth; and a code c of what chance did leads on, (s^{k+1}, r^{k+1}) = g(as^k, c_{t+k+1}). Codes
+are learnt: c is the one-hot maximum of e(o_{t+k+1}), with the gradient of e. The rest is MuZero (arXiv:1911.08265).
+
+What is kept: chance nodes in the tree, at which codes are tried in proportion to σ; a fixed set of one-hot codes, the
+straight-through gradient into their encoder, and the commitment term; afterstate values; MuZero's search, returns and
+unroll, and reanalysis of a share of the targets with a slow copy of the network.
+
+Otherwise than there: no Gumbel noise on e(o); a time limit is no termination; replay is uniform; Adam. A simulation
+adds one node, of either kind, so that it takes two to see one step ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor
+from torch.nn import functional
+
+from foresight.data import trees
+from foresight.data.trajectory import Trajectory
+from foresight.envs.base import Env, Spaces, require_worlds
+from foresight.errors import UserError
+from foresight.nets import encoders
+from foresight.nets.chance import ChanceModel
+from foresight.ops import latent
+from foresight.planning import unroll
+from foresight.planning.search import PUCT, Dirichlet, search
+
+WORLD = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss", "chance_loss")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults: those of `muzero`, and the paper's codes."""
+
+    steps: int = 50_000  # env steps in all worlds together
+    seed: int = 0
+    num_envs: int = 8  # worlds that act together, one search for all of them
+    simulations: int = 50  # of each search, two to a step ahead; 100 for 2048 in the paper
+    codes: int = 32  # outcomes of chance that the model can tell apart; the paper
+    gamma: float = 0.997  # a step; MuZero, appendix G
+    unroll_steps: int = 5  # K; MuZero, appendix G
+    n_steps: int = 5  # of the returns; 10 in the paper's 2048
+    batch: int = 128  # pieces a gradient step
+    update_every: int = 4  # env steps for each gradient step
+    collect_steps: int = 32  # steps of each world between two rounds of updates
+    warmup: int = 1_000  # env steps before the first gradient step
+    replay: int = 100_000  # rows kept, of all worlds together
+    reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
+    target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
+    learning_rate: float = 3e-3  # Adam; LightZero
+    weight_decay: float = 1e-4  # MuZero, appendix G
+    max_grad_norm: float = 10.0  # LightZero
+    value_coef: float = 0.25  # c_v; arXiv:2104.06294
+    commitment_coef: float = 1.0  # β; LightZero
+    dirichlet_alpha: float = 0.25  # MuZero, appendix C; muzero-general's CartPole
+    dirichlet_fraction: float = 0.25  # MuZero, appendix C; 0.1 in the paper's 2048
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, half and three quarters on
+    latent_size: int = 64  # numbers of a state
+    hidden: tuple[int, ...] = (128,)  # layers of each function
+    support: int = 20  # bins on each side of 0, for h(x): 20 reaches ±416; 300 in MuZero
+    images: str = "nature"  # the encoder of pixels: "nature" or "impala"
+    threads: int = 1  # of torch, on a CPU
+
+
+State = unroll.State  # the network and its slow copy, optimiser, replay, generators, counts
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
+    unroll.check(config, "codes")
+    if not isinstance(spaces.action, gs.Discrete):
+        raise UserError(f"Stochastic MuZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        encoder, watcher = (encoders.encoder(spaces.obs, config.hidden, "relu", config.images) for _ in range(2))
+        network = ChanceModel(
+            encoder, watcher, int(spaces.action.n), config.codes, config.latent_size, config.hidden, config.support,
+            config.gamma,
+        )  # fmt: skip
+    return State(config, **unroll.parts(config, network, device))
+
+
+def rule(config: Config) -> PUCT:
+    """MuZero's, with chance nodes. An action never tried counts as its node: LightZero."""
+    return PUCT(normalize="tree", first_play="parent", chance=config.codes)
+
+
+def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+    """Search from every row of `obs`; with `explore` noise and temperature, else the most visited action.
+
+    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]`, the root's.
+    """
+    config = state.config
+    noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
+    found = search(
+        state.network, trees.to(obs, state.generator.device), config.simulations, rule(config),
+        noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
+        generator=state.generator if explore else None,
+    )  # fmt: skip
+    return found.action, {"weights": found.weights[:, : state.network.actions], "value": found.value}, carry
+
+
+@torch.no_grad()
+def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`(alive, known, value, weights)` of the first K + 1 rows of pieces `[B, K + n]`; weights `[B, K + 1, A]`.
+
+    See `unroll.targets`.
+    """
+    alive, known, value = unroll.targets(state, batch, state.config.n_steps)
+    return alive, known, value, unroll.policies(state, batch, reanalyze, ("weights",))["weights"]
+
+
+def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
+    """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
+    found = search(state.target, obs, state.config.simulations, rule(state.config))
+    return {"weights": found.weights[:, : state.network.actions]}
+
+
+def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
+    """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
+    network, steps = state.network, state.config.unroll_steps
+    alive, known, value, weights = targets(state, batch)
+    hidden = network.represent(_row(batch.obs, 0))
+    names = ("policy_loss", "value_loss", "reward_loss", "after_loss", "chance_loss", "commitment")
+    terms: dict[str, list[Tensor]] = {name: [] for name in names}
+    for k in range(steps + 1):
+        if k > 0:
+            now = k - 1  # the row whose action leads here
+            after = network.act(hidden, batch.action[:, now])
+            behind = network.after(after)
+            seen = network.happening(_row(batch.extras["next_obs"], now))
+            code = latent.straight_through(seen)
+            chance = functional.cross_entropy(network.outcome(behind), code.detach(), reduction="none")
+            terms["chance_loss"].append(alive[:, now] * chance)
+            terms["commitment"].append(alive[:, now] * (code.detach() - seen).square().sum(-1))
+            terms["after_loss"].append(known[:, now] * network.after_value.loss(behind, value[:, now]))
+            hidden, on_the_way = network.chance(after, code)
+            hidden = latent.scale_gradient(hidden, 0.5)
+            reward = batch.reward[:, now] * alive[:, now]
+            terms["reward_loss"].append(known[:, now] * network.reward.loss(on_the_way, reward))
+        ahead = network.head(hidden)
+        policy = functional.cross_entropy(network.policy(ahead), weights[:, k], reduction="none")
+        terms["policy_loss"].append(alive[:, k] * policy)
+        terms["value_loss"].append(known[:, k] * network.value.loss(ahead, value[:, k]))
+    return unroll.summed(terms, steps)
+
+
+def _row(obs: Any, k: int) -> Any:
+    """Row k of every piece."""
+    return trees.tree_map(lambda x: x[:, k], obs)
+
+
+def update(state: State, batch: Trajectory) -> dict[str, float]:
+    """One gradient step on pieces `[B, K + n]` of the replay."""
+    terms = loss(state, batch)
+    unroll.descend(
+        state,
+        terms["policy_loss"]
+        + terms["reward_loss"]
+        + terms["chance_loss"]
+        + state.config.value_coef * (terms["value_loss"] + terms["after_loss"])
+        + state.config.commitment_coef * terms["commitment"],
+    )
+    return {name: term.item() for name, term in terms.items()}
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
+    require_worlds(env, config.num_envs)
+    if state is None:
+        state = build(config, env.spaces, device)
+    state.replay.interrupt()
+    obs = env.reset(config.seed + state.step)
+    while state.step < config.steps:
+        obs = unroll.collect(state, env, obs, act)
+        metrics = unroll.learn(state, update)
+        yield state.step, metrics, state
