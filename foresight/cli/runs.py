@@ -18,6 +18,7 @@ def plot(
     out: str = "curves.png",
     metric: str | None = None,
     x: Literal["step", "seconds"] = "step",
+    model: int | None = None,
     json: bool = False,
 ) -> int:
     """Draw learning curves; runs of one algorithm and world become one curve with an interval.
@@ -27,8 +28,12 @@ def plot(
         out: the picture (.png, .svg or .pdf).
         metric: what to draw; by default the first that the algorithm shows.
         x: what to draw it against.
+        model: instead of curves, how wrong the learned model of each run (muzero and its heirs) is after up to so many
+            of its own steps: its values, policies and rewards beside those of what then happened.
         json: print the numbers of the last point as JSON.
     """
+    if model is not None:
+        return _model(runs, model, out, json)
     from foresight.runtime import plot as plots
     from foresight.runtime.progress import curve
 
@@ -40,6 +45,26 @@ def plot(
     for band in drawn:
         title = f"{band.label} ({band.runs} run{'s' if band.runs > 1 else ''})"
         console.print(curve(band.middle.tolist(), band.steps.tolist(), title=title), markup=False)
+    console.print(f"\nDrawn in {Path(out)}", markup=False)
+    return 0
+
+
+def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
+    """Measure and draw the errors of learned models by depth."""
+    if not runs:
+        raise UserError("Name at least one run directory to plot.")
+    from foresight.runtime import depths
+
+    found = {run: depths.measure(run, depth) for run in runs}
+    depths.draw(found, out)
+    if json:
+        screen.emit({"out": out, "runs": found})
+        return 0
+    console = screen.stdout()
+    for run, errors in found.items():
+        rows = [(str(k), *(f"{errors[name][k]:.4g}" for name in errors)) for k in range(depth + 1)]
+        console.print(f"{run}", markup=False)
+        console.print(screen.table(("steps", *errors), rows))
     console.print(f"\nDrawn in {Path(out)}", markup=False)
     return 0
 

@@ -211,3 +211,41 @@ def descend(state: Any, loss: Tensor) -> None:
     state.updates += 1
     if state.updates % state.config.target_every == 0:
         optim.track(state.target, state.network)
+
+
+@torch.no_grad()
+def model_errors(
+    model: Any, batch: Trajectory, actions: Tensor, next_obs: Any, depth: int, policy: Callable[[Tensor], Any]
+) -> dict[str, Tensor]:
+    """How far a model is from what happened after 0 to `depth` steps of its own, `[depth + 1]`: means over all starts.
+
+    - `value`: |v^k - v(o_{t+k})|, from what the model says when it sees the observation there;
+    - `policy`: KL(p(o_{t+k}) ‖ p^k) in nats, likewise;
+    - `reward`: |r^k - u_{t+k-1}|, of the reward that came; 0 at depth 0.
+
+    Shapes: `batch` `[B, T]` with a mask, T > depth; `actions` `[B, T, ...]` as `model.step` takes them; `next_obs`
+    `[B, T, ...]`, the true successors; `policy` makes an Output of the model's numbers. Starts whose episode ended
+    before a depth do not count there; NaN where none is left. A model with a `follow` is told `next_obs`: which outcome
+    chance had.
+    """
+    starts = batch.shape[1] - depth
+    numbers, value, _ = model.root(trees.tree_map(lambda x: x.flatten(0, 1), batch.obs))
+    numbers, value = numbers.unflatten(0, batch.shape), value.unflatten(0, batch.shape)
+    follow = getattr(model, "follow", None) or (lambda state, action, _: model.step(state, action))
+
+    def at(x: Any, k: int) -> Any:
+        """Row k of every piece, `[B * starts, ...]`."""
+        return trees.tree_map(lambda y: y[:, k : k + starts].flatten(0, 1), x)
+
+    assert batch.mask is not None
+    pieces = (x.unfold(1, depth + 1, 1).flatten(0, 1) for x in (batch.discount, batch.cut, batch.mask))
+    alive, _ = latent.unroll_masks(*pieces)
+    *_, state = model.root(at(batch.obs, 0))
+    rows = [(torch.zeros_like(alive[:, 0]),) * 3]
+    for k in range(1, depth + 1):
+        state, reward, _, said, v = follow(state, at(actions, k - 1), at(next_obs, k - 1))
+        apart = policy(at(numbers, k)).kl(policy(said))
+        rows.append(((v - at(value, k)).abs(), apart, (reward - at(batch.reward, k - 1)).abs()))
+    before = torch.cat([alive[:, :1], alive[:, :-1]], 1)  # the reward on the way to where an episode ends counts
+    named = zip(("value", "policy", "reward"), zip(*rows, strict=True), (alive, alive, before), strict=True)
+    return {name: (torch.stack(x, 1) * there).sum(0) / there.sum(0) for name, x, there in named}

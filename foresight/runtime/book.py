@@ -53,7 +53,7 @@ def random_walk_5(quick: bool, picture: Path) -> dict[str, Any]:
         xlabel="episodes", ylabel="RMS error over states", title=f"5-state random walk, {runs} runs", ylim=(0, None)
     )
     axes.legend(frameon=False, fontsize=8, ncols=2)
-    plot._save(figure, picture)
+    plot.save(figure, picture)
     return {
         "what": "5-state random walk (S&B example 6.2): RMS error after 100 episodes, TD(0) and Monte Carlo",
         "seeds": runs,
@@ -83,7 +83,7 @@ def random_walk_19(quick: bool, picture: Path) -> dict[str, Any]:
     axes.set(xlabel="α", ylabel="RMS error, first 10 episodes", ylim=(0.24, 0.56))
     axes.set_title(f"n-step TD on the 19-state random walk, {runs} runs")
     axes.legend(frameon=False, fontsize=8, ncols=2)
-    plot._save(figure, picture)
+    plot.save(figure, picture)
     order = [best[n][0] for n in best]
     lowest = order.index(min(order))
     falls = all(a > b for a, b in itertools.pairwise(order[: lowest + 1]))
@@ -115,7 +115,7 @@ def windy_grid_world(quick: bool, picture: Path) -> dict[str, Any]:
         axes.plot(steps.mean(0), np.arange(1, 171), label=f"Sarsa, {name}", linewidth=1.8)
     axes.set(xlabel="env steps", ylabel="episodes", title=f"Windy grid world, α = 0.5, ε = 0.1, {runs} runs")
     axes.legend(frameon=False)
-    plot._save(figure, picture)
+    plot.save(figure, picture)
     four = curves["four moves"][:, -1]
     return {
         "what": "Windy grid world (S&B example 6.5): steps that Sarsa needs for 170 episodes",
@@ -143,7 +143,7 @@ def cliff_walking(quick: bool, picture: Path) -> dict[str, Any]:
     axes.set(xlabel="episodes", ylabel="sum of rewards during episode", ylim=(-100, -10))
     axes.set_title(f"Cliff walking, α = 0.5, ε = 0.1, {runs} runs, means of 10 episodes")
     axes.legend(frameon=False)
-    plot._save(figure, picture)
+    plot.save(figure, picture)
     last = {name: found[:, -100:].mean(1) for name, found in returns.items()}
     return {
         "what": "Cliff walking (S&B example 6.6): mean return of the last 100 of 500 episodes",
@@ -213,7 +213,7 @@ def short_corridor(quick: bool, picture: Path) -> dict[str, Any]:
             f"{text}\n{value(p):.2f}", (p, value(p)), (0, -24), textcoords="offset points", ha="center", fontsize=8
         )
     axes.set(xlabel="probability of right", ylabel="value of the start", ylim=(-100, 0), title="Short corridor, exact")
-    plot._save(figure, picture)
+    plot.save(figure, picture)
     return {
         "what": "Short corridor (S&B example 13.1): the best probability of going right and its value, exactly",
         "seeds": 0,
@@ -323,4 +323,4 @@ def _draw_blackjack(picture: Path, policies: dict[str, Tensor]) -> None:
             axes.set_title(f"{title}, {'usable' if ace else 'no usable'} ace", fontsize=9)
             axes.set(xlabel="dealer shows", ylabel="player's sum")
     figure.suptitle("Blackjack: stick (blue) and hit (red)", fontsize=11)
-    plot._save(figure, picture)
+    plot.save(figure, picture)

@@ -165,7 +165,7 @@ def draw(
     if any(one.runs > 1 for one in drawn):
         figure.text(0.99, 0.01, "interquartile mean, 95% bootstrap interval", ha="right", fontsize=7, color="0.5")
     axes.legend(frameon=False, fontsize=9)
-    _save(figure, out)
+    save(figure, out)
     return drawn
 
 
@@ -188,7 +188,7 @@ def before_after(run: str | Path, out: str | Path, metric: str | None = None) ->
             axes.axhline(measured["mean"], color=colour, linestyle="--", linewidth=1.2, label=words)
     axes.set(xlabel=_unit(run), ylabel=name, title=label(facts))
     axes.legend(frameon=False, fontsize=9)
-    _save(figure, out)
+    save(figure, out)
 
 
 def _binned(one: Curve, steps: Array) -> Array:
@@ -222,21 +222,29 @@ def _unit(run: str | Path) -> str:
 
 
 def _axes(out: str | Path) -> tuple[Any, Any]:
+    figure, (axes,) = panels(out, 1)
+    return figure, axes
+
+
+def panels(out: str | Path, columns: int) -> tuple[Any, list[Any]]:
+    """A figure and its axes, side by side. Raises UserError where `out` is no name of a picture."""
     if Path(out).suffix.lower() not in FORMATS:
         raise UserError(f"Cannot draw '{out}': the name must end in one of {', '.join(FORMATS)}.")
     # A figure of its own, without pyplot: no window, no global state, safe beside a notebook.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.2 if columns == 1 else 3.6 * columns, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    return figure, axes
+    side_by_side = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in side_by_side:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    return figure, list(side_by_side)
 
 
-def _save(figure: Any, out: str | Path) -> None:
+def save(figure: Any, out: str | Path) -> None:
+    """Write the figure. Raises UserError where that cannot be done."""
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)

@@ -10,6 +10,7 @@ import torch
 
 from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
+from foresight.nets.outputs import Categorical
 from foresight.planning import unroll
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 
@@ -49,3 +50,49 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     with pytest.raises(UserError, match="not finite after 7 updates"):
         unroll.descend(state, weight.sum() * torch.nan)
     assert weight.item() == 1.0
+
+
+class Counting:
+    """Where the world counts by one, this model counts by `stride`; values are counts, rewards 0, logits (count, 0)."""
+
+    def __init__(self, stride: float) -> None:
+        self.stride = stride
+
+    def root(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return torch.stack([obs[:, 0], torch.zeros(len(obs))], -1), obs[:, 0], obs
+
+    def step(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits, value, state = self.root(state + self.stride * action.unsqueeze(-1))
+        return state, torch.zeros(len(state)), torch.ones(len(state)), logits, value
+
+
+def counts() -> tuple[Trajectory, torch.Tensor]:
+    """Two worlds that count to six; the second's episode ends (a time limit) after row 2, and it begins again at 0."""
+    obs = torch.tensor([[0.0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]]).unsqueeze(-1)
+    after = torch.tensor([[1.0, 2, 3, 4, 5, 6], [1, 2, 3, 1, 2, 3]]).unsqueeze(-1)
+    ones, cut = torch.ones(2, 6), torch.zeros(2, 6)
+    cut[1, 2] = 1.0
+    return Trajectory(obs, ones, 0.5 * ones, ones, cut, ones), after
+
+
+@sabotaged_by("foresight.ops.latent.unroll_masks", change("cut", torch.zeros_like))
+@sabotaged_by("foresight.planning.unroll.model_errors", change("actions", lambda a: 0.5 * a))
+def test_errors_of_a_model_by_depth() -> None:
+    """Counting by two is wrong by k after k steps; counting by one is right, but that no reward was foreseen."""
+    batch, after = counts()
+    for stride in (1.0, 2.0):
+        found = unroll.model_errors(Counting(stride), batch, batch.action, after, 3, Categorical)
+        wrong = (stride - 1) * torch.arange(4.0)
+        torch.testing.assert_close(found["value"], wrong)
+        torch.testing.assert_close(found["reward"], torch.tensor([0.0, 0.5, 0.5, 0.5]))
+        assert found["policy"][0] == 0 and ((found["policy"][1:] > 0) == (wrong[1:] > 0)).all()
+
+
+def test_a_model_with_chance_is_told_what_happened() -> None:
+    class Dice(Counting):
+        def follow(self, state: torch.Tensor, _: torch.Tensor, next_obs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self.step(next_obs, torch.zeros(len(state)))
+
+    batch, after = counts()
+    found = unroll.model_errors(Dice(2.0), batch, batch.action, after, 3, Categorical)
+    assert found["value"].tolist() == [0, 0, 0, 0]

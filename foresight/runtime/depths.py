@@ -1,0 +1,78 @@
+"""How wrong a learned model is, by the number of its own steps: what it imagines beside what then happened."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import collect
+from foresight.envs.base import Episodes
+from foresight.errors import UserError
+from foresight.nets.outputs import Categorical
+from foresight.planning import unroll
+from foresight.runtime import machine, plot, run, worlds
+from foresight.runtime.evaluate import APART, undisturbed
+
+
+def measure(
+    path: str | Path, depth: int = 10, steps: int = 200, checkpoint: str = "latest", device: str = "auto"
+) -> dict[str, list[float]]:
+    """Errors of the model of a run by depth, see `unroll.model_errors`: `value`, `policy` and `reward`, 0 to `depth`.
+
+    Over `steps` steps of up to 16 worlds that it did not train on, in which it acts as in evaluation. Raises UserError
+    for a run without a learned model, and for a depth that cannot be reached.
+    """
+    if not 1 <= depth < steps:
+        raise UserError(f"The depth must be between 1 and {steps - 1}, not {depth}.")
+    agent = run.load(path, checkpoint, device)
+    state, module = agent.state, agent.module
+    try:
+        if not hasattr(module, "reanalyze"):
+            raise UserError(f"{agent.settings.algorithm} learns no model to search in: muzero and its heirs do.")
+        env = worlds.evaluation(dataclasses.replace(agent.settings, episodes=worlds.TOGETHER), agent.world)
+        place, taken = machine.device_of(state), []
+
+        def act(obs: Any) -> Tensor:
+            action, extras, _ = module.act(state, obs)
+            taken.append(extras.get("taken", action))  # as the model knows it
+            return action
+
+        with undisturbed(state):
+            obs = env.reset(APART + agent.settings.seed)
+            stretch = collect.segment(env, obs, act, steps, place, Episodes())
+            found = unroll.model_errors(
+                state.network,
+                stretch.batch,
+                torch.stack(taken, 1),
+                collect.successor_obs(stretch),
+                depth,
+                _policy(state),
+            )
+        worlds.close(env)
+    finally:
+        agent.close()
+    return {name: [float(x) for x in values] for name, values in found.items()}
+
+
+def _policy(state: Any) -> Any:
+    """What makes an Output of the numbers of the policy: the State's own head, or a choice among its actions."""
+    if hasattr(state, "head"):
+        return state.head
+    actions = getattr(state.network, "actions", None)  # beside them there may be outcomes of chance
+    return lambda numbers: Categorical(numbers[..., :actions])
+
+
+def draw(found: dict[str, dict[str, list[float]]], out: str | Path) -> None:
+    """One panel for each error, one line for each run, into `out` (.png, .svg or .pdf)."""
+    figure, panels = plot.panels(out, 3)
+    words = {"value": "value, mean error", "policy": "policy, KL in nats", "reward": "reward, mean error"}
+    for axes, (name, label) in zip(panels, words.items(), strict=True):
+        for run_name, errors in found.items():
+            axes.plot(range(len(errors[name])), errors[name], marker="o", markersize=3, label=run_name)
+        axes.set(xlabel="steps of the model", title=label)
+    panels[0].legend(frameon=False, fontsize=8)
+    plot.save(figure, out)
