@@ -3,6 +3,7 @@
 python benchmarks/board_games.py tic_tac_toe --seeds 0 1 2     # trains alphazero, then tries every opponent
 python benchmarks/board_games.py connect_four RUN              # matches and mistakes of a trained run
 python benchmarks/board_games.py alphago hex5                  # trains alphago, then compares its parts
+python benchmarks/board_games.py ladder go9 --steps 60000      # trains alphazero; each third against the one before
 """
 
 from __future__ import annotations
@@ -51,23 +52,30 @@ def write(label: str, what: str, document: dict[str, Any], seconds: float) -> No
 
 def ship(path: str, name: str) -> None:
     """Put a trained agent beside the package's code: its weights, without the replay and the optimiser's memory."""
+    import foresight
+    from foresight.runtime import run
+
+    folder = Path(foresight.__file__).parent / "trained" / name
+    lean(run.find(path), folder)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{size / 1e6:.2f} MB in {folder}")
+
+
+def lean(path: Path, folder: Path) -> None:
+    """The run at `path` as a run directory that holds its network and no more."""
     import shutil
 
-    import foresight
     from foresight.runtime import checkpoint, run
 
     agent = run.load(path)
     small = agent.module.build(agent.config, agent.world)
     small.network.load_state_dict(agent.state.network.state_dict())
     small.step = agent.step
-    folder = Path(foresight.__file__).parent / "trained" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    shutil.copy(run.find(path) / "config.yaml", folder / "config.yaml")
+    shutil.copy(path / "config.yaml", folder / "config.yaml")
     extra = {"seconds": 0.0, "evaluation_seconds": 0.0, "baseline": {"metric": "", "mean": 0.0, "std": 0.0, "n": 0}}
     checkpoint.save(folder / "checkpoints", small, agent.step, extra=extra)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    print(f"{size / 1e6:.2f} MB in {folder}")
 
 
 def tic_tac_toe(seeds: list[int]) -> None:
@@ -183,7 +191,34 @@ def alphago(preset: str, seed: int, games: int) -> None:
     state.config = agent.config
     found["value_error"] = value_errors(module, state, torch)
     document = {"seeds": [seed], "training_seconds": run.summary["seconds"], **found}
-    write(f"alphago-{preset}", f"The AlphaGo pipeline, {preset}", document, run.summary["seconds"])
+    write(f"alphago-{preset}-parts", f"The parts of the AlphaGo pipeline, {preset}", document, run.summary["seconds"])
+
+
+def ladder(preset: str, seed: int, steps: int, games: int, rungs: int = 3) -> None:
+    """AlphaZero after a third, two thirds and all of `steps`, each against the one before: does its Elo rise?"""
+    from foresight.runtime import match, run
+
+    path = RUNS / f"ladder-{preset}-{seed}"
+    folders = [path / str(steps * rung // rungs) for rung in range(1, rungs + 1)]
+    began = time.perf_counter()
+    for folder in folders:
+        if (folder / "config.yaml").is_file():
+            continue
+        if (path / "run" / "config.yaml").is_file():
+            run.resume(path / "run", steps=int(folder.name), show=False)
+        else:
+            run.train("alphazero", preset=preset, seed=seed, out=path / "run", steps=int(folder.name), show=False)
+        lean(path / "run", folder)
+    training = time.perf_counter() - began
+    agents = [run.load(folder) for folder in folders]
+    players = [match.chooser(agent.module, agent.state) for agent in agents]
+    found = {
+        f"{after.step} against {before.step}": match.play(after.world, new, old, games, openings=2).document()
+        for before, after, old, new in zip(agents, agents[1:], players, players[1:], strict=True)
+    }
+    rises = all(one["score"] > 0.5 for one in found.values())
+    document = {"seeds": [seed], "steps": steps, "rises": rises, "matches": found}
+    write(f"alphazero-{preset}-ladder", f"AlphaZero at {preset}, against earlier checkpoints", document, training)
 
 
 def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: int = 2000) -> dict[str, Any]:
@@ -220,10 +255,11 @@ def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("tic_tac_toe", "connect_four", "alphago", "ship"))
+    parser.add_argument("what", choices=("tic_tac_toe", "connect_four", "alphago", "ladder", "ship"))
     parser.add_argument("name", nargs="?", default="")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--games", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60_000, help="positions of self-play that a ladder is trained on")
     parser.add_argument("--matches-only", action="store_true", help="leave the mistakes of connect_four out")
     arguments = parser.parse_args()
     began = time.perf_counter()
@@ -231,6 +267,8 @@ def main() -> None:
         tic_tac_toe(arguments.seeds)
     elif arguments.what == "connect_four":
         connect_four(arguments.name, arguments.games, arguments.matches_only)
+    elif arguments.what == "ladder":
+        ladder(arguments.name, arguments.seeds[0], arguments.steps, arguments.games)
     elif arguments.what == "ship":
         ship(arguments.name, "connect_four")
     else:

@@ -6,11 +6,10 @@ python benchmarks/tables.py
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from foresight.runtime.results import INDEX, Row, document, figure, gather
+from foresight.runtime.results import INDEX, Row, band, document, figure, gather
 from foresight.runtime.suites import suites
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,27 +29,22 @@ def targets(rows: list[Row]) -> list[str]:
         lines += [
             f"## {suite.name}: {suite.title}",
             "",
-            f"Rerun by `foresight reproduce {suite.name}`.",
+            f"Rerun by `foresight reproduce {suite.name}`, a row by `--only ROW`.",
             "",
-            "| algorithm | task | target | reached [95% interval] | verdict | seeds | steps a seed | episodes |",
-            "|---|---|---|---|---|---|---|---|",
+            "| row | algorithm | what | target | reached [95% interval] | verdict | seeds | steps a seed | minutes |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
         for row in (row for row in rows if row.suite == suite.name):
-            task = row.task if row.value is None else f"[{row.task}](../{row.file})"
-            judged = "not run" if row.value is None else {True: "met", False: "**miss**", None: ""}[row.met]
+            name = row.name if row.value is None else f"[{row.name}](../{row.file})"
+            verdict = "**missed**" if row.met is False else row.verdict if row.command else "not run: no code yet"
             steps = part(row.done_steps, row.steps) + (f" {row.unit}" if row.done_steps or row.steps else "")
             lines.append(
-                f"| {row.algorithm} | {task} | {row.target or '–'} | {figure(row.value)}{band(row.interval)} | "
-                f"{judged} | {part(row.done_seeds, row.seeds)} | {steps} | {figure(row.episodes)} |"
+                f"| {name} | {row.algorithm} | {row.task} | {row.aim or '–'} | "
+                f"{figure(row.value)}{band(row.interval)} | {verdict} | {part(row.done_seeds, row.seeds)} | {steps} | "
+                f"{figure(row.done_minutes, 2)} |"
             )
         lines.append("")
     return lines[:-1]
-
-
-def band(interval: Sequence[float | None] | None) -> str:
-    """An interval after its number."""
-    low, high = interval or (None, None)
-    return "" if low is None else f" [{figure(low)}, {figure(high)}]"
 
 
 def part(done: int | None, asked: int | None) -> str:

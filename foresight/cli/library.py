@@ -96,7 +96,7 @@ def _facts(entry: catalog.Entry, presets: dict[str, Any], found: list[results.Ro
         "unit": entry.unit,
         "title": entry.title,
         "presets": list(presets),
-        "verified": [{**dataclasses.asdict(row), "met": row.met} for row in results.verified(entry.name, found)],
+        "verified": [{**dataclasses.asdict(row), "file": row.file} for row in results.verified(entry.name, found)],
     }
 
 

@@ -58,14 +58,22 @@ def bench(
 
 def reproduce(
     name: Annotated[str | None, tyro.conf.Positional] = None,
+    listed: Annotated[bool, tyro.conf.arg(name="list")] = False,
+    only: tuple[str, ...] = (),
+    missing: bool = False,
+    seeds: int | None = None,
     out: str | None = None,
     quick: bool = False,
     json: bool = False,
 ) -> int:
-    """Rerun published results, with pictures; without a name, list what can be reproduced.
+    """Rerun published results, with pictures; stopped, it goes on; without a name, list what can be reproduced.
 
     Args:
-        name: a suite, such as sutton-barto or model-free.
+        name: a suite: sutton-barto, model-free, search or language.
+        listed: list the rows of the suite: target, budget, what was reached, met or missed; nothing is run.
+        only: run these rows, and those that must be there before them.
+        missing: run the rows that have no result yet.
+        seeds: of each trained row at most so many; without it as many as the suite says.
         out: where results and pictures go; by default results/ and docs/media/.
         quick: run little, only to see that everything works; writes under runs/ unless --out is given.
         json: print as JSON.
@@ -82,16 +90,41 @@ def reproduce(
             screen.stdout().print(screen.table(("suite", "what it is", "results"), rows, wrap="what it is"))
         return 0
     errors = screen.stderr()
-    files = again.reproduce(name, out, quick, say=lambda text: errors.print(text, style="dim", markup=False))
-    if json:
-        screen.emit([str(file) for file in files])
+    if listed:
+        chosen = again.chosen(name, only)
+        folder = Path(out) if out else None
     else:
+        files = again.reproduce(
+            name, out, quick, lambda text: errors.print(text, style="dim", markup=False),
+            only=only, missing=missing, seeds=seeds,
+        )  # fmt: skip
+        if json:
+            screen.emit([str(file) for file in files])
+            return 0
         for file in files:
             screen.stdout().print(str(file), markup=False, soft_wrap=True)
-        for row in results.gather(Path(files[0]).parent if files else None):
-            if row.suite == name and row.value is not None:
-                screen.stdout().print(f"{row.algorithm}: {row.words()}", markup=False, soft_wrap=True)
+        chosen = again.chosen(name, only)
+        folder = Path(files[0]).parent if files else None
+    names = [row.result for row in chosen]
+    asked = [row for row in results.gather(folder) if row.suite == name and row.name in names]
+    if json:
+        screen.emit([dataclasses.asdict(row) for row in asked])
+    else:
+        _print_rows(screen.stdout(), asked)
     return 0
+
+
+def _print_rows(console: Console, rows: list[Any]) -> None:
+    from foresight.runtime.results import band, figure
+
+    columns = ("row", "what", "target", "budget", "reached", "verdict")
+    cells = [
+        (row.name, f"{row.algorithm}: {row.task}", row.aim, row.budget, figure(row.value) + band(row.interval),
+         row.verdict) for row in rows
+    ]  # fmt: skip
+    console.print(screen.table(columns, cells, wrap=("what", "target", "budget", "reached")))
+    if rows:
+        console.print(f"\nforesight reproduce {rows[0].suite} --only ROW reruns a row.", style="dim", highlight=False)
 
 
 def doctor(json: bool = False) -> int:

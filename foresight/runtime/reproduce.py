@@ -15,7 +15,8 @@ from typing import Any
 
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
-from foresight.runtime.suites import Experiment, Trained, suites
+from foresight.runtime.results import gather
+from foresight.runtime.suites import Experiment, Trained, made_by, suites
 
 QUICK = 100  # --quick trains a hundredth of the steps
 Say = Callable[[str], None]
@@ -28,43 +29,90 @@ def root() -> Path:
 
 
 def reproduce(
-    name: str, out: str | Path | None = None, quick: bool = False, say: Say = lambda text: None
+    name: str,
+    out: str | Path | None = None,
+    quick: bool = False,
+    say: Say = lambda text: None,
+    *,
+    only: tuple[str, ...] = (),
+    missing: bool = False,
+    seeds: int | None = None,
 ) -> list[Path]:
-    """Rerun the suite `name`; returns the files that were written.
+    """Rerun the suite `name`, or its rows `only`, or those of which the result is `missing`; returns what was written.
 
     JSON goes to `results/` and pictures to `docs/media/` of the checkout, or both to `out`. `quick` runs little, to see
-    that everything works, and writes to `runs/reproduce/NAME-quick` unless `out` is given. Presets that were trained
-    before, in `runs/reproduce`, are resumed or read. Experiments that are commands write to the checkout alone: `out`
-    and `quick` leave them out. Raises UserError for a name that does not exist.
+    that everything works, and writes to `runs/reproduce/NAME-quick` unless `out` is given. `seeds` are as many as
+    trained rows ask for, or fewer. Presets that were trained before, in `runs/reproduce`, are resumed or read, so what
+    was interrupted goes on. Experiments that are commands write to the checkout alone: `out` and `quick` leave them
+    out, and `quick` also what needs other rows or data. Raises UserError for a name that does not exist.
     """
-    valid = suites()
-    if name not in valid:
-        raise unknown("suite", name, valid)
-    suite = valid[name]
+    rows = chosen(name, only)
     if out is None and quick:
         out = root() / "runs" / "reproduce" / f"{name}-quick"
     results = Path(out) if out else root() / "results"
     media = Path(out) if out else root() / "docs" / "media"
+    runs = Path(out) / "runs" if out else root() / "runs" / "reproduce"
     for folder in (results, media):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
-    command = f"foresight reproduce {name}" + (" --quick" if quick else "")
+    command = shlex.join(
+        ["foresight", "reproduce", name]
+        + (["--only", *only] if only else [])
+        + (["--seeds", str(seeds)] if seeds else [])
+        + (["--quick"] if quick else [])
+    )
     written: list[Path] = []
-    for one_experiment in suite.experiments:
-        say(one_experiment.result)
-        if not one_experiment.is_command:
-            written += experiment(one_experiment, results, media, command, quick)
-        elif out is None:
-            written.append(typed(one_experiment))
+    for row in rows:
+        say(row.result)
+        if missing and (results / f"{row.result}.json").is_file():
+            say("  there already")
+            continue
+        if why := _left_out(row, out is not None, quick):
+            say(f"  left out: {why}")
+            continue
+        if row.needs:
+            prepare(row.needs, say)
+        if isinstance(row, Trained):
+            written.append(trained(row, results, runs, command, quick, say, seeds))
+        elif row.is_command:
+            written.append(typed(row))
         else:
-            say(f"  left out: {one_experiment.run}")
-    for one_run in suite.runs:
-        say(f"{one_run.algorithm} on {one_run.preset}")
-        runs = Path(out) / "runs" if out else root() / "runs" / "reproduce"
-        written.append(trained(one_run, results, runs, command, quick, say))
+            written += experiment(row, results, media, command, quick)
+        for found in gather(results):
+            if (found.suite, found.name) == (name, row.result):
+                say(f"  {found.words()}")
     return written
+
+
+def chosen(name: str, only: tuple[str, ...] = ()) -> list[Experiment | Trained]:
+    """The rows of the suite `name`, or those `only`, in the order in which they run. Raises UserError for bad names."""
+    valid = suites()
+    if name not in valid:
+        raise unknown("suite", name, valid)
+    return valid[name].rows(only)
+
+
+def _left_out(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str:
+    """Why a row cannot be run now, if it cannot."""
+    if isinstance(row, Experiment) and not row.run:
+        return "nothing here can run it yet"
+    if isinstance(row, Experiment) and row.is_command and elsewhere:
+        return row.run
+    if quick and (row.after or row.needs):
+        return row.needs or f"it comes after {', '.join(row.after)}"
+    return ""
+
+
+def prepare(command: str, say: Say = lambda text: None) -> None:
+    """Type a command of ours that makes a file, unless the file is there. Raises UserError if it fails."""
+    if made_by(command).is_file():
+        return
+    say(f"  {command}")
+    words = shlex.split(command)
+    if subprocess.run([sys.executable, "-m", *words], check=False).returncode:
+        raise UserError(f"`{command}` failed; what it printed says why.")
 
 
 def typed(what: Experiment) -> Path:
@@ -100,8 +148,16 @@ def experiment(what: Experiment, results: Path, media: Path, command: str, quick
     return [file, picture] if drawn else [file]
 
 
-def trained(what: Trained, results: Path, runs: Path, command: str, quick: bool, say: Say = lambda text: None) -> Path:
-    """Train a preset over its seeds and write `ALGORITHM-PRESET.json`."""
+def trained(
+    what: Trained,
+    results: Path,
+    runs: Path,
+    command: str,
+    quick: bool,
+    say: Say = lambda text: None,
+    seeds: int | None = None,
+) -> Path:
+    """Train a preset over its first `seeds` seeds (None: all) and write the JSON."""
     from foresight.runtime import checkpoint, settings
 
     steps = what.steps
@@ -109,9 +165,13 @@ def trained(what: Trained, results: Path, runs: Path, command: str, quick: bool,
         preset = catalog.presets(what.algorithm).get(what.preset, {})
         steps = max(1, settings.fields(what.algorithm, preset)["steps"] // QUICK)
     summaries = []
-    for seed in range(1 if quick else what.seeds):
+    for seed in range(1 if quick else min(seeds or what.seeds, what.seeds)):
         out = runs / f"{what.result}-{seed}"
-        summaries.append(one(what.algorithm, what.preset, seed, out, what.episodes, steps, False))
+        fields = {
+            key: value.format(runs=runs, seed=seed) if isinstance(value, str) else value
+            for key, value in what.options.items()
+        }
+        summaries.append(one(what.algorithm, what.preset, seed, out, what.episodes, steps, False, **fields))
         say(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
     file = results / f"{what.result}.json"
     document = collect(what.algorithm, what.preset, summaries, command)
@@ -120,7 +180,14 @@ def trained(what: Trained, results: Path, runs: Path, command: str, quick: bool,
 
 
 def one(
-    name: str, preset: str, seed: int, out: Path, episodes: int | None, steps: int | None, show: bool = True
+    name: str,
+    preset: str,
+    seed: int,
+    out: Path,
+    episodes: int | None,
+    steps: int | None,
+    show: bool = True,
+    **fields: Any,
 ) -> dict[str, Any]:
     """The summary of one seed: read, resumed or made."""
     from foresight.runtime import run
@@ -130,7 +197,7 @@ def one(
     if (out / "config.yaml").is_file():
         return run.resume(out, show=show).summary
     return run.train(
-        name, preset=preset, seed=seed, out=out, evaluation_episodes=episodes, steps=steps, show=show
+        name, preset=preset, seed=seed, out=out, evaluation_episodes=episodes, steps=steps, show=show, **fields
     ).summary
 
 

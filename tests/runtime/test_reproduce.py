@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 from collections.abc import Callable
@@ -22,8 +23,15 @@ def test_every_suite_names_what_exists() -> None:
     assert {"sutton-barto", "model-free"} <= set(found)
     for suite in found.values():
         assert suite.title and suite.experiments + suite.runs
+        rows = suite.rows()
+        assert len(rows) == len(suite.experiments + suite.runs), "two rows of one name"
+        for target in [run.target for run in suite.runs] + [x.target for one in suite.experiments for x in one.figures]:
+            known = {"baseline": 1.0, **{run.result: 1.0 for run in suite.runs}}
+            assert target is None or suites.met(target, 1.0, known) is not None, target
         for one in suite.experiments:
             assert {figure.algorithm for figure in one.figures} <= set(catalog.algorithms())
+            if not one.run:
+                continue
             if one.is_command:
                 assert (reproduce.root() / one.run.split()[1]).is_file() and one.run.startswith("python ")
                 continue
@@ -32,6 +40,9 @@ def test_every_suite_names_what_exists() -> None:
         for run in suite.runs:
             assert run.preset in catalog.presets(run.algorithm), run
             assert run.seeds >= 1
+            assert set(run.options) <= {field.name for field in dataclasses.fields(catalog.config_class(run.algorithm))}
+            if run.needs:  # what it makes is what the preset reads
+                assert catalog.presets(run.algorithm)[run.preset]["data"] == str(suites.made_by(run.needs))
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
@@ -73,6 +84,54 @@ def test_a_suite_is_run_and_its_presets_are_read_the_second_time(
     made = (tmp_path / "runs" / "sarsa-CliffWalking-v1-0" / "summary.json").stat().st_mtime_ns
     reproduce.reproduce("small", tmp_path)
     assert (tmp_path / "runs" / "sarsa-CliffWalking-v1-0" / "summary.json").stat().st_mtime_ns == made
+
+
+def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int, dict[str, Any]]] = []
+
+    def trained(what: Any, results: Path, runs: Path, *rest: Any) -> Path:
+        made.append((what.result, min(rest[-1] or what.seeds, what.seeds), dict(what.options)))
+        (results / f"{what.result}.json").write_text("{}")
+        return results / f"{what.result}.json"
+
+    needs = f"cli_of_a_test --out {tmp_path / 'data.jsonl'}"
+    runs = (
+        suites.Trained("ppo", "a", "first"),
+        suites.Trained("ppo", "a", "second", after=("first",), options={"learning_rate": 1.0}),
+        suites.Trained("ppo", "a", "third", needs=needs),
+    )
+    suite = suites.Suite("small", "t", (suites.Experiment("", "later"),), runs)
+    monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
+    monkeypatch.setattr(reproduce, "gather", lambda folder: [])
+    monkeypatch.setattr(reproduce, "trained", trained)
+    said: list[str] = []
+    reproduce.reproduce("small", tmp_path, only=("second",), seeds=2)
+    assert made == [("first", 2, {}), ("second", 2, {"learning_rate": 1.0})]
+    with pytest.raises(UserError, match=r"cli_of_a_test.* failed"):
+        reproduce.reproduce("small", tmp_path, missing=True)
+    (tmp_path / "data.jsonl").write_text("")
+    reproduce.reproduce("small", tmp_path, missing=True, say=said.append)
+    assert len(made) == 3 and made[2][0] == "third"
+    assert said == ["later", "  left out: nothing here can run it yet", "first", "  there already", "second",
+                    "  there already", "third"]  # fmt: skip
+    made.clear()
+    reproduce.reproduce("small", tmp_path, quick=True)
+    assert [name for name, *_ in made] == ["first"]
+
+
+def test_fields_of_a_row_may_name_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    summary = {"evaluation": {"mean": 1.0, "metric": "m", "n": 1}, "steps": 1, "unit": "u", "baseline": {"mean": 0.0}}
+    summary |= {"seconds": 1.0, "versions": {}, "machine": {}}
+
+    def one(name: str, preset: str, seed: int, out: Path, *rest: Any, **fields: Any) -> dict[str, Any]:
+        given.append((out.name, fields))
+        return {**summary, "seed": seed}
+
+    monkeypatch.setattr(reproduce, "one", one)
+    what = suites.Trained("distill", "x", "student", seeds=2, options={"teacher": "{runs}/t-{seed}/export", "group": 3})
+    reproduce.trained(what, tmp_path, Path("R"), "c", False)
+    assert given == [(f"student-{i}", {"teacher": f"R/t-{i}/export", "group": 3}) for i in (0, 1)]
 
 
 @pytest.mark.parametrize(("metric", "worst"), [("return", 1.0), ("rms_error", 3.0)])
@@ -130,6 +189,12 @@ def test_the_command_lists_and_runs(call: Callable, tmp_path: Path, monkeypatch:
     assert {one["name"] for one in call("reproduce", "--json").json} >= {"sutton-barto", "model-free"}
     wrong = call("reproduce", "sutton")
     assert wrong.code == 2 and "Did you mean 'sutton-barto'" in wrong.err
+    table = call("reproduce", "language", "--list", "--only", "distill-smollm2-addition").out
+    assert "grpo-addition-10-minutes" in table and "not run" in table and "sft" not in table
+    (row,) = call("reproduce", "model-free", "--list", "--only", "trpo-CartPole-v1", "--json").json
+    assert (row["met"], row["target"], row["done_seeds"], row["steps"]) == (True, ">= 475", 5, 100_000)
+    assert row["command"] == "foresight reproduce model-free --only trpo-CartPole-v1"
+    assert "Did you mean" in call("reproduce", "model-free", "--only", "trpo-CartPole").err
     suite = suites.Suite("small", "t", (CORRIDOR,))
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
     files = call("reproduce", "small", "--quick", "--out", str(tmp_path), "--json").json

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from foresight.errors import UserError
 from foresight.runtime import catalog, results, suites
 
 REACHED: dict[str, Any] = {
     "seeds": [0, 1], "steps": 300, "unit": "env steps", "metric": "return", "episodes": 10, "iqm": 480.0,
-    "interval_95": [470.0, 490.0],
+    "interval_95": [470.0, 490.0], "seconds": [60.0, 120.0], "baseline": 20.0, "command": "c",
 }  # fmt: skip
 
 
@@ -32,6 +33,14 @@ REACHED: dict[str, Any] = {
 )
 def test_a_target_is_met_or_not(target: str, good: float, bad: float) -> None:
     assert suites.met(target, good) is True and suites.met(target, bad) is False
+
+
+def test_a_target_may_be_another_number() -> None:
+    known = {"baseline": 0.3, "grpo-addition": 0.9}
+    assert suites.met(">= 2 × baseline", 0.6, known) is True and suites.met(">= 2 × baseline", 0.59, known) is False
+    assert suites.met(">= grpo-addition - 0.03", 0.871, known) is True
+    assert suites.met(">= grpo-addition - 0.03", 0.869, known) is False
+    assert suites.met(">= teacher - 0.03", 1.0, known) is None and suites.met(">= 2 × baseline", 1.0) is None
 
 
 @pytest.fixture
@@ -54,19 +63,47 @@ def test_rows_are_what_is_asked_for_and_what_there_is(few: Path) -> None:
     (few / "bench-ppo.json").write_text(json.dumps({"what": "speed", "rounds": 1}))
     walk, ppo, dqn = results.gather(few)
     assert (walk.value, walk.met, walk.done_seeds) == (2.0, False, 7)
+    assert (ppo.done_minutes, ppo.budget, ppo.verdict, walk.verdict) == (2.0, "5 × 900 env steps", "met", "missed")
     assert walk.words() == "2 on walk, 7 seeds (missed: <= 1)"
     assert (ppo.value, ppo.met, ppo.interval) == (480.0, True, (470.0, 490.0))
     assert (ppo.done_seeds, ppo.done_steps, ppo.episodes) == (2, 300, 10)
-    assert ppo.words() == "480 on CartPole-v1, 2 seeds (>= 475)" and ppo.file == "results/ppo-CartPole-v1.json"
-    assert (dqn.algorithm, dqn.suite, dqn.met, dqn.words()) == ("dqn", None, None, "480 on X, score, 2 seeds")
+    assert (
+        ppo.words() == "480 [470, 490] on CartPole-v1, 2 seeds (>= 475)" and ppo.file == "results/ppo-CartPole-v1.json"
+    )
+    assert (dqn.algorithm, dqn.suite, dqn.met, dqn.words()) == (
+        "dqn",
+        None,
+        None,
+        "480 [470, 490] on X, score, 2 seeds",
+    )
+
+
+def test_a_row_has_a_limit_of_time_and_may_lean_on_another(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = (
+        suites.Trained("grpo", "x", "teacher", minutes=2, target=">= 3 × baseline"),
+        suites.Trained("grpo", "x", "late", minutes=1.9, target=">= 3 × baseline"),
+        suites.Trained("distill", "x", "student", after=("teacher",), target=">= teacher - 3"),
+    )
+    suite = suites.Suite("s", "t", (suites.Experiment("", "later", (suites.Figure("ppo", "a", "no code"),)),), runs)
+    monkeypatch.setattr(results, "suites", lambda: {"s": suite})
+    for name, value in (("teacher", 480.0), ("late", 480.0), ("student", 476.0)):
+        (few / f"{name}.json").write_text(json.dumps({"what": "w", **REACHED, "iqm": value}))
+    open_, teacher, late, student = results.gather(few)
+    assert (open_.command, open_.verdict, teacher.met, late.met, student.met) == ("", "not run", True, False, False)
+    assert late.words().endswith("(missed: >= 3 × baseline in 1.9 min)")
+    (few / "teacher.json").unlink()
+    assert results.gather(few)[-1].met is None
+    with pytest.raises(UserError, match="Did you mean 'student'"):
+        suite.rows(("studnt",))
+    assert [row.result for row in suite.rows(("student",))] == ["teacher", "student"]
+    assert [row.result for row in suite.rows()] == ["later", "teacher", "late", "student"]
 
 
 def test_what_is_verified_begins_with_what_was_met_and_has_no_row_twice() -> None:
     missed, free, good = (
-        results.Row("ppo", task, "s", target, f"results/{task}.json", value=1.0)
-        for task, target in (("a", ">= 2"), ("b", None), ("c", ">= 1"))
+        results.Row("ppo", "x", name, "s", value=1.0, met=met) for name, met in (("a", False), ("b", None), ("c", True))
     )
-    empty = results.Row("ppo", "d", "s", ">= 1", "results/d.json")
+    empty = results.Row("ppo", "x", "d", "s", ">= 1")
     assert results.verified("ppo", [missed, free, good, empty, good]) == [good, free, missed]
     assert results.verified("dqn", [missed]) == []
 
