@@ -148,14 +148,9 @@ def _draw(table: Table, picture: Path, kinds: tuple[str, ...], worlds: Mapping[s
         for kind in kinds:
             done = [length for length in world.lengths if (name, length, kind) in table]
             found = [table[name, length, kind] for length in done]
-            style = {
-                "color": COLOURS[kind],
-                "marker": "o",
-                "label": NAMES[kind],
-                "linestyle": ":" if kind == "none" else "-",
-            }
             if not done:
                 continue
+            style = {"color": COLOURS[kind], "label": NAMES[kind], "marker": "o", "ls": ":" if kind == "none" else "-"}
             top.plot(done, [statistics.fmean(c["success"] for c in cells) for cells in found], **style)
             low, high = ([end(c["success"] for c in cells) for cells in found] for end in (min, max))
             top.fill_between(done, low, high, color=COLOURS[kind], alpha=0.12, linewidth=0)

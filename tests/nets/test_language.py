@@ -133,14 +133,6 @@ def test_a_missing_model_says_what_to_give(tmp_path):
         pretrained.load(tiny_language.folder(), precision="float8")
 
 
-def test_the_cache_directory_is_the_users(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.delenv("FORESIGHT_CACHE", raising=False)
-    assert pretrained.cache_directory() == tmp_path / "xdg" / "foresight"
-    monkeypatch.setenv("FORESIGHT_CACHE", str(tmp_path / "own"))
-    assert pretrained.cache_directory() == tmp_path / "own"
-
-
 def test_a_missing_package_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setenv("FORESIGHT_CACHE", str(tmp_path))
     monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
