@@ -17,14 +17,17 @@ SHOWN = 6  # actions of the agent's view
 
 def match(
     first: Annotated[str, tyro.conf.Positional],
-    second: Annotated[str, tyro.conf.Positional],
+    second: Annotated[str | None, tyro.conf.Positional] = None,
     games: int = 100,
     openings: int | None = None,
     simulations: int | None = None,
+    checkpoints: int | None = None,
     seed: int = 0,
     json: bool = False,
 ) -> int:
     """Let two players meet, both colours, and say by how much the first is stronger, in Elo with its interval.
+
+    With --checkpoints and one run, its own checkpoints meet each other: did it grow stronger?
 
     Args:
         first: a run directory, or the name of an agent that comes along (connect_four).
@@ -33,6 +36,7 @@ def match(
         openings: random moves before each game, the same for both colours; by default 2 between two runs, which
             would else repeat one game, and 0 against the others, which vary by themselves.
         simulations: of the search of runs; by default as their Config says.
+        checkpoints: instead of a second player, how many checkpoints of the first meet, each of them every other.
         seed: of opponents and openings.
         json: print the result as JSON.
     """
@@ -42,6 +46,10 @@ def match(
     from foresight.runtime import match as matches
     from foresight.runtime import players
 
+    if checkpoints is not None and second is None:
+        return _ladder(first, checkpoints, games, 2 if openings is None else openings, simulations, seed, json)
+    if second is None or checkpoints is not None:
+        raise UserError("Name a second player, or say how many of the run's checkpoints shall meet (--checkpoints 4).")
     names = [first, second]
     swapped = opponents.is_opponent(first) and not opponents.is_opponent(second)
     one, game = players.player(names[swapped], None, seed, simulations)
@@ -63,6 +71,27 @@ def match(
     console.print(f"moving first {100 * document['score_first']:.1f}%, second {100 * document['score_second']:.1f}%")
     middle, bottom, top = (_elo(x) for x in result.elo())
     console.print(f"Elo {middle} (95%: {bottom} to {top})", markup=False)
+    return 0
+
+
+def _ladder(name: str, count: int, games: int, openings: int, simulations: int | None, seed: int, json: bool) -> int:
+    """The checkpoints of one run against each other."""
+    from foresight.runtime import match as matches
+    from foresight.runtime import players
+
+    found, game = players.checkpoints(name, count, simulations)
+    steps = list(found)
+    result = matches.ladder(game, list(found.values()), games, openings, seed)
+    if json:
+        screen.emit({"game": game.title, "run": name, "openings": openings, "steps": steps, **result})
+        return 0
+    console = screen.stdout()
+    console.print(f"{len(steps)} checkpoints of {name} at {game.title}, {games} games each pair", markup=False)
+    rows = [
+        (f"{step:,}", f"{row['elo']:+d}", f"{row['elo_low']:+d} to {row['elo_high']:+d}")
+        for step, row in zip(steps, result["elo"], strict=True)
+    ]
+    console.print(screen.table(("step", "Elo", "95%"), rows))
     return 0
 
 

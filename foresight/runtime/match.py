@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,6 +70,47 @@ def elo(score: float) -> float:
     if score <= 0 or score >= 1:
         return math.copysign(math.inf, score - 0.5)
     return 400 * math.log10(score / (1 - score))
+
+
+def ratings(scores: np.ndarray, games: np.ndarray, sweeps: int = 100) -> tuple[np.ndarray, np.ndarray]:
+    """Elo of N players who met each other, the first one's being 0, and the half widths of 95% intervals, `[N]`.
+
+    Shapes: `scores[i, j]` the points of i against j, `games[i, j]` how many they played. The most likely strengths of
+    p(i beats j) = 1 / (1 + 10^((e_j - e_i) / 400)), after one more drawn game of every pair that met, so that nobody is
+    infinitely strong. Widths are of the differences from the first player, by the observed information. Source: Bradley
+    and Terry 1952; Coulom 2008 (Bayeselo) for the draw.
+    """
+    met = games > 0
+    games, scores = games + met, scores + 0.5 * met
+    strength = np.zeros(len(games))
+    for _ in range(sweeps):  # Newton's method; the likelihood is concave
+        p = 1 / (1 + np.exp(strength[None] - strength[:, None]))
+        weight = games * p * (1 - p)
+        information = (np.diag(weight.sum(1)) - weight)[1:, 1:]
+        move = np.linalg.solve(information, (scores - games * p).sum(1)[1:])
+        strength[1:] += np.clip(move, -1.0, 1.0)
+        if np.abs(move).max() < 1e-9:
+            break
+    scale = 400 / math.log(10)
+    return scale * strength, scale * Z * np.sqrt(np.append(0.0, np.diag(np.linalg.inv(information))))
+
+
+def ladder(game: Game, players: Sequence[Chooser], games: int, openings: int, seed: int) -> dict[str, Any]:
+    """Everybody against everybody, `games` each, and what they are worth; as JSON.
+
+    `pairs`: who met whom (later, earlier) and how it ended for the later; `elo`: of each with its interval.
+    """
+    points, played = np.zeros((2, len(players), len(players)))
+    pairs = []
+    for early, late in itertools.combinations(range(len(players)), 2):
+        result = play(game, players[late], players[early], games, openings, seed)
+        points[late, early], points[early, late] = (total := math.fsum(result.scores)), games - total
+        played[late, early] = played[early, late] = games
+        pairs.append({"players": [late, early], **result.document()})
+    middle, half = ratings(points, played)
+    rows = [{"elo": round(m), "elo_low": round(m - h), "elo_high": round(m + h)}
+            for m, h in zip(middle.tolist(), half.tolist(), strict=True)]  # fmt: skip
+    return {"elo": rows, "pairs": pairs}
 
 
 def play(

@@ -7,7 +7,7 @@ from pathlib import Path
 from foresight.envs.games import Chooser, Game
 from foresight.errors import UserError
 from foresight.planning import opponents
-from foresight.runtime import match, run
+from foresight.runtime import checkpoint, match, run
 
 
 def player(name: str, game: Game | None, seed: int = 0, simulations: int | None = None) -> tuple[Chooser, Game]:
@@ -29,6 +29,33 @@ def player(name: str, game: Game | None, seed: int = 0, simulations: int | None 
         agent.state.game = game  # both players must know the same positions
     options = {} if simulations is None else {"simulations": simulations}
     return match.chooser(agent.module, agent.state, **options), game or agent.world
+
+
+def checkpoints(name: str, count: int, simulations: int | None = None) -> tuple[dict[int, Chooser], Game]:
+    """Up to `count` checkpoints of one run, from the oldest to the newest at even distances, as players by step.
+
+    Raises UserError for a run that plays no game, and where it has kept fewer than two checkpoints.
+    """
+    path = run.find(name)
+    agent = run.load(path)
+    if agent.settings.world != "game":
+        raise UserError(f"{name} is a run of {agent.settings.algorithm} on {agent.settings.env}, which is no game.")
+    steps = list(checkpoint.all_steps(path / "checkpoints"))
+    if count < 2 or len(steps) < 2:
+        raise UserError(
+            f"{name} has the checkpoints {checkpoint.listed(path / 'checkpoints')}, and {count} are to meet: two is "
+            "the least. `foresight train ... --keep 100 --checkpoint-every 60` keeps more."
+        )
+    count = min(count, len(steps))
+    options = {} if simulations is None else {"simulations": simulations}
+    found = {}
+    for i in range(count):
+        step = steps[round(i * (len(steps) - 1) / (count - 1))]
+        one = run.load(path, step)
+        one.state.game = agent.world  # all players must know the same positions
+        one.state.replay = None  # what it learnt from, which may be large, is of no use here
+        found[step] = match.chooser(one.module, one.state, **options)
+    return found, agent.world
 
 
 def _called(game: Game) -> str:

@@ -18,6 +18,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(
         "alphazero", env="tic_tac_toe", out=out, steps=600, num_games=16, simulations=8, play_simulations=60,
         channels=8, blocks=1, learn_from=100, show=False, evaluation_episodes=2, env_options={"opponent": "random"},
+        checkpoint_every=0.001, keep=9,
     )  # fmt: skip
     return out
 
@@ -58,9 +59,24 @@ def test_a_match_with_elo(run: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert ("random against" in out and "Elo -" in out) or "less than can be told" in out
 
 
+def test_the_checkpoints_of_a_run_meet(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["match", str(run), "--checkpoints", "4", "--games", "6", "--simulations", "4"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == [512, 1024] and found["openings"] == 2  # as many as there are
+    assert found["elo"][0]["elo"] == 0 and found["elo"][1]["elo_low"] < found["elo"][1]["elo_high"]
+    (pair,) = found["pairs"]
+    assert pair["players"] == [1, 0] and pair["games"] == 6
+    assert main(words) == 0
+    assert "2 checkpoints of" in (out := capsys.readouterr().out) and "1,024" in out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["match", "RUN"], "Name a second player"),
+        (["match", "RUN", "random", "--checkpoints", "2"], "Name a second player"),
+        (["match", "RUN", "--checkpoints", "1"], "two is the least"),
         (["match", "random", "minimax:2"], "Name a run first"),
         (["match", "RUN", "minimax:0"], "is no opponent"),
         (["match", "RUN", "random", "--games", "0"], "--games must be at least 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from foresight.errors import UserError
 from foresight.planning import opponents
 from foresight.runtime import match, players
 from foresight.runtime.run import train
-from tests.sabotage import sabotaged_by
+from tests.sabotage import change, sabotaged_by
 
 TTT = games.make("tic_tac_toe")
 
@@ -52,6 +53,32 @@ def test_elo_of_a_score() -> None:
     assert drawn.interval()[0] > even.interval()[0]
     won = match.Result((1.0,) * 20, (5,) * 20)
     assert won.document()["elo"] is None and won.document()["elo_low"] > 200
+
+
+@sabotaged_by("foresight.runtime.match.ratings", change("scores", lambda x: x.T), change("games", lambda x: 2 * x))
+def test_ratings_of_players_who_all_met() -> None:
+    """By hand: with the drawn game 10 of 11 points are 400 Elo; and of three the middle one stands between."""
+    elo, half = match.ratings(np.array([[0, 0.5], [9.5, 0]]), np.array([[0, 10], [10, 0]]))
+    assert elo == pytest.approx([0, 400])
+    assert half == pytest.approx([0, 400 / math.log(10) * match.Z / math.sqrt(11 * 10 / 11 * 1 / 11)])
+    chance = np.array([[1 / (1 + 10 ** ((b - a) / 400)) for b in (0, 100, 300)] for a in (0, 100, 300)])
+    played = 1000.0 * (1 - np.eye(3))
+    elo, half = match.ratings(chance * (played + 1) - 0.5, played)
+    assert elo == pytest.approx([0, 100, 300], abs=1e-6)
+    assert half[0] == 0 and 0 < half[1] < half[2] < 40
+    elo, _ = match.ratings(np.array([[0, 0], [10.0, 0]]), np.array([[0, 10], [10, 0]]))
+    assert 400 < elo[1] < 600  # not infinite
+
+
+@sabotaged_by("foresight.runtime.match.ratings", change("scores", lambda x: x.T))
+def test_a_ladder_ranks_its_players() -> None:
+    """Whoever takes a free cell at random loses to one who looks two moves ahead."""
+    players = [opponents.make(name, TTT, 1) for name in ("random", "minimax:1", "minimax:4")]
+    found = match.ladder(TTT, players, 20, 0, 0)
+    assert [pair["players"] for pair in found["pairs"]] == [[1, 0], [2, 0], [2, 1]]
+    first, second, third = found["elo"]
+    assert first == {"elo": 0, "elo_low": 0, "elo_high": 0}
+    assert second["elo"] > 0 and third["elo"] > second["elo"] and third["elo_low"] > 0
 
 
 def test_openings_are_shared_by_both_colours() -> None:
