@@ -58,7 +58,10 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
     found = {run: depths.measure(run, depth) for run in runs}
     depths.draw(found, out)
     if json:
-        screen.emit({"out": out, "runs": found})
+        plain = {
+            run: {k: [x if x == x else None for x in row] for k, row in errors.items()} for run, errors in found.items()
+        }  # NaN is no JSON
+        screen.emit({"out": out, "runs": plain})
         return 0
     console = screen.stdout()
     for run, errors in found.items():

@@ -21,7 +21,9 @@ from foresight import errors
 from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Episodes
+from foresight.envs import selfplay
+from foresight.envs.base import Env, Episodes, Spaces
+from foresight.envs.games import Game
 from foresight.errors import UserError
 from foresight.nets import encoders, optim
 from foresight.nets.latent import LatentModel
@@ -44,6 +46,7 @@ class State:
     step: int = 0
     updates: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    game: Any = field(default=None, metadata={"save": False})  # whose positions `act` is given, if it is one
 
 
 def check(config: Any, *also: str) -> None:
@@ -60,12 +63,29 @@ def check(config: Any, *also: str) -> None:
         raise UserError(f"reanalyze is a share: between 0 and 1, not {config.reanalyze}.")
 
 
-def latent_model(config: Any, obs: Space[Any], actions: int, policy: int) -> LatentModel:
-    """The model for actions of so many features, and a policy of so many numbers. Equal seeds give equal weights."""
+def world_of(spaces: Spaces | Game) -> tuple[Spaces, Game | None]:
+    """What an agent sees and does, and the game if that is where it acts: both sides of it (`envs.selfplay`)."""
+    return (spaces, None) if isinstance(spaces, Spaces) else (selfplay.spaces(spaces), spaces)
+
+
+def seen(state: Any, obs: Any) -> tuple[Any, Tensor | None]:
+    """What the network is shown of `obs` (positions of the State's game, too) and which actions are legal there."""
+    if state.game is not None and not isinstance(obs, dict):
+        obs = selfplay.observe(state.game, obs)
+    obs = trees.to(obs, state.generator.device)
+    return obs, obs[encoders.ACTION_MASK] > 0 if isinstance(obs, dict) and encoders.ACTION_MASK in obs else None
+
+
+def latent_model(config: Any, obs: Space[Any], actions: int, policy: int, players: int = 1) -> LatentModel:
+    """The model for actions of so many features, and a policy of so many numbers. Equal seeds give equal weights.
+
+    With two `players`, who take turns, what follows a step is worth the opposite to whoever made it.
+    """
+    gamma = config.gamma if players == 1 else -config.gamma
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = encoders.encoder(obs, config.hidden, "relu", config.images)
-        return LatentModel(encoder, actions, policy, config.latent_size, config.hidden, config.support, config.gamma)
+        return LatentModel(encoder, actions, policy, config.latent_size, config.hidden, config.support, gamma)
 
 
 def parts(config: Any, network: torch.nn.Module, device: str | torch.device) -> dict[str, Any]:

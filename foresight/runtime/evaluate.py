@@ -71,7 +71,8 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
     `world` must be its own: episodes that are under way in it are lost.
     """
     with undisturbed(state):
-        if module.WORLD == "control":
+        kind = _kind(module, world)
+        if kind == "control":
             device = machine.device_of(state)
 
             def act(obs: Any, carry: Any) -> tuple[Any, Any]:
@@ -82,24 +83,30 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
         if hasattr(module, "measure"):
             metric, value = module.measure(state, world)
             return Evaluation(metric, value, 0.0, 1, (value,))
-        if module.WORLD == "mdp":
+        if kind == "mdp":
             world = world.to(machine.device_of(state))
             policy, _, _ = module.act(state, torch.arange(world.states, device=world.reward.device), explore=False)
             return _mdp(world, policy, state.config.gamma)
-        if module.WORLD == "game":
+        if kind == "game":
             return _game(module, state, world, episodes, seed)
         return _text(module, state, world, episodes)
 
 
 def baseline(module: Any, state: Any, world: Any, episodes: int | None = None, seed: int = 0) -> Evaluation:
     """What training must beat: uniformly random actions, or the State as it was built (text, predictions)."""
-    if module.WORLD == "control":
+    kind = _kind(module, world)
+    if kind == "control":
         return _control(world, random_policy(world, seed), episodes or 1, seed, None)
-    if module.WORLD == "mdp" and not hasattr(module, "measure"):
+    if kind == "mdp" and not hasattr(module, "measure"):
         return _mdp(world, world.uniform(), state.config.gamma)
-    if module.WORLD == "game":
+    if kind == "game":
         return _game(module, state, world, episodes, seed, random=True)
     return evaluate(module, state, world, episodes, seed)
+
+
+def _kind(module: Any, world: Any) -> str:
+    """What kind of world it is: the algorithm's, or a game for two where it can act in that too."""
+    return "game" if hasattr(world, "first_score") else str(module.WORLD)
 
 
 def random_policy(world: Any, seed: int) -> Act:

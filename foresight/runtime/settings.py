@@ -13,7 +13,7 @@ from typing import Any
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
 
-RUNTIME_KEYS = ("env", "task", "env_options", "evaluation", "source")  # of a preset; the others are Config fields
+RUNTIME_KEYS = ("env", "task", "world", "env_options", "evaluation", "source")  # of a preset; others: Config
 EPISODES = {"control": 20, "mdp": 1, "text": None, "game": 20}  # of an evaluation; None means all that are held out
 
 
@@ -155,13 +155,14 @@ def resolve(
         raise UserError(f"Say what {entry.name} shall learn: --{world_word} NAME{options}.")
     base = fields(algorithm, chosen) if config is None else _shallow(config)
     evaluation = chosen.get("evaluation") or {}
+    kind = chosen.get("world", entry.world)  # some algorithms act in worlds of two kinds
     return Settings(
         algorithm=str(entry.path) if algorithm.endswith(".py") else algorithm,  # found again from anywhere
-        world=entry.world,
+        world=kind,
         env=name,
         preset=preset,
         env_options={**(chosen.get("env_options") or {}), **(env_options or {})},
-        episodes=episodes if episodes is not None else evaluation.get("episodes", EPISODES.get(entry.world)),
+        episodes=episodes if episodes is not None else evaluation.get("episodes", EPISODES.get(kind)),
         evaluate_every=evaluate_every if evaluate_every is not None else evaluation.get("every"),
         device=device,
         config={**base, **coerce(algorithm, given)},

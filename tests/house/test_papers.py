@@ -18,7 +18,7 @@ from tests.house import rules
 
 DOCS = rules.ROOT / "docs"
 README = (rules.ROOT / "README.md").read_text(encoding="utf-8")
-RUNTIME_KEYS = {"env", "env_options", "task", "source", "evaluation"}
+RUNTIME_KEYS = {"env", "env_options", "task", "source", "evaluation", "world"}
 RESULT_KEYS = {"what", "command", "versions", "machine", "seconds"}
 
 

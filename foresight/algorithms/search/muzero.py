@@ -7,6 +7,7 @@ where s^0 = h(o_t), (r^k, s^k) = g(s^{k-1}, a_{t+k-1}), (p^k, v^k) = f(s^k); π 
 n-step return, z_t = u_t + γ u_{t+1} + … + γⁿ v_{t+n}.
 
 What is kept: the latent model and its search with PUCT, values normalised over the tree, no legal moves inside it;
+games for two, whose model has the discount -γ, as each step is the other's, so that values are always the mover's;
 Dirichlet noise and a falling temperature; numbers as two-hot categoricals of the signed hyperbolic transform
 (appendix F); latents scaled to [0, 1], every unrolled step's loss over K, the gradient into the dynamics halved
 (appendix G); absorbing states after a termination, of value and reward 0; reanalysis: a share of the policy targets is
@@ -27,9 +28,10 @@ from gymnasium import spaces as gs
 from torch import Tensor
 from torch.nn import functional
 
-from foresight.data import trees
 from foresight.data.trajectory import Trajectory
+from foresight.envs import selfplay
 from foresight.envs.base import Env, Spaces, require_worlds
+from foresight.envs.games import Game
 from foresight.errors import UserError
 from foresight.planning import unroll
 from foresight.planning.search import PUCT, Dirichlet, search
@@ -75,25 +77,30 @@ class Config:
 State = unroll.State  # the network and its slow copy, optimiser, replay, generators, counts
 
 
-def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
     unroll.check(config)
+    spaces, game = unroll.world_of(spaces)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(f"MuZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
     actions = int(spaces.action.n)
-    network = unroll.latent_model(config, spaces.obs, actions, actions)
-    return State(config, **unroll.parts(config, network, device))
+    network = unroll.latent_model(config, spaces.obs, actions, actions, players=1 if game is None else 2)
+    return State(config, **unroll.parts(config, network, device), game=game)
 
 
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(
+    state: State, obs: Any, carry: None = None, explore: bool = False, simulations: int | None = None
+) -> tuple[Tensor, dict[str, Tensor], None]:
     """Search from every row of `obs`; with `explore` noise and temperature, else the most visited action.
 
-    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]`, the root's.
+    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]`, the root's. `simulations` are the Config's unless
+    given; in a game `obs` may be positions.
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
+    obs, legal = unroll.seen(state, obs)
     found = search(
-        state.network, trees.to(obs, state.generator.device), config.simulations, RULE,
+        state.network, obs, config.simulations if simulations is None else simulations, RULE, legal=legal,
         noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
@@ -112,7 +119,8 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
     """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    return {"weights": search(state.target, obs, state.config.simulations, RULE).weights}
+    obs, legal = unroll.seen(state, obs)
+    return {"weights": search(state.target, obs, state.config.simulations, RULE, legal=legal).weights}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
@@ -132,12 +140,13 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 
 
 def train(
-    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+    config: Config, env: Env | Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
-    require_worlds(env, config.num_envs)
+    env = selfplay.world(env, config.num_envs)
     if state is None:
-        state = build(config, env.spaces, device)
+        state = build(config, env.game if isinstance(env, selfplay.SelfPlay) else env.spaces, device)
+    require_worlds(env, config.num_envs)
     state.replay.interrupt()
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:
