@@ -36,6 +36,10 @@ class Rules:
         discount = torch.where(changed, -1.0, 1.0).masked_fill(moved.over, 0.0)
         return moved.position, moved.reward, discount, logits, value
 
+    def picture(self, position: Tensor, row: int) -> str:
+        """One of the positions `[B, ...]` for a terminal, where a message speaks of it."""
+        return self.game.picture(position[row : row + 1])
+
     def _judge(self, position: Tensor) -> tuple[Tensor, Tensor]:
         logits, value = self.evaluate(position)
         logits = logits.to(position.device, torch.float32)

@@ -115,7 +115,8 @@ def search(
             "Gumbel plans its visits from the first to the last: it cannot go on in a reused tree. Use PUCT."
         )
     logits, value, state = model.root(obs)
-    _finite(logits, value)
+    if (row := _bad_row(logits, value)) is not None:
+        raise _not_finite(model, state, row, "")
     logits, _ = priors(logits)
     if legal is not None:
         logits = logits.masked_fill(~legal.to(logits.device), -torch.inf)
@@ -214,7 +215,7 @@ def _compiled(
         _write(tree.state, found, slot)
         bad = kernels.expand(slot, *ends, _plain(reward), _plain(discount), _plain(logits), _plain(value), *arrays)
         if bad >= 0:
-            raise _not_finite(bad, _path(tree, bad, int(node[bad]), int(action[bad])))
+            raise _not_finite(model, _roots(tree), bad, _path(tree, bad, int(node[bad]), int(action[bad])))
 
 
 def _tensors(
@@ -255,7 +256,8 @@ def _tensors(
         index = last.clamp(min=0) * rows + batch
         before = trees.pick(tree_map(_flat, tree.state), index)
         state, reward, discount, logits, value = model.step(before, action.clamp(min=0))
-        _finite(logits, value, reward, discount)
+        if (bad := _bad_row(logits, value, reward, discount)) is not None:
+            raise _not_finite(model, _roots(tree), bad, _path(tree, bad, int(last[bad]), int(action[bad])))
         _write(tree.state, state, slot)
         new = leaf < 0
         tree.children[batch[new], last[new], action[new]] = slot
@@ -314,19 +316,26 @@ def _plain(x: Tensor) -> Any:
     return (x if x.dtype == torch.float32 else x.float()).numpy()
 
 
-def _finite(logits: Tensor, *numbers: Tensor) -> None:
+def _bad_row(logits: Tensor, *numbers: Tensor) -> int | None:
+    """The first row with a number that is not finite (logits may be -inf), if there is one."""
     bad = logits.isnan().any(-1)
     for x in numbers:
         bad = bad | ~x.isfinite()
-    if bad.any():
-        raise _not_finite(int(bad.nonzero()[0]), "")
+    return int(bad.nonzero()[0]) if bad.any() else None
 
 
-def _not_finite(row: int, path: str) -> UserError:
+def _roots(tree: Tree) -> Any:
+    """The states that the search began from."""
+    return tree_map(lambda x: x[0], tree.state)
+
+
+def _not_finite(model: Model, roots: Any, row: int, path: str) -> UserError:
     where = f" after the actions {path}" if path else ""
+    picture = getattr(model, "picture", None)  # a model that knows what a position looks like may say so
+    shown = f" Row {row} is this position:\n{picture(roots, row)}" if picture else ""
     return UserError(
         f"The model gave a number that is not finite for row {row}{where}. The search stops, so that nothing is "
-        "learnt from it: go on from the last checkpoint, with a lower learning rate."
+        f"learnt from it: go on from the last checkpoint, with a lower learning rate.{shown}"
     )
 
 

@@ -13,6 +13,7 @@ from foresight.algorithms.search import alphazero as az
 from foresight.envs import games
 from foresight.errors import UserError
 from foresight.runtime import checkpoint
+from foresight.runtime.run import resume, train
 from tests.sabotage import change, returns, sabotaged_by
 
 TTT = games.make("tic_tac_toe")
@@ -152,6 +153,22 @@ def test_a_number_that_is_not_finite_stops_the_search() -> None:
         state.network.value.linear.bias.fill_(torch.nan)
     with pytest.raises(UserError, match="not finite for row 0"):
         az.act(state, TTT.start(1))
+
+
+def test_a_run_that_becomes_nan_names_the_position_and_keeps_its_checkpoint(tmp_path: Path) -> None:
+    config = {field.name: getattr(SMALL, field.name) for field in dataclasses.fields(SMALL)}
+    options = {"opponent": "random"}
+    one = train("alphazero", env="tic_tac_toe", out=tmp_path / "a", show=False, evaluation_episodes=2,
+                env_options=options, **{**config, "steps": 512})  # fmt: skip
+    before = weights(one.load().state)
+
+    def poison(step: int, metrics: dict[str, Any], state: az.State) -> None:
+        with torch.no_grad():
+            state.network.value.linear.bias.fill_(torch.nan)
+
+    with pytest.raises(UserError, match=r"(?s)not finite for row \d.* is this position:.*1 [.XO] [.XO] [.XO]"):
+        resume(one.path, 2_048, show=False, callbacks=(poison,))
+    assert torch.equal(weights(one.load().state), before)
 
 
 @pytest.mark.parametrize(
