@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from foresight.nets import lora, pretrained
+from foresight import errors
+from foresight.nets import lean, lora, pretrained
 from foresight.nets.language import LanguageModel
 from foresight.nets.scorer import Scorer
+
+OPTIMIZERS = ("adamw", "adamw8bit")
 
 
 def build(
@@ -19,13 +23,14 @@ def build(
 ) -> tuple[LanguageModel, torch.optim.Optimizer, torch.Generator]:
     """The policy that a Config describes, its optimiser, and the generator of its prompts and samples.
 
-    It reads the fields `model`, `precision`, `learning_rate` and `seed`, and `lora` and `lora_targets` where there are
-    such. Raises UserError as `pretrained.load` and `lora.add` do.
+    It reads the fields `model`, `precision`, `learning_rate` and `seed` and, where there are such, `lora`,
+    `lora_targets`, `gradient_checkpointing` and `optimizer`. Raises UserError as what it calls does.
     """
     policy = pretrained.load(config.model, device, config.precision, narrow=_rank(config) > 0)
-    _adapt(policy, config)
+    _prepare(policy, config)
     generator = torch.Generator().manual_seed(config.seed)
-    return policy, adamw(policy, config.learning_rate, weight_decay), generator
+    kind = getattr(config, "optimizer", "adamw")
+    return policy, adamw(policy, config.learning_rate, weight_decay, kind), generator
 
 
 def scorer(
@@ -37,26 +42,46 @@ def scorer(
 ) -> Scorer:
     """A `Scorer` that learns, from the model `name` (see `pretrained.load_scorer`), with adapters if Config says so."""
     found = pretrained.load_scorer(name, device, config.precision, std, generator, narrow=_rank(config) > 0)
-    _adapt(found.trunk, config)
+    _prepare(found.trunk, config)
     return found
 
 
-def _adapt(model: LanguageModel, config: Any) -> None:
+def _prepare(model: LanguageModel, config: Any) -> None:
     if _rank(config):
         lora.add(model, _rank(config), config.lora_targets, torch.Generator().manual_seed(config.seed))
+    if getattr(config, "gradient_checkpointing", False):
+        lean.recompute(model.module)
 
 
 def _rank(config: Any) -> int:
     return getattr(config, "lora", 0)
 
 
-def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over the weights that learn.
+def adamw(
+    model: nn.Module, learning_rate: float, weight_decay: float = 0.0, kind: str = "adamw"
+) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over the weights that learn; `kind` is one of `OPTIMIZERS`.
 
-    Fused: one pass over memory that makes no temporaries, which is most of what an update costs on a CPU.
+    Fused: one pass over memory that makes no temporaries, which is most of what an update costs on a CPU. Raises
+    UserError where there is no 8-bit one: bitsandbytes has it for accelerators.
     """
     weights = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(weights, lr=learning_rate, weight_decay=weight_decay, fused=True)
+    if kind == "adamw":
+        return torch.optim.AdamW(weights, lr=learning_rate, weight_decay=weight_decay, fused=True)
+    if kind not in OPTIMIZERS:
+        raise errors.unknown("optimizer", kind, OPTIMIZERS)
+    try:
+        bitsandbytes = importlib.import_module("bitsandbytes")
+    except ImportError as error:
+        raise errors.UserError(
+            f"The optimizer {kind} needs a package: run `pip install bitsandbytes`, or leave --optimizer out."
+        ) from error
+    if weights[0].device.type == "cpu":
+        raise errors.UserError(f"The optimizer {kind} is for accelerators: choose a --device or leave --optimizer out.")
+    optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
+        weights, lr=learning_rate, weight_decay=weight_decay
+    )
+    return optimizer
 
 
 def frozen(policy: LanguageModel) -> LanguageModel:

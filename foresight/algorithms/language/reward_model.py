@@ -70,6 +70,10 @@ class Config:
     """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
     precision: str = "auto"
     """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    gradient_checkpointing: bool = False
+    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
+    optimizer: str = "adamw"
+    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
     micro_tokens: int = 512
     """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
 
@@ -88,7 +92,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load the trunk, draw a head, and make the optimiser."""
     generator = torch.Generator().manual_seed(config.seed)
     scorer = learner.scorer(config, device, config.model, generator=generator)
-    return State(config, scorer, learner.adamw(scorer, config.learning_rate))
+    return State(config, scorer, learner.adamw(scorer, config.learning_rate, kind=config.optimizer))
 
 
 def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[float], dict, None]:
@@ -167,10 +171,13 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     return corpus(state.scorer.trunk, rows, answers, state.config.max_tokens)
 
 
-def export(state: State, directory: str | Path) -> Path:
-    """Write a Hugging Face folder for sequence classification with one label; `rlhf_ppo` takes it as `reward_model`."""
+def export(state: State, directory: str | Path, merged: bool = True) -> Path:
+    """Write a Hugging Face folder for sequence classification with one label; `rlhf_ppo` takes it as `reward_model`.
+
+    Adapters are merged into the weights or, if not `merged`, are written alone.
+    """
     trunk = state.scorer.trunk
-    return pretrained.save_folder(trunk.module, trunk.tokenizer, directory)
+    return pretrained.save_folder(trunk.module, trunk.tokenizer, directory, merged)
 
 
 def train(

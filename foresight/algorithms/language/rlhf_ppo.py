@@ -101,6 +101,10 @@ class Config:
     """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
     precision: str = "auto"
     """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    gradient_checkpointing: bool = False
+    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
+    optimizer: str = "adamw"
+    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
     micro_tokens: int = 256
     """Completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
 
@@ -132,7 +136,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     for scorer, name in ((critic, config.critic), (judge, config.reward_model)):
         if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(f"{name} has another tokenizer than {config.model}, so it cannot read its tokens.")
-    critic_optimizer = learner.adamw(critic, config.critic_learning_rate)
+    critic_optimizer = learner.adamw(critic, config.critic_learning_rate, kind=config.optimizer)
     return State(config, policy, critic, learner.frozen(policy), judge, optimizer, critic_optimizer, generator)
 
 
