@@ -108,16 +108,17 @@ def eval_(
 
 def export(
     run: Annotated[str, tyro.conf.Positional],
-    format: Literal["torchscript", "onnx"] = "torchscript",
+    format: Literal["torchscript", "onnx", "merged", "adapter"] = "torchscript",
     out: str | None = None,
     checkpoint: str = "latest",
 ) -> int:
-    """Write the greedy policy of a run as one file that runs without foresight, its memory as inputs and outputs.
+    """Write the greedy policy of a run so that it runs without foresight: a file, or the folder of a language model.
 
     Args:
         run: a run directory.
-        format: torchscript (read by torch.jit.load) or onnx (needs the packages onnx and onnxscript).
-        out: the file; by default policy.pt or policy.onnx in the run directory.
+        format: torchscript (read by torch.jit.load) or onnx (needs the packages onnx and onnxscript), its memory as
+            inputs and outputs; of a language model merged or adapter, a Hugging Face folder with its model card.
+        out: the file or folder; by default policy.pt, policy.onnx, merged or adapter in the run directory.
         checkpoint: latest, best, or a step.
     """
     from foresight.runtime.export import export as write

@@ -1,9 +1,12 @@
-"""A trained policy as one file that runs without this library: TorchScript, or ONNX.
+"""A trained policy that runs without this library: as one file, TorchScript or ONNX, or as a Hugging Face folder.
 
-What is exported is the greedy `act` of the algorithm, whatever it is: inputs are the observation's parts and, of a
-policy with a memory, the leaves of its carry; outputs are the action and the leaves of the next carry. All have the
-batch dim first, of any length. Zeros for the carry are a memory that has read nothing; whoever runs the file sets the
-rows of worlds whose episode ended back to zeros. Normalisation is part of the file.
+A language model is written as a folder that `transformers` loads, merged or (of a run with LoRA) as an adapter, with
+its model card.
+
+Of a policy over tensors the greedy `act` is written, whatever the algorithm is: inputs are the observation's parts and,
+of a policy with a memory, the leaves of its carry; outputs are the action and the leaves of the next carry. All have
+the batch dim first, of any length. Zeros for the carry are a memory that has read nothing; whoever runs the file sets
+the rows of worlds whose episode ended back to zeros. Normalisation is part of the file.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from torch import Tensor, nn
 from foresight import errors
 from foresight.errors import UserError
 from foresight.nets.towers import Towers
-from foresight.runtime import run
+from foresight.runtime import card, run
 
-FORMATS = ("torchscript", "onnx")
+FORMATS = ("torchscript", "onnx", "merged", "adapter")
+FOLDERS = ("merged", "adapter")  # of a language model
 SUFFIXES = {"torchscript": ".pt", "onnx": ".onnx"}
 
 
@@ -50,13 +54,16 @@ class Exported(nn.Module):
 def export(
     path: str | Path, kind: str = "torchscript", out: str | Path | None = None, checkpoint: str | int = "latest"
 ) -> Path:
-    """Write the policy of the run at `path` to `out` (default: `policy.pt` or `policy.onnx` in it); returns where.
+    """Write the policy of the run at `path` to `out`; returns where.
 
-    A TorchScript file holds a description of its inputs and outputs, `policy.json`; an ONNX file has them by name.
-    Raises UserError for an unknown format, a run that is no policy over tensors, and where packages are missing.
+    By default that is `policy.pt` or `policy.onnx` in the run, or the folder `merged` or `adapter`. A TorchScript file
+    holds a description of its inputs and outputs, `policy.json`; an ONNX file has them by name. Raises UserError for an
+    unknown format or one that the run does not have, and where packages are missing.
     """
     if kind not in FORMATS:
         raise errors.unknown("format", kind, FORMATS)
+    if kind in FOLDERS:
+        return _folder(Path(path), kind, Path(path) / kind if out is None else Path(out), checkpoint)
     agent = run.load(path, checkpoint, device="cpu")
     try:
         if agent.settings.world != "control":
@@ -69,6 +76,23 @@ def export(
     finally:
         agent.close()
     return file
+
+
+def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
+    found = run.Run(path)
+    if found.settings.world != "text":
+        raise UserError(f"'{kind}' is for language models, and {path} is a run on '{found.settings.env}'.")
+    if kind == "adapter" and not found.settings.config.get("lora"):
+        raise UserError(f"{path} has no adapter: train with --lora, or export it as merged.")
+    if not found.summary:
+        raise UserError(f"{path} has not ended, so its card would have no numbers: run `foresight resume {path}`.")
+    agent = run.load(path, checkpoint, device="cpu")
+    try:
+        written: Path = agent.module.export(agent.state, out, kind == "merged")
+    finally:
+        agent.close()
+    card.write(written, found.settings, found.summary)
+    return written
 
 
 def prepare(agent: Any) -> tuple[Exported, tuple[Tensor, ...], dict[str, list[str]]]:

@@ -20,6 +20,7 @@ from foresight.errors import UserError
 from foresight.runtime import (
     actors,
     bench,
+    card,
     catalog,
     checkpoint,
     cluster,
@@ -237,11 +238,14 @@ class Session:
         if self.measured is None or self.measured[0] != step:
             self._evaluate(step, state, evaluation_world)
         assert self.measured is not None
+        exported = None
         if hasattr(self.module, "export"):
             self.progress.status("exporting")
-            self.module.export(state, self.path / "export")
+            exported = self.module.export(state, self.path / "export")
             self.progress.status("")
         summary = _summary(self, step, self.measured[1])
+        if exported is not None and self.settings.world == "text":
+            card.write(exported, self.settings, summary)
         checkpoint.write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.record:
             self._record(state)

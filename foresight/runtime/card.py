@@ -1,0 +1,142 @@
+"""The model card of an exported Hugging Face folder: what was learnt, from what, by which objective, how well."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from foresight.runtime import catalog, checkpoint
+from foresight.runtime.settings import Settings
+
+PACKAGED = {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct", "license": "apache-2.0"}  # of the model "smollm2"
+ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+
+
+def write(folder: Path, settings: Settings, summary: dict[str, Any]) -> Path:
+    """Write `README.md` into an exported folder, whole model or adapter, from the summary of its run; returns it.
+
+    Its front matter is what the Hugging Face hub reads (https://huggingface.co/docs/hub/model-cards).
+    """
+    adapter = (folder / "adapter_config.json").is_file()
+    checkpoint.write_whole(folder / "README.md", text(settings, summary, adapter))
+    return folder / "README.md"
+
+
+def text(settings: Settings, summary: dict[str, Any], adapter: bool = False) -> str:
+    """The card as Markdown with front matter."""
+    entry, model = catalog.entry(settings.algorithm), str(settings.config["model"])
+    name = f"{_short(model)}-{entry.name}"
+    known = base(model)
+    scorer = entry.name == "reward_model"
+    after, before = summary["evaluation"], summary["baseline"]
+    data = str(settings.config.get("data") or settings.env)
+    data = Path(data).name if Path(data).exists() else data  # a folder of yours says nothing to others
+    held = Path(settings.env).name
+    held_out = f"{after['metric']} on {after['n']} held-out rows, seed {settings.seed}"
+    result = {
+        "task": {"type": "text-classification" if scorer else "text-generation"},
+        "dataset": {"type": data, "name": data},
+        "metrics": [{"type": after["metric"], "value": after["mean"], "name": held_out}],
+    }
+    front = {
+        **({"license": known["license"]} if "license" in known else {}),
+        **({"base_model": known["base_model"]} if "base_model" in known else {}),
+        **({"base_model_relation": "adapter" if adapter else "finetune"} if "base_model" in known else {}),
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": result["task"]["type"],  # type: ignore[index]
+        "tags": ["foresight", entry.name, *(f"arxiv:{number}" for number in ARXIV.findall(entry.doc))],
+        "model-index": [{"name": name, "results": [result]}],
+    }
+    what = f"An adapter (LoRA) of {_short(model)}" if adapter else _short(model)
+    changed = "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.config.items())
+    return f"""---
+{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()}
+---
+
+# {name}
+
+{what}, trained by `{entry.name}` of the library foresight.
+
+## Objective
+
+{entry.title}
+
+```text
+{objective(entry.doc)}
+```
+
+## Data
+
+`{data}`; {after["n"]} held-out rows of `{held}` were never learnt from.
+
+## Numbers of the run
+
+| | {before["metric"]} | standard deviation | rows |
+|---|---|---|---|
+{_row("before", before)}
+{_row(f"after {summary['steps']:,} {summary['unit']}, seed {settings.seed}", after)}
+
+One run of one seed; {summary["seconds"]:.0f} s of training, {summary["peak_gib"]:.2f} GiB of memory at most.
+
+    {summary["command"]}
+
+```yaml
+{changed}
+```
+
+Versions: {", ".join(f"{package} {version}" for package, version in summary["versions"].items())}.
+
+## Base model and licence
+
+{_origin(model, known)}
+"""
+
+
+def base(model: str) -> dict[str, str]:
+    """What is known of the model that a run began from: its hub id and its licence, as its own card says them."""
+    if model == "smollm2":
+        return PACKAGED
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return {"base_model": model}
+    front = _front(folder / "README.md")
+    return {key: value for key in PACKAGED if isinstance(value := front.get(key), str)}
+
+
+def objective(doc: str) -> str:
+    """The first indented block of an algorithm's docstring: the formula."""
+    found = re.search(r"(?m)(?:^ {4}.*\n(?:\s*\n(?= {4}))?)+", doc + "\n")
+    return "\n".join(line.removeprefix("    ") for line in found[0].rstrip().splitlines()) if found else ""
+
+
+def _row(label: str, found: dict[str, Any]) -> str:
+    return f"| {label} | {found['mean']:.4g} | {found['std']:.4g} | {found['n']} |"
+
+
+def _front(file: Path) -> dict[str, Any]:
+    """The front matter of a card; empty where there is none that can be read."""
+    try:
+        parts = file.read_text(encoding="utf-8").split("---\n", 2)
+        found = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _origin(model: str, known: dict[str, str]) -> str:
+    name = known.get("base_model", _short(model))
+    if "license" in known:
+        return f"The weights derive from {name} and are under its licence, {known['license']}."
+    return f"The weights derive from {name}, whose licence holds for them: look it up before you share them."
+
+
+def _short(model: str) -> str:
+    """The name of a model: the last part of its hub id or folder (of the run, where that is called export)."""
+    if model == "smollm2":
+        return PACKAGED["base_model"].rsplit("/", 1)[-1]
+    path = Path(model)
+    return path.parent.name if path.name == "export" and path.parent.name else path.name

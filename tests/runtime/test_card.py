@@ -1,0 +1,92 @@
+"""The model card that goes with every exported language model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from foresight.errors import UserError
+from foresight.runtime import card, catalog, run
+from foresight.runtime.export import export
+from tests import tiny_language
+from tests.sabotage import sabotaged_by
+
+
+def _trained(tmp_path: Path, name: str = "sft", **fields) -> run.Run:
+    """A run of two updates on demonstrations or preferences."""
+    data = tmp_path / "rows.jsonl"
+    answer = {"completion": "3"} if name == "sft" else {"chosen": "3", "rejected": "aa"}
+    data.write_text("".join(json.dumps({"prompt": f"{i}+1?", **answer}) + "\n" for i in range(10)))
+    return run.train(
+        name, task=str(data), model=tiny_language.folder(), out=tmp_path / "run", steps=2, batch=2, precision="float32",
+        seed=3, show=False, **fields,
+    )  # fmt: skip
+
+
+@sabotaged_by("foresight.runtime.card.objective", lambda f: lambda doc: "")
+@sabotaged_by("foresight.runtime.card.text", lambda f: lambda s, m, a: f(s, {**m, "evaluation": m["baseline"]}, a))
+def test_the_card_says_what_was_learnt_from_what_and_how_well(tmp_path):
+    done = _trained(tmp_path)
+    found = ModelCard.load(done.path / "export" / "README.md")
+    after = done.summary["evaluation"]
+    assert found.data.library_name == "transformers" and found.data.pipeline_tag == "text-generation"
+    assert {"foresight", "sft", "arxiv:2203.02155"} <= set(found.data.tags)
+    assert found.data.base_model is None and "licence holds for them" in found.text  # a random model has neither
+    (result,) = found.data.eval_results
+    assert (result.metric_type, result.metric_value) == (after["metric"], after["mean"])
+    assert after["mean"] != done.summary["baseline"]["mean"]
+    assert result.dataset_name == "rows.jsonl" and "seed 3" in result.metric_name
+    said = ("Ouyang et al. 2022", "L(θ) = −", done.summary["command"], "learning_rate: 1e-05", "One run of one seed")
+    for part in said:
+        assert part in found.text, part
+
+
+def test_what_is_exported_loads_merged_and_as_an_adapter(tmp_path):
+    done = _trained(tmp_path, lora=2, learning_rate=1e-2)
+    merged, adapter = export(done.path, "merged"), export(done.path, "adapter", tmp_path / "adapter")
+    tokens = torch.tensor([AutoTokenizer.from_pretrained(merged)("1+1?")["input_ids"]])
+    expected = AutoModelForCausalLM.from_pretrained(merged)(tokens).logits
+    for model in (
+        AutoModelForCausalLM.from_pretrained(done.path / "export"),
+        AutoPeftModelForCausalLM.from_pretrained(adapter),
+    ):
+        torch.testing.assert_close(model(input_ids=tokens).logits, expected, atol=1e-4, rtol=1e-4)
+    cards = [ModelCard.load(folder / "README.md") for folder in (merged, adapter)]
+    assert [found.data.library_name for found in cards] == ["transformers", "peft"]
+    assert "An adapter (LoRA)" in cards[1].text and "An adapter" not in cards[0].text
+
+
+def test_a_reward_model_is_no_writer(tmp_path):
+    done = _trained(tmp_path, "reward_model")
+    assert AutoModelForSequenceClassification.from_pretrained(done.path / "export").config.num_labels == 1
+    assert ModelCard.load(done.path / "export" / "README.md").data.pipeline_tag == "text-classification"
+
+
+def test_origin_and_licence_go_from_card_to_card(tmp_path):
+    assert card.base("smollm2")["license"] == "apache-2.0"
+    assert card.base("someone/some-model") == {"base_model": "someone/some-model"}
+    (tmp_path / "README.md").write_text("---\nlicense: mit\nbase_model: a/b\n---\n# x\n")
+    assert card.base(str(tmp_path)) == {"license": "mit", "base_model": "a/b"}
+    (tmp_path / "README.md").write_text("---\nlicense: [\n---\n")
+    assert card.base(str(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("name", [n for n, e in catalog.algorithms().items() if e.wing == "language"])
+def test_every_objective_is_found(name):
+    formula = card.objective(catalog.entry(name).doc)
+    assert "=" in formula and not formula.startswith(" ") and len(formula) < 800
+
+
+def test_what_cannot_be_exported_is_named(tmp_path):
+    done = _trained(tmp_path)
+    with pytest.raises(UserError, match="no adapter: train with --lora"):
+        export(done.path, "adapter")
+    (done.path / "summary.json").unlink()
+    with pytest.raises(UserError, match="has not ended"):
+        export(done.path, "merged")
