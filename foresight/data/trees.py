@@ -20,6 +20,8 @@ def stack(trees: Sequence[Tree], dim: int = 1) -> Tree:
 
 def concat(trees: Sequence[Tree]) -> Tree:
     """Trees of equal form, one after the other along the first dim."""
+    if trees[0] is None:
+        return None
     if isinstance(trees[0], dict):
         return {key: concat([tree[key] for tree in trees]) for key in trees[0]}
     return torch.cat(list(trees))
@@ -35,6 +37,12 @@ def to(tree: Tree, device: str | torch.device) -> Tree:
 def pick(tree: Tree, rows: torch.Tensor) -> Tree:
     """The rows of the first dim that `rows` (int64) names."""
     return tree_map(lambda x: x[rows], tree)
+
+
+def forget(carry: Tree, cut: torch.Tensor) -> Tree:
+    """The carry of a memory with the rows where `cut` `[B]` is 1 emptied: set to zeros. None stays None."""
+    over = cut > 0
+    return tree_map(lambda x: x.masked_fill(over.to(x.device).view(-1, *[1] * (x.dim() - 1)), 0), carry)
 
 
 def merge(function: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:

@@ -1,9 +1,10 @@
-"""Experience from a batch of worlds: stretches of fixed length, or whole episodes, and their true successors."""
+"""Experience from a batch of worlds: unrolls of fixed length, or whole episodes, and their true successors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,59 +12,77 @@ from torch import Tensor
 from foresight.data import trees
 from foresight.data.priorities import Prioritized
 from foresight.data.replay import Replay
-from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Episodes, Feedback
+from foresight.data.trajectory import Trajectory, tree_map
+from foresight.envs.base import Env, Episodes
 from foresight.ops import returns
 
-Choose = Callable[[Any], Tensor]  # observations `[B, ...]` on the device of the learner to actions `[B, ...]` there
+# (observations `[B, ...]` on the device of the learner, carry) to (actions `[B, ...]` there, what to note of them,
+# carry): an algorithm's `act` with `explore`. Carries are None where there is no memory.
+Choose = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor], Any]]
 
 
-class Stretch(NamedTuple):
-    """Rows `[B, T]` and what is needed to value the successor of each of them.
+@dataclass(frozen=True)
+class Unroll:
+    """Rows `[B, T]` and what is needed to value the successor of each of them. It can be joined along the first dim.
 
-    - `batch`: `obs`, `action`, `reward`, `discount`, `cut` and `mask`, on the learner's device;
-    - `obs`: what was seen after the last row, as the world gave it: to go on from;
-    - `finals`: `(t, worlds, their final observations)` for every t at which a time limit cut and the next row shows
-      another episode.
+    - `rows`: `obs`, `action`, `reward`, `discount`, `cut`, `mask`, what else was noted when acting (`logprob`, or in
+      `extras`), and in `extras` the `limit`: 1 where a time limit cut and the next row does not show the successor, or
+      not to the same memory;
+    - `last` `[B, ...]`: what was seen after the last row: to go on from;
+    - `final` `[K, ...]`: the true successors of the rows with a `limit`, in the order of `limit.nonzero()`;
+    - `first`, `carry` `[B, ...]`: the memory before the first row and before `last`;
+    - `final_carry` `[K, ...]`: that before each of `final`. None, all three, where there is no memory.
     """
 
-    batch: Trajectory
-    obs: Any
-    finals: list[tuple[int, Tensor, Any]]
+    rows: Trajectory
+    last: Any
+    final: Any
+    first: Any = None
+    carry: Any = None
+    final_carry: Any = None
 
 
 @torch.no_grad()
-def segment(env: Env, obs: Any, choose: Choose, steps: int, device: torch.device, episodes: Episodes) -> Stretch:
-    """`steps` of every world from `obs` on. Episodes end and begin inside; a cut row says where.
+def segment(
+    env: Env, obs: Any, choose: Choose, steps: int, device: torch.device, episodes: Episodes, carry: Any = None
+) -> Unroll:
+    """`steps` of every world from `obs` on, on `device`. Episodes end and begin inside; a cut row says where.
 
-    Those that end are noted in `episodes`.
+    Those that end are noted in `episodes`. A memory (`carry`) is emptied where an episode is cut.
     """
+    first, home = carry, device.type == "cpu"
     rows: list[tuple[Any, ...]] = []
-    finals: list[tuple[int, Tensor, Any]] = []
-    for t in range(steps):
-        action = choose(trees.to(obs, device))
-        feedback = env.step(action.cpu())
+    noted: list[dict[str, Tensor]] = []
+    limits = _Limits()
+    for _ in range(steps):
+        action, extras, carry = choose(obs if home else trees.to(obs, device), carry)
+        feedback = env.step(action if home else action.cpu())
         rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask))
-        finals += _limits(t, feedback)
+        if extras:
+            noted.append(extras)
+        if carry is not None or feedback.final_obs is not feedback.obs:
+            limits.add(len(rows) - 1, feedback.cut * feedback.discount, feedback.final_obs, carry)
+            carry = trees.forget(carry, feedback.cut)
         episodes.note(feedback.info)
         obs = feedback.obs
-    return Stretch(_stack(rows, device), obs, finals)
+    return _unroll(rows, noted, obs, limits, device, first, carry)
 
 
 @torch.no_grad()
-def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.device, finished: Episodes) -> Stretch:
+def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.device, finished: Episodes) -> Unroll:
     """One episode of every world from its start; after at most `longest` steps it counts as cut by a time limit.
 
     T is the length of the longest one; worlds that end before it go on, but those rows have mask 0. Taking what ended
     first instead would prefer short episodes. `seed` starts the episodes; those that end are noted in `finished`.
+    Memories are not for this.
     """
     obs = env.reset(seed)
     alive = torch.ones(env.num_envs)
     rows: list[tuple[Any, ...]] = []
-    finals: list[tuple[int, Tensor, Any]] = []
+    limits = _Limits()
     while alive.any():
         t = len(rows)
-        action = choose(trees.to(obs, device))
+        action, _, _ = choose(trees.to(obs, device), None)
         feedback = env.step(action.cpu())
         reported = list(zip(*(feedback.info.get(f"episode_{key}", []) for key in ("return", "length")), strict=True))
         ended = feedback.cut.nonzero().squeeze(-1).tolist()
@@ -72,71 +91,90 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
             finished.note({"episode_return": [r for r, _ in kept], "episode_length": [n for _, n in kept]})
         if t + 1 == longest:
             feedback = feedback._replace(cut=torch.ones_like(feedback.cut))
-            finals.append((t, alive.nonzero().squeeze(-1), trees.pick(feedback.final_obs, alive > 0)))
-        else:
-            finals += _limits(t, feedback)
+            limits.add(t, alive, feedback.final_obs, None)
+        elif feedback.final_obs is not feedback.obs:
+            limits.add(t, feedback.cut * feedback.discount, feedback.final_obs, None)
         rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask * alive))
         alive = alive * (1 - feedback.cut)
         obs = feedback.obs
-    return Stretch(_stack(rows, device), obs, finals)
+    return _unroll(rows, [], obs, limits, device)
 
 
-def remember(replay: Replay | Prioritized, obs: Any, action: Tensor, feedback: Feedback) -> None:
-    """Add one step of every world to `replay`: what came back because of `action` `[B, ...]` at `obs`."""
-    row = {"obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount}
-    final = None if feedback.final_obs is feedback.obs else feedback.final_obs
-    replay.add({**row, "cut": feedback.cut, "mask": feedback.mask}, final)
+def remember(replay: Replay | Prioritized, unroll: Unroll) -> None:
+    """Add the rows to `replay`, whose streams are the worlds of the unroll."""
+    rows = unroll.rows
+    limited = rows.extras["limit"].any(0).tolist()
+    following = successor_obs(unroll) if any(limited) else None
+    for t, needed in enumerate(limited):
+        row = {name: tree_map(lambda x, t=t: x[:, t].cpu(), getattr(rows, name)) for name in _REMEMBERED}  # type: ignore[misc]
+        replay.add(row, tree_map(lambda x, t=t: x[:, t].cpu(), following) if needed else None)  # type: ignore[misc]
+
+
+_REMEMBERED = ("obs", "action", "reward", "discount", "cut", "mask")
 
 
 @torch.no_grad()
-def successors(stretch: Stretch, value: Tensor, evaluate: Callable[[Any], Tensor]) -> Tensor:
+def successors(unroll: Unroll, value: Tensor, evaluate: Callable[[Any, Any], Tensor]) -> Tensor:
     """The value of every row's true successor, `[B, T]`, from the values of the rows.
 
-    `value` `[B, T]` is that of the rows themselves; `evaluate` says the value `[N]` of observations `[N, ...]`.
-    Successors are the next rows, but final observations where a time limit cut.
+    `value` `[B, T]` is that of the rows themselves; `evaluate` says the value `[N]` of observations `[N, ...]` before
+    which the memory is a carry. Successors are the next rows, but final observations where a time limit cut.
     """
-    next_value = returns.following(value, evaluate(trees.to(stretch.obs, value.device)))
-    if stretch.finals:
-        final = trees.to(trees.concat([obs for _, _, obs in stretch.finals]), value.device)
-        worlds = torch.cat([worlds for _, worlds, _ in stretch.finals])
-        times = torch.cat([torch.full_like(worlds, t) for t, worlds, _ in stretch.finals])
-        next_value[worlds, times] = evaluate(final)
+    device = value.device
+    next_value = returns.following(value, evaluate(trees.to(unroll.last, device), trees.to(unroll.carry, device)))
+    limit = unroll.rows.extras["limit"] > 0
+    if limit.any():
+        next_value[limit] = evaluate(trees.to(unroll.final, device), trees.to(unroll.final_carry, device))
     return next_value
 
 
 @torch.no_grad()
-def successor_obs(stretch: Stretch) -> Any:
+def successor_obs(unroll: Unroll) -> Any:
     """The true successor of every row itself, `[B, T, ...]`: for those who value it later, or more than once."""
-    batch, device = stretch.batch, stretch.batch.reward.device
-    found = _shift(batch.obs, trees.to(stretch.obs, device))
-    for t, worlds, final in stretch.finals:
-        _place(found, worlds.to(device), t, trees.to(final, device))
+    limit = unroll.rows.extras["limit"] > 0
+    return _successor(unroll.rows.obs, unroll.last, unroll.final, limit)
+
+
+def _successor(obs: Any, last: Any, final: Any, limit: Tensor) -> Any:
+    if isinstance(obs, dict):
+        return {key: _successor(obs[key], last[key], final[key], limit) for key in obs}
+    found = returns.following(obs, last.to(obs.device))
+    found[limit] = final.to(obs.device)
     return found
 
 
-def _limits(t: int, feedback: Feedback) -> list[tuple[int, Tensor, Any]]:
-    """Where a time limit cut: there the next row is not the successor. Empty in almost every step."""
-    if feedback.final_obs is feedback.obs:
-        return []
-    limited = (feedback.cut * feedback.discount).nonzero().squeeze(-1)
-    return [(t, limited, trees.pick(feedback.final_obs, limited))] if len(limited) else []
+class _Limits:
+    """Where time limits cut, what was seen there, and the memory before it."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, Tensor, Any, Any]] = []
+
+    def add(self, t: int, limited: Tensor, final: Any, carry: Any) -> None:
+        worlds = limited.nonzero().squeeze(-1)
+        if len(worlds):  # of hardly any step
+            self.found.append((t, worlds, trees.pick(final, worlds), trees.pick(carry, worlds)))
 
 
-def _stack(rows: list[tuple[Any, ...]], device: torch.device) -> Trajectory:
-    return Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)))
-
-
-def _shift(obs: Any, last: Any) -> Any:
-    """Row t+1 in place of row t, and `last` `[B, ...]` at the end."""
-    if isinstance(obs, dict):
-        return {key: _shift(obs[key], last[key]) for key in obs}
-    return returns.following(obs, last)
-
-
-def _place(obs: Any, worlds: Tensor, t: int, final: Any) -> None:
-    """Write `final` over row t of the `worlds`."""
-    if isinstance(obs, dict):
-        for key in obs:
-            _place(obs[key], worlds, t, final[key])
-    else:
-        obs[worlds, t] = final
+def _unroll(
+    rows: list[tuple[Any, ...]],
+    noted: list[dict[str, Tensor]],
+    last: Any,
+    limits: _Limits,
+    device: torch.device,
+    first: Any = None,
+    carry: Any = None,
+) -> Unroll:
+    batch = Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)))
+    limit = torch.zeros(batch.shape, device=device)
+    final, final_carry = tree_map(lambda x: x[:0], last), tree_map(lambda x: x[:0], carry)
+    if limits.found:
+        worlds = torch.cat([worlds for _, worlds, _, _ in limits.found])
+        times = torch.cat([torch.full_like(worlds, t) for t, worlds, _, _ in limits.found])
+        limit[worlds, times] = 1
+        order = (worlds * len(rows) + times).argsort()
+        final = trees.pick(trees.concat([seen for _, _, seen, _ in limits.found]), order)
+        if carry is not None:
+            final_carry = trees.pick(trees.concat([held for _, _, _, held in limits.found]), order.to(device))
+    extras = {**(trees.stack(noted) if noted else {}), "limit": limit}
+    batch = batch.replace(logprob=extras.pop("logprob", None), extras=extras)
+    return Unroll(batch, last, final, first, carry, final_carry)

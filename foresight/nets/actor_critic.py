@@ -110,14 +110,25 @@ class ActorCritic(nn.Module):
         """The `Output` over actions."""
         return self._actions(self.body.only(0, self._normal(obs)), obs)
 
-    def value(self, obs: Any) -> Scalar:
-        """The value of the policy."""
+    def value(self, obs: Any, carry: Any = None) -> Scalar:
+        """The value of the policy; the carry is for those that have a memory."""
         return self.value_head(self.body.only(1, self._normal(obs)))
 
     def forward(self, obs: Any) -> tuple[Any, Scalar]:
         """Both, sharing what can be shared."""
         policy, value = self.body(self._normal(obs))
         return self._actions(policy, obs), self.value_head(value)
+
+    def initial(self, batch: int) -> None:
+        """The carry of rows that have read nothing, as of any other: there is none."""
+
+    def step(self, obs: Any, carry: Any = None) -> tuple[Any, Any]:
+        """`policy`, in the form of `MemoryActorCritic.step`: there is nothing to carry."""
+        return self.policy(obs), None
+
+    def read(self, obs: Any, carry: Any = None, start: Any = None) -> tuple[Any, Scalar, Any]:
+        """`forward`, in the form of `MemoryActorCritic.read`."""
+        return *self(obs), None
 
     def vjp(self, obs: Any) -> tuple[Any, Scalar, Callable[[Tensor, Tensor], None]] | None:
         """`forward` without autograd, and the way back: a function of the gradients of the heads' inputs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,19 +11,34 @@ from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from foresight import errors
+from foresight.data.replay import Transitions
+from foresight.data.trajectory import Trajectory, tree_map
 from foresight.errors import UserError
-from foresight.nets import encoders
+from foresight.nets import encoders, memory
 from foresight.nets.heads import TanhNormalHead
 from foresight.nets.outputs import Categorical, TanhNormal
 from foresight.nets.towers import Towers
 
 
+def trunk(space: gs.Space[Any], images: str = "nature", shape: memory.Shape | None = None) -> memory.Trunk:
+    """What makes features of observations: the identity for vectors, convolutions for images, then a memory, if any.
+
+    Raises UserError for a name or a number that cannot be.
+    """
+    encoder: Any = encoders.vectorizer(space) if not encoders.is_image(space) else None
+    if encoder is None:
+        if images not in encoders.IMAGES:
+            raise errors.unknown("image encoder", images, encoders.IMAGES)
+        encoder = encoders.IMAGES[images](space.shape)
+    return memory.Trunk(encoder, None if shape is None else memory.make(shape, int(encoder.size)))
+
+
 class Critics(nn.Module):
     """`count` critics over the same features: `outputs` values each of (features, action).
 
-    `encoder` makes features of observations: it is the identity for vectors, and convolutions for images, which
-    are shared by the critics and learn from their loss only (as in SAC-AE, arXiv 1910.01741: the policy takes them as
-    they are). `action_width` is 0 where the values are of all actions.
+    `trunk` makes the features; it is shared by the critics and learns from their loss only (as in SAC-AE, arXiv
+    1910.01741: a policy without a trunk takes them as they are). `action_width` is 0 where the values are of all
+    actions.
     """
 
     def __init__(
@@ -35,18 +50,11 @@ class Critics(nn.Module):
         activation: str = "relu",
         images: str = "nature",
         count: int = 2,
+        shape: memory.Shape | None = None,
     ) -> None:
         super().__init__()
-        self.encoder: Any
-        if encoders.is_image(space):
-            if images not in encoders.IMAGES:
-                raise errors.unknown("image encoder", images, encoders.IMAGES)
-            self.encoder = encoders.IMAGES[images](space.shape)
-            self.size = int(self.encoder.size)
-        else:
-            vector = encoders.vectorizer(space)
-            self.size = vector.size
-            self.encoder = nn.Identity() if encoders.is_vector(space) else vector
+        self.trunk = trunk(space, images, shape)
+        self.size = self.trunk.size
         self.towers = Towers(self.size + action_width, hidden, [outputs] * count, [1.0] * count, activation)
 
     def forward(self, features: Tensor, action: Tensor | None = None) -> Sequence[Tensor]:
@@ -67,16 +75,24 @@ class Critics(nn.Module):
 class SquashedActor(nn.Module):
     """Normals under tanh over features; `outward` takes actions from (-1, 1) to the bounds of `space`.
 
-    Raises UserError where `space` is not a Box with bounds and one dim.
+    The features are those of its own `trunk`, or the critics' where it has none. Raises UserError where `space` is not
+    a Box with bounds and one dim.
     """
 
     center: Tensor
     reach: Tensor
 
     def __init__(
-        self, features: int, space: gs.Space[Any], name: str, hidden: Sequence[int], activation: str = "relu"
+        self,
+        features: int,
+        space: gs.Space[Any],
+        name: str,
+        hidden: Sequence[int],
+        activation: str = "relu",
+        own: memory.Trunk | None = None,
     ) -> None:
         super().__init__()
+        self.trunk = own
         if not isinstance(space, gs.Box) or len(space.shape) != 1:
             raise UserError(
                 f"{name} acts with real numbers, but this environment takes {space}. "
@@ -90,7 +106,7 @@ class SquashedActor(nn.Module):
         self.register_buffer("center", (high + low) / 2)
         self.register_buffer("reach", (high - low) / 2)
         self.head = TanhNormalHead(space.shape[0])
-        self.towers = Towers(features, hidden, [self.head.width], [0.01], activation)
+        self.towers = Towers(features if own is None else own.size, hidden, [self.head.width], [0.01], activation)
         self.dims = int(space.shape[0])
 
     def forward(self, features: Tensor) -> TanhNormal:
@@ -107,14 +123,24 @@ class SquashedActor(nn.Module):
 
 
 class CategoricalActor(nn.Module):
-    """A categorical of `actions` over features; the part `mask_key` of dict observations says which are allowed."""
+    """A categorical of `actions` over features; the part `mask_key` of dict observations says which are allowed.
+
+    The features are those of its own `trunk`, or the critics' where it has none.
+    """
 
     def __init__(
-        self, features: int, actions: int, mask_key: str | None, hidden: Sequence[int], activation: str = "relu"
+        self,
+        features: int,
+        actions: int,
+        mask_key: str | None,
+        hidden: Sequence[int],
+        activation: str = "relu",
+        own: memory.Trunk | None = None,
     ) -> None:
         super().__init__()
+        self.trunk = own
         self.actions, self.mask_key = actions, mask_key
-        self.towers = Towers(features, hidden, [actions], [0.01], activation)
+        self.towers = Towers(features if own is None else own.size, hidden, [actions], [0.01], activation)
 
     def forward(self, features: Tensor, obs: Any = None) -> Categorical:
         """The policy at `features`; `obs` is looked at for its mask only."""
@@ -125,3 +151,64 @@ class CategoricalActor(nn.Module):
         """Every action equally likely that `like` allows."""
         allowed = like.logits > torch.finfo(like.logits.dtype).min
         return Categorical(torch.zeros_like(like.logits), allowed)
+
+
+class Seen(NamedTuple):
+    """N transitions as actor and critics see them: features `[N, D]` of a row and of its successor for each of them.
+
+    `critics` and `actor` have a gradient to the trunks that made them; `next_critics` are the target critics'. `obs`
+    and `next_obs` are looked at for masks of actions only. `discount` has the gamma of the algorithm in it.
+    """
+
+    critics: Tensor
+    actor: Tensor
+    next_critics: Tensor
+    next_actor: Tensor
+    obs: Any
+    next_obs: Any
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+
+
+def see(
+    actor: SquashedActor | CategoricalActor,
+    critics: Critics,
+    target: Critics,
+    batch: Transitions | Trajectory,
+    gamma: float,
+    burn_in: int = 0,
+) -> Seen:
+    """Transitions, or those in sequences `[B, T]`, where every row is seen with the memory of what was before it.
+
+    The first `burn_in` rows of a sequence only fill the memories, and the last is only a successor. Left out are rows
+    that are not real, and those that a time limit cut: no row shows their successor to the memory that saw them.
+    `gamma` is for sequences; transitions have it in their discount.
+    """
+    if isinstance(batch, Transitions):
+        features = critics.trunk(batch.obs)[0]
+        with torch.no_grad():
+            next_features = target.trunk(batch.next_obs)[0]
+            next_own = (critics if actor.trunk is None else actor).trunk(batch.next_obs)[0]  # type: ignore[misc]
+        own = features.detach() if actor.trunk is None else actor.trunk(batch.obs)[0]
+        rest = (batch.obs, batch.next_obs, batch.action, batch.reward, batch.discount)
+        return Seen(features, own, next_features, next_own, *rest)
+    assert batch.mask is not None
+    start = memory.starts(batch.cut)
+    rows = batch.map(lambda x: x[:, burn_in:])
+    learnt = ((rows.mask > 0) & (rows.cut * rows.discount == 0))[:, :-1]  # type: ignore[operator]
+
+    def now(x: Tensor) -> Tensor:
+        return x[:, :-1][learnt]
+
+    def then(x: Tensor) -> Tensor:
+        return x[:, 1:][learnt]
+
+    features = critics.trunk.sequence(batch.obs, start, burn_in)
+    own = features.detach() if actor.trunk is None else actor.trunk.sequence(batch.obs, start, burn_in)
+    with torch.no_grad():
+        following = target.trunk.sequence(batch.obs, start, burn_in)
+    return Seen(
+        now(features), now(own), then(following), then(own.detach()), tree_map(now, rows.obs),
+        tree_map(then, rows.obs), now(rows.action), now(rows.reward), gamma * now(rows.discount),
+    )  # fmt: skip

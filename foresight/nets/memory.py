@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from foresight import errors
+from foresight.data import trees
 from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import encoders
+from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.gtrxl import GTrXL
 from foresight.nets.mlp import orthogonal
 from foresight.nets.normalize import ObsNormalizer
@@ -26,6 +29,7 @@ from foresight.nets.outputs import Scalar
 from foresight.nets.recurrent import Recurrent
 from foresight.nets.window import Window
 
+forget = trees.forget
 KINDS = ("gru", "lstm", "gtrxl", "transformer")
 # Which trunks there are, and whether each has the memory; the policy stands on the first, the value on the last.
 BACKBONES = {
@@ -47,6 +51,24 @@ class Shape:
     window: int = 64  # rows that the attention sees before the present one; recurrent nets have no limit
 
 
+def shape_of(config: Any) -> Shape | None:
+    """The shape that the fields `memory` and `memory_*` of a Config describe; None where there is to be none."""
+    if config.memory is None:
+        return None
+    return Shape(config.memory, config.memory_size, config.memory_layers, config.memory_heads, config.memory_window)
+
+
+def shapes_of(config: Any) -> dict[str, Shape | None]:
+    """`shape_of` for "actor" and "critic", as the field `backbone` says which of them have it.
+
+    Raises UserError for a backbone that does not exist.
+    """
+    if config.backbone not in BACKBONES:
+        raise errors.unknown("backbone", config.backbone, BACKBONES)
+    remembers = BACKBONES[config.backbone]
+    return {name: shape_of(config) if remembers.get(name, True) else None for name in ("actor", "critic")}
+
+
 def make(shape: Shape, inputs: int) -> Any:
     """The memory over features `[B, T, inputs]`. Raises UserError for a kind or a number that cannot be."""
     if shape.kind not in KINDS:
@@ -60,10 +82,9 @@ def make(shape: Shape, inputs: int) -> Any:
     return kind(inputs, shape.size, shape.layers, shape.heads, shape.window)
 
 
-def forget(carry: Tree, cut: Tensor) -> Tree:
-    """The carry with the memory of the rows where `cut` `[B]` is 1 emptied; None stays None."""
-    over = cut > 0
-    return tree_map(lambda x: x.masked_fill(over.to(x.device).view(-1, *[1] * (x.dim() - 1)), 0), carry)
+def starts(cut: Tensor) -> Tensor:
+    """Where episodes begin in rows `[B, T]`: after a cut, but not at the first row, to which the carry belongs."""
+    return torch.cat([torch.zeros_like(cut[:, :1]), cut[:, :-1]], 1)
 
 
 class Trunk(nn.Module):
@@ -78,7 +99,7 @@ class Trunk(nn.Module):
         """The carry of `batch` rows that have read nothing."""
         return None if self.memory is None else self.memory.initial(batch)
 
-    def forward(self, obs: Any, carry: Tree, start: Tensor | None) -> tuple[Tensor, Tree]:
+    def forward(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Tensor, Tree]:
         """Features and carry: of single steps, obs `[B, ...]`, without `start`; of sequences `[B, T, ...]` with it."""
         x = self.encoder(obs)
         if self.memory is None:
@@ -89,6 +110,20 @@ class Trunk(nn.Module):
             return self.memory(x, carry, start)
         y, carry = self.memory(x.unsqueeze(1), carry)
         return y.squeeze(1), carry
+
+    def sequence(self, obs: Any, start: Tensor, burn_in: int) -> Tensor:
+        """Features `[B, T - burn_in, size]` of sequences `[B, T, ...]` before which nothing was read.
+
+        The first `burn_in` rows only fill the memory, without a gradient (Kapturowski et al. 2019, R2D2, §3).
+        """
+        rest = tree_map(lambda x: x[:, burn_in:], obs)
+        if self.memory is None:
+            return self(rest, None, None)[0]
+        with torch.no_grad():
+            early = tree_map(lambda x: x[:, :burn_in], obs)
+            carry = self(early, None, start[:, :burn_in])[1] if burn_in else None
+        features: Tensor = self(rest, carry, start[:, burn_in:])[0]
+        return features
 
 
 class MemoryActorCritic(nn.Module):
@@ -120,23 +155,38 @@ class MemoryActorCritic(nn.Module):
         """The carry of `batch` rows that have read nothing."""
         return {name: trunk.initial(batch) for name, trunk in self.trunks.items()}
 
-    def policy(self, obs: Any, carry: Tree = None) -> tuple[Any, Tree]:
-        """The `Output` over actions after one more step, obs `[B, ...]`, and the carry of the policy's trunk."""
-        y, carry = self._read(self.names[:1], self._normal(obs), carry, None)
+    def step(self, obs: Any, carry: Tree = None) -> tuple[Any, Tree]:
+        """The `Output` over actions after one more step, obs `[B, ...]`, and the carry.
+
+        All trunks read that the carry has an entry for; without one, as at the start of an evaluation, the policy's.
+        """
+        names = self.names[:1] if carry is None else [name for name in self.names if name in carry]
+        y, carry = self._features(names, self._normal(obs), carry, None)
         return self._actions(y[0], obs), carry
+
+    def value(self, obs: Any, carry: Tree = None) -> Scalar:
+        """The value after one more step, obs `[B, ...]`."""
+        y, _ = self._features(self.names[-1:], self._normal(obs), carry, None)
+        value: Scalar = self.value_head(self.last[1](y[-1]))
+        return value
+
+    def read(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
+        """`forward`."""
+        found: tuple[Any, Scalar, Tree] = self(obs, carry, start)
+        return found
 
     def forward(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
         """Policy, value and carry: of single steps `[B, ...]` without `start`, of sequences `[B, T, ...]` with it.
 
         `start` `[B, T]` is 1 where a row is the first of its episode.
         """
-        y, carry = self._read(self.names, self._normal(obs), carry, start)
+        y, carry = self._features(self.names, self._normal(obs), carry, start)
         return self._actions(y[0], obs), self.value_head(self.last[1](y[-1])), carry
 
     def vjp(self, obs: Any) -> None:
         """Only autograd knows the way back; see `ActorCritic.vjp`."""
 
-    def _read(
+    def _features(
         self, names: Sequence[str], obs: Any, carry: Tree, start: Tensor | None
     ) -> tuple[list[Tensor], dict[str, Tree]]:
         before = carry or {}
@@ -155,19 +205,25 @@ def actor_critic(
     space: gs.Space[Any],
     policy_head: Any,
     value_head: Any,
-    shape: Shape,
-    gains: tuple[float, float],
+    shape: Shape | None,
     backbone: str = "shared",
     hidden: Sequence[int] = (64,),
     activation: str = "tanh",
     images: str = "nature",
     normalizer: ObsNormalizer | None = None,
-) -> MemoryActorCritic:
-    """Encoders for observations of `space`, memories of `shape` over them, and the heads.
+    bfloat16: bool = False,
+    gains: tuple[float, float] = (0.01, 1.0),
+) -> ActorCritic | MemoryActorCritic:
+    """Encoders for observations of `space`, memories of `shape` over them, and the heads; None: an `ActorCritic`.
 
     `backbone`: 'shared' is one trunk for both, 'separate' one each; 'actor' and 'critic' are one each of which only
-    that one has the memory. Raises UserError for a name or a number that cannot be.
+    that one has the memory. `bfloat16` is for trunks over pixels without a memory. Raises UserError for a name or a
+    number that cannot be.
     """
+    if shape is None:
+        widths = (policy_head.width, value_head.width)
+        body = encoders.actor_critic_body(space, widths, gains, hidden, activation, images, bfloat16)
+        return ActorCritic(body, policy_head, value_head, normalizer, encoders.mask_key(space))
     if backbone not in BACKBONES:
         raise errors.unknown("backbone", backbone, BACKBONES)
     trunks = {}

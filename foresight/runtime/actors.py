@@ -1,6 +1,6 @@
 """Acting apart from learning: what runs in an actor's process, and the learner that takes what actors send.
 
-It asks three things of an algorithm's module, and they are those that its `train` is made of:
+It asks these things of an algorithm's module, and they are those that its `train` is made of:
 
 - `build(config, spaces)`: an actor has a State of its own and is sent the fields that acting reads: the names in
   `ACTING` if the module has it, otherwise every `nn.Module` of the State;
@@ -8,12 +8,17 @@ It asks three things of an algorithm's module, and they are those that its `trai
   with the worlds in the first dim. A position (observation, carry) begins as what `env.reset` gives and stays in the
   actor;
 - `learn(state, message)`, or else `update(state, message)`: what the learner does with messages joined along that dim.
-  The memory of a message is read-only.
+  The memory of a message is read-only;
+- `restart(state)`, if it has one: before it learns from worlds that began anew, at the start or after an actor died;
+- `REPORT`, if it has one: the steps between two yields, of which there are many messages.
 
-How stale a message may be is the algorithm's matter. A Config with `max_lag` says it: None (actors never wait), a
-number of updates (older messages are dropped), or 0 (lockstep: all act with the newest weights and wait for the
-update). A Config without it is on-policy: 0. A Config with `unrolls` takes so many messages for an update, each from
-`num_envs` worlds of one actor; without it the actors share `num_envs` worlds, and an update takes one message of each.
+How stale a message may be is the algorithm's matter. A Config with `max_lag` says it; without it is on-policy: 0.
+
+- A Config with `unrolls` takes so many messages for an update, each from `num_envs` worlds of one actor. `max_lag` is
+  None (actors never wait), a number of updates (older messages are dropped), or 0 (lockstep: all act with the newest
+  weights and wait for the update).
+- Without it the actors share `num_envs` worlds, and an update takes one message of each, in the order of the actors, so
+  that the rows of a world always follow each other, as in a replay they must. The actors act `max_lag` updates ahead.
 
 The `Fleet` may be in this process (`Inline`) or on Ray (`cluster.Fleet`).
 """
@@ -34,6 +39,7 @@ from torch import Tensor, nn
 
 from foresight.data import trees
 from foresight.errors import UserError
+from foresight.ops import schedules
 from foresight.runtime import catalog, profile, worlds
 from foresight.runtime.settings import Settings
 
@@ -57,6 +63,7 @@ class Message:
 
     actor: int
     order: int  # the number of the request that it answers
+    fresh: bool  # whether its worlds have just begun, and go on from no earlier message
     version: int
     steps: int
     content: Any
@@ -110,7 +117,8 @@ class Collector:
         if weights.version != self._version:
             load(self._state, weights)
             self._version = weights.version
-        if not self._position:
+        fresh = not self._position
+        if fresh:
             self._position = (self._env.reset(self._seed + weights.step),)
         step = self._state.step
         content, *position = self._module.rollout(self._state, self._env, *self._position)
@@ -120,6 +128,7 @@ class Collector:
         return Message(
             self._index,
             order,
+            fresh,
             weights.version,
             self._state.step - step,
             trees.merge(lambda leaves: _array(leaves[0]), [content]),
@@ -204,10 +213,14 @@ def train(
     `return/TASK` where there are several tasks, `dropped_unrolls` (of dead actors), `stale_unrolls` (older than
     `max_lag`) and `actor_restarts`.
     """
-    learner = _Learner(module, config, state, fleet, times or profile.Profile())
+    learner, report = _Learner(module, config, state, fleet, times or profile.Profile()), getattr(module, "REPORT", 1)
+    metrics: dict[str, float] = {}
     try:
         while state.step < config.steps:
-            yield learner.turn()
+            before = state.step
+            metrics = {**metrics, **learner.turn()}  # a turn may be without an update
+            if schedules.passed(before, state.step, report) or state.step >= config.steps:
+                yield state.step, metrics, state
     finally:
         fleet.close()
 
@@ -217,21 +230,27 @@ class _Learner:
         self.module, self.config, self.state, self.fleet, self.times = module, config, state, fleet, times
         self.limit: int | None = getattr(config, "max_lag", 0)
         self.need: int = getattr(config, "unrolls", fleet.size)
+        self.shared = not hasattr(config, "unrolls")
         self.learn = getattr(module, "learn", None)
+        self.restart = getattr(module, "restart", None)
         self.annealed = self.learn is None and "progress" in inspect.signature(module.update).parameters
         self.version = self.order = self.dropped = self.stale = 0
         self.owed: dict[int, int] = {}  # the actor of every request that is under way
+        self.lines: list[deque[int]] = [deque() for _ in range(fleet.size)]  # orders that each actor is to answer
+        self.came: dict[int, Message] = {}  # answers that wait for those of other actors
         self.weights: Weights | None = None
         self.episodes: dict[str, deque[tuple[float, int]]] = {}
         self.counts: Counter[str] = Counter()
 
-    def turn(self) -> tuple[int, dict[str, float], Any]:
-        """Messages, then one update."""
+    def turn(self) -> dict[str, float]:
+        """Messages, then one update; what it said."""
         state, progress = self.state, self.state.step / self.config.steps
-        messages = self.lockstep() if self.limit == 0 else self.gather()
+        messages = self.abreast() if self.shared else self.lockstep() if self.limit == 0 else self.gather()
         lag = sum(self.version - message.version for message in messages) / len(messages)
         device = next(iter(getattr(state, acting(self.module, state)[0]).parameters())).device
         batch = trees.merge(lambda leaves: _join(leaves, device), [message.content for message in messages])
+        if self.restart is not None and any(message.fresh for message in messages):
+            self.restart(state)
         state.step += sum(message.steps for message in messages)
         if self.learn is not None:
             metrics = self.learn(state, batch)
@@ -239,7 +258,27 @@ class _Learner:
             metrics = self.module.update(state, batch, progress) if self.annealed else self.module.update(state, batch)
         self.version += 1
         self.weights = None
-        return state.step, {**metrics, **self.returns(), "lag": lag, **self.troubles()}, state
+        return {**metrics, **self.returns(), "lag": lag, **self.troubles()}
+
+    def abreast(self) -> list[Message]:
+        """The next message of each actor, in their order; each is asked for `max_lag` more in advance."""
+        ahead = self.limit or 0
+        for _ in range(1 + ahead):
+            for actor, line in enumerate(self.lines):
+                if len(line) <= ahead:
+                    self.queue(actor)
+        while not all(line[0] in self.came for line in self.lines):
+            answer = self.receive()
+            if isinstance(answer, Lost):
+                self.lines[answer.actor].remove(answer.order)
+                self.queue(answer.actor)
+            else:
+                self.came[answer.order] = answer
+        return [self.came.pop(line.popleft()) for line in self.lines]
+
+    def queue(self, actor: int) -> None:
+        self.lines[actor].append(self.order)
+        self.request(actor)
 
     def lockstep(self) -> list[Message]:
         """One request to each actor in turn until there are enough; the answers in the order of the requests."""

@@ -1,6 +1,8 @@
-"""Stretches of experience: whose successor is what, and whole episodes without a preference for short ones."""
+"""Unrolls of experience: whose successor is what, and whole episodes without a preference for short ones."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
@@ -14,30 +16,30 @@ from tests.sabotage import change, sabotaged_by, shift
 CPU = torch.device("cpu")
 
 
-def _still(obs: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(len(obs), dtype=torch.int64)
+def _still(obs: torch.Tensor, carry: object) -> tuple[torch.Tensor, dict[str, torch.Tensor], object]:
+    return torch.zeros(len(obs), dtype=torch.int64), {}, carry
 
 
 def _random(seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
-    return lambda obs: torch.randint(0, 2, (len(obs),), generator=generator)
+    return lambda obs, carry: (torch.randint(0, 2, (len(obs),), generator=generator), {}, carry)
 
 
 def test_a_segment_is_what_the_world_said():
     env, again = Gymnasium("CartPole-v1", 3), Gymnasium("CartPole-v1", 3)
     seen = Episodes()
-    stretch = collect.segment(env, env.reset(0), _random(), 60, CPU, seen)
+    unroll = collect.segment(env, env.reset(0), _random(), 60, CPU, seen)
     obs, choose, ended = again.reset(0), _random(), []
     for t in range(60):
-        action = choose(obs)
+        action, _, _ = choose(obs, None)
         feedback = again.step(action)
         for name, value in (("obs", obs), ("action", action)):
-            assert torch.equal(getattr(stretch.batch, name)[:, t], value)
+            assert torch.equal(getattr(unroll.rows, name)[:, t], value)
         for name in ("reward", "discount", "cut", "mask"):
-            assert torch.equal(getattr(stretch.batch, name)[:, t], getattr(feedback, name))
+            assert torch.equal(getattr(unroll.rows, name)[:, t], getattr(feedback, name))
         ended += feedback.info.get("episode_return", [])
         obs = feedback.obs
-    assert torch.equal(stretch.obs, obs)
+    assert torch.equal(unroll.last, obs)
     assert seen.returns == ended and len(ended) > 3
 
 
@@ -46,42 +48,42 @@ def test_a_segment_is_what_the_world_said():
 def test_successors_at_time_limits_are_final_observations(lost):
     """State s of the clock is followed by s + 1, whatever is cut: its "value" is its number here."""
     env = Clock((0.0, 0.0, 0.0), lost=lost)
-    stretch = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
+    unroll = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
     number = lambda obs: obs.argmax(-1).float()  # noqa: E731
-    found = collect.successors(stretch, number(stretch.batch.obs), number)
-    real = stretch.batch.mask > 0
-    assert torch.equal(found[real], ((number(stretch.batch.obs) + 1) % 3)[real])
-    assert stretch.batch.cut[real].sum() >= 16
-    assert torch.equal(number(collect.successor_obs(stretch))[real], found[real])
+    found = collect.successors(unroll, number(unroll.rows.obs), lambda obs, _: number(obs))
+    real = unroll.rows.mask > 0
+    assert torch.equal(found[real], ((number(unroll.rows.obs) + 1) % 3)[real])
+    assert unroll.rows.cut[real].sum() >= 16
+    assert torch.equal(number(collect.successor_obs(unroll))[real], found[real])
 
 
-@sabotaged_by("foresight.envs.collect._limits", lambda f: lambda t, feedback: [])
+@sabotaged_by("foresight.envs.collect._Limits.add", lambda f: lambda self, *arguments: None)
 def test_final_observations_are_kept_where_the_next_row_is_another_episode():
     env = Clock((0.0, 0.0, 0.0))
-    stretch = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
-    assert sum(len(worlds) for _, worlds, _ in stretch.finals) == stretch.batch.cut.sum() > 0
-    assert all((final.argmax(-1) == 2).all() for _, _, final in stretch.finals)  # 8 steps from 0
+    unroll = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
+    assert len(unroll.final) == unroll.rows.extras["limit"].sum() == unroll.rows.cut.sum() > 0
+    assert (unroll.final.argmax(-1) == 2).all()  # 8 steps from 0
 
 
 def test_parts_of_an_observation_keep_together():
     env = Clock((0.0, 0.0, 0.0))
     plain = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
     split = lambda tree: {"a": tree, "b": {"c": -tree}}  # noqa: E731
-    finals = [(t, worlds, split(obs)) for t, worlds, obs in plain.finals]
-    parts = plain._replace(batch=plain.batch.replace(obs=split(plain.batch.obs)), obs=split(plain.obs), finals=finals)
+    rows = plain.rows.replace(obs=split(plain.rows.obs))
+    parts = dataclasses.replace(plain, rows=rows, last=split(plain.last), final=split(plain.final))
     found = collect.successor_obs(parts)
     assert torch.equal(found["a"], collect.successor_obs(plain))
     assert torch.equal(found["b"]["c"], -found["a"])
     value = lambda obs: tree_map(lambda x: x.argmax(-1).float(), obs)["a"]  # noqa: E731
-    assert torch.equal(collect.successors(parts, value(parts.batch.obs), value), value(found))
+    assert torch.equal(collect.successors(parts, value(parts.rows.obs), lambda obs, _: value(obs)), value(found))
 
 
 @sabotaged_by("foresight.envs.collect.episodes", change("seed", lambda seed: 7))
 def test_episodes_are_whole_and_one_of_each_world():
     env = Gymnasium("CartPole-v1", 6)
     seen = Episodes()
-    stretch = collect.episodes(env, 3, _random(1), 1000, CPU, seen)
-    batch, lengths = stretch.batch, stretch.batch.mask.sum(1)
+    unroll = collect.episodes(env, 3, _random(1), 1000, CPU, seen)
+    batch, lengths = unroll.rows, unroll.rows.mask.sum(1)
     assert sorted(lengths.tolist()) == sorted(seen.returns)
     assert batch.mask.shape[1] == lengths.max() and lengths.min() < lengths.max()
     for row, length in enumerate(lengths.int().tolist()):
@@ -94,11 +96,11 @@ def test_episodes_are_whole_and_one_of_each_world():
 def test_episodes_that_never_end_are_cut():
     env = Corridor(4)
     seen = Episodes()
-    stretch = collect.episodes(env, 0, _still, 7, CPU, seen)  # it never leaves cell 0
-    assert stretch.batch.shape == (4, 7)
-    assert stretch.batch.cut[:, -1].all() and not stretch.batch.cut[:, :-1].any()
-    assert stretch.batch.discount.all() and stretch.batch.mask.all()
-    last = collect.successors(stretch, torch.zeros(4, 7), lambda obs: obs[:, 0])
+    unroll = collect.episodes(env, 0, _still, 7, CPU, seen)  # it never leaves cell 0
+    assert unroll.rows.shape == (4, 7)
+    assert unroll.rows.cut[:, -1].all() and not unroll.rows.cut[:, :-1].any()
+    assert unroll.rows.discount.all() and unroll.rows.mask.all()
+    last = collect.successors(unroll, torch.zeros(4, 7), lambda obs, _: obs[:, 0])
     assert last.tolist() == [[0.0] * 6 + [1.0]] * 4
     assert seen.returns == []
 

@@ -38,13 +38,13 @@ def _second(config: ppo.Config, env) -> tuple[ppo.State, Trajectory, Tensor, obj
         generator = torch.Generator().manual_seed(0)
         for parameter in state.network.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    _, obs, carry = ppo.remember(state, env, env.reset(0), None)
-    return state, *ppo.remember(state, env, obs, carry)
+    _, obs, carry = ppo.rollout(state, env, env.reset(0))
+    return state, *ppo.rollout(state, env, obs, carry)
 
 
 @sabotaged_by("foresight.nets.memory.MemoryActorCritic.forward", blind)
 @sabotaged_by("foresight.nets.memory.forget", lambda f: lambda carry, cut: carry)
-@sabotaged_by("foresight.algorithms.policy.ppo.remember", lambda f: lambda *a: _without_carry(f(*a)))
+@sabotaged_by("foresight.algorithms.policy.ppo.rollout", lambda f: lambda *a: _without_carry(f(*a)))
 @pytest.mark.parametrize("limit", [None, 9])
 def test_before_the_first_update_the_ratio_is_one(limit: int | None, monkeypatch: pytest.MonkeyPatch):
     """Of what was acted step by step, and in minibatches of whole sequences."""

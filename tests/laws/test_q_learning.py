@@ -13,6 +13,7 @@ from foresight.algorithms.policy import sac, sac_discrete
 from foresight.algorithms.value import dqn, rainbow
 from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
+from foresight.nets.critics import see
 from foresight.ops import fused, value
 from tests.algorithms.policy.worlds import Bandit, Clock
 from tests.algorithms.value.worlds import Chain
@@ -135,7 +136,7 @@ def test_the_compiled_critics_are_the_readable_ones() -> None:
         for module in (state.critics, state.target, state.actor):
             torch.nn.init.normal_(module.towers.flat, std=0.5, generator=torch.Generator().manual_seed(1))
         state.critics.towers._compiled = compiled
-        backward, loss, q = sac.objective(state, batch, batch.obs)
+        backward, loss, q = sac.objective(state, see(state.actor, state.critics, state.target, batch, 0.99))
         backward()
         found.append((loss, q, state.critics.towers.flat.grad.clone()))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.algorithms.policy import impala, ppo
+from foresight.algorithms.policy import a2c, impala, ppo, sac, sac_discrete
+from foresight.algorithms.value import dqn, rainbow
 from foresight.envs import several
 from foresight.envs.make import make
 from foresight.errors import UserError
@@ -21,6 +22,19 @@ from tests.sabotage import change, sabotaged_by
 FIELDS: dict[str, Any] = {"hidden": (16,), "num_envs": 4, "unroll_steps": 8}
 IMPALA = impala.Config(steps=640, unrolls=2, max_lag=0, optimizer="adam", learning_rate=3e-3, **FIELDS)
 PPO = ppo.Config(steps=320, minibatches=2, **FIELDS)
+A2C = a2c.Config(steps=160, memory="lstm", memory_size=8, **FIELDS)
+REPLAYED: dict[str, Any] = {
+    "hidden": (16,), "num_envs": 2, "steps": 120, "learning_starts": 40, "replay_size": 200, "batch_size": 8,
+    "max_lag": 0, "learning_rate": 0.03, "train_every": 1,
+}  # fmt: skip
+WITH_REPLAY = [
+    (dqn, dqn.Config(**REPLAYED), "CartPole-v1"),
+    (dqn, dqn.Config(**REPLAYED, unroll_steps=3, n_steps=2), "CartPole-v1"),
+    (rainbow, rainbow.Config(**REPLAYED, atoms=5), "CartPole-v1"),
+    (sac_discrete, sac_discrete.Config(**REPLAYED), "CartPole-v1"),
+    (sac, sac.Config(**REPLAYED), "Pendulum-v1"),
+    (sac, sac.Config(**REPLAYED, memory="gru", memory_size=8, sequence=3, burn_in=2), "Pendulum-v1"),
+]
 
 
 def _fleet(module: Any, config: Any, count: int = 1, env: Any = None, lives: int = 0) -> actors.Inline:
@@ -29,8 +43,10 @@ def _fleet(module: Any, config: Any, count: int = 1, env: Any = None, lives: int
     return actors.Inline([actors.Collector(name, dataclasses.asdict(config), env, i, lives) for i in range(count)])
 
 
-def _apart(module: Any, config: Any, fleet: Any) -> list[tuple[int, dict[str, float], torch.Tensor]]:
-    state = module.build(config, make("CartPole-v1", num_envs=1).spaces)
+def _apart(
+    module: Any, config: Any, fleet: Any, task: str = "CartPole-v1"
+) -> list[tuple[int, dict[str, float], torch.Tensor]]:
+    state = module.build(config, make(task, num_envs=1).spaces)
     return [(step, m, weights(s)) for step, m, s in actors.train(module, config, state, fleet)]
 
 
@@ -47,7 +63,7 @@ def _late(take: Any) -> Any:
 
 @sabotaged_by("foresight.runtime.actors.take", _late)
 @sabotaged_by("foresight.runtime.actors.load", lambda f: lambda state, weights: None)
-@pytest.mark.parametrize(("module", "config"), [(impala, IMPALA), (ppo, PPO)], ids=["impala", "ppo"])
+@pytest.mark.parametrize(("module", "config"), [(impala, IMPALA), (ppo, PPO), (a2c, A2C)], ids=["impala", "ppo", "a2c"])
 def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any) -> None:
     """One actor in lockstep: bit for bit what `train` does in one process."""
     together = [(step, m, weights(s)) for step, m, s in module.train(config, make("CartPole-v1", num_envs=4))]
@@ -57,6 +73,64 @@ def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any) -
         assert torch.equal(moved, whole)
         assert metrics["lag"] == 0
         assert {key: metrics[key] for key in expected} == expected
+
+
+@sabotaged_by("foresight.runtime.actors.take", _late)
+@pytest.mark.parametrize(
+    ("module", "config", "task"),
+    WITH_REPLAY,
+    ids=["dqn", "dqn-unrolls", "rainbow", "sac_discrete", "sac", "sac-memory"],
+)
+def test_with_a_replay_too_lockstep_is_the_run_of_one_process(
+    module: Any, config: Any, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows reach the replay as if its worlds were here: the same draws, the same gradient steps, bit for bit."""
+    monkeypatch.setattr(module, "REPORT", 50)
+    together = [(step, m, weights(s)) for step, m, s in module.train(config, make(task, num_envs=2))]
+    apart = _apart(module, config, _fleet(module, config, env=lambda: make(task, num_envs=2)), task)
+    assert [step for step, _, _ in apart] == [step for step, _, _ in together]
+    for (_, metrics, moved), (_, expected, whole) in zip(apart, together, strict=True):
+        assert torch.equal(moved, whole)
+        assert {key: metrics[key] for key in expected} == expected
+        assert metrics["lag"] == 0
+
+
+def _rows_of(config: dqn.Config, fleet: Any) -> Any:
+    state = dqn.build(config, make("CartPole-v1", num_envs=1).spaces)
+    *_, (_, metrics, _) = actors.train(dqn, config, state, fleet)
+    return metrics, state.replay.rows, len(state.replay) // config.num_envs
+
+
+def _shuffled(messages: Any) -> Any:
+    """Messages in the order in which they happen to come."""
+    return lambda self: messages(self)[:: -1 if self.version % 2 else 1]
+
+
+@sabotaged_by("foresight.runtime.actors._Learner.abreast", _shuffled)
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_in_the_replay_every_stream_is_one_world(max_lag: int) -> None:
+    """Two actors share four worlds: at a row that is not cut, CartPole's next position follows from its velocity."""
+    config = dqn.Config(**{**REPLAYED, "num_envs": 4, "max_lag": max_lag}, unroll_steps=2)
+    share = dataclasses.replace(config, num_envs=2)
+    metrics, rows, held = _rows_of(config, _fleet(dqn, share, 2, env=lambda: make("CartPole-v1", num_envs=2)))
+    assert metrics["lag"] == max_lag
+    assert rows.obs.shape[0] == 4
+    obs, inside = rows.obs[:, :held], (rows.cut[:, : held - 1] == 0)
+    step = obs[:, :-1, 0] + 0.02 * obs[:, :-1, 1]
+    assert inside.sum() > 50
+    assert (step - obs[:, 1:, 0])[inside].abs().max() < 1e-5
+
+
+@sabotaged_by("foresight.algorithms.value.dqn.restart", lambda f: lambda state: None)
+def test_a_successor_of_a_dead_actor_begins_new_episodes_in_the_replay() -> None:
+    """No transition leads from the world of one that died to the world of another that took its place."""
+    config = dqn.Config(**{**REPLAYED, "max_lag": 1})
+    inner = _fleet(dqn, config, env=lambda: make("CartPole-v1", num_envs=2))
+    fleet = Reborn(inner, 25, lambda: _fleet(dqn, config, env=lambda: make("CartPole-v1", num_envs=2), lives=1))
+    metrics, rows, held = _rows_of(config, fleet)
+    assert metrics["dropped_unrolls"] == metrics["actor_restarts"] == 2
+    obs, inside = rows.obs[:, :held], rows.cut[:, : held - 1] == 0
+    assert (obs[:, :-1, 0] + 0.02 * obs[:, :-1, 1] - obs[:, 1:, 0])[inside].abs().max() < 1e-5
 
 
 @sabotaged_by("foresight.runtime.actors.take", change("version", lambda v: 0, label="never_counts"))
@@ -96,6 +170,30 @@ class Mortal:
 
     def close(self) -> None:
         self.closed = True
+
+
+class Reborn:
+    """A fleet of one actor that dies at the request `when`, with all that it was asked before, and is replaced."""
+
+    size = 1
+
+    def __init__(self, inner: actors.Inline, when: int, another: Any) -> None:
+        self.inner, self.when, self.another, self.restarts = inner, when, another, 0
+        self.lost: deque[actors.Lost] = deque()
+
+    def request(self, actor: int, order: int, weights: actors.Weights) -> None:
+        self.inner.request(actor, order, weights)
+        if order == self.when:
+            orders = [asked for _, asked, _ in self.inner._requests]
+            self.lost.extend(actors.Lost(actor, asked) for asked in orders)
+            self.restarts = len(orders)
+            self.inner = self.another()
+
+    def receive(self) -> actors.Message | actors.Lost:
+        return self.lost.popleft() if self.lost else self.inner.receive()
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("max_lag", [0, None])

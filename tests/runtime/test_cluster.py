@@ -23,6 +23,7 @@ import torch
 ray = pytest.importorskip("ray")
 
 from foresight.algorithms.policy import impala, ppo  # noqa: E402
+from foresight.algorithms.value import dqn  # noqa: E402
 from foresight.envs.make import make  # noqa: E402
 from foresight.errors import UserError  # noqa: E402
 from foresight.runtime import actors, cluster, run, settings  # noqa: E402
@@ -114,6 +115,22 @@ def test_on_ray_too_it_is_the_synchronous_run(nodes: Any) -> None:
     assert metrics["lag"] == 0
     for one, other in zip(apart.network.parameters(), together.network.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_rows_for_a_replay_come_over_ray_in_their_order(nodes: Any) -> None:
+    """Two actors a round ahead: the run is the same whichever of them is quick."""
+    given = {
+        "hidden": (16,), "num_envs": 4, "unroll_steps": 10, "steps": 800, "learning_starts": 80, "replay_size": 1000,
+        "train_every": 4,
+    }  # fmt: skip
+    config = dqn.Config(**given)
+    ends = []
+    for _ in range(2):
+        state = dqn.build(config, make("CartPole-v1", num_envs=1).spaces)
+        *_, (step, metrics, state) = actors.train(dqn, config, state, _fleet(nodes, "dqn", 2, **given))
+        assert (step, metrics["lag"], len(state.replay)) == (800, 1, 800)
+        ends.append(torch.cat([p.detach().flatten() for p in state.network.parameters()]))
+    assert torch.equal(*ends)
 
 
 def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:

@@ -10,12 +10,14 @@ threads that update shared weights at their own pace, all worlds step together a
 the A2C of OpenAI's baselines (2017), which found it no worse. `gae_lambda` below 1 is generalised advantage estimation
 (Schulman et al. 2016, arXiv:1506.02438); 1 is the paper.
 
-A time limit is no termination: its row bootstraps with the value of its final observation. Left out: asynchrony and
-recurrent policies.
+A time limit is no termination: its row bootstraps with the value of its final observation. With `memory` (the paper's
+LSTM, §5.1, or another) the policy reads its past through a carry, which is emptied where an episode ends, in acting and
+in learning. Left out: asynchrony.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +29,7 @@ from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_worlds
-from foresight.nets import encoders, heads, normalize, optim
-from foresight.nets.actor_critic import ActorCritic
+from foresight.nets import encoders, heads, memory, normalize, optim
 from foresight.ops import advantage, diagnostics, policy, returns, schedules, value
 
 WORLD = "control"
@@ -59,6 +60,12 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; SB3
     activation: str = "tanh"  # SB3
     images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.memory
+    memory_size: int = 64  # features of the memory
+    memory_layers: int = 1  # of the memory
+    memory_heads: int = 4  # of the attention
+    memory_window: int = 64  # env steps that attention sees before the present one
+    backbone: str = "shared"  # what has a memory: "shared" by both, "separate" ones, "actor" or "critic" alone
     log_std: float = 0.0  # of continuous actions, at the start
     threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
 
@@ -68,7 +75,7 @@ class State:
     """All that a run is. `network` holds the observation statistics too, so a policy is saved with them."""
 
     config: Config
-    network: ActorCritic
+    network: Any  # an ActorCritic, or a MemoryActorCritic where there is a memory
     optimizer: torch.optim.RMSprop
     generator: torch.Generator  # draws the actions
     reward_scaler: normalize.RewardScaler | None = None
@@ -82,16 +89,11 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
-        body = encoders.actor_critic_body(
-            spaces.obs,
-            outputs=(head.width, value_head.width),
-            gains=(0.01, 1.0),
-            hidden=config.hidden,
-            activation=config.activation,
-            images=config.images,
-        )
         normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
-        network = ActorCritic(body, head, value_head, normalizer, encoders.mask_key(spaces.obs)).to(device)
+        network = memory.actor_critic(
+            spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
+            config.hidden, config.activation, config.images, normalizer,
+        ).to(device)  # fmt: skip
     return State(
         config,
         network,
@@ -101,29 +103,34 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     )
 
 
-@torch.inference_mode()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode."""
-    output = state.network.policy(obs)
+@torch.no_grad()
+def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
+    """An action for every row of `obs`: drawn if `explore`, else the mode. `reset_carry` where an episode was cut."""
+    output, carry = state.network.step(obs, carry)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
+reset_carry = memory.forget
+
+
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`unroll_steps` of every world from `obs` on, with values; returns them and the observation to go on from."""
-    network = state.network
-    stretch = collect.segment(
-        env,
-        obs,
-        lambda x: network.policy(x).sample(state.generator),
-        state.config.unroll_steps,
-        state.generator.device,
-        state.episodes,
-    )
-    state.step += stretch.batch.reward.numel()
-    values = network.value(stretch.batch.obs).value
-    next_value = collect.successors(stretch, values, lambda x: network.value(x).value)
-    return stretch.batch.replace(value=values, next_value=next_value), stretch.obs
+def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajectory, Any, Any]:
+    """`unroll_steps` of every world from `obs` on, with values; and the observation and the memory to go on from.
+
+    With a memory `extras` has what it takes to read the rows again: its state before the first one, `carry` `[B, ...]`,
+    and where episodes begin, `start` `[B, T]`.
+    """
+    config, network = state.config, state.network
+    if carry is None:
+        carry = network.initial(env.num_envs)
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, config.unroll_steps, device, state.episodes, carry)
+    rows, start = unroll.rows, memory.starts(unroll.rows.cut)
+    state.step += rows.reward.numel()
+    values = network.read(rows.obs, carry, start)[1].value
+    next_value = collect.successors(unroll, values, lambda obs, carry: network.value(obs, carry).value)
+    extras = {} if carry is None else {"carry": carry, "start": start}
+    return rows.replace(value=values, next_value=next_value, extras=extras), unroll.last, unroll.carry
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
@@ -139,22 +146,21 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     gain, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
+    output, values, _ = network.read(batch.obs, batch.extras.get("carry"), batch.extras.get("start"))
     real = mask > 0
-    rows, gain, target = batch.map(lambda x: x[real]), gain[real], target[real]
+    columns = (output.logp(batch.action), output.entropy(), values.value, batch.value, gain, target)
+    logprob, entropies, predicted, before, gain, target = (x[real] for x in columns)
     if config.normalize_advantage:
         gain = advantage.normalize(gain)
-
-    output, values = network(rows.obs)
-    assert rows.value is not None
-    policy_loss = policy.reinforce(output.logp(rows.action), gain).mean()
-    value_loss = value.squared_loss(values.value, target).mean()
-    entropy = output.entropy().mean()
+    policy_loss = policy.reinforce(logprob, gain).mean()
+    value_loss = value.squared_loss(predicted, target).mean()
+    entropy = entropies.mean()
     total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     optim.descend(state.optimizer, total.backward, config.max_grad_norm)
 
     if network.normalizer is not None:
-        network.normalizer.update(rows.obs)
-    watched = torch.stack([policy_loss, value_loss, entropy, diagnostics.explained_variance(rows.value, target)])
+        network.normalizer.update(batch.obs[real])
+    watched = torch.stack([policy_loss, value_loss, entropy, diagnostics.explained_variance(before, target)])
     metrics = dict(zip(("policy_loss", "value_loss", "entropy", "explained_variance"), watched.tolist(), strict=True))
     return {**metrics, "learning_rate": rate}
 
@@ -168,9 +174,9 @@ def train(
         state = build(config, env.spaces, device)
     if state.reward_scaler is not None:
         state.reward_scaler.restart()
-    obs = env.reset(config.seed + state.step)
+    obs, carry = env.reset(config.seed + state.step), None
     while state.step < config.steps:
         progress = state.step / config.steps
-        batch, obs = rollout(state, env, obs)
+        batch, obs, carry = rollout(state, env, obs, carry)
         metrics = update(state, batch, progress)
         yield state.step, {**metrics, **state.episodes.metrics()}, state

@@ -8,8 +8,10 @@ where ρ_t = min(ρ̄, π(a_t|s_t) / μ(a_t|s_t)), μ is the policy that acted a
 
 Actors act, one learner learns. A message from one to the other is a whole `Unroll`: rows, what was seen after them, and
 the log-probabilities of the policy that acted, which may be older than the one that learns from it; V-trace corrects
-for that. `train` is the synchronous form in one process. With `foresight train impala --actors 4` the same `rollout`
-runs in four processes that never wait for the learner (`runtime.actors`), and the same `update` learns.
+for that. With a `memory` (the paper's LSTM, or another) a message brings its state before the first row too, from which
+the learner reads the rows again with its own weights (§3.1). `train` is the synchronous form in one process. With
+`foresight train impala --actors 4` the same `rollout` runs in four processes that never wait for the learner
+(`runtime.actors`), and the same `update` learns.
 
 Kept: V-trace with ρ̄ and c̄ of its own and v_{t+1} (not V) in the policy's advantage (§4.2, appendix E.3), losses summed
 over rows (appendix D), RMSProp with ε = 0.01 and no momentum, a global gradient norm of 40, the learning rate
@@ -22,6 +24,8 @@ levels, population based training and PopArt.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,11 +35,11 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data import trees
-from foresight.data.trajectory import Trajectory, tree_map
+from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.collect import Unroll
 from foresight.errors import UserError
-from foresight.nets import encoders, heads, optim
-from foresight.nets.actor_critic import ActorCritic
+from foresight.nets import encoders, heads, memory, optim
 from foresight.ops import diagnostics, policy, returns, schedules, value
 
 WORLD = "control"
@@ -70,21 +74,14 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; no vectors in the paper
     activation: str = "tanh"  # the same
     images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right) or "nature"
+    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; an LSTM of 256 in figure 3
+    memory_size: int = 64  # features of the memory
+    memory_layers: int = 1  # of the memory
+    memory_heads: int = 4  # of the attention
+    memory_window: int = 64  # env steps that attention sees before the present one
+    backbone: str = "shared"  # what has a memory: "shared" by both, "separate" ones, "actor" or "critic" alone
     precision: str = "float32"  # or "bfloat16": the trunk over pixels runs under autocast
     threads: int = 1  # of torch, on a CPU
-
-
-@dataclass(frozen=True)
-class Unroll:
-    """One message: `rows` `[B, T]` with the behaviour `logprob`, and what the learner's value needs beyond them.
-
-    `last` `[B, ...]` was seen after the last row. `final` `[K, ...]` holds the true successors of the rows where a time
-    limit cut, in the order of `rows.extras["limit"].nonzero()`. So all of it can be joined along the first dim.
-    """
-
-    rows: Trajectory
-    last: Any
-    final: Any
 
 
 @dataclass
@@ -92,7 +89,7 @@ class State:
     """All that a run is."""
 
     config: Config
-    network: ActorCritic
+    network: Any  # an ActorCritic, or a MemoryActorCritic where there is a memory
     optimizer: torch.optim.Optimizer
     generator: torch.Generator  # draws the actions
     step: int = 0
@@ -105,61 +102,37 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action), heads.ScalarHead()
-        body = encoders.actor_critic_body(
-            spaces.obs,
-            outputs=(head.width, value_head.width),
-            gains=(0.01, 1.0),
-            hidden=config.hidden,
-            activation=config.activation,
-            images=config.images,
-            bfloat16=config.precision == "bfloat16",
-        )
-        network = ActorCritic(body, head, value_head, mask_key=encoders.mask_key(spaces.obs)).to(device)
+        network = memory.actor_critic(
+            spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
+            config.hidden, config.activation, config.images, None, config.precision == "bfloat16",
+        ).to(device)  # fmt: skip
     kinds = {"rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
     optimizer = kinds[config.optimizer](network.parameters(), lr=config.learning_rate, eps=config.epsilon)
     return State(config, network, optimizer, generator=torch.Generator(device).manual_seed(config.seed))
 
 
-@torch.inference_mode()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode."""
-    output = state.network.policy(obs)
+@torch.no_grad()
+def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
+    """An action for every row of `obs`: drawn if `explore`, else the mode. `reset_carry` where an episode was cut."""
+    output, carry = state.network.step(obs, carry)
     if not explore:
         return output.mode(), {}, carry
     action = output.sample(state.generator)
     return action, {"logprob": output.logp(action)}, carry
 
 
+reset_carry = memory.forget
+
+
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
-    """`unroll_steps` of every world from `obs` on; returns them and the observation to go on from."""
-    device = state.generator.device
-    rows: list[tuple[Any, ...]] = []
-    limits: list[Tensor] = []
-    finals: list[tuple[Tensor, Any]] = []  # (place of the row among all rows, final observation) at time limits
-    steps = state.config.unroll_steps
-    for t in range(steps):
-        action, extras, _ = act(state, trees.to(obs, device), explore=True)
-        action, logprob = action.cpu(), extras["logprob"].cpu()
-        feedback = env.step(action)
-        limit = torch.zeros_like(feedback.cut)
-        if feedback.final_obs is not feedback.obs:
-            limit = feedback.cut * feedback.discount
-            worlds = limit.nonzero().squeeze(-1)
-            if len(worlds):
-                finals.append((worlds * steps + t, trees.pick(feedback.final_obs, worlds)))
-        limits.append(limit)
-        rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask, logprob))
-        state.episodes.note(feedback.info)
-        obs = feedback.obs
-    batch = Trajectory(*(trees.stack(column) for column in zip(*rows, strict=True)))
-    batch = batch.replace(extras={"limit": torch.stack(limits, 1)})
-    state.step += batch.reward.numel()
-    final = tree_map(lambda x: x[:0], obs)
-    if finals:
-        order = torch.cat([place for place, _ in finals]).argsort()
-        final = trees.pick(trees.concat([seen for _, seen in finals]), order)
-    return Unroll(batch, obs, final), obs
+def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll, Any, Any]:
+    """`unroll_steps` of every world from `obs` on; and the observation and the memory to go on from."""
+    if carry is None:
+        carry = state.network.initial(env.num_envs)
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes, carry)
+    state.step += unroll.rows.reward.numel()
+    return dataclasses.replace(unroll, carry=None), unroll.last, unroll.carry  # the learner makes that carry itself
 
 
 def update(state: State, unroll: Unroll) -> dict[str, float]:
@@ -170,14 +143,13 @@ def update(state: State, unroll: Unroll) -> dict[str, float]:
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     rows = unroll.rows.map(lambda x: x.to(device))
-    mask, behaviour, limit = rows.mask, rows.logprob, rows.extras["limit"] > 0
+    mask, behaviour = rows.mask, rows.logprob
     assert mask is not None and behaviour is not None
-    output, values = network(rows.obs)
+    output, values, carry = network.read(rows.obs, trees.to(unroll.first, device), memory.starts(rows.cut))
     logprob = output.logp(rows.action)
     with torch.no_grad():
-        next_value = returns.following(values.value, network.value(trees.to(unroll.last, device)).value)
-        if limit.any():
-            next_value[limit] = network.value(trees.to(unroll.final, device)).value
+        ahead = dataclasses.replace(unroll, rows=rows, carry=memory.forget(carry, rows.cut[:, -1]))
+        next_value = collect.successors(ahead, values.value, lambda obs, carry: network.value(obs, carry).value)
         ratio = policy.ratio(logprob, behaviour)
         gain, target = returns.vtrace(
             rows.reward, config.gamma * rows.discount, rows.cut, values.value, next_value, ratio,
@@ -206,11 +178,11 @@ def train(
     require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
-    obs = env.reset(config.seed + state.step)
+    obs, carry = env.reset(config.seed + state.step), None
     while state.step < config.steps:
         unrolls = []
         for _ in range(config.unrolls):
-            unroll, obs = rollout(state, env, obs)
+            unroll, obs, carry = rollout(state, env, obs, carry)
             unrolls.append(unroll)
         metrics = update(state, trees.join(unrolls))
         yield state.step, {**metrics, **state.episodes.metrics()}, state

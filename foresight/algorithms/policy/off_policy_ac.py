@@ -24,6 +24,7 @@ A time limit is no termination: its row bootstraps with the value of its final o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,21 +142,15 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     The rows have the behaviour's `logprob`, and every one its successor, `extras["next_obs"]`. The last one is cut:
     wherever the segment lies in a replay, no trace leaves it.
     """
-    stretch = collect.segment(
-        env,
-        obs,
-        lambda x: behaviour(state, x).sample(state.generator),
-        state.config.unroll_steps,
-        state.generator.device,
-        state.episodes,
-    )
-    state.step += stretch.batch.reward.numel()
-    batch = stretch.batch
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    state.step += unroll.rows.reward.numel()
+    batch = unroll.rows
     cut = batch.cut.clone()
     cut[:, -1] = 1
     logprob = behaviour(state, batch.obs).logp(batch.action)
-    extras = {"next_obs": collect.successor_obs(stretch)}
-    return batch.replace(cut=cut, logprob=logprob, extras=extras), stretch.obs
+    extras = {"next_obs": collect.successor_obs(unroll)}
+    return batch.replace(cut=cut, logprob=logprob, extras=extras), unroll.last
 
 
 def losses(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor]:

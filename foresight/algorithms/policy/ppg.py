@@ -22,6 +22,7 @@ the two trunks of IMPALA's network at Procgen's settings: `images` "impala" is o
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,20 +123,14 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`unroll_steps` of every world from `obs` on, with `logprob` and values; and the observation to go on from."""
     network = state.network
-    stretch = collect.segment(
-        env,
-        obs,
-        lambda x: network.policy(x).sample(state.generator),
-        state.config.unroll_steps,
-        state.generator.device,
-        state.episodes,
-    )
-    batch = stretch.batch
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    batch = unroll.rows
     state.step += batch.reward.numel()
     output, values = network(batch.obs)
-    next_value = collect.successors(stretch, values.value, lambda x: network.value(x).value)
+    next_value = collect.successors(unroll, values.value, lambda x, _: network.value(x).value)
     logprob = output.logp(batch.action)
-    return batch.replace(logprob=logprob, value=values.value, next_value=next_value), stretch.obs
+    return batch.replace(logprob=logprob, value=values.value, next_value=next_value), unroll.last
 
 
 def policy_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:

@@ -45,12 +45,11 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.data import trees
 from foresight.data.trajectory import Trajectory
+from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, memory, normalize, optim
-from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.memory import MemoryActorCritic
 from foresight.ops import advantage, diagnostics, fused, kl, policy, returns, schedules, value
 
@@ -119,26 +118,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
         normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
-        network: Any
-        if config.memory is None:
-            body = encoders.actor_critic_body(
-                spaces.obs,
-                outputs=(head.width, value_head.width),
-                gains=(0.01, 1.0),
-                hidden=config.hidden,
-                activation=config.activation,
-                images=config.images,
-                bfloat16=config.precision == "bfloat16",
-            )
-            network = ActorCritic(body, head, value_head, normalizer, encoders.mask_key(spaces.obs)).to(device)
-        else:
-            shape = memory.Shape(
-                config.memory, config.memory_size, config.memory_layers, config.memory_heads, config.memory_window
-            )
-            network = memory.actor_critic(
-                spaces.obs, head, value_head, shape, (0.01, 1.0), config.backbone,
-                config.hidden, config.activation, config.images, normalizer,
-            ).to(device)  # fmt: skip
+        network = memory.actor_critic(
+            spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
+            config.hidden, config.activation, config.images, normalizer, config.precision == "bfloat16",
+        ).to(device)  # fmt: skip
     return State(
         config,
         network,
@@ -152,10 +135,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 @torch.inference_mode()
 def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
     """An action for every row of `obs`: drawn if `explore`, else the mode. `reset_carry` where an episode was cut."""
-    if isinstance(state.network, MemoryActorCritic):
-        output, carry = state.network.policy(obs, carry)
-    else:
-        output = state.network.policy(obs)
+    output, carry = state.network.step(obs, carry)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
@@ -163,78 +143,33 @@ reset_carry = memory.forget
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`unroll_steps` of every world from `obs` on; returns them and the observation to go on from."""
-    device, home = state.generator.device, state.generator.device.type == "cpu"
-    rows: list[tuple[Any, ...]] = []
-    limits: list[tuple[int, Tensor, Any]] = []  # (t, worlds, final observations) where a time limit cut
-    for t in range(state.config.unroll_steps):
-        # As in `act`, without its entering and leaving at every step.
-        action = state.network.policy(obs if home else trees.to(obs, device)).sample(state.generator)
-        feedback = env.step(action if home else action.cpu())
-        rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask))
-        if feedback.final_obs is not feedback.obs:
-            limited = (feedback.cut * feedback.discount).nonzero().squeeze(-1)
-            if len(limited):
-                limits.append((t, limited, trees.pick(feedback.final_obs, limited)))
-        state.episodes.note(feedback.info)
-        obs = feedback.obs
-    batch = Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)))
-    state.step += batch.reward.numel()
-    return evaluate(state, batch, trees.to(obs, device), limits), obs
+def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajectory, Any, Any]:
+    """`unroll_steps` of every world from `obs` on, evaluated; and the observation and the memory to go on from."""
+    if carry is None:
+        carry = state.network.initial(env.num_envs)
+
+    def choose(obs: Any, carry: Any) -> tuple[Tensor, dict[str, Tensor], Any]:  # as `act`, but leaner
+        output, carry = state.network.step(obs, carry)
+        return output.sample(state.generator), {}, carry
+
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, state.generator.device, state.episodes, carry)
+    state.step += unroll.rows.reward.numel()
+    return evaluate(state, unroll), unroll.last, unroll.carry
 
 
 @torch.no_grad()
-def evaluate(state: State, batch: Trajectory, obs: Any, limits: list[tuple[int, Tensor, Any]]) -> Trajectory:
-    """`batch` with `logprob`, `value` and `next_value`; `obs` is what was seen after its last row.
+def evaluate(state: State, unroll: collect.Unroll) -> Trajectory:
+    """The rows with `logprob`, `value` and `next_value`.
 
     One pass over the batch instead of one at every step of the rollout: cheaper, and computed as `objective` computes
-    it, so that the first ratio is 1. Successors are the next rows, but final observations where a time limit cut.
+    it, so that the first ratio is 1. With a memory the sequences are read from its state before the first row, `carry`
+    `[B, ...]`, and anew where episodes begin, `start` `[B, T]`; both are in `extras`.
     """
-    output, values = state.network(batch.obs)
-    next_value = returns.following(values.value, state.network.value(obs).value)
-    if limits:
-        final = trees.to(trees.concat([final for _, _, final in limits]), next_value.device)
-        worlds = torch.cat([worlds for _, worlds, _ in limits])
-        times = torch.cat([torch.full_like(worlds, t) for t, worlds, _ in limits])
-        next_value[worlds, times] = state.network.value(final).value
-    return batch.replace(logprob=output.logp(batch.action), value=values.value, next_value=next_value)
-
-
-@torch.no_grad()
-def remember(state: State, env: Env, obs: Any, carry: Any) -> tuple[Trajectory, Any, Any]:
-    """`rollout` and `evaluate` with a memory, which holds `carry` before `obs`; returns the carry to go on with too.
-
-    The sequences are read once more as `objective` reads them, so that the first ratio is 1. What `objective` needs
-    for that is in `extras`: the carry at the start `[B, ...]`, and where episodes begin, `start` `[B, T]`.
-    """
-    network, device = state.network, state.generator.device
-    assert isinstance(network, MemoryActorCritic)
-    carry = network.initial(env.num_envs) if carry is None else carry
-    first, rows, limits = carry, [], []
-    start = torch.zeros(env.num_envs)
-    for t in range(state.config.unroll_steps):
-        output, _, carry = network(trees.to(obs, device), carry)
-        action = output.sample(state.generator)
-        feedback = env.step(action.cpu())
-        rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask, start))
-        limited = (feedback.cut * feedback.discount).nonzero().squeeze(-1)
-        if len(limited):  # before the memory is emptied: the final observation belongs to the old episode
-            final = trees.to(trees.pick(feedback.final_obs, limited), device)
-            limits.append((limited, t, network(final, trees.pick(carry, limited.to(device)))[1].value))
-        state.episodes.note(feedback.info)
-        start, obs = feedback.cut, feedback.obs
-        carry = memory.forget(carry, start)
-    columns = [trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)]
-    starts = columns.pop()
-    batch = Trajectory(*columns).replace(extras={"carry": first, "start": starts})
-    state.step += batch.reward.numel()
-    output, values, _ = network(batch.obs, first, starts)
-    next_value = returns.following(values.value, network(trees.to(obs, device), carry)[1].value)
-    for limited, t, final_value in limits:
-        next_value[limited, t] = final_value
-    batch = batch.replace(logprob=output.logp(batch.action), value=values.value, next_value=next_value)
-    return batch, obs, carry
+    rows, network = unroll.rows, state.network
+    extras = {} if unroll.first is None else {"carry": unroll.first, "start": memory.starts(rows.cut)}
+    output, values, _ = network.read(rows.obs, unroll.first, extras.get("start"))
+    next_value = collect.successors(unroll, values.value, lambda obs, carry: network.value(obs, carry).value)
+    return rows.replace(logprob=output.logp(rows.action), value=values.value, next_value=next_value, extras=extras)
 
 
 def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[], object], Tensor]:
@@ -251,7 +186,7 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[]
         )  # fmt: skip
         return lambda: back(*grads), watched
     if isinstance(network, MemoryActorCritic):
-        output, values, _ = network(batch.obs, batch.extras["carry"], batch.extras["start"])
+        output, values, _ = network.read(batch.obs, batch.extras["carry"], batch.extras["start"])
         logprob, entropies, predicted = output.logp(batch.action), output.entropy(), values.value
         if batch.mask is not None:  # sequences are read whole, but only real rows are learnt from
             columns = (logprob, entropies, predicted, gain, target, old_logprob, old_value)
@@ -327,10 +262,7 @@ def train(
     obs, carry = env.reset(config.seed + state.step), None
     while state.step < config.steps:
         progress = state.step / config.steps
-        if config.memory is None:
-            batch, obs = rollout(state, env, obs)
-        else:
-            batch, obs, carry = remember(state, env, obs, carry)
+        batch, obs, carry = rollout(state, env, obs, carry)
         metrics = update(state, batch, progress)
         yield state.step, {**metrics, **state.episodes.metrics()}, state
 

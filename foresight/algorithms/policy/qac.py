@@ -19,6 +19,7 @@ continuous actions, over which one network cannot list q.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,20 +122,14 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`unroll_steps` of every world from `obs` on; `value` is q(s_t, a_t), `next_value` that of the next pair."""
     network = state.network
-    stretch = collect.segment(
-        env,
-        obs,
-        lambda x: network.policy(x).sample(state.generator),
-        state.config.unroll_steps,
-        state.generator.device,
-        state.episodes,
-    )
-    state.step += stretch.batch.reward.numel()
-    taken = targets.taken(q_values(network, stretch.batch.obs), stretch.batch.action)
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    state.step += unroll.rows.reward.numel()
+    taken = targets.taken(q_values(network, unroll.rows.obs), unroll.rows.action)
     next_value = collect.successors(
-        stretch, taken, lambda x: targets.expected(q_values(network, x), network.policy(x).mean())
+        unroll, taken, lambda x, _: targets.expected(q_values(network, x), network.policy(x).mean())
     )
-    return stretch.batch.replace(value=taken, next_value=next_value), stretch.obs
+    return unroll.rows.replace(value=taken, next_value=next_value), unroll.last
 
 
 def actor_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:

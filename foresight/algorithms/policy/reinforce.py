@@ -23,6 +23,7 @@ Left out: eligibility traces for steps within an episode, and the REINFORCE of s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,20 +118,14 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 def rollout(state: State, env: Env) -> Trajectory:
     """One whole episode of every world `[B, T]`; `mask` says where it is over. Valued only if there is a baseline."""
     config, device = state.config, state.generator.device
-    stretch = collect.episodes(
-        env,
-        config.seed + state.step,
-        lambda obs: act(state, obs, explore=True)[0],
-        config.longest,
-        device,
-        state.episodes,
-    )
-    state.step += stretch.batch.reward.numel()
+    choose = functools.partial(act, state, explore=True)
+    unroll = collect.episodes(env, config.seed + state.step, choose, config.longest, device, state.episodes)
+    state.step += unroll.rows.reward.numel()
     if config.form != "baseline":
-        return stretch.batch
-    values = state.network.value(stretch.batch.obs).value
-    next_value = collect.successors(stretch, values, lambda obs: state.network.value(obs).value)
-    return stretch.batch.replace(value=values, next_value=next_value)
+        return unroll.rows
+    values = state.network.value(unroll.rows.obs).value
+    next_value = collect.successors(unroll, values, lambda obs, _: state.network.value(obs).value)
+    return unroll.rows.replace(value=values, next_value=next_value)
 
 
 def weights(config: Config, batch: Trajectory) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,15 @@ Actions are measured in (-1, 1) whatever the bounds of the world, so H̄ = -dim(
 
 Otherwise than there: the temperature's loss is in log α (as in the authors' code); a time limit is no termination,
 its target bootstraps from the final observation; before `learning_starts` actions are uniformly random. On pixels the
-critics' convolutions are the policy's too, which does not change them. Left out: the value network of the first
-version (arXiv:1801.01290), recurrent policies. Discrete actions have a file of their own, `sac_discrete`.
+critics' convolutions are the policy's too, which does not change them. With a `memory` the replay gives sequences, and
+memories are filled by the `burn_in` rows before them (R2D2, Kapturowski et al. 2019, §3). Left out: the value network
+of the first version (arXiv:1801.01290). Discrete actions have a file of their own, `sac_discrete`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,18 +29,20 @@ import torch
 from torch import Tensor, nn
 
 from foresight import errors
-from foresight.data import trees
 from foresight.data.replay import Replay, Transitions, shared_replay
+from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.collect import Unroll
 from foresight.errors import UserError
-from foresight.nets import optim
-from foresight.nets.critics import Critics, SquashedActor
+from foresight.nets import memory, optim
+from foresight.nets.critics import Critics, Seen, SquashedActor, see, trunk
 from foresight.ops import fused, policy, schedules, value
 
 WORLD = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "q", "alpha", "entropy")
+ACTING = ("actor", "critics")  # the fields of State that actors are sent
 REPORT = 1_000  # env steps between two yields
 
 
@@ -48,6 +53,8 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 1  # worlds stepped together
+    unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
+    max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 3e-4  # Adam, for critics, policy and temperature; table 1
     anneal: bool = False  # learning rate linearly to 0
     batch_size: int = 256  # transitions of a gradient step; table 1
@@ -64,6 +71,14 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics; table 1
     activation: str = "relu"  # of those layers; table 1
     images: str = "nature"  # the convolutions over pixels: "nature" or "impala"
+    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.memory
+    memory_size: int = 64  # features of the memory
+    memory_layers: int = 1  # of the memory
+    memory_heads: int = 4  # of the attention
+    memory_window: int = 64  # env steps that attention sees before the present one
+    backbone: str = "shared"  # whose memory: "shared" by both, "separate" ones, "actor" or "critic" alone
+    sequence: int = 16  # rows that follow each other in a batch, where there is a memory
+    burn_in: int = 16  # rows read before them to fill the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
     threads: int = 1  # of torch, on a CPU; 0 is one a core
 
 
@@ -80,7 +95,8 @@ class State:
     critic_optimizer: torch.optim.Adam
     alpha_optimizer: torch.optim.Adam
     replay: Replay
-    generator: torch.Generator  # draws the actions
+    generator: torch.Generator  # draws the actions that are taken
+    inner: torch.Generator  # draws those within updates
     sampler: torch.Generator  # draws transitions, on the CPU
     step: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
@@ -92,10 +108,15 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         dims = spaces.action.shape[0] if spaces.action.shape else 0
+        shapes = memory.shapes_of(config)
         critics, target = (
-            Critics(spaces.obs, dims, 1, config.hidden, config.activation, config.images).to(device) for _ in range(2)
+            Critics(spaces.obs, dims, 1, config.hidden, config.activation, config.images, shape=shapes["critic"]).to(
+                device
+            )
+            for _ in range(2)
         )
-        actor = SquashedActor(critics.size, spaces.action, "SAC", config.hidden, config.activation).to(device)
+        own = None if config.backbone == "shared" else trunk(spaces.obs, config.images, shapes["actor"])
+        actor = SquashedActor(critics.size, spaces.action, "SAC", config.hidden, config.activation, own).to(device)
     optim.track(target, critics)
     log_alpha = nn.Parameter(torch.tensor(config.alpha, device=device).log())
     rate = config.learning_rate
@@ -110,14 +131,16 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.optim.Adam([log_alpha], lr=rate, fused=True),
         shared_replay(config.replay_size, config.num_envs, config.n_steps),
         generator=torch.Generator(device).manual_seed(config.seed),
+        inner=torch.Generator(device).manual_seed(config.seed + 1),
         sampler=torch.Generator().manual_seed(config.seed),
     )
 
 
 @torch.no_grad()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
     """An action for every row of `obs`: drawn if `explore` (uniformly before learning starts), else tanh(μ)."""
-    output = state.actor(state.critics.encoder(obs))
+    features, carry = reader(state)(obs, carry)
+    output = state.actor(features)
     if not explore:
         action = output.mode()
     elif state.step < state.config.learning_starts:
@@ -127,26 +150,60 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     return state.actor.outward(action), {}, carry
 
 
-def objective(state: State, batch: Transitions, features: Tensor) -> tuple[Callable[[], object], Tensor, Tensor]:
+reset_carry = memory.forget
+
+
+def reader(state: State) -> memory.Trunk:
+    """What the policy sees with: its own trunk, or the critics'."""
+    return state.critics.trunk if state.actor.trunk is None else state.actor.trunk
+
+
+def restart(state: State) -> None:
+    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    state.replay.interrupt()
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll, Any, Any]:
+    """`unroll_steps` of every world from `obs` on; and the observation and the memory to go on from."""
+    if carry is None:
+        carry = reader(state).initial(env.num_envs)
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes, carry)
+    state.step += unroll.rows.reward.numel()
+    return dataclasses.replace(unroll, first=None, carry=None, final_carry=None), unroll.last, unroll.carry
+
+
+def sample(state: State) -> Transitions | Trajectory:
+    """A batch to learn from: transitions, or with a memory sequences of as many rows, and those around them."""
+    config, device = state.config, state.generator.device
+    if config.memory is None:
+        batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
+        return batch.to(device)
+    count, length = max(1, config.batch_size // config.sequence), config.burn_in + config.sequence + 1
+    return state.replay.sample(count, length, state.sampler).map(lambda x: x.to(device))
+
+
+def objective(state: State, seen: Seen) -> tuple[Callable[[], object], Tensor, Tensor]:
     """The backward pass of the critics' loss, yet to be called; the loss, and the mean value of what was done."""
     actor, critics, target = state.actor, state.critics, state.target
     alpha = state.log_alpha.detach().exp()
     with torch.no_grad():
-        next_action, next_logp = actor(critics.encoder(batch.next_obs)).sample_logp(state.generator)
-        following = target(target.encoder(batch.next_obs), next_action)
-    action = actor.inward(batch.action)
-    if found := critics.vjp(features, action):
+        next_action, next_logp = actor(seen.next_actor).sample_logp(state.inner)
+        following = target(seen.next_critics, next_action)
+    action = actor.inward(seen.action)
+    if found := critics.vjp(seen.critics, action):
         # The same as below for the commonest case, small networks on a CPU: differentiated by hand and compiled.
         done, back = found
-        grads, seen = fused.soft_q(done, batch.reward, batch.discount, following, next_logp, alpha.item())
-        return lambda: back(grads), seen[0], seen[1]
-    goal = batch.reward + batch.discount * (torch.minimum(*following).squeeze(-1) - alpha * next_logp)
-    values = torch.cat(list(critics(features, action)), -1).t()  # one row a critic
+        grads, shown = fused.soft_q(done, seen.reward, seen.discount, following, next_logp, alpha.item())
+        return lambda: back(grads), shown[0], shown[1]
+    goal = seen.reward + seen.discount * (torch.minimum(*following).squeeze(-1) - alpha * next_logp)
+    values = torch.cat(list(critics(seen.critics, action)), -1).t()  # one row a critic
     loss = value.squared_loss(values, goal.expand_as(values)).mean(1).sum()
     return loss.backward, loss.detach(), values.detach().mean()
 
 
-def update(state: State, batch: Transitions) -> dict[str, float]:
+def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     """One gradient step of critics, policy and temperature, and one move of the target critics."""
     config, actor, critics = state.config, state.actor, state.critics
     alpha = state.log_alpha.detach().exp()
@@ -154,12 +211,12 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
         for optimizer in (state.actor_optimizer, state.critic_optimizer, state.alpha_optimizer):
             optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
 
-    features = critics.encoder(batch.obs)
-    backward, critic_loss, q = objective(state, batch, features)
+    seen = see(actor, critics, state.target, batch, config.gamma, config.burn_in)
+    backward, critic_loss, q = objective(state, seen)
     optim.step(state.critic_optimizer, backward)
 
-    action, logp = actor(features.detach()).sample_logp(state.generator)
-    judged = torch.minimum(*critics.frozen(features, action)).squeeze(-1)
+    action, logp = actor(seen.actor).sample_logp(state.inner)
+    judged = torch.minimum(*critics.frozen(seen.critics, action)).squeeze(-1)
     optim.step(state.actor_optimizer, (alpha * logp - judged).mean().backward)
 
     entropy = -logp.detach().mean()
@@ -171,6 +228,19 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
 
 
+def learn(state: State, unroll: Unroll) -> dict[str, float]:
+    """Remember, then take the gradient steps that are due; what the last of them said."""
+    config = state.config
+    metrics: dict[str, float] = {}
+    before = state.step - unroll.rows.reward.numel()
+    collect.remember(state.replay, unroll)
+    needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence + 1
+    if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
+        for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
+            metrics = update(state, sample(state))
+    return metrics
+
+
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
@@ -178,28 +248,26 @@ def train(
     require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
-    place = state.generator.device
-    state.replay.interrupt()
-    obs = env.reset(config.seed + state.step)
+    restart(state)
+    obs, carry = env.reset(config.seed + state.step), None
     metrics: dict[str, float] = {}
     while state.step < config.steps:
         before = state.step
-        action = act(state, trees.to(obs, place), explore=True)[0].cpu()
-        feedback = env.step(action)
-        collect.remember(state.replay, obs, action, feedback)
-        state.episodes.note(feedback.info)
-        state.step += env.num_envs
-        obs = feedback.obs
-        if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * env.num_envs:
-            for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
-                batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
-                metrics = update(state, batch.to(place))
+        unroll, obs, carry = rollout(state, env, obs, carry)
+        metrics |= learn(state, unroll)
         if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
             yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
 def _check(config: Config) -> None:
-    errors.at_least(1, config, "num_envs", "batch_size", "replay_size", "train_every", "updates", "n_steps")
+    errors.at_least(0, config, "max_lag")
+    errors.at_least(
+        1, config, "num_envs", "unroll_steps", "batch_size", "replay_size", "train_every", "updates", "n_steps"
+    )
+    errors.at_least(0, config, "burn_in")
+    errors.at_least(1, config, "sequence")
     errors.between(0, 1, config, "gamma", "tau")
     if config.alpha <= 0:
         raise UserError(f"alpha, the temperature, must be above 0, not {config.alpha}.")
+    if config.memory is not None and config.n_steps > 1:
+        raise UserError(f"With a memory there are no n-step targets yet: leave n_steps at 1, not {config.n_steps}.")

@@ -11,11 +11,14 @@ What is kept: two critics that give the values of all actions, their minimum (§
 target H̄ is a share of the greatest entropy log A (0.98 in the paper's code, 0.89 in CleanRL's).
 
 Otherwise than there: a time limit is no termination; masked actions have probability 0; on pixels the critics'
-convolutions are the policy's too, which does not change them. Left out: recurrent policies.
+convolutions are the policy's too, which does not change them. With a `memory` the replay gives sequences, and memories
+are filled by the `burn_in` rows before them (R2D2, Kapturowski et al. 2019, §3).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,19 +28,21 @@ import torch
 from torch import Tensor, nn
 
 from foresight import errors
-from foresight.data import trees
 from foresight.data.replay import Replay, Transitions, shared_replay
+from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.collect import Unroll
 from foresight.errors import UserError
-from foresight.nets import optim, q_network
-from foresight.nets.critics import CategoricalActor, Critics
+from foresight.nets import memory, optim, q_network
+from foresight.nets.critics import CategoricalActor, Critics, see, trunk
 from foresight.nets.encoders import mask_key
 from foresight.ops import policy, schedules, targets, value
 
 WORLD = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "q", "alpha", "entropy")
+ACTING = ("actor", "critics")  # the fields of State that actors are sent
 REPORT = 1_000  # env steps between two yields
 
 
@@ -48,6 +53,8 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 1  # worlds stepped together
+    unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
+    max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 3e-4  # Adam, for critics, policy and temperature; appendix B
     batch_size: int = 256  # transitions of a gradient step; 64 on Atari (appendix B)
     replay_size: int = 1_000_000  # rows that are kept; appendix B
@@ -64,6 +71,14 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics
     activation: str = "relu"  # of those layers
     images: str = "nature"  # the convolutions over pixels: "nature" or "impala"
+    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.memory
+    memory_size: int = 64  # features of the memory
+    memory_layers: int = 1  # of the memory
+    memory_heads: int = 4  # of the attention
+    memory_window: int = 64  # env steps that attention sees before the present one
+    backbone: str = "shared"  # whose memory: "shared" by both, "separate" ones, "actor" or "critic" alone
+    sequence: int = 16  # rows that follow each other in a batch, where there is a memory
+    burn_in: int = 16  # rows read before them to fill the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
     threads: int = 1  # of torch, on a CPU; 0 is one a core
 
 
@@ -93,11 +108,15 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     actions = q_network.actions_of(spaces.action, "Discrete SAC", "sac or ppo")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
+        shapes = memory.shapes_of(config)
         critics, target = (
-            Critics(spaces.obs, 0, actions, config.hidden, config.activation, config.images).to(device)
+            Critics(spaces.obs, 0, actions, config.hidden, config.activation, config.images, shape=shapes["critic"]).to(
+                device
+            )
             for _ in range(2)
         )
-        actor = CategoricalActor(critics.size, actions, mask_key(spaces.obs), config.hidden, config.activation)
+        own = None if config.backbone == "shared" else trunk(spaces.obs, config.images, shapes["actor"])
+        actor = CategoricalActor(critics.size, actions, mask_key(spaces.obs), config.hidden, config.activation, own)
         actor.to(device)
     optim.track(target, critics)
     log_alpha = nn.Parameter(torch.tensor(config.alpha, device=device).log())
@@ -118,9 +137,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.no_grad()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
     """An action for every row of `obs`: drawn if `explore` (uniformly before learning starts), else the likeliest."""
-    output = state.actor(state.critics.encoder(obs), obs)
+    features, carry = reader(state)(obs, carry)
+    output = state.actor(features, obs)
     if not explore:
         return output.mode(), {}, carry
     if state.step < state.config.learning_starts:
@@ -128,22 +148,56 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     return output.sample(state.generator), {}, carry
 
 
-def update(state: State, batch: Transitions) -> dict[str, float]:
+reset_carry = memory.forget
+
+
+def reader(state: State) -> memory.Trunk:
+    """What the policy sees with: its own trunk, or the critics'."""
+    return state.critics.trunk if state.actor.trunk is None else state.actor.trunk
+
+
+def restart(state: State) -> None:
+    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    state.replay.interrupt()
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll, Any, Any]:
+    """`unroll_steps` of every world from `obs` on; and the observation and the memory to go on from."""
+    if carry is None:
+        carry = reader(state).initial(env.num_envs)
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes, carry)
+    state.step += unroll.rows.reward.numel()
+    return dataclasses.replace(unroll, first=None, carry=None, final_carry=None), unroll.last, unroll.carry
+
+
+def sample(state: State) -> Transitions | Trajectory:
+    """A batch to learn from: transitions, or with a memory sequences of as many rows, and those around them."""
+    config, device = state.config, state.generator.device
+    if config.memory is None:
+        batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
+        return batch.to(device)
+    count, length = max(1, config.batch_size // config.sequence), config.burn_in + config.sequence + 1
+    return state.replay.sample(count, length, state.sampler).map(lambda x: x.to(device))
+
+
+def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     """One gradient step of critics, policy and temperature, and perhaps one move of the target critics."""
     config, actor, critics, target = state.config, state.actor, state.critics, state.target
     alpha = state.log_alpha.detach().exp()
-    features = critics.encoder(batch.obs)
+    seen = see(actor, critics, target, batch, config.gamma, config.burn_in)
     with torch.no_grad():
-        following = actor(critics.encoder(batch.next_obs), batch.next_obs)
-        judged = torch.minimum(*target(target.encoder(batch.next_obs)))
+        following = actor(seen.next_actor, seen.next_obs)
+        judged = torch.minimum(*target(seen.next_critics))
         soft = targets.expected(judged, following.mean()) + alpha * following.entropy()
-        goal = batch.reward + batch.discount * soft
-    values = critics(features)
-    done = torch.stack([targets.taken(q, batch.action) for q in values])
+        goal = seen.reward + seen.discount * soft
+    values = critics(seen.critics)
+    done = torch.stack([targets.taken(q, seen.action) for q in values])
     critic_loss = value.squared_loss(done, goal.expand_as(done)).mean(1).sum()
     optim.step(state.critic_optimizer, critic_loss.backward)
 
-    chosen = actor(features.detach(), batch.obs)
+    chosen = actor(seen.actor, seen.obs)
     judged = torch.minimum(*(q.detach() for q in values))
     entropy = chosen.entropy().mean()
     actor_loss = -targets.expected(judged, chosen.mean()).mean() - alpha * entropy
@@ -159,6 +213,19 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
 
 
+def learn(state: State, unroll: Unroll) -> dict[str, float]:
+    """Remember, then take the gradient steps that are due; what the last of them said."""
+    config = state.config
+    metrics: dict[str, float] = {}
+    before = state.step - unroll.rows.reward.numel()
+    collect.remember(state.replay, unroll)
+    needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence + 1
+    if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
+        for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
+            metrics = update(state, sample(state))
+    return metrics
+
+
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
@@ -166,30 +233,35 @@ def train(
     require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
-    place = state.generator.device
-    state.replay.interrupt()
-    obs = env.reset(config.seed + state.step)
+    restart(state)
+    obs, carry = env.reset(config.seed + state.step), None
     metrics: dict[str, float] = {}
     while state.step < config.steps:
         before = state.step
-        action = act(state, trees.to(obs, place), explore=True)[0].cpu()
-        feedback = env.step(action)
-        collect.remember(state.replay, obs, action, feedback)
-        state.episodes.note(feedback.info)
-        state.step += env.num_envs
-        obs = feedback.obs
-        if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * env.num_envs:
-            for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
-                batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
-                metrics = update(state, batch.to(place))
+        unroll, obs, carry = rollout(state, env, obs, carry)
+        metrics |= learn(state, unroll)
         if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
             yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
 def _check(config: Config) -> None:
+    errors.at_least(0, config, "max_lag")
     errors.at_least(
-        1, config, "num_envs", "batch_size", "replay_size", "train_every", "updates", "target_every", "n_steps"
+        1,
+        config,
+        "num_envs",
+        "unroll_steps",
+        "batch_size",
+        "replay_size",
+        "train_every",
+        "updates",
+        "target_every",
+        "n_steps",
     )
+    errors.at_least(0, config, "burn_in")
+    errors.at_least(1, config, "sequence")
     errors.between(0, 1, config, "gamma", "tau")
     if config.alpha <= 0:
         raise UserError(f"alpha, the temperature, must be above 0, not {config.alpha}.")
+    if config.memory is not None and config.n_steps > 1:
+        raise UserError(f"With a memory there are no n-step targets yet: leave n_steps at 1, not {config.n_steps}.")

@@ -20,6 +20,7 @@ A time limit is no termination: its row bootstraps with the value of its final o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -123,18 +124,12 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`unroll_steps` of every world from `obs` on, with values; returns them and the observation to go on from."""
     network = state.network
-    stretch = collect.segment(
-        env,
-        obs,
-        lambda x: network.policy(x).sample(state.generator),
-        state.config.unroll_steps,
-        state.generator.device,
-        state.episodes,
-    )
-    state.step += stretch.batch.reward.numel()
-    values = network.value(stretch.batch.obs).value
-    next_value = collect.successors(stretch, values, lambda x: network.value(x).value)
-    return stretch.batch.replace(value=values, next_value=next_value), stretch.obs
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    state.step += unroll.rows.reward.numel()
+    values = network.value(unroll.rows.obs).value
+    next_value = collect.successors(unroll, values, lambda x, _: network.value(x).value)
+    return unroll.rows.replace(value=values, next_value=next_value), unroll.last
 
 
 def surrogate(output: Any, rows: Trajectory, old_logprob: Tensor, gain: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ observation; evaluation is greedy (ε is 0, not 0.05). Left out: recurrent Q-net
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +28,10 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.data import trees
 from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.collect import Unroll
 from foresight.nets import optim, q_network, values
 from foresight.nets.q_network import QNetwork
 from foresight.ops import fused, schedules
@@ -38,6 +39,7 @@ from foresight.ops import fused, schedules
 WORLD = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "loss", "q", "epsilon")
+ACTING = ("network",)  # the fields of State that actors are sent
 REPORT = 1_000  # env steps between two yields
 
 
@@ -48,6 +50,8 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 1  # worlds stepped together
+    unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
+    max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 1e-4  # Adam (Mnih et al.: RMSProp, 2.5e-4)
     anneal: bool = False  # learning_rate falls linearly to 0
     batch_size: int = 32  # transitions of a gradient step; extended data table 1
@@ -136,6 +140,27 @@ def epsilon(state: State) -> float:
     return schedules.linear(progress, config.epsilon_start, config.epsilon_end)
 
 
+def restart(state: State) -> None:
+    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    state.replay.interrupt()
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
+    """`unroll_steps` of every world from `obs` on, and the observation to go on from."""
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    state.step += unroll.rows.reward.numel()
+    return unroll, unroll.last
+
+
+def sample(state: State) -> Transitions:
+    """A batch to learn from."""
+    config = state.config
+    batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
+    return batch.to(state.generator.device)
+
+
 def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], Tensor, Tensor]:
     """The backward pass of the loss, yet to be called; the loss, and the mean value of what was done."""
     config, network, target = state.config, state.network, state.target
@@ -167,6 +192,20 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     return {"loss": loss.item(), "q": q.item()}
 
 
+def learn(state: State, unroll: Unroll) -> dict[str, float]:
+    """Remember, then take the gradient steps that are due; what the last of them said."""
+    config = state.config
+    metrics: dict[str, float] = {}
+    before = state.step - unroll.rows.reward.numel()
+    collect.remember(state.replay, unroll)
+    if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * config.num_envs:
+        for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
+            metrics = update(state, sample(state))
+    if schedules.passed(before, state.step, config.target_every):
+        optim.track(state.target, state.network, config.tau)
+    return {**metrics, "epsilon": epsilon(state)}
+
+
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
@@ -174,26 +213,15 @@ def train(
     require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
-    place = state.generator.device
-    state.replay.interrupt()
+    restart(state)
     obs = env.reset(config.seed + state.step)
     metrics: dict[str, float] = {}
     while state.step < config.steps:
         before = state.step
-        action = act(state, trees.to(obs, place), explore=True)[0].cpu()
-        feedback = env.step(action)
-        collect.remember(state.replay, obs, action, feedback)
-        state.episodes.note(feedback.info)
-        state.step += env.num_envs
-        obs = feedback.obs
-        if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * env.num_envs:
-            for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
-                batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
-                metrics = update(state, batch.to(place))
-        if schedules.passed(before, state.step, config.target_every):
-            optim.track(state.target, state.network, config.tau)
+        unroll, obs = rollout(state, env, obs)
+        metrics |= learn(state, unroll)
         if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
-            yield state.step, {**metrics, **state.episodes.metrics(), "epsilon": epsilon(state)}, state
+            yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
 def _head(config: Config) -> Any:
@@ -208,7 +236,17 @@ def _head(config: Config) -> Any:
 
 
 def _check(config: Config) -> None:
+    errors.at_least(0, config, "max_lag")
     errors.at_least(
-        1, config, "num_envs", "batch_size", "replay_size", "train_every", "updates", "target_every", "n_steps"
+        1,
+        config,
+        "num_envs",
+        "unroll_steps",
+        "batch_size",
+        "replay_size",
+        "train_every",
+        "updates",
+        "target_every",
+        "n_steps",
     )
     errors.between(0, 1, config, "gamma", "epsilon_start", "epsilon_end", "tau")

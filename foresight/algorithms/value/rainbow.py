@@ -18,6 +18,7 @@ Otherwise than there: a time limit is no termination; noise is drawn once a batc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +27,11 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.data import trees
 from foresight.data.priorities import Prioritized
 from foresight.data.replay import Transitions, shared_replay
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.collect import Unroll
 from foresight.nets import optim, q_network, values
 from foresight.nets.q_network import QNetwork
 from foresight.ops import schedules
@@ -38,6 +39,7 @@ from foresight.ops import schedules
 WORLD = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "loss", "q")
+ACTING = ("network",)  # the fields of State that actors are sent
 REPORT = 1_000  # env steps between two yields
 
 
@@ -48,6 +50,8 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 1  # worlds stepped together
+    unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
+    max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 6.25e-5  # Adam
     adam_epsilon: float = 1.5e-4  # of Adam
     batch_size: int = 32  # transitions of a gradient step
@@ -81,7 +85,8 @@ class State:
     target: QNetwork
     optimizer: torch.optim.Adam
     replay: Prioritized
-    generator: torch.Generator  # draws the noise of networks, and exploring actions
+    generator: torch.Generator  # draws the noise of the network that acts, and exploring actions
+    inner: torch.Generator  # draws the noise within updates
     sampler: torch.Generator  # draws transitions, on the CPU
     step: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
@@ -109,6 +114,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True),
         Prioritized(replay, config.priority_exponent, config.n_steps),
         generator=torch.Generator(device).manual_seed(config.seed),
+        inner=torch.Generator(device).manual_seed(config.seed + 1),
         sampler=torch.Generator().manual_seed(config.seed),
     )
 
@@ -125,6 +131,20 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     return action, {}, carry
 
 
+def restart(state: State) -> None:
+    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    state.replay.interrupt()
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
+    """`unroll_steps` of every world from `obs` on, and the observation to go on from."""
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    state.step += unroll.rows.reward.numel()
+    return unroll, unroll.last
+
+
 def sample(state: State) -> Transitions:
     """A batch to learn from; its weights become the full correction at the end of the run (arXiv 1511.05952, §3.4)."""
     config = state.config
@@ -134,7 +154,7 @@ def sample(state: State) -> Transitions:
 
 def update(state: State, batch: Transitions) -> dict[str, float]:
     """One gradient step, and the new priorities of its rows."""
-    network, target, generator = state.network, state.target, state.generator
+    network, target, generator = state.network, state.target, state.inner
     with torch.no_grad():
         following = target(batch.next_obs, target.noise(generator))
         choosing = network(batch.next_obs, network.noise(generator)) if state.config.double else following
@@ -148,6 +168,20 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
         return {"loss": loss.mean().item(), "q": done.mean().mean().item()}
 
 
+def learn(state: State, unroll: Unroll) -> dict[str, float]:
+    """Remember, then take the gradient steps that are due; what the last of them said."""
+    config = state.config
+    metrics: dict[str, float] = {}
+    before = state.step - unroll.rows.reward.numel()
+    collect.remember(state.replay, unroll)
+    if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * config.num_envs:
+        for _ in range(schedules.passed(before, state.step, config.train_every)):
+            metrics = update(state, sample(state))
+    if schedules.passed(before, state.step, config.target_every):
+        optim.track(state.target, state.network)
+    return metrics
+
+
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
@@ -155,27 +189,20 @@ def train(
     require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
-    place = state.generator.device
-    state.replay.interrupt()
+    restart(state)
     obs = env.reset(config.seed + state.step)
     metrics: dict[str, float] = {}
     while state.step < config.steps:
         before = state.step
-        action = act(state, trees.to(obs, place), explore=True)[0].cpu()
-        feedback = env.step(action)
-        collect.remember(state.replay, obs, action, feedback)
-        state.episodes.note(feedback.info)
-        state.step += env.num_envs
-        obs = feedback.obs
-        if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * env.num_envs:
-            for _ in range(schedules.passed(before, state.step, config.train_every)):
-                metrics = update(state, sample(state))
-        if schedules.passed(before, state.step, config.target_every):
-            optim.track(state.target, state.network)
+        unroll, obs = rollout(state, env, obs)
+        metrics |= learn(state, unroll)
         if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
             yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
 def _check(config: Config) -> None:
-    errors.at_least(1, config, "num_envs", "batch_size", "replay_size", "train_every", "target_every", "n_steps")
+    errors.at_least(0, config, "max_lag")
+    errors.at_least(
+        1, config, "num_envs", "unroll_steps", "batch_size", "replay_size", "train_every", "target_every", "n_steps"
+    )
     errors.between(0, 1, config, "gamma", "epsilon", "priority_correction")

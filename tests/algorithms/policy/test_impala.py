@@ -96,7 +96,7 @@ def _compare(env: Clock) -> None:
             p.add_(0.3 * torch.randn(p.shape))
     obs, unrolls = env.reset(0), []
     for _ in range(2):
-        unroll, obs = impala.rollout(old, env, obs)
+        unroll, obs, _ = impala.rollout(old, env, obs)
         unrolls.append(unroll)
     state = impala.build(config, env.spaces)
     expected = torch.autograd.grad(_definition(state, unrolls), list(state.network.parameters()))
@@ -116,10 +116,10 @@ def test_a_time_limit_is_not_a_termination() -> None:
 
 def _without_limits(rollout: Any) -> Any:
     def mutant(*args: Any) -> Any:
-        unroll, obs = rollout(*args)
+        unroll, *position = rollout(*args)
         rows = unroll.rows
         rows = rows.replace(discount=rows.discount * (1 - rows.extras["limit"]))
-        return dataclasses.replace(unroll, rows=rows), obs
+        return dataclasses.replace(unroll, rows=rows), *position
 
     return mutant
 
@@ -130,7 +130,7 @@ def test_final_observations_stay_with_their_rows() -> None:
     env = Clock((0.0, 1.0, 2.0, 3.0, 4.0), num_envs=4)
     state, obs, unrolls = impala.build(config, env.spaces), env.reset(0), []
     for _ in range(3):
-        unroll, obs = impala.rollout(state, env, obs)
+        unroll, obs, _ = impala.rollout(state, env, obs)
         unrolls.append(unroll)
     whole = trees.join(unrolls)
     where = whole.rows.extras["limit"].nonzero()

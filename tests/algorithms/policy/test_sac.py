@@ -67,6 +67,15 @@ FIELDS = (
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
 @BOTH
 def test_a_resumed_run_is_the_uninterrupted_one(module, config, make) -> None:
+    _resumes(module, config, make)
+
+
+@sabotaged_by("tests.algorithms.states.restored", forgets("inner"))
+def test_what_updates_draw_is_resumed_too() -> None:
+    _resumes(sac, SAC, aim)
+
+
+def _resumes(module, config, make) -> None:
     halfway = _last(module, config, make())
     longer, ends = dataclasses.replace(config, steps=1_200), []
     for state in (copy.deepcopy(halfway), restored(module, halfway, make())):

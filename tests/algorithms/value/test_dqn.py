@@ -61,6 +61,15 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(module, config) -> None:
 )
 @BOTH
 def test_a_resumed_run_is_the_uninterrupted_one(module, config) -> None:
+    _resumes(module, config)
+
+
+@sabotaged_by("tests.algorithms.states.restored", forgets("inner"))
+def test_what_updates_draw_is_resumed_too() -> None:
+    _resumes(rainbow, RAINBOW)
+
+
+def _resumes(module, config) -> None:
     config, copies = dataclasses.replace(config, steps=1_600), []
     if module is dqn:
         config = dataclasses.replace(config, epsilon_end=0.5)
