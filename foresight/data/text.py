@@ -40,7 +40,8 @@ class TokenBatch:
     - `prompt` `[P, S]` and `prompt_length` `[P]`: right-padded ids;
     - `completion` `[P, G, T]` and `length` `[P, G]`: the sampled ids, the stop token among them, right-padded;
     - `logprob` `[P, G, T]`: of each sampled id under the distribution that sampled it;
-    - `stopped` `[P, G]`: true where a stop token ended the row, false where the limit did.
+    - `stopped` `[P, G]`: true where a stop token (or a stop text) ended the row, false where the limit did;
+    - `model_logprob` `[P, G, T]`: of each sampled id under the model itself, untempered and untruncated, where known.
     """
 
     prompt: Tensor
@@ -49,6 +50,7 @@ class TokenBatch:
     length: Tensor
     logprob: Tensor
     stopped: Tensor
+    model_logprob: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -86,6 +88,7 @@ class TokenBatch:
             length,
             self.logprob[groups][..., :width],
             self.stopped[groups],
+            None if self.model_logprob is None else self.model_logprob[groups][..., :width],
         )
 
     @staticmethod
@@ -96,6 +99,7 @@ class TokenBatch:
             width = max(x.shape[-1] for x in tensors)
             return torch.cat([torch.nn.functional.pad(x, (0, width - x.shape[-1])) for x in tensors])
 
-        ragged = {"prompt", "completion", "logprob"}
+        ragged = {"prompt", "completion", "logprob", "model_logprob"}
         parts = {f.name: [getattr(batch, f.name) for batch in batches] for f in dataclasses.fields(TokenBatch)}
-        return TokenBatch(**{name: stack(x) if name in ragged else torch.cat(x) for name, x in parts.items()})
+        known = {name: x for name, x in parts.items() if all(part is not None for part in x)}
+        return TokenBatch(**{name: stack(x) if name in ragged else torch.cat(x) for name, x in known.items()})

@@ -25,18 +25,56 @@ Message = dict[str, str]
 ATTENTION = "foresight_tree"  # the name under which transformers finds `_tree_attention`
 
 
+@dataclasses.dataclass(frozen=True)
+class Seats:
+    """Which rows of the next level down belong to which row of this one, where they are not equally many.
+
+    `below` `[b, F]` are the rows under each row, filled up with any others; `place` `[B]` is where each row stands
+    in `below`, laid flat.
+    """
+
+    below: Tensor
+    place: Tensor
+
+    @staticmethod
+    def of(owner: Tensor, rows: int) -> Seats | None:
+        """The seats of rows whose row above is `owner` `[B]`, one of `rows`; None where each has equally many in order.
+
+        None is the case of whole groups, in which nothing needs to be moved.
+        """
+        even = torch.arange(rows, device=owner.device).repeat_interleave(max(1, len(owner) // rows))
+        if torch.equal(owner, even):
+            return None
+        order = owner.argsort(stable=True)
+        counts = owner.bincount(minlength=rows)
+        rank = torch.empty_like(owner)
+        rank[order] = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner[order]]
+        fan = int(counts.max())
+        place = owner * fan + rank
+        return Seats(
+            owner.new_zeros(rows * fan)
+            .scatter(0, place, torch.arange(len(owner), device=owner.device))
+            .view(rows, fan),
+            place,
+        )
+
+
 @dataclasses.dataclass
 class Level:
-    """Keys and values of one level of the token tree: `[B, KV heads, T, D]` a layer; `blocked` `[B, T]` or None."""
+    """Keys and values of one level of the token tree: `[B, KV heads, T, D]` a layer; `blocked` `[B, T]` or None.
+
+    Each row of it owns equally many of the next level, in order, unless `seats` says otherwise.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
     blocked: Tensor | None = None  # true on padding
+    seats: Seats | None = None
 
 
 @dataclasses.dataclass
 class Cache:
-    """What later tokens attend to: levels of growing batch, each row of one level owning equally many of the next.
+    """What later tokens attend to: levels of growing batch, each row of one level owning rows of the next.
 
     `positions` `[B]` is the position of the next token of each row of the last level.
     """
@@ -49,24 +87,31 @@ class Cache:
         return Cache(self.levels, self.positions.repeat_interleave(group))
 
 
-def _scores(query: Tensor, keys: Tensor, blocked: Tensor | None) -> Tensor:
-    """Scores `[B, KV, R, t]` of queries `[B, KV, R, D]` against keys `[b, KV, t, D]`, where b divides B."""
-    rows, heads, width, size = query.shape
-    parents, fan = keys.shape[0], rows // keys.shape[0]
-    grouped = query.view(parents, fan, heads, width, size).transpose(1, 2).reshape(parents, heads, fan * width, size)
-    scores = grouped @ keys.transpose(-1, -2)
+def _scores(query: Tensor, keys: Tensor, blocked: Tensor | None, seats: Seats | None = None) -> Tensor:
+    """Scores `[B, KV, R, t]` of queries `[B, KV, R, D]` against keys `[b, KV, t, D]` of the rows that own them."""
+    scores = _seated(query, keys.shape[0], seats) @ keys.transpose(-1, -2)
     if blocked is not None:
         scores = scores.masked_fill(blocked[:, None, None, :], -torch.inf)
-    return scores.view(parents, heads, fan, width, -1).transpose(1, 2).reshape(rows, heads, width, -1)
+    return _unseated(scores, query.shape[2], seats)
 
 
-def _mix(weights: Tensor, values: Tensor) -> Tensor:
+def _mix(weights: Tensor, values: Tensor, seats: Seats | None = None) -> Tensor:
     """The weighted values `[B, KV, R, D]` of weights `[B, KV, R, t]` over values `[b, KV, t, D]`."""
-    rows, heads, width, count = weights.shape
-    parents, fan = values.shape[0], rows // values.shape[0]
-    grouped = weights.view(parents, fan, heads, width, count).transpose(1, 2).reshape(parents, heads, -1, count)
-    mixed = grouped @ values
-    return mixed.view(parents, heads, fan, width, -1).transpose(1, 2).reshape(rows, heads, width, -1)
+    return _unseated(_seated(weights, values.shape[0], seats) @ values, weights.shape[2], seats)
+
+
+def _seated(rows: Tensor, parents: int, seats: Seats | None) -> Tensor:
+    """`[B, KV, R, x]` as `[b, KV, F·R, x]`: all rows of a parent are one product with what it holds, once in memory."""
+    count, heads, width, size = rows.shape
+    grouped = rows.view(parents, count // parents, heads, width, size) if seats is None else rows[seats.below]
+    return grouped.transpose(1, 2).reshape(parents, heads, -1, size)
+
+
+def _unseated(grouped: Tensor, width: int, seats: Seats | None) -> Tensor:
+    """The inverse of `_seated`."""
+    parents, heads, _, size = grouped.shape
+    rows = grouped.view(parents, heads, -1, width, size).transpose(1, 2).reshape(-1, heads, width, size)
+    return rows if seats is None else rows[seats.place]
 
 
 def _tree_attention(
@@ -86,23 +131,24 @@ def _tree_attention(
     if isinstance(tree, TokenTree):
         return tree.attend(query, key, value, scale), None
     query = (query * scale).reshape(rows, kv_heads, heads // kv_heads * width, size)
-    above, own = tree.levels, tree.own(module.layer_idx, key, value)
-    levels = [(level.keys[module.layer_idx], level.values[module.layer_idx], level.blocked) for level in above]
-    scores = [_scores(query, keys, blocked) for keys, _, blocked in levels]
-    mine = query @ own[0].transpose(-1, -2)
+    above, own, layer = tree.levels, tree.own(module.layer_idx, key, value), module.layer_idx
+    scores = [_scores(query, level.keys[layer], level.blocked, level.seats) for level in above]
+    mine = _scores(query, own[0], tree.blocked)
     if width > 1:
         future = torch.ones(width, width, dtype=torch.bool, device=query.device).triu(1)
         mine = mine.view(rows, kv_heads, -1, width, width).masked_fill(future, -torch.inf).view_as(mine)
     weights = torch.cat([*scores, mine], -1).float().softmax(-1).to(query.dtype)
     parts = weights.split([s.shape[-1] for s in scores] + [mine.shape[-1]], -1)
     mixed = parts[-1] @ own[1]
-    for part, (_, values, _) in zip(parts[:-1], levels, strict=True):
-        mixed = mixed + _mix(part, values)
+    for part, level in zip(parts[:-1], above, strict=True):
+        mixed = mixed + _mix(part, level.values[layer], level.seats)
     return mixed.view(rows, heads, width, size).transpose(1, 2), None
 
 
 class _Fresh:
     """The tree as seen by a level whose tokens are all known: its keys are kept for the level below."""
+
+    blocked = None
 
     def __init__(self, levels: list[Level], layers: int) -> None:
         self.levels = levels
@@ -115,15 +161,24 @@ class _Fresh:
 
 
 class _Growing:
-    """The tree as seen while decoding: each row's own tokens fill a buffer, one place a step."""
+    """The tree as seen while decoding: each row's own tokens fill a buffer, one place a step, wherever it stands."""
 
-    def __init__(self, levels: list[Level], level: Level, place: int) -> None:
-        self.levels, self.level, self.place = levels, level, place
+    def __init__(self, levels: list[Level], level: Level, places: Tensor) -> None:
+        self.levels, self.level = levels, level
+        self.stop = int(places.max()) + 1
+        ahead = torch.arange(self.stop, device=places.device) > places[:, None]
+        abreast = not bool(ahead.any())  # all rows stand at one place: a slice, which is cheaper than an index
+        self.blocked = None if abreast else ahead
+        self.at: Any = (
+            (slice(None), slice(None), self.stop - 1)
+            if abreast
+            else (torch.arange(len(places), device=places.device), slice(None), places)
+        )
 
     def own(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values, stop = self.level.keys[layer], self.level.values[layer], self.place + 1
-        keys[:, :, self.place], values[:, :, self.place] = key[:, :, 0], value[:, :, 0]
-        return keys[:, :, :stop], values[:, :, :stop]
+        keys, values = self.level.keys[layer], self.level.values[layer]
+        keys[self.at], values[self.at] = key[:, :, 0].to(keys.dtype), value[:, :, 0].to(values.dtype)
+        return keys[:, :, : self.stop], values[:, :, : self.stop]
 
 
 def _register() -> None:
@@ -136,8 +191,11 @@ def _register() -> None:
 class LanguageModel(nn.Module):
     """A causal language model and its tokenizer: tokens in, next-token distributions out.
 
-    `autocast` is the dtype of matrix products (None: that of the weights). Dropout is never active.
+    `autocast` is the dtype of matrix products (None: that of the weights). Dropout is never active. `completer`, if
+    set, samples in its place: a server that was given its weights (`planning.server`).
     """
+
+    completer: Any = None
 
     def __init__(self, module: Any, tokenizer: Any, autocast: torch.dtype | None = None) -> None:
         super().__init__()
@@ -195,10 +253,14 @@ class LanguageModel(nn.Module):
         level = Level(fresh.keys, fresh.values, padded if bool(padded.any()) else None)
         return hidden, Cache([*levels, level], start + lengths)
 
-    def step(self, tokens: Tensor, cache: Cache, level: Level, place: int) -> Tensor:
-        """One decoding step: `tokens` `[B]` enter `level` at `place`. Returns hidden states `[B, D]`."""
-        growing = _Growing(cache.levels, level, place)
-        return self._run(tokens[:, None], (cache.positions + place)[:, None], growing)[:, 0]
+    def step(self, tokens: Tensor, cache: Cache, level: Level, place: int | Tensor) -> Tensor:
+        """One decoding step: `tokens` `[B]` enter `level` at `place`, one for all rows or `[B]`.
+
+        Returns hidden states `[B, D]`.
+        """
+        places = torch.as_tensor(place, device=tokens.device).expand(len(tokens))
+        growing = _Growing(cache.levels, level, places)
+        return self._run(tokens[:, None], (cache.positions + places)[:, None], growing)[:, 0]
 
     def _run(self, tokens: Tensor, positions: Tensor, tree: Any) -> Tensor:
         base = getattr(self.module, self.module.base_model_prefix)

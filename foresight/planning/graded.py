@@ -12,7 +12,7 @@ from foresight.errors import UserError
 from foresight.nets.language import LanguageModel
 from foresight.planning.rollout import Rollout, complete, texts
 
-CHUNK = 16  # prompts that are answered at once
+CHUNK = 64  # prompts in one batch of answers
 
 
 def answered(

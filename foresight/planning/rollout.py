@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +14,9 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import LanguageModel
-from foresight.planning.decode import generate
+from foresight.planning.decode import Completer, generate
 
-TOGETHER = 64  # prompts that are answered at once
+TOGETHER = 1024  # prompts in one batch of answers; how many of them are decoded at once is the sampler's matter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +67,18 @@ def complete(
     max_new_tokens: int,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
+    **options: Any,
 ) -> TokenBatch:
-    """`group` completions of each prompt (a string, a conversation or an Example); temperature 0 is greedy."""
-    tokens = [policy.encode(p.prompt if isinstance(p, Example) else p) for p in prompts]
-    return generate(policy, tokens, group, max_new_tokens, temperature, generator)
+    """`group` completions of each prompt (a string, a conversation or an Example); temperature 0 is greedy.
+
+    `options` (`top_k`, `top_p`, `stop`, `choices`) are those of `planning.decode.generate`.
+    """
+    sampler: Completer = policy.completer or functools.partial(generate, policy)
+    return sampler(_encode(policy, prompts), group, max_new_tokens, temperature, generator, **options)
+
+
+def _encode(policy: LanguageModel, prompts: Sequence[Any]) -> list[list[int]]:
+    return [policy.encode(p.prompt if isinstance(p, Example) else p) for p in prompts]
 
 
 def texts(policy: LanguageModel, batch: TokenBatch) -> list[str]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
+from foresight.data.text import TokenBatch
 from foresight.errors import UserError
+from foresight.nets import pretrained
 from foresight.planning import decode
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
@@ -55,7 +61,7 @@ def test_dropping_ended_rows_changes_no_other_row(monkeypatch):
     model = tiny_language.model()
     model.stop_ids = [0, 5, 9, 14, 20, 21, 22]
     dropped = decode.generate(model, PROMPTS, 8, 12, 1.0, _seeded())
-    monkeypatch.setattr(decode._Live, "drop", lambda self, stopped: None)
+    monkeypatch.setattr(decode._Slots, "drop", lambda self: None)
     carried = decode.generate(model, PROMPTS, 8, 12, 1.0, _seeded())
     assert int(dropped.length.min()) < int(dropped.length.max())
     assert torch.equal(dropped.completion, carried.completion)
@@ -102,3 +108,260 @@ def test_equal_seeds_give_equal_text_and_other_seeds_other_text():
 def test_a_prompt_that_leaves_no_room_is_an_error():
     with pytest.raises(UserError, match="context of 64"):
         decode.generate(tiny_language.model(), [[1] * 60], 1, 5)
+
+
+# ---- continuous batching: whatever the slots, every row is what it would be alone -----------------------------------
+
+SLOW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PROMPT = st.lists(st.integers(1, 39), min_size=1, max_size=9)
+CASES = {
+    "prompts": st.lists(PROMPT, min_size=1, max_size=7),
+    "stem": st.lists(st.integers(1, 39), max_size=4),
+    "group": st.integers(1, 4),
+    "slots": st.integers(1, 9),
+    "seed": st.integers(0, 3),
+}
+
+
+def _model(stops: int = 8):
+    """A tiny model in which about every fourth token ends a row."""
+    model = tiny_language.model()
+    model.stop_ids = [0, *range(40 - stops, 40)]
+    return model
+
+
+def _same(one: TokenBatch, other: TokenBatch) -> None:
+    assert torch.equal(one.length, other.length)
+    assert torch.equal(one.completion, other.completion)
+    assert torch.equal(one.stopped, other.stopped)
+    torch.testing.assert_close(one.logprob, other.logprob, atol=1e-5, rtol=0)
+    torch.testing.assert_close(one.model_logprob, other.model_logprob, atol=1e-5, rtol=0)
+
+
+def always_the_first_place(original):
+    return lambda owner, rows: original(torch.zeros_like(owner), rows)
+
+
+def one_place_late(original):
+    def seat(self, slot, row):
+        original(self, slot, row)
+        self.filled[slot] = 1  # so that the row sees what stood in its slot before
+
+    return seat
+
+
+def seen_by_all(original):
+    def init(self, *args):
+        original(self, *args)
+        self.blocked = None
+
+    return init
+
+
+@sabotaged_by("foresight.nets.language.Seats.of", always_the_first_place)
+@sabotaged_by("foresight.nets.language._Growing.__init__", seen_by_all)
+@SLOW
+@given(**CASES)
+def test_greedy_rows_in_slots_are_what_they_are_one_by_one(prompts, stem, group, slots, seed):
+    model = _model()
+    rows = [stem + prompt for prompt in prompts]
+    together = decode.generate(model, rows, group, 10, 0.0, slots=slots)
+    for p, row in enumerate(rows):
+        alone = decode.generate(model, [row], 1, 10, 0.0, slots=1)
+        n = int(alone.length[0, 0])
+        for g in range(group):
+            assert together.completion[p, g, : together.length[p, g]].tolist() == alone.completion[0, 0, :n].tolist()
+            torch.testing.assert_close(together.logprob[p, g, :n], alone.logprob[0, 0, :n], atol=1e-5, rtol=0)
+            assert together.stopped[p, g] == alone.stopped[0, 0]
+
+
+@sabotaged_by("foresight.planning.decode._rows", change("rows", lambda rows: rows.flip(0)))
+@sabotaged_by("foresight.planning.decode._Slots._seat", one_place_late)
+def test_sampled_rows_do_not_depend_on_the_slots():
+    model = _model()
+    prompts = [[1, 2, 3, *range(4, 4 + n)] for n in (1, 7, 2, 5, 3, 1, 4)]
+    whole = decode.generate(model, prompts, 3, 12, 0.8, _seeded(), slots=64)
+    assert whole.length.min() < 4 and whole.length.max() == 12  # short rows and long ones
+    for slots in (1, 2, 5, 20):
+        _same(decode.generate(model, prompts, 3, 12, 0.8, _seeded(), slots=slots), whole)
+
+
+def test_short_rows_do_not_wait_for_long_ones(monkeypatch):
+    """With continuous batching the steps are about tokens / slots; in batches every row waits for its longest peer."""
+    model, steps = _model(12), []
+    original = type(model).step
+
+    def counted(self, tokens, *args):
+        steps.append(len(tokens))
+        return original(self, tokens, *args)
+
+    monkeypatch.setattr(type(model), "step", counted)
+    prompts = [[1 + i % 30, 2 + i % 7] for i in range(40)]
+    batch = decode.generate(model, prompts, 1, 24, 1.0, _seeded(), slots=8)
+    stepped = int((batch.length - 1).sum())  # the first token of a row comes from its prompt
+    waiting = sum(int(batch.length[i : i + 8].max()) - 1 for i in range(0, 40, 8))
+    assert len(steps) < 0.75 * waiting
+    assert sum(steps) < 1.35 * stepped
+
+
+def test_a_prompt_is_computed_once_a_group_and_the_stem_once_in_all(monkeypatch):
+    model, read = _model(), []
+    original = type(model).forward
+
+    def counted(self, tokens, lengths, cache=None):
+        read.append(int(lengths.sum()))
+        return original(self, tokens, lengths, cache)
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    prompts = [[1, 2, 3, 4, *range(5, 5 + n)] for n in (1, 7, 2, 5, 3)]
+    decode.generate(model, prompts, 6, 10, 1.0, _seeded(), slots=4)
+    assert sum(read) == 4 + sum(len(prompt) - 4 for prompt in prompts)
+    assert len(read) > 2  # not all at once
+
+
+def test_a_long_prompt_list_is_read_in_pieces(monkeypatch):
+    monkeypatch.setattr(decode, "READ", 6)
+    model = _model()
+    whole = decode.generate(model, PROMPTS, 2, 6, 0.0)
+    monkeypatch.undo()
+    _same(whole, decode.generate(model, PROMPTS, 2, 6, 0.0))
+
+
+def mixed_up(original):
+    """What one row remembers becomes another's."""
+
+    def make_room(self, places):
+        original(self, places)
+        for x in self.own.keys:
+            x.copy_(x.roll(1, 0))
+
+    return make_room
+
+
+@sabotaged_by("foresight.planning.decode._Slots._make_room", mixed_up)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_log_probabilities_are_those_of_a_full_forward_pass(precision):
+    model = pretrained.load(tiny_language.folder(), precision=precision)
+    model.stop_ids = [0, 30, 31, 32]
+    batch = decode.generate(model, PROMPTS, 5, 12, 0.7, _seeded(), top_k=9, slots=4)
+    plain = AutoModelForCausalLM.from_pretrained(tiny_language.folder(), dtype=torch.float32)
+    for p, prompt in enumerate(PROMPTS):
+        for g in range(5):
+            n = int(batch.length[p, g])
+            row = torch.tensor([prompt + batch.completion[p, g, :n].tolist()])
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+                logits = plain(row).logits[0, len(prompt) - 1 : -1].float()
+            taken, tolerance = row[0, len(prompt) :, None], 1e-5 if precision == "float32" else 0.15
+            known = logits.log_softmax(-1).gather(-1, taken)[:, 0]
+            torch.testing.assert_close(batch.model_logprob[p, g, :n], known, atol=tolerance, rtol=0)
+            if precision == "float32":
+                table = logits / 0.7
+                table = table.masked_fill(table < table.topk(9).values[:, -1:], -torch.inf).log_softmax(-1)
+                sampled = table.gather(-1, taken)[:, 0]
+                torch.testing.assert_close(batch.logprob[p, g, :n], sampled, atol=1e-5, rtol=0)
+
+
+def test_an_update_is_sampled_from_at_once_and_nothing_is_copied():
+    model = _model()
+    before = decode.generate(model, PROMPTS, 2, 8, 0.0)
+    places = {name: weight.data_ptr() for name, weight in model.named_parameters()}
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=_seeded(5)))
+    after = decode.generate(model, PROMPTS, 2, 8, 0.0)
+    assert not torch.equal(before.completion, after.completion)
+    assert {name: weight.data_ptr() for name, weight in model.named_parameters()} == places
+    _same(after, decode.generate(copy.deepcopy(model), PROMPTS, 2, 8, 0.0))
+
+
+# ---- truncated distributions ----------------------------------------------------------------------------------------
+
+
+def _truncation(probabilities: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """The definition, slowly: the k likeliest, of them the fewest that reach p, and their probabilities scaled to 1."""
+    order = sorted(range(len(probabilities)), key=lambda i: -float(probabilities[i]))
+    order = order[: top_k or len(order)]
+    whole, gathered, kept = sum(float(probabilities[i]) for i in order), 0.0, []
+    for i in order:
+        if gathered >= top_p * whole:
+            break
+        kept.append(i)
+        gathered += float(probabilities[i])
+    exact = torch.zeros(len(probabilities), dtype=torch.float64)
+    exact[kept] = probabilities[kept] / gathered
+    return exact
+
+
+def one_more(original):
+    return lambda scaled, top_k, top_p: original(scaled, top_k and top_k + 1, min(1.0, top_p + 0.2))
+
+
+@sabotaged_by("foresight.planning.decode._truncated", one_more)
+@sabotaged_by("foresight.planning.decode._invert", change("uniform", lambda u: u.square()))
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 3, 1.0), (1.0, 0, 0.7), (0.6, 0, 0.8), (1.7, 4, 0.8)]
+)
+def test_samples_have_exactly_the_truncated_distribution(temperature, top_k, top_p):
+    logits = torch.tensor([0.3, 2.0, -1.0, 1.2, 0.9, -0.2, -torch.inf])
+    exact = _truncation((logits.double() / temperature).softmax(-1), top_k, top_p)
+    draws = 30_000
+    uniform = (torch.arange(draws) + 0.5) / draws  # a grid: the counts are exact to one
+    token, logprob = decode.choose(logits.expand(draws, -1), uniform, temperature, top_k, top_p)
+    counts = token.bincount(minlength=7).double()
+    assert (counts - draws * exact).abs().max() <= 2.5
+    torch.testing.assert_close(logprob.double().exp(), exact[token], atol=1e-5, rtol=0)
+
+
+def test_the_likeliest_of_one_is_greedy():
+    logits = torch.randn(50, 30, generator=_seeded())
+    token, logprob = decode.choose(logits, torch.rand(50, generator=_seeded()), 1.0, top_k=1)
+    assert torch.equal(token, logits.argmax(-1)) and (logprob == 0).all()
+
+
+def test_a_nucleus_wider_than_the_first_look_is_found(monkeypatch):
+    logits = torch.randn(4, 300, generator=_seeded()) * 0.1  # nearly uniform
+    wide = decode._truncated(logits, 0, 0.9)
+    monkeypatch.setattr(decode, "NUCLEUS", 16)
+    narrow = decode._truncated(logits, 0, 0.9)
+    assert (wide[0].isfinite().sum(-1) > 200).all()
+    for a, b in zip(wide, narrow, strict=True):
+        assert torch.equal(a[:, :200], b[:, :200])
+
+
+@SLOW
+@given(seed=st.integers(0, 99), width=st.integers(1, 400), zeros=st.floats(0, 0.99))
+def test_inverting_is_searching_a_running_sum(seed, width, zeros):
+    generator = _seeded(seed)
+    weights = torch.rand(64, width, generator=generator) * (torch.rand(64, width, generator=generator) >= zeros)
+    weights[:, seed % width] += 0.5  # something is left
+    uniform = torch.cat([torch.rand(62, generator=generator), torch.tensor([0.0, 1 - 2**-24])])
+    place, total = decode._invert(weights, uniform)
+    assert (weights.gather(-1, place[:, None]) > 0).all()
+    sums = weights.double().cumsum(-1)
+    torch.testing.assert_close(total.double(), sums[:, -1], atol=1e-3, rtol=1e-6)
+    reached = sums.gather(-1, place[:, None])[:, 0] / sums[:, -1]
+    before = reached - weights.double().gather(-1, place[:, None])[:, 0] / sums[:, -1]
+    assert (before <= uniform + 1e-5).all() and (reached >= uniform - 1e-5).all()
+
+
+@sabotaged_by("foresight.planning.decode._truncated", one_more)
+def test_generated_rows_stay_in_the_nucleus():
+    model = _model(0)
+    batch = decode.generate(model, PROMPTS, 8, 6, 1.0, _seeded(), top_k=2, slots=5)
+    exact = model.logprob(batch)[0]
+    torch.testing.assert_close(batch.model_logprob, exact.detach(), atol=1e-5, rtol=0)
+    assert (batch.logprob >= batch.model_logprob - 1e-6).all()
+    distinct = {tuple(row) for row in batch.completion[0].tolist()}
+    assert len(distinct) > 1
+    assert all(len({row[0] for row in rows.tolist()}) <= 2 for rows in batch.completion)
+
+
+def test_settings_that_make_no_sense_are_refused():
+    model = tiny_language.model()
+    for fields in ({"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}, {"stop": "x"}, {"stop": [""]}):
+        with pytest.raises(UserError, match=next(iter(fields)).removesuffix("_")):
+            decode.generate(model, PROMPTS, 1, 2, **fields)
+    with pytest.raises(UserError, match="nothing to complete"):
+        decode.generate(model, [], 1, 2)
+    with pytest.raises(UserError, match="nothing to complete"):
+        decode.generate(model, [[]], 1, 2)
