@@ -11,6 +11,10 @@ class UserError(ValueError):
     """Something the user can mend. The command line prints it without a traceback and exits with 2."""
 
 
+class LostError(UserError):
+    """What a run depends on is gone (a cluster, a server): what was learnt is saved before the run ends."""
+
+
 def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """The error for a name that does not exist: the nearest name, then all valid ones."""
     names = sorted(valid)

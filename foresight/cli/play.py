@@ -27,6 +27,7 @@ def play(
     side: Literal["first", "second"] = "first",
     simulations: int | None = None,
     device: str = "auto",
+    completer: str | None = None,
 ) -> int:
     """See and use what a run has learnt: watch the agent, step through the sweeps, talk to the model, play against it.
 
@@ -40,10 +41,11 @@ def play(
         side: of a game, which you play.
         simulations: of the agent's search in a game; by default as its Config says, 0 plays without looking ahead.
         device: auto, cpu, cuda or mps.
+        completer: the URL of a server that answers instead, with the weights that it has (language runs).
     """
     from foresight.runtime import run as runner
 
-    agent = runner.load(run, checkpoint, device)
+    agent = runner.load(run, checkpoint, device, completer)
     world = agent.settings.world
     if prompt is not None and world != "text":
         raise UserError(f"--prompt is for language runs; {agent.settings.algorithm} acts in '{agent.settings.env}'.")

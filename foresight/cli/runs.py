@@ -78,6 +78,7 @@ def eval_(
     seed: int = 0,
     checkpoint: str = "latest",
     device: str = "auto",
+    completer: str | None = None,
     json: bool = False,
 ) -> int:
     """Evaluate a run, greedily, in environments or on prompts that it never trained on.
@@ -88,13 +89,14 @@ def eval_(
         seed: of the evaluation environments; all of their seeds are apart from those of training.
         checkpoint: latest, best, or a step.
         device: auto, cpu, cuda or mps.
+        completer: the URL of a server that answers instead, with the weights that it has (language runs).
         json: print the result as JSON, with the value of every episode.
     """
     if episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {episodes}.")
     from foresight.runtime import run as runner
 
-    agent = runner.load(run, checkpoint, device)
+    agent = runner.load(run, checkpoint, device, completer)
     try:
         found = agent.evaluate(episodes, seed)
     finally:

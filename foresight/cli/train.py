@@ -36,6 +36,8 @@ class Options:
     """Processes that act apart from the learner (Ray); 0: one process acts and learns."""
     ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """The Ray cluster that the actors run on (HOST:6379, or auto); by default this machine."""
+    completer: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
+    """A server (vLLM, SGLang, llama.cpp) that samples for a language model; by default the model samples itself."""
     evaluate_every: int | None = None
     """Evaluate each time that so many steps have passed; by default the preset says, else only at the end."""
     evaluation_episodes: int | None = None
@@ -103,6 +105,7 @@ def resume(
     device: str | None = None,
     actors: int | None = None,
     ray: str | None = None,
+    completer: str | None = None,
     record: bool = False,
     log: tuple[str, ...] = (),
     json: bool = False,
@@ -115,13 +118,17 @@ def resume(
         device: another device than before.
         actors: another number of actors than before.
         ray: the Ray cluster that they run on now; by default this machine.
+        completer: the URL of another server that samples.
         record: record a video of the trained agent into the run's media/.
         log: also write to these services (wandb, trackio).
         json: print the summary as JSON at the end.
     """
     from foresight.runtime import run as runner
 
-    report(runner.resume(run, steps, device=device, record=record, log=log, actors=actors, ray=ray), json)
+    resumed = runner.resume(
+        run, steps, device=device, record=record, log=log, actors=actors, ray=ray, completer=completer
+    )
+    report(resumed, json)
     return 0
 
 
@@ -198,6 +205,7 @@ def _go(name: str, options: Options, given: dict[str, Any]) -> int:
         env_options=fields.options(options.env_options),
         actors=options.actors,
         ray=options.ray,
+        completer=options.completer,
         **given,
     )
     report(finished, options.json)

@@ -96,6 +96,9 @@ def answer(
     """
     config, generator = state.config, state.generator if explore else None
     temperature = getattr(config, "temperature", 1.0) if explore else 0.0
+    if state.policy.completer is not None:  # a text is enough here, and all that some servers give
+        prompts = _encode(state.policy, obs)
+        return state.policy.completer.answers(prompts, config.max_new_tokens, temperature, generator), {}, None
     starts = range(0, len(obs), TOGETHER)
     parts = [obs[i : i + TOGETHER] for i in starts]
     batches = [complete(state.policy, part, 1, config.max_new_tokens, temperature, generator) for part in parts]

@@ -24,7 +24,9 @@ class Agent:
     carry of an algorithm that has one until `reset`.
     """
 
-    def __init__(self, path: Path, which: str | int = "latest", device: str = "auto") -> None:
+    def __init__(
+        self, path: Path, which: str | int = "latest", device: str = "auto", completer: str | None = None
+    ) -> None:
         self.path = path
         self.settings = Settings.read(path)
         found = checkpoint.find(path, which)
@@ -35,6 +37,10 @@ class Agent:
         place = machine.pick_device(device, self.settings.world)
         self.state = self.module.build(self.config, self.spaces, place)
         self.step: int = checkpoint.restore(found, self.state, place)["step"]
+        if completer is not None:
+            from foresight.planning import server  # late: only language models have one
+
+            server.attach(self.state, completer)
         self._carry: Any = None
 
     def act(self, obs: Any, explore: bool = False) -> Any:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 from foresight.runtime.actors import Collector, Lost, Message, Weights
 
 STORE = 256 * 2**20  # bytes of shared memory for messages, unless told otherwise; Ray's least is 75 MiB
@@ -21,7 +21,7 @@ POLL, MISSES = 1.0, 5  # seconds between looks at the head, and how many must fa
 GRACE = 10.0  # seconds for Ray to end by itself
 
 
-class FleetError(UserError):
+class FleetError(LostError):
     """No unroll will come any more: the head of the cluster is gone, worlds fail, or actors always die."""
 
 

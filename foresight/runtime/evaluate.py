@@ -118,18 +118,28 @@ def random_policy(world: Any, seed: int) -> Act:
     return lambda obs, carry: (torch.as_tensor(np.asarray(space.sample())), carry)
 
 
+def remember(state: Any) -> Callable[[], None]:
+    """What puts every random generator of `state` back to where it is now."""
+    before = [(generator, _peek(generator)) for generator in generators(state)]
+
+    def back() -> None:
+        for generator, bits in before:
+            _put(generator, bits)
+
+    return back
+
+
 @contextmanager
 def undisturbed(state: Any) -> Iterator[None]:
     """Put every random generator of `state`, and the global ones, back to where they were."""
-    before = [(generator, _peek(generator)) for generator in generators(state)]
+    back = remember(state)
     everywhere = torch.get_rng_state(), random.getstate(), np.random.get_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         with torch.no_grad():
             yield
     finally:
-        for generator, bits in before:
-            _put(generator, bits)
+        back()
         torch.set_rng_state(everywhere[0])
         random.setstate(everywhere[1])
         np.random.set_state(everywhere[2])

@@ -81,6 +81,7 @@ def train(
     env_options: dict[str, Any] | None = None,
     actors: int = 0,
     ray: str | None = None,
+    completer: str | None = None,
     callbacks: Sequence[Callable[[int, dict[str, Any], Any], None]] = (),
     config: Any = None,
     **fields: Any,
@@ -93,6 +94,7 @@ def train(
     - `evaluate_every`: in the algorithm's unit (default: at the end only), `evaluation_episodes` each time;
     - `checkpoint_every`: seconds (default: 120, or longer where saving is slow), the `keep` newest stay;
     - `actors`: processes that act apart from the learner, on this machine or on the Ray cluster at `ray`;
+    - `completer`: the URL of a server that samples for a language model, see `planning.server`;
     - `callbacks`: called with `(step, metrics, state)` after every step that the algorithm yields;
     - `show`: progress on stderr; `record`: a video of the result in `media/`; `log`: "wandb", "trackio".
 
@@ -112,6 +114,7 @@ def train(
         given={**{name: value for name, value in common.items() if value is not None}, **fields},
         actors=actors,
         ray=ray,
+        completer=completer,
     )
     path = _directory(out, resolved)
     from foresight.runtime.session import Session  # late: this imports torch
@@ -136,13 +139,14 @@ def resume(
     log: tuple[str, ...] = (),
     actors: int | None = None,
     ray: str | None = None,
+    completer: str | None = None,
     callbacks: Sequence[Callable[[int, dict[str, Any], Any], None]] = (),
 ) -> Run:
     """Continue a run from its newest checkpoint, or from the one that `path` names (`RUN/checkpoints/step-...`).
 
-    `steps` is a new total; `actors` and `ray` replace what the run had. A run that was killed before its first
-    checkpoint starts again from nothing. Going back to an older checkpoint sets the newer ones aside. Raises UserError
-    as `train` does, and for a checkpoint that is damaged.
+    `steps` is a new total; `actors`, `ray` and `completer` replace what the run had. A run that was killed before its
+    first checkpoint starts again from nothing. Going back to an older checkpoint sets the newer ones aside. Raises
+    UserError as `train` does, and for a checkpoint that is damaged.
     """
     from foresight.runtime import checkpoint
     from foresight.runtime.session import Session
@@ -161,13 +165,17 @@ def resume(
         resolved = dataclasses.replace(resolved, device=device)
     if actors is not None or ray is not None:
         resolved = dataclasses.replace(resolved, actors=resolved.actors if actors is None else actors, ray=ray)
+    if completer is not None:
+        resolved = dataclasses.replace(resolved, completer=completer)
     start = start or checkpoint.latest(path / "checkpoints")
     Session(path, resolved, checkpoint_every, keep, show, record, log, start, callbacks).go()
     return Run(path)
 
 
-def load(path: str | Path, checkpoint: str | int = "latest", device: str = "auto") -> Any:
+def load(path: str | Path, checkpoint: str | int = "latest", device: str = "auto", completer: str | None = None) -> Any:
     """The trained `Agent` of a run: `agent.act(obs)`. `checkpoint` is "latest", "best" or a step.
+
+    `completer` is the URL of a server that answers in place of a language model, with the weights that it has.
 
     `path` is a run directory, or the name of an agent that comes with the library: `connect_four`.
 
@@ -175,7 +183,7 @@ def load(path: str | Path, checkpoint: str | int = "latest", device: str = "auto
     """
     from foresight.runtime.agent import Agent
 
-    return Agent(find(path), checkpoint, device)
+    return Agent(find(path), checkpoint, device, completer)
 
 
 def find(path: str | Path) -> Path:

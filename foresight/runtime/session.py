@@ -7,6 +7,7 @@ import json
 import math
 import re
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import yaml
 
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 from foresight.runtime import (
     actors,
     bench,
@@ -43,6 +44,7 @@ TIDY_EVERY = 2.0  # seconds between returns of unused memory
 LASTING, PASSING = 1 << 20, 1 << 25  # bytes from which a tensor gets pages of its own, in the first step and after it
 PROFILE_EVERY = 1.0  # seconds between rows that say where the time goes
 SAVING_SHARE = 0.05  # of the time that saving may take, where the interval was not set
+SERVED = "served"  # the folder of the run from which a server loads the weights
 VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
 
 
@@ -124,6 +126,7 @@ class Session:
                 raise Interrupted(self.path, self.saved, self.entry.unit) from None
             finally:
                 self.progress.close()
+                shutil.rmtree(self.path / SERVED, ignore_errors=True)
                 if self.log is not None:
                     self.log.close()
                 worlds.close(world)
@@ -134,6 +137,10 @@ class Session:
         """A new State, or the one in the checkpoint that the run starts from."""
         machine.seed_everything(self.settings.seed)
         state = self.module.build(self.config, worlds.spaces(world), self.device)
+        if self.settings.completer is not None:
+            from foresight.planning import server  # late: only language models have one
+
+            server.attach(state, self.settings.completer, self.path / SERVED)
         if self.start is None:
             return state
         extra = checkpoint.restore(self.start, state, self.device)
@@ -164,38 +171,41 @@ class Session:
         checkpoint_due, tidying_due = Every(self.checkpoint_every), Every(TIDY_EVERY)
         evaluation_due = Every(self.settings.evaluate_every, first)
         profile_due = Every(PROFILE_EVERY)
-        while True:
-            try:
+        try:
+            while True:
+                back = evaluate.remember(state) if self.settings.completer else None
                 item = next(steps, None)
-            except cluster.FleetError as error:
-                self._save(state, int(state.step))
-                raise cluster.FleetError(
-                    f"{error} The checkpoint at {self.saved:,} {self.entry.unit} is saved. "
-                    f"When this is mended: foresight resume {self.path}"
-                ) from error
-            if item is None:
-                return state
-            machine.keep_memory(PASSING)
-            step, metrics, state = item
-            self._check_finite(step, metrics)
-            if profile_due(self.seconds):
-                metrics = {**metrics, **self.profile.shares()}
-            self.log.row(step, self.seconds, metrics)
-            self.progress.update(step, metrics)
-            if tidying_due(time.monotonic() - began):
-                machine.return_memory()
-            for sentence in health.check(step, metrics):
-                self.progress.note(sentence)
-            for callback in self.callbacks:
-                callback(step, metrics, state)
-            if evaluation_due(step) and not interruption.signal:
-                self._evaluate(step, state, evaluation_world)
-            if checkpoint_due(time.monotonic() - began) or interruption.signal:
-                took = self._save(state, step)
-                if self.stretch and took > SAVING_SHARE * self.checkpoint_every:
-                    checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
-            if interruption.signal:
-                raise Interrupted(self.path, self.saved, self.entry.unit, interruption.signal)
+                if item is None:
+                    return state
+                machine.keep_memory(PASSING)
+                step, metrics, state = item
+                self._check_finite(step, metrics)
+                if profile_due(self.seconds):
+                    metrics = {**metrics, **self.profile.shares()}
+                self.log.row(step, self.seconds, metrics)
+                self.progress.update(step, metrics)
+                if tidying_due(time.monotonic() - began):
+                    machine.return_memory()
+                for sentence in health.check(step, metrics):
+                    self.progress.note(sentence)
+                for callback in self.callbacks:
+                    callback(step, metrics, state)
+                if evaluation_due(step) and not interruption.signal:
+                    self._evaluate(step, state, evaluation_world)
+                if checkpoint_due(time.monotonic() - began) or interruption.signal:
+                    took = self._save(state, step)
+                    if self.stretch and took > SAVING_SHARE * self.checkpoint_every:
+                        checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
+                if interruption.signal:
+                    raise Interrupted(self.path, self.saved, self.entry.unit, interruption.signal)
+        except LostError as error:
+            if back is not None:
+                back()  # what was drawn since the last step is drawn again
+            self._save(state, int(state.step))
+            raise type(error)(
+                f"{error} The checkpoint at {self.saved:,} {self.entry.unit} is saved. "
+                f"When this is mended: foresight resume {self.path}"
+            ) from error
 
     def _steps(self, state: Any, world: Any) -> Generator[tuple[int, dict[str, Any], Any], None, None]:
         """What the algorithm's `train` yields, or the learner over actors. Where its time goes is noted on the way."""

@@ -33,6 +33,7 @@ class Settings:
     note: str = ""  # what was decided for the user, in words
     actors: int = 0  # processes that act apart from the learner; 0: one process does both
     ray: str | None = None  # address of the Ray cluster that they run on; None: here
+    completer: str | None = None  # URL of the server that samples for a language model; None: the model itself
 
     @property
     def seed(self) -> int:
@@ -51,6 +52,7 @@ class Settings:
             "device": self.device,
             "evaluation": {"episodes": self.episodes, "every": self.evaluate_every},
             **({"actors": self.actors, "ray": self.ray} if self.actors else {}),
+            **({"completer": self.completer} if self.completer else {}),
             "config": {key: list(value) if isinstance(value, tuple) else value for key, value in self.config.items()},
         }
 
@@ -75,6 +77,8 @@ class Settings:
             words += ["--device", self.device]
         if self.actors:
             words += ["--actors", str(self.actors), *(["--ray", self.ray] if self.ray else [])]
+        if self.completer:
+            words += ["--completer", self.completer]
         for name, value in self.config.items():
             if value != base[name] or name == "seed":
                 words += option(name, value)
@@ -102,6 +106,7 @@ class Settings:
                 config=coerce(document["algorithm"], document["config"]),
                 actors=int(document.get("actors", 0)),
                 ray=document.get("ray"),
+                completer=document.get("completer"),
             )
         except (yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError(f"{file} cannot be read: {error}. It was changed by hand or cut short.") from error
@@ -121,6 +126,7 @@ def resolve(
     given: dict[str, Any] | None = None,
     actors: int = 0,
     ray: str | None = None,
+    completer: str | None = None,
 ) -> Settings:
     """Settle what runs. `given` are Config fields said explicitly; `config`, a whole Config, replaces the preset's.
 
@@ -133,6 +139,8 @@ def resolve(
     if actors < 0:
         raise UserError(f"--actors must be at least 0, not {actors}.")
     entry = catalog.entry(algorithm)
+    if completer is not None and entry.world != "text":
+        raise UserError(f"--completer is for language runs; {entry.name} acts in a '{entry.world}' world.")
     given = given or {}
     world_word, other_word = ("task", "env") if entry.world == "text" else ("env", "task")
     name, wrong = (task, env) if entry.world == "text" else (env, task)
@@ -169,6 +177,7 @@ def resolve(
         note=note,
         actors=actors,
         ray=ray,
+        completer=completer,
     )
 
 
