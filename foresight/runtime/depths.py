@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from foresight.envs import collect
@@ -34,21 +33,20 @@ def measure(
         if not hasattr(module, "reanalyze"):
             raise UserError(f"{agent.settings.algorithm} learns no model to search in: muzero and its heirs do.")
         env = worlds.evaluation(dataclasses.replace(agent.settings, episodes=worlds.TOGETHER), agent.world)
-        place, taken = machine.device_of(state), []
+        place = machine.device_of(state)
 
-        def act(obs: Any) -> Tensor:
+        def act(obs: Any, carry: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
             action, extras, _ = module.act(state, obs)
-            taken.append(extras.get("taken", action))  # as the model knows it
-            return action
+            return action, {"taken": extras.get("taken", action)}, carry  # as the model knows it
 
         with undisturbed(state):
             obs = env.reset(APART + agent.settings.seed)
-            stretch = collect.segment(env, obs, act, steps, place, Episodes())
+            seen = collect.segment(env, obs, act, steps, place, Episodes())
             found = unroll.model_errors(
                 state.network,
-                stretch.batch,
-                torch.stack(taken, 1),
-                collect.successor_obs(stretch),
+                seen.rows,
+                seen.rows.extras["taken"],
+                collect.successor_obs(seen),
                 depth,
                 _policy(state),
             )
