@@ -99,12 +99,16 @@ def eval_(
     agent = runner.load(run, checkpoint, device, completer)
     try:
         found = agent.evaluate(episodes, seed)
+        shown = not json and agent.settings.world == "text" and hasattr(agent.module, "picture")
+        picture = agent.module.picture(agent.state, agent.world) if shown else ""
     finally:
         agent.close()
     if json:
         screen.emit({"run": run, "checkpoint": agent.step, "seed": seed, **dataclasses.asdict(found)})
     else:
         screen.stdout().print(measured(found.document()), markup=False)
+        if picture:
+            screen.stdout().print("\n" + picture, markup=False, soft_wrap=True)
     return 0
 
 

@@ -183,7 +183,8 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
 def measured(evaluation: Mapping[str, Any]) -> str:
     """One evaluation in words."""
     spread = f" ± {evaluation['std']:.4g} (n = {evaluation['n']})" if evaluation["n"] > 1 else ""
-    return f"{evaluation['metric']} {evaluation['mean']:.6g}{spread}"
+    also = "".join(f", {name} {value:.6g}" for name, value in evaluation.get("also", {}).items())
+    return f"{evaluation['metric']} {evaluation['mean']:.6g}{spread}{also}"
 
 
 def _go(name: str, options: Options, given: dict[str, Any]) -> int:

@@ -120,6 +120,31 @@ def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int =
     return _split("largest", examples, held_out, seed, _grade_last_integer)
 
 
+NAMES = {"Tom": "he", "Ben": "he", "Max": "he", "Sam": "he", "Ann": "she", "Eva": "she", "Mia": "she", "Zoe": "she"}
+THINGS = ("figs", "nuts", "eggs", "keys", "hats", "pens")
+
+
+def stories(size: int = 8000, held_out: int = 200, seed: int = 0) -> TextTask:
+    """Stories like "Tom has 12 figs. Ann gives him 7. Now he has 19.": `size` of them, the last words for an answer.
+
+    They are drawn evenly, and without repetition, from the 8 · 7 · 6 · 40 · 9 · 2 = 241,920 that there are: no model
+    that has not seen a story can foresee it for less than log 241,920 nats. The number that it ends with is the answer.
+    """
+    draw, seen = random.Random(seed), set[tuple[Any, ...]]()
+    while len(seen) < size:
+        who, other = draw.sample(list(NAMES), 2)
+        gives = draw.random() < 0.5
+        seen.add((who, other, draw.choice(THINGS), draw.randint(10, 49), draw.randint(1, 9), gives))
+    return _split("stories", [_story(*row) for row in sorted(seen)], held_out, seed, _grade_ending)
+
+
+def _story(who: str, other: str, thing: str, has: int, moved: int, gives: bool) -> Example:
+    subject = NAMES[who]
+    happens = f"gives {'him' if subject == 'he' else 'her'} {moved}" if gives else f"takes {moved} away"
+    told = f"{who} has {has} {thing}. {other} {happens}. Now {subject} has"
+    return Example(told, f" {has + moved if gives else has - moved}.")
+
+
 def reasoning_gym(name: str, size: int = 1000, held_out: int = 100, seed: int = 0, **options: Any) -> TextTask:
     """Any task of the package reasoning-gym, with its own scorer; `options` go to its generator.
 
@@ -315,11 +340,11 @@ def _split_prompts(name: str, examples: Sequence[Example], held_out: int, seed: 
     return TextTask(name, *sides, None)
 
 
-TASKS: dict[str, Callable[..., TextTask]] = {"addition": addition, "largest": largest}
+TASKS: dict[str, Callable[..., TextTask]] = {"addition": addition, "largest": largest, "stories": stories}
 
 
 def make(name: str, **options: Any) -> TextTask:
-    """A text task by its name: `addition`, `largest`, `reasoning_gym:NAME`, or a dataset with a reward function.
+    """A text task by its name: one of `TASKS`, `reasoning_gym:NAME`, or a dataset with a reward function.
 
     Raises UserError for an unknown name or option, and if the grader does not accept its own gold answers.
     """

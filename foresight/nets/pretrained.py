@@ -62,9 +62,10 @@ def _load(
     kind: Any, name: str, device: torch.device | str, precision: str, narrow: bool, **options: Any
 ) -> tuple[LanguageModel, set[str]]:
     """The model, and the names of the weights that its folder does not have."""
-    if precision not in PRECISIONS:
-        raise UserError(f"Unknown precision '{precision}'. Valid: {', '.join(PRECISIONS)}.")
+    computed = dtype(precision, device)
     from transformers import AutoTokenizer
+
+    from foresight.nets import decoder  # noqa: F401  transformers then knows our own decoder, too
 
     source = str(packaged()) if name == DEFAULT else name
     files = ("config.json", "adapter_config.json")
@@ -81,12 +82,19 @@ def _load(
         ) from error
     if lora.has(module):
         lora.merge(module)
-    halved = precision == "bfloat16" or (precision == "auto" and fast_bfloat16(device))
-    if narrow and halved:
+    if narrow and computed is not None:
         for key, weight in module.named_parameters():
             if not key.startswith("score."):
-                weight.data = weight.data.to(torch.bfloat16)
-    return LanguageModel(module.to(device), tokenizer, torch.bfloat16 if halved else None), set(found["missing_keys"])
+                weight.data = weight.data.to(computed)
+    return LanguageModel(module.to(device), tokenizer, computed), set(found["missing_keys"])
+
+
+def dtype(precision: str, device: torch.device | str) -> torch.dtype | None:
+    """What float32 weights are multiplied in, or None if in float32. Raises UserError for an unknown precision."""
+    if precision not in PRECISIONS:
+        raise UserError(f"Unknown precision '{precision}'. Valid: {', '.join(PRECISIONS)}.")
+    halved = precision == "bfloat16" or (precision == "auto" and fast_bfloat16(device))
+    return torch.bfloat16 if halved else None
 
 
 def fast_bfloat16(device: torch.device | str) -> bool:

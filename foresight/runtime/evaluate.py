@@ -66,7 +66,8 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
       task grades nothing (its rows are demonstrations or preferences), what `module.assess(state, examples)` says;
     - game: the points a game (1, ½, 0) against the game's `opponent`, half of the games with the first move.
 
-    An algorithm that learns no policy has a `measure(state, world)` that returns what it is judged by.
+    An algorithm that is judged by something else has a `measure(state, world)` that returns its name, the figure and,
+    if there are others, a dict of these.
 
     `world` must be its own: episodes that are under way in it are lost.
     """
@@ -81,8 +82,8 @@ def evaluate(module: Any, state: Any, world: Any, episodes: int | None = None, s
 
             return _control(world, act, episodes or 1, seed, getattr(module, "reset_carry", None))
         if hasattr(module, "measure"):
-            metric, value = module.measure(state, world)
-            return Evaluation(metric, value, 0.0, 1, (value,))
+            metric, value, *also = module.measure(state, world)
+            return Evaluation(metric, value, 0.0, 1, (value,), *also)
         if kind == "mdp":
             world = world.to(machine.device_of(state))
             policy, _, _ = module.act(state, torch.arange(world.states, device=world.reward.device), explore=False)

@@ -1,0 +1,245 @@
+"""Pretraining: a small decoder (`nets.decoder`) learns to foresee text from nothing, character by character.
+
+The objective is GPT's (Radford et al. 2018) and, with more than one head, that of multi-token prediction (Gloeckle et
+al. 2024, arXiv:2404.19737, eq. 2), whose heads teach the trunk to look ahead:
+
+    L = − mean_n log p¹(x_{n+1} | x_≤n) − c Σ_{k=2..K} mean_n log pᵏ(x_{n+1} | x_≤n) + α mean_l balance_l
+
+Head k foresees from the trunk's features of k - 1 characters before, and has read the characters since by itself: the
+chain of DeepSeek-V3 (arXiv:2412.19437, §2.2; `nets.mtp`), not Gloeckle's heads beside one another, so that what it
+drafts fits together (`planning.speculate`). All heads share the unembedding, and their gradients reach the trunk.
+
+A text of the task is a prompt and its answer (or completion), and a row of its own, padded: nothing is attended to
+across texts. With experts, their load is kept even by Switch's loss (α), by the loss-free rule, or by both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foresight.data.text import length_mask, pad
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets import learner, mtp, pretrained
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import step
+from foresight.nets.moe import Routing
+from foresight.nets.mtp import MultiTokenHeads
+from foresight.nets.tokentree import ROOT
+from foresight.ops import schedules
+from foresight.ops.tokens import token_logprob
+from foresight.planning.rollout import answer, complete, texts
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("loss", "head_loss", "balance", "grad_norm")
+TOGETHER = 64  # texts that are measured at once
+
+
+@dataclass(frozen=True)
+class Config:
+    """Shape and numbers of a decoder that reads in minutes what a grammar writes."""
+
+    steps: int = 1000
+    """Updates in all."""
+    seed: int = 0
+    """Of the first weights, and of the order of the texts."""
+    batch: int = 64
+    """Texts an update."""
+    layers: int = 4
+    """Layers of attention and feed-forward."""
+    dim: int = 128
+    """Width of the stream between them."""
+    heads: int = 4
+    """Attention heads."""
+    kv_heads: int = 2
+    """Key-value heads, which groups of heads share; as many as heads: plain attention."""
+    hidden: int = 344
+    """Features inside the feed-forward or, with experts, inside each (SwiGLU: 8/3 of dim, in eights)."""
+    experts: int = 0
+    """Experts of each feed-forward; 0: a dense one."""
+    experts_per_token: int = 2
+    """Of which compute each character (Switch: 1; Mixtral: 2)."""
+    balance_coef: float = 0.01
+    """α of the balance loss (Switch: 0.01)."""
+    bias_rate: float = 0.0
+    """Step of the loss-free rule (Wang et al.: 0.001, without a balance loss)."""
+    foresee: int = 1
+    """K, the heads that foresee, the trunk's own among them (Gloeckle et al.: 4)."""
+    foresee_coef: float = 1.0
+    """c of the heads after the first (Gloeckle et al.: 1; DeepSeek-V3: 0.3 over their number)."""
+    context: int = 128
+    """Characters that the model can read, a prompt and its answer together; longer texts are cut."""
+    max_new_tokens: int = 64
+    """Characters that an answer may have when the model is asked."""
+    learning_rate: float = 3e-3
+    """Of AdamW (GPT-3 125M: 6e-4; smaller models bear more)."""
+    warmup: int = 50
+    """Updates over which the learning rate rises."""
+    anneal: bool = True
+    """Whether the learning rate then falls linearly to 0."""
+    weight_decay: float = 0.1
+    """Of AdamW (GPT-3)."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm (GPT-3)."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+
+
+@dataclass
+class State:
+    """Everything that changes during pretraining."""
+
+    config: Config
+    policy: LanguageModel
+    heads: MultiTokenHeads | None
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Draw the weights of the decoder and of its heads, and make the optimiser."""
+    if config.foresee < 1:
+        raise UserError(f"foresee is {config.foresee}: at least 1 head is needed, the decoder's own.")
+    from foresight.nets import decoder  # late: only what runs needs transformers
+
+    shape = decoder.DecoderConfig(
+        hidden_size=config.dim,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        intermediate_size=config.hidden,
+        max_position_embeddings=config.context,
+        experts=config.experts,
+        experts_per_token=config.experts_per_token,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        module = decoder.Decoder(shape).to(device)
+        policy = LanguageModel(module, decoder.characters(), pretrained.dtype(config.precision, device))
+        heads = mtp.heads_for(policy, config.foresee) if config.foresee > 1 else None
+    learns = nn.ModuleList([policy] if heads is None else [policy, heads])
+    optimizer = learner.adamw(learns, config.learning_rate, config.weight_decay)
+    return State(config, policy, heads, optimizer, torch.Generator().manual_seed(config.seed))
+
+
+act = answer
+
+
+def documents(state: State, examples: Sequence[Example]) -> list[list[int]]:
+    """The texts of examples as tokens, each with the mark of the end before and after it, cut to the context.
+
+    Raises UserError for a character that the decoder does not have.
+    """
+    tokenizer = state.policy.tokenizer
+    known, rows = tokenizer.get_vocab(), []
+    for example in examples:
+        ending = str(example.columns.get("completion", example.answer or ""))
+        prompt = example.prompt if isinstance(example.prompt, str) else example.question
+        if strange := sorted(set(prompt + ending) - known.keys()):
+            raise UserError(f"The decoder has no character {strange[0]!r}: write texts in printable ASCII.")
+        row = [*tokenizer.encode(prompt + ending), tokenizer.eos_token_id]
+        rows.append(row[: state.config.context])
+    return rows
+
+
+def loss(state: State, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, dict[str, Tensor], list[Routing]]:
+    """The objective over texts `[B, T + 1]` of the given lengths `[B]`, its terms, and where the tokens went."""
+    config, policy = state.config, state.policy
+    read, real = tokens[:, :-1], length_mask(lengths - 1, tokens.shape[1] - 1).to(tokens.device)
+    target, trunk = tokens[:, 1:][real], policy.module.model
+    embedded = trunk.embed_tokens(read)
+    hidden, routing = trunk(inputs_embeds=embedded)
+    terms = {"next": -token_logprob(policy.logits(hidden[real]), target)[0].mean()}
+    total = terms["next"]
+    if state.heads is not None:
+        parents = torch.arange(read.numel(), device=read.device).view_as(read) - 1
+        parents[:, 0] = ROOT
+        features, exist = state.heads(hidden.flatten(0, 1), embedded.flatten(0, 1), parents.flatten())
+        ahead = []
+        for head in range(1, len(state.heads)):
+            there = exist[head] & real.flatten()
+            logits = policy.logits(features[head, there])
+            ahead.append(-token_logprob(logits, tokens[:, 1:].flatten()[there])[0].mean())
+        terms["head"] = torch.stack(ahead).sum()
+        total = total + config.foresee_coef * terms["head"]
+    went = [Routing(r.affinity[real.flatten()], r.chosen[real.flatten()]) for r in routing]
+    if went:
+        terms["balance"] = torch.stack([r.balance for r in went]).mean()
+        total = total + config.balance_coef * terms["balance"]
+    return total, terms, went
+
+
+def update(state: State, tokens: Tensor, lengths: Tensor) -> dict[str, float]:
+    """One gradient step on texts `[B, T + 1]` of lengths `[B]`, and one of the loss-free rule if it is on."""
+    config, went = state.config, list[Routing]()
+
+    def piece() -> tuple[Tensor, dict[str, Tensor]]:
+        total, terms, routing = loss(state, tokens.to(state.policy.device), lengths)
+        went.extend(routing)
+        return total, terms
+
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    with state.policy.precision():
+        metrics = step(state.optimizer, (piece,), rate, config.max_grad_norm)
+    if math.isfinite(metrics["loss"]) and config.bias_rate:
+        for layer, routing in zip(state.policy.module.model.layers, went, strict=True):
+            layer.feed.rebalance(routing.load, config.bias_rate)
+    if went:
+        metrics["busiest"] = max(config.experts * r.load.max().item() for r in went)
+    names = {"loss": "objective", "next": "loss", "head": "head_loss"}
+    return {names.get(key, key): value for key, value in metrics.items()}
+
+
+@torch.no_grad()
+def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
+    """Nats for a character of the held-out texts, their ends among them; also in bits, and greedy answers graded."""
+    rows, total, count = documents(state, env.test), 0.0, 0
+    for start in range(0, len(rows), TOGETHER):
+        tokens, lengths = pad(rows[start : start + TOGETHER])
+        with state.policy.precision():
+            _, terms, _ = loss(state, tokens.to(state.policy.device), lengths)
+        read = int((lengths - 1).sum())
+        total, count = total + terms["next"].item() * read, count + read
+    nats = total / count
+    also = {"bits per character": nats / math.log(2)}
+    if env.grader is not None:
+        graded = env.grade(env.test, act(state, env.test)[0])
+        scores = [reward for reward in graded if not math.isnan(reward)]
+        also[env.metric] = sum(scores) / max(len(scores), 1)
+    return "nats per character", nats, also
+
+
+def picture(state: State, env: TextTask) -> str:
+    """Texts that the decoder writes from nothing, and its most likely answers to held-out prompts."""
+    free = complete(state.policy, [""], 4, state.config.context - 1, generator=torch.Generator().manual_seed(0))
+    asked = list(env.test)[:4]
+    ends = act(state, asked)[0]
+    told = [f"{e.question}|{ending}" for e, ending in zip(asked, ends, strict=True)]
+    return "\n".join([*texts(state.policy, free), "", *told])
+
+
+def export(state: State, directory: str | Path, merged: bool = True) -> Path:
+    """Write the decoder as a Hugging Face folder, its heads beside it: every language algorithm starts from it."""
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory, merged, state.heads)
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Draw texts and learn them; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    rows = documents(state, env.train)
+    while state.step < config.steps:
+        drawn = torch.randint(len(rows), (config.batch,), generator=state.generator).tolist()
+        metrics = update(state, *pad([rows[i] for i in drawn]))
+        state.step += 1
+        yield state.step, metrics, state

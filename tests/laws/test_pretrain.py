@@ -1,0 +1,195 @@
+"""Pretraining: its loss by the definition, what padding and experts may not change, and the entropy that it reaches."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from foresight.algorithms.language import mtp_critic, pretrain
+from foresight.data.text import pad
+from foresight.envs.text import Example, TextTask, make
+from foresight.errors import UserError
+from foresight.nets import pretrained
+from tests.sabotage import change, flip_sign, sabotaged_by, scaled
+
+SMALL = {
+    "layers": 2, "dim": 32, "heads": 2, "kv_heads": 1, "hidden": 32, "batch": 8, "steps": 4, "warmup": 0,
+    "context": 24, "max_new_tokens": 8, "precision": "float32", "max_grad_norm": math.inf,
+}  # fmt: skip
+WORDS = ("one.", "two or three.", "no", "four five", "six and seven and eight")
+
+
+def _state(**fields) -> pretrain.State:
+    return pretrain.build(pretrain.Config(**{**SMALL, **fields}))
+
+
+def _task(texts=WORDS) -> TextTask:
+    return TextTask("t", [Example(text[:1], text[1:]) for text in texts], [Example(texts[0][:1], texts[0][1:])], None)
+
+
+def _literal(state, row: list[int]) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+    """-log p of each character of one text and, head by head, of those that the head can foresee."""
+    trunk, unembed = state.policy.module.model, state.policy.module.lm_head.weight
+    tokens = torch.tensor(row)
+    features = [trunk(tokens[None, :-1]).last_hidden_state[0]]
+    plain = [-(unembed @ x).log_softmax(0)[t] for x, t in zip(features[0], row[1:], strict=True)]
+    ahead = []
+    for head in range(2, state.config.foresee + 1):
+        chain = [torch.zeros(32)]
+        for n in range(1, len(row) - 1):
+            before, token = features[-1][n - 1 : n], trunk.embed_tokens.weight[row[n]][None]
+            chain.append(state.heads.extend(head, before, token)[0])
+        features.append(torch.stack(chain))
+        logits = features[-1] @ unembed.T
+        ahead.append([-logits[n].log_softmax(0)[row[n + 1]] for n in range(head - 1, len(row) - 1)])
+    return plain, ahead
+
+
+@sabotaged_by("foresight.ops.tokens.token_logprob", scaled(1.01))
+@sabotaged_by("foresight.nets.mtp.MultiTokenHeads.forward", lambda f: lambda s, h, e, p: f(s, h.detach(), e, p))
+def test_the_loss_and_its_gradient_are_the_definitions():
+    state = _state(foresee=3, foresee_coef=0.7)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in (state.policy, state.heads):
+            for weight in module.parameters():
+                weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    rows = pretrain.documents(state, _task().train)
+    total, _, _ = pretrain.loss(state, *pad(rows))
+    total.backward()
+    parts = [p for p in (*state.policy.parameters(), *state.heads.parameters()) if p.grad is not None]
+    mine = [p.grad.clone() for p in parts]
+    for part in parts:
+        part.grad = None
+    every = [_literal(state, row) for row in rows]
+    expected = torch.stack([x for plain, _ in every for x in plain]).mean()
+    for head in range(2):
+        expected = expected + 0.7 * torch.stack([x for _, ahead in every for x in ahead[head]]).mean()
+    torch.testing.assert_close(total, expected)
+    expected.backward()
+    for one, part in zip(mine, parts, strict=True):
+        torch.testing.assert_close(one, part.grad, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"foresee": 2}], ids=["dense", "experts", "foresee"])
+def test_padding_and_neighbours_change_nothing(fields):
+    state = _state(**fields)
+    rows = pretrain.documents(state, _task().train)
+    tokens, lengths = pad(rows)
+    whole, _, routing = pretrain.loss(state, tokens, lengths)
+    wider, _, _ = pretrain.loss(state, functional.pad(tokens, (0, 3), value=7), lengths)
+    torch.testing.assert_close(whole, wider)
+    assert all(len(r.chosen) == sum(len(row) - 1 for row in rows) for r in routing)  # padding went nowhere
+    assert len(routing) == (2 if fields.get("experts") else 0)
+    nats = [pretrain.loss(state, *pad([row]))[1]["next"].item() * (len(row) - 1) for row in rows]
+    assert pretrain.loss(state, tokens, lengths)[1]["next"].item() == pytest.approx(
+        sum(nats) / sum(len(row) - 1 for row in rows), abs=1e-5
+    )
+
+
+@sabotaged_by("foresight.ops.routing.balanced_bias", change("rate", lambda u: -u))
+def test_each_rule_of_balance_works_where_it_is_asked_for():
+    task = _task()
+    for fields, moves in (({"balance_coef": 0.0}, False), ({"balance_coef": 0.0, "bias_rate": 0.01}, True)):
+        state = _state(experts=4, **fields)
+        rows = pad(pretrain.documents(state, task.train))
+        routing = pretrain.loss(state, *rows)[2]
+        pretrain.update(state, *rows)
+        for layer, went in zip(state.policy.module.model.layers, routing, strict=True):
+            bias = layer.feed.bias
+            assert torch.equal(bias, 0.01 * (0.25 - went.load).sign()) if moves else not bias.any()
+    gradients = []
+    for coefficient in (0.0, 1.0):
+        state = _state(experts=4, balance_coef=coefficient)
+        total, terms, _ = pretrain.loss(state, *pad(pretrain.documents(state, task.train)))
+        assert total.item() == pytest.approx((terms["next"] + coefficient * terms["balance"]).item())
+        total.backward()
+        gradients.append(state.policy.module.model.layers[0].feed.router.grad)
+    assert not torch.allclose(*gradients, atol=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"experts": 4, "bias_rate": 0.01}, {"foresee": 2}], ids=["experts", "foresee"])
+def test_a_mid_run_state_continues_bit_for_bit(fields):
+    task, config = _task(), pretrain.Config(**{**SMALL, **fields})
+    *_, (_, metrics, whole) = pretrain.train(config, task)
+    halfway = next(copy.deepcopy(state) for step, _, state in pretrain.train(config, task) if step == 2)
+    *_, (_, _, resumed) = pretrain.train(config, task, halfway)
+    for a, b in zip(whole.policy.state_dict().values(), resumed.policy.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert all(math.isfinite(x) for x in metrics.values())
+
+
+def _even(texts: int = 4) -> TextTask:
+    """A few texts, each of which its first character tells: log 4 nats a text, and nothing else, cannot be known."""
+    rows = [Example(f"{i}", f"{i}{i}ab") for i in range(texts)]
+
+    def exact(examples, found):
+        return [float(text == example.answer) for example, text in zip(examples, found, strict=True)]
+
+    return TextTask("even", rows, rows, exact)
+
+
+@sabotaged_by("foresight.ops.tokens.token_logprob", flip_sign)
+@sabotaged_by("foresight.nets.transformer.attend", lambda f: _peeking)
+@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"foresee": 3}], ids=["dense", "experts", "foresee"])
+def test_it_reaches_the_entropy_of_its_texts(fields):
+    task = _even()
+    config = pretrain.Config(
+        **{**SMALL, "steps": 60, "batch": 32, "learning_rate": 1e-2, "max_grad_norm": 1.0, **fields}
+    )
+    name, before, _ = pretrain.measure(pretrain.build(config), task)
+    *_, (_, _, state) = pretrain.train(config, task)
+    _, after, also = pretrain.measure(state, task)
+    floor = math.log(4) / 6  # of five characters and the end
+    assert name == "nats per character" and before > 4
+    assert floor - 1e-3 < after < 1.2 * floor
+    assert also["bits per character"] == pytest.approx(after / math.log(2))
+    assert also["accuracy"] == 1.0
+
+
+def _peeking(query, key, value, allowed, dropout=0.0):
+    """Attention to what comes, too: the loss is then below what can be known."""
+    return functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+
+
+def test_its_export_is_where_the_others_begin(tmp_path):
+    state = _state(foresee=2)
+    pretrain.export(state, tmp_path / "export")
+    again = mtp_critic.build(mtp_critic.Config(str(tmp_path / "export"), heads=2, precision="float32"))
+    pairs = ((state.policy, again.policy), (state.heads, again.heads))
+    for one, other in pairs:
+        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert pretrained.load(str(tmp_path / "export")).context == 24
+
+
+def test_the_picture_shows_texts_and_answers():
+    state, task = _state(), _even()
+    drawn = pretrain.picture(state, task)
+    assert all(f"\n{i}|" in drawn for i in range(4))
+    assert drawn == pretrain.picture(state, task)
+
+
+def test_a_story_says_what_was_left():
+    task = make("stories", size=500, held_out=50)
+    assert len(task.train) == 450 and len(task.test) == 50
+    state = _state(context=80)
+    for example in task.train:
+        words = example.prompt.split()
+        has, moved = int(words[2]), int(next(w for w in words[4:] if w.strip(".").isdigit()).strip("."))
+        left = has + moved if "gives" in words else has - moved
+        assert example.answer == f" {left}."
+        assert words[-2] == ("he" if words[0] in ("Tom", "Ben", "Max", "Sam") else "she")
+    rows = pretrain.documents(state, task.train)
+    assert state.policy.decode(rows[0]) == task.train[0].prompt + task.train[0].answer
+    assert max(map(len, rows)) < 80 and all(row[0] == row[-1] == 0 for row in rows)
+
+
+def test_what_it_cannot_write_is_refused():
+    with pytest.raises(UserError, match="no character 'é'"):
+        pretrain.documents(_state(), [Example("caf", "é")])
+    with pytest.raises(UserError, match="foresee is 0"):
+        _state(foresee=0)
