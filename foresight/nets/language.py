@@ -312,9 +312,32 @@ class LanguageModel(nn.Module):
         tree, path = token_tree(batch)
         return self.states(tree)[(path if after else tree.parents[path]).to(self.device)]
 
+    def extend(self, tokens: Tensor, cache: Cache, level: Level, place: int) -> Tensor:
+        """Several decoding steps in one: known `tokens` `[B, n]` enter `level` from `place` on, over what is there.
+
+        Returns hidden states `[B, n, D]`.
+        """
+        places = torch.arange(place, place + tokens.shape[1], device=tokens.device)
+        return self._run(tokens, cache.positions[:, None] + places, _Appending(cache.levels, level, place))
+
     def states(self, tree: TokenTree) -> Tensor:
         """Hidden states `[N, D]` of the N tokens of a tree, each having read what is above it and itself."""
         return self._run(tree.tokens[None].to(self.device), tree.positions[None].to(self.device), tree)[0]
+
+
+class _Appending:
+    """The tree as seen by several tokens that go on from `place` in a buffer: what the buffer has before is a level."""
+
+    blocked = None
+
+    def __init__(self, levels: list[Level], level: Level, place: int) -> None:
+        before = Level([k[:, :, :place] for k in level.keys], [v[:, :, :place] for v in level.values])
+        self.levels, self.level, self.place = [*levels, before] if place else levels, level, place
+
+    def own(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values, stop = self.level.keys[layer], self.level.values[layer], self.place + key.shape[2]
+        keys[:, :, self.place : stop], values[:, :, self.place : stop] = key, value
+        return key, value
 
 
 def token_tree(batch: TokenBatch) -> tuple[TokenTree, Tensor]:
