@@ -22,6 +22,7 @@ from foresight.nets.tokentree import TokenTree
 from foresight.ops.tokens import token_logprob
 
 Message = dict[str, str]
+ALIKE = 0.9  # of the model's rows that its tokenizer must have: tables are padded to round numbers, but by no more
 ATTENTION = "foresight_tree"  # the name under which transformers finds `_tree_attention`
 
 
@@ -206,6 +207,7 @@ class LanguageModel(nn.Module):
                 raise UserError(f"Models with '{name}' are not supported: choose one without it (Llama, Qwen, SmolLM).")
         if not getattr(module, "_supports_attention_backend", False):
             raise UserError(f"{type(module).__name__} has its own attention; choose a Llama- or Qwen-like model.")
+        _check_tokenizer(module, tokenizer)
         module.set_attn_implementation(ATTENTION)
         lean.use(module)
         self.module = module.eval()
@@ -338,6 +340,33 @@ class _Appending:
         keys, values, stop = self.level.keys[layer], self.level.values[layer], self.place + key.shape[2]
         keys[:, :, self.place : stop], values[:, :, self.place : stop] = key, value
         return key, value
+
+
+def _check_tokenizer(module: Any, tokenizer: Any) -> None:
+    """Raise UserError for a tokenizer of another model, and for a template after which the user would go on talking."""
+    rows, words = module.get_input_embeddings().num_embeddings, len(tokenizer)
+    if words > rows:
+        raise UserError(
+            f"The tokenizer has {words} tokens and the model {rows}: it is another model's, or its vocabulary grew. In "
+            "that case, call model.resize_token_embeddings(len(tokenizer)) and save both."
+        )
+    if words < ALIKE * rows:
+        raise UserError(f"The tokenizer has {words} tokens and the model {rows}: it belongs to another model.")
+    if tokenizer.chat_template is None:
+        return
+    asked = [{"role": "user", "content": "question"}]
+
+    def written(messages: list[Message], opened: bool) -> str:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False))
+
+    prompt = written(asked, True)
+    answered = written([*asked, {"role": "assistant", "content": "reply"}], False)
+    if prompt == written(asked, False) and not answered.removeprefix(prompt).lstrip().startswith("reply"):
+        raise UserError(
+            "The chat template of the model drops the generation prompt: it writes the same with and without "
+            "add_generation_prompt, so that no answer would begin. Give the tokenizer a template that opens the "
+            "assistant's turn."
+        )
 
 
 def token_tree(batch: TokenBatch) -> tuple[TokenTree, Tensor]:
