@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
-import importlib.util
-import inspect
 import itertools
 import json
 import math
 import random
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from foresight import errors
-from foresight.data import forms
+from foresight.data import forms, traces
+from foresight.envs.apart import Apart, function
 from foresight.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # plain, or a conversation of {"role", "content"} messages
 Grader = Callable[["Sequence[Example]", Sequence[str]], list[float]]
+CLIMB = 0.5  # of a run, over which a curriculum grows to all examples
+PATIENCE = 300.0  # seconds that a user's reward function may take for a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +41,20 @@ class Example:
 
 
 @dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a composite reward: its name in the log, its weight, and its grader."""
+
+    name: str
+    weight: float
+    grader: Grader
+
+
+@dataclasses.dataclass(frozen=True)
 class TextTask:
     """Examples to train on, examples held out, and a grader.
 
-    `grade(examples, completions)` returns a float per completion; NaN means unscorable, which is not zero.
+    `grade(examples, completions)` returns a float per completion; NaN means unscorable, which is not zero. It is what
+    evaluations measure, and what training rewards unless there are `parts`.
     """
 
     name: str
@@ -51,6 +62,14 @@ class TextTask:
     test: Sequence[Example]
     grader: Grader | None  # None: the examples hold demonstrations or preferences, and nothing grades other answers
     metric: str = "accuracy"
+    parts: tuple[Part, ...] = ()  # of the reward in training
+    traced: bool = False  # whether completions think before they answer (`data.traces`)
+    curriculum: float = 1.0  # the share of the training examples, the easiest, from which a run first draws
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end a completion."""
+        return (traces.END,) if self.traced else ()
 
     @property
     def spaces(self) -> None:
@@ -68,6 +87,38 @@ class TextTask:
                 "reward=rewards.py:score), a column 'answer', or another --task."
             )
         return self.grader(examples, completions)
+
+    def reward(
+        self, examples: Sequence[Example], completions: Sequence[str]
+    ) -> tuple[list[float], dict[str, list[float]]]:
+        """The reward of each completion in training, and by name what it is made of and what else was counted in it.
+
+        A composite is the weighted sum of its parts; a part that could not tell (NaN) is left out of the sum, and the
+        completion is unscorable where none could. Raises UserError as `grade` does.
+        """
+        seen: dict[str, list[float]] = {}
+        if self.traced:
+            rows = [traces.counts(completion) for completion in completions]
+            seen |= {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+        if not self.parts:
+            return self.grade(examples, completions), seen
+        found = [part.grader(examples, completions) for part in self.parts]
+        seen |= {f"reward_{part.name}": grades for part, grades in zip(self.parts, found, strict=True)}
+        return [_weighted([part.weight for part in self.parts], row) for row in zip(*found, strict=True)], seen
+
+    def pool(self, progress: float, least: int = 1) -> Sequence[Example]:
+        """The training examples to draw from when `progress` in [0, 1] of a run is over: at first the easiest.
+
+        Their share grows evenly from `curriculum` to all of them at half of the run; never fewer than `least`.
+        """
+        if self.curriculum >= 1:
+            return self.train
+        share = self.curriculum + (1 - self.curriculum) * min(1.0, progress / CLIMB)
+        return self._easiest[: max(least, math.ceil(share * len(self.train)))]
+
+    @functools.cached_property
+    def _easiest(self) -> list[Example]:
+        return sorted(self.train, key=lambda example: float(example.columns["difficulty"]))
 
     def check(self, count: int = 100) -> None:
         """Raise UserError unless the grader gives the gold answers of the first `count` examples full marks."""
@@ -99,23 +150,28 @@ def _grade_last_integer(examples: Sequence[Example], completions: Sequence[str])
 def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0) -> TextTask:
     """Questions like "What is 7 + 12?": every pair of addends in [low, high], `held_out` of them reserved by the seed.
 
-    The last integer in the completion is the answer.
+    The last integer in the completion is the answer. The larger the sum, the harder it is taken to be.
     """
     pairs = [(a, b) for a in range(low, high + 1) for b in range(low, high + 1)]
-    examples = [Example(f"What is {a} + {b}?", str(a + b)) for a, b in pairs]
+    examples = [Example(f"What is {a} + {b}?", str(a + b), {"difficulty": a + b}) for a, b in pairs]
     return _split("addition", examples, held_out, seed, _grade_last_integer)
 
 
 def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int = 0) -> TextTask:
     """Questions like "Which number is the largest: 34, 71, 15, 60?": `size` of them, of different two-digit numbers.
 
-    The last integer in the completion is the answer.
+    The last integer in the completion is the answer. The nearer the second largest, the harder it is taken to be.
     """
     draw, seen = random.Random(seed), set[tuple[int, ...]]()
     while len(seen) < size:
         seen.add(tuple(draw.sample(range(10, 100), numbers)))
     examples = [
-        Example(f"Which number is the largest: {', '.join(map(str, row))}?", str(max(row))) for row in sorted(seen)
+        Example(
+            f"Which number is the largest: {', '.join(map(str, row))}?",
+            str(max(row)),
+            {"difficulty": sorted(row)[-2] - max(row)},
+        )
+        for row in sorted(seen)
     ]
     return _split("largest", examples, held_out, seed, _grade_last_integer)
 
@@ -184,15 +240,17 @@ def dataset(
     held_out: int = 100,
     seed: int = 0,
     prompt: str = "prompt",
+    reward_timeout: float = PATIENCE,
 ) -> TextTask:
     """A JSONL file, or a dataset that the package `datasets` loads, with a reward function.
 
     Each row has the column `prompt` (a string, or a list of messages). `reward` is a function, or its place as
     `file.py:name` or `package.module:name`. It is called as `reward(prompts=..., completions=..., **columns)`,
     each a list with an item per completion, and returns a list of floats; None means unscorable. Completions of
-    conversations are lists of one message, as TRL gives them. Without `reward`, a completion is right if it ends with
-    the column `answer`; rows of demonstrations or preferences (see `data.forms`) may do without either, and are then
-    only learnt from.
+    conversations are lists of one message, as TRL gives them. One that is named by its place runs in a process of its
+    own, and may take `reward_timeout` seconds for a batch (0: it runs here, without a limit). Without `reward`, a
+    completion is right if it ends with the column `answer`; rows of demonstrations or preferences (see `data.forms`)
+    may do without either, and are then only learnt from.
     """
     rows = [{**row, "prompt": row[prompt]} if prompt in row else row for row in forms.read(path)]
     if not rows or (forms.form(rows[0]) == "prompt" and len(rows) < 2):
@@ -206,9 +264,17 @@ def dataset(
     held_out = min(held_out, len(rows) // 5 or 1)
     if reward is None and not answered:
         return _split_prompts(Path(path).stem, examples, held_out, seed)
-    grade = _grade_ending if reward is None else function_grader(_function(reward))
+    grade = _grade_ending if reward is None else function_grader(_reward(reward, reward_timeout))
     task = _split(Path(path).stem, examples, held_out, seed, grade)
     return task if reward is None else dataclasses.replace(task, metric="reward")
+
+
+def _reward(place: str | Callable[..., Any], limit: float) -> Callable[..., Any]:
+    """A reward function that was given, or the one at a place, apart. Raises UserError where there is none."""
+    if limit < 0:
+        raise UserError(f"reward_timeout is {limit}: it is a number of seconds, 0 for no limit.")
+    found = function(place)
+    return found if callable(place) or limit == 0 else Apart(place, limit)
 
 
 def _grade_ending(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
@@ -286,30 +352,6 @@ def _blame(
     return UserError(f"The reward function '{name}' raised {type(error).__name__}: {error}.")
 
 
-def _function(place: str | Callable[..., Any]) -> Callable[..., Any]:
-    if callable(place):
-        return place
-    where, _, name = place.rpartition(":")
-    if not where:
-        raise UserError(f"'{place}' does not say where the reward function is: write file.py:name or module:name.")
-    try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            if spec is None or spec.loader is None or not Path(where).is_file():
-                raise UserError(f"There is no file {where} to take the reward function '{name}' from.")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules.setdefault(spec.name, module)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-    except ImportError as error:
-        raise UserError(f"Cannot import {where}, where the reward function should be: {error}.") from error
-    functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-    if name not in functions:
-        raise errors.unknown("reward function", name, functions)
-    return getattr(module, name)  # type: ignore[no-any-return]
-
-
 def _split(name: str, examples: Sequence[Example], held_out: int, seed: int, grader: Grader) -> TextTask:
     """Reserve `held_out` examples by the seed; equal prompts never stand on both sides."""
     if not 0 < held_out < len(examples):
@@ -343,8 +385,24 @@ def _split_prompts(name: str, examples: Sequence[Example], held_out: int, seed: 
 TASKS: dict[str, Callable[..., TextTask]] = {"addition": addition, "largest": largest, "stories": stories}
 
 
-def make(name: str, **options: Any) -> TextTask:
+def make(
+    name: str,
+    *,
+    trace: bool = False,
+    rewards: dict[str, float] | None = None,
+    curriculum: float = 1.0,
+    **options: Any,
+) -> TextTask:
     """A text task by its name: one of `TASKS`, `reasoning_gym:NAME`, or a dataset with a reward function.
+
+    Any of them can be changed:
+
+    - `trace`: completions think and then answer (`data.traces`). Prompts ask for it, and the task's grader is shown
+      the answer alone. Rewards are then, by default, those of DeepSeek-R1: `{correct: 1, format: 1}`;
+    - `rewards`: a composite reward, each part with its weight: `correct` (the task's grader), `format` (1 for a whole
+      trace), `tags` (a share of it), or the place `file.py:name` of a reward function, which gets whole completions;
+    - `curriculum`: the share of the examples, the easiest, that a run begins with; all at half of it. Examples need
+      a column `difficulty` (`addition` and `largest` have one).
 
     Raises UserError for an unknown name or option, and if the grader does not accept its own gold answers.
     """
@@ -364,4 +422,67 @@ def make(name: str, **options: Any) -> TextTask:
         raise UserError(f"The task '{name}' has no such option: {error}.") from error
     if task.grader is not None:
         task.check()
-    return task
+    if trace:
+        task = _traced(task)
+    rewards = {"correct": 1.0, "format": 1.0} if trace and rewards is None else rewards
+    if rewards is not None:
+        task = dataclasses.replace(task, parts=tuple(_part(task, *pair) for pair in _pairs(rewards)))
+    return task if curriculum == 1 else _graduated(task, curriculum)
+
+
+def _traced(task: TextTask) -> TextTask:
+    """The task with prompts that ask for a thought before the answer, of which its grader sees the answer alone."""
+
+    def asked(example: Example) -> Example:
+        if isinstance(example.prompt, str):
+            return dataclasses.replace(example, prompt=traces.ASK + example.prompt)
+        *before, last = example.prompt
+        return dataclasses.replace(example, prompt=[*before, {**last, "content": traces.ASK + last["content"]}])
+
+    def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+        return task.grade(examples, [traces.read(completion).answer for completion in completions])
+
+    train, test = ([asked(example) for example in side] for side in (task.train, task.test))
+    return TextTask(task.name, train, test, grade, task.metric, traced=True)
+
+
+def _pairs(rewards: Any) -> list[tuple[str, float]]:
+    try:
+        pairs = [(str(name), float(weight)) for name, weight in dict(rewards).items()]
+    except (TypeError, ValueError):
+        pairs = []
+    if not pairs or not all(math.isfinite(weight) for _, weight in pairs):
+        raise UserError(
+            f"rewards is {rewards!r}: give each part its weight, as in rewards={{correct: 1, format: 0.2}}."
+        )
+    return pairs
+
+
+def _part(task: TextTask, name: str, weight: float) -> Part:
+    known: dict[str, Grader] = {
+        "correct": task.grade,
+        "format": lambda _, completions: [float(traces.read(c).whole) for c in completions],
+        "tags": lambda _, completions: [traces.tags(c) for c in completions],
+    }
+    if name in known:
+        return Part(name, weight, known[name])
+    if ":" not in name:
+        raise errors.unknown("part of a reward", name, [*known, "FILE.py:FUNCTION"])
+    return Part(name.rpartition(":")[2], weight, function_grader(_reward(name, PATIENCE)))
+
+
+def _weighted(weights: Sequence[float], grades: Sequence[float]) -> float:
+    known = [weight * grade for weight, grade in zip(weights, grades, strict=True) if not math.isnan(grade)]
+    return sum(known) if known else math.nan
+
+
+def _graduated(task: TextTask, curriculum: float) -> TextTask:
+    if not 0 < curriculum <= 1:
+        raise UserError(f"curriculum is {curriculum}: it is a share of the examples, above 0 and at most 1.")
+    for number, example in enumerate(task.train, 1):
+        if not isinstance(example.columns.get("difficulty"), int | float):
+            raise UserError(
+                f"A curriculum needs a number in the column 'difficulty' of every example; training example {number} "
+                f"of '{task.name}' has {example.columns.get('difficulty')!r}."
+            )
+    return dataclasses.replace(task, curriculum=curriculum)

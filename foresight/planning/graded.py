@@ -28,9 +28,9 @@ def answered(
     examples = list(task.train)[:prompts]
     for start in range(0, len(examples), CHUNK):
         few = examples[start : start + CHUNK]
-        batch = complete(policy, few, group, max_new_tokens, temperature, generator)
+        batch = complete(policy, few, group, max_new_tokens, temperature, generator, stop=task.stop)
         answers = texts(policy, batch)
-        rewards = task.grade([example for example in few for _ in range(group)], answers)
+        rewards, _ = task.reward([example for example in few for _ in range(group)], answers)
         yield Rollout(few, batch, answers, torch.tensor(rewards).view(len(few), group))
 
 

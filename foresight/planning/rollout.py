@@ -21,12 +21,16 @@ TOGETHER = 1024  # prompts in one batch of answers; how many of them are decoded
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """P prompts with G graded completions each: `batch` and `rewards` `[P, G]` (NaN: unscorable), both also as text."""
+    """P prompts with G graded completions each: `batch` and `rewards` `[P, G]` (NaN: unscorable), both also as text.
+
+    `measures` `[P, G]` are what the rewards are made of and what else is known of each completion.
+    """
 
     examples: list[Example]
     batch: TokenBatch
     answers: list[str]  # prompt by prompt, P · G of them
     rewards: Tensor
+    measures: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:
         """What the completions were like, and a sample of each prompt."""
@@ -36,6 +40,7 @@ class Rollout:
             "reward": self.rewards.nanmean().item(),
             "length": self.batch.length.float().mean().item(),
             "truncated": 1 - self.batch.stopped.float().mean().item(),
+            **{name: measure.nanmean().item() for name, measure in self.measures.items()},
             "samples": [
                 {"prompt": example.question, "completion": answer, "reward": reward}
                 for example, answer, reward in firsts
@@ -47,7 +52,9 @@ class Rollout:
         group = self.rewards.shape[1]
         kept = prompts.tolist()
         answers = [answer for p in kept for answer in self.answers[p * group : (p + 1) * group]]
-        return Rollout([self.examples[p] for p in kept], self.batch.select(prompts), answers, self.rewards[prompts])
+        measures = {name: measure[prompts] for name, measure in self.measures.items()}
+        examples = [self.examples[p] for p in kept]
+        return Rollout(examples, self.batch.select(prompts), answers, self.rewards[prompts], measures)
 
 
 def concat(parts: Sequence[Rollout]) -> Rollout:
@@ -57,6 +64,7 @@ def concat(parts: Sequence[Rollout]) -> Rollout:
         TokenBatch.concat([part.batch for part in parts]),
         [answer for part in parts for answer in part.answers],
         torch.cat([part.rewards for part in parts]),
+        {name: torch.cat([part.measures[name] for part in parts]) for name in parts[0].measures},
     )
 
 
@@ -119,20 +127,25 @@ def roll(
     max_new_tokens: int,
     temperature: float,
     generator: torch.Generator,
+    progress: float = 1.0,
 ) -> Rollout:
     """Draw different training prompts, sample a group of completions of each, and grade them.
 
-    Raises UserError if the task has fewer training prompts.
+    `progress` in [0, 1] is how much of the run is over, which says what a curriculum draws from. Raises UserError if
+    the task has fewer training prompts.
     """
     if len(task.train) < prompts:
         raise UserError(f"The task has {len(task.train)} training prompts: lower prompts (it is {prompts}).")
-    chosen = torch.randperm(len(task.train), generator=generator)[:prompts].tolist()
-    examples = [task.train[i] for i in chosen]
-    batch = complete(policy, examples, group, max_new_tokens, temperature, generator)
+    pool = task.pool(progress, prompts)
+    examples = [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
+    batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
     answers = texts(policy, batch)
     repeated = [example for example in examples for _ in range(group)]
-    rewards = torch.tensor(task.grade(repeated, answers)).view(prompts, group)
-    return Rollout(examples, batch, answers, rewards)
+    rewards, seen = task.reward(repeated, answers)
+    if task.curriculum < 1:
+        seen["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
+    measures = {name: torch.tensor(values).view(prompts, group) for name, values in seen.items()}
+    return Rollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures)
 
 
 def sample(state: Any, task: TextTask) -> Rollout:
@@ -173,6 +186,7 @@ def sample_until(keep: Callable[[Tensor], Tensor], state: Any, task: TextTask) -
     return roll_until(keep, state.config.max_batches, state.policy, task, *_numbers(state))
 
 
-def _numbers(state: Any) -> tuple[int, int, int, float, torch.Generator]:
+def _numbers(state: Any) -> tuple[int, int, int, float, torch.Generator, float]:
     config = state.config
-    return config.prompts, getattr(config, "group", 1), config.max_new_tokens, config.temperature, state.generator
+    numbers = config.prompts, getattr(config, "group", 1), config.max_new_tokens, config.temperature
+    return *numbers, state.generator, state.step / config.steps

@@ -174,7 +174,7 @@ class Session:
         profile_due = Every(PROFILE_EVERY)
         try:
             while True:
-                back = evaluate.remember(state) if self.settings.completer else None
+                back = evaluate.remember(state) if self.entry.world == "text" else None
                 item = next(steps, None)
                 if item is None:
                     return state
