@@ -1,9 +1,13 @@
 """What agents of board games reached, as JSON in results/: proofs, matches, mistakes. Stopped, it goes on.
 
 python benchmarks/board_games.py tic_tac_toe --seeds 0 1 2     # trains alphazero, then tries every opponent
-python benchmarks/board_games.py connect_four RUN              # matches and mistakes of a trained run
+python benchmarks/board_games.py tic_tac_toe muzero            # the same with a learned model
+python benchmarks/board_games.py connect_four                  # trains alphazero; matches and mistakes by phase
+python benchmarks/board_games.py connect_four RUN              # the same of a trained run
 python benchmarks/board_games.py alphago hex5                  # trains alphago, then compares its parts
-python benchmarks/board_games.py ladder go9 --steps 60000      # trains alphazero; each third against the one before
+python benchmarks/board_games.py ladder chess_short            # trains alphazero, then lets its checkpoints meet
+
+`--minutes` ends training early. Called again, it goes on where it was, and measures nothing twice.
 """
 
 from __future__ import annotations
@@ -11,9 +15,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import shlex
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +29,47 @@ RUNS = ROOT / "runs" / "board_games"
 PHASES = ((8, 15), (16, 23), (24, 31), (32, 41))  # moves of Connect Four before the mistake
 
 
-def trained(name: str, preset: str, seed: int) -> Any:
-    """The run of one seed, begun, continued or as it is."""
+def trained(name: str, preset: str, seed: int, minutes: float = math.inf, **options: Any) -> Any:
+    """The run of one seed, begun, continued or as it is: to its end, or until it has trained for so many minutes."""
     from foresight.runtime import run
 
     out = RUNS / f"{name}-{preset}-{seed}"
-    if (out / "summary.json").is_file():
+    spent = seconds_of(run.Run(out)) if (out / "checkpoints").is_dir() else 0.0
+    began, stopped = time.monotonic(), False
+
+    def watch(step: int, metrics: dict[str, Any], state: Any) -> None:
+        nonlocal stopped
+        if not stopped and spent + time.monotonic() - began > 60 * minutes:
+            stopped = True
+            signal.raise_signal(signal.SIGINT)  # the run saves, and can be resumed
+
+    try:
+        if (out / "summary.json").is_file() or spent > 60 * minutes:
+            return run.Run(out)
+        if (out / "checkpoints").is_dir():
+            return run.resume(out, show=False, callbacks=(watch,), **options)
+        return run.train(name, preset=preset, seed=seed, out=out, show=False, callbacks=(watch,), **options)
+    except KeyboardInterrupt:
+        if not stopped:
+            raise
         return run.Run(out)
-    if (out / "checkpoints").is_dir():
-        return run.resume(out, show=False)
-    return run.train(name, preset=preset, seed=seed, out=out, show=False)
+
+
+def seconds_of(one: Any) -> float:
+    """How long a run has trained."""
+    return max((row["seconds"] for row in one.metrics() if "seconds" in row), default=0.0)
+
+
+def once(one: Any, step: int, what: str, measure: Callable[[], Any]) -> Any:
+    """What `measure` finds at this step of a run, kept beside it, so that it is not measured again."""
+    file = one.path / "measured.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    key = f"{step}: {what}"
+    if key not in known:
+        known[key] = measure()
+        file.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        print(key, json.dumps(known[key]), flush=True)
+    return known[key]
 
 
 def write(label: str, what: str, document: dict[str, Any], seconds: float) -> None:
@@ -78,17 +116,17 @@ def lean(path: Path, folder: Path) -> None:
     checkpoint.save(folder / "checkpoints", small, agent.step, extra=extra)
 
 
-def tic_tac_toe(seeds: list[int]) -> None:
+def tic_tac_toe(name: str, seeds: list[int], minutes: float) -> None:
     """The agent of each seed, with its search and without, against every opponent there could be."""
     from foresight.planning import proof
     from foresight.runtime import match
 
     runs: list[dict[str, Any]] = []
     for seed in seeds:
-        run = trained("alphazero", "tic_tac_toe", seed)
+        run = trained(name, "tic_tac_toe", seed, minutes)
         agent = run.load()
-        found: dict[str, Any] = {"seed": seed, "training_seconds": run.summary["seconds"], "steps": agent.step}
-        for label, simulations in (("search", agent.config.play_simulations), ("policy_alone", 0)):
+        found: dict[str, Any] = {"seed": seed, "training_seconds": seconds_of(run), "steps": agent.step}
+        for label, simulations in (("search", getattr(agent.config, "play_simulations", 100)), ("policy_alone", 0)):
             player = match.chooser(agent.module, agent.state, simulations=simulations)
             sides = {"first": True, "second": False}
             proofs = {side: proof.exhaust(agent.world, player, first)._asdict() for side, first in sides.items()}
@@ -98,33 +136,55 @@ def tic_tac_toe(seeds: list[int]) -> None:
         bare = sum(run["policy_alone"][side]["lost"] for run in runs for side in ("first", "second"))
         document = {"seeds": seeds[: len(runs)], "lost": lost, "lost_without_search": bare, "runs": runs}
         spent = sum(run["training_seconds"] for run in runs)
-        write("alphazero-tic_tac_toe", "AlphaZero at tic-tac-toe against every possible opponent", document, spent)
+        title = {"alphazero": "AlphaZero", "muzero": "MuZero"}[name]
+        write(f"{name}-tic_tac_toe", f"{title} at tic-tac-toe against every possible opponent", document, spent)
 
 
-def connect_four(path: str, games: int, matches_only: bool) -> None:
+def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: float) -> None:
     """Matches against random play, minimax 5 and 1,000 playouts; mistakes by phase, searched and of the policy."""
-    from foresight.envs import games as rules
     from foresight.planning import opponents
     from foresight.runtime import match, run
 
-    agent = run.load(path)
+    one = run.Run(run.find(path)) if path else trained("alphazero", "connect_four", seed, minutes)
+    agent = one.load()
     game = agent.world
     player = match.chooser(agent.module, agent.state)
-    matches = {}
-    for name in ("random", "minimax:5", "mcts:1000"):
-        result = match.play(game, player, opponents.make(name, game, 7), games, seed=7)
-        matches[name] = result.document()
-        print(name, json.dumps(matches[name]), flush=True)
+
+    def meet(name: str) -> dict[str, Any]:
+        return match.play(game, player, opponents.make(name, game, 7), games, seed=7).document()
+
+    names = ("random", "minimax:5", "mcts:1000")
+    matches = {name: once(one, agent.step, f"{games} games against {name}", lambda n=name: meet(n)) for name in names}
     document = {
         "seeds": [agent.settings.seed], "steps": agent.step, "play_simulations": agent.config.play_simulations,
-        "parameters": sum(p.numel() for p in agent.state.network.parameters()), "matches": matches,
-        **({} if matches_only else {"mistakes": mistakes(agent, game, rules)}),
+        "parameters": sum(p.numel() for p in agent.state.network.parameters()),
+        **{f"score_against_{name.replace(':', '_')}": result["score"] for name, result in matches.items()},
+        "matches": matches,
+        **({} if matches_only else {"mistakes": mistakes(one, agent)}),
     }  # fmt: skip
-    seconds = [row["seconds"] for row in run.Run(run.find(path)).metrics() if "seconds" in row]
-    write("alphazero-connect_four", "AlphaZero at Connect Four", document, max(seconds, default=0.0))
+    write("alphazero-connect_four", "AlphaZero at Connect Four", document, seconds_of(one))
 
 
-def mistakes(agent: Any, game: Any, rules: Any, positions: int = 60) -> dict[str, Any]:
+def ladder(preset: str, seed: int, minutes: float, checkpoints: int, games: int, simulations: int) -> None:
+    """Checkpoints of one short run against each other: does Elo rise?"""
+    from foresight.runtime import match, players
+
+    every = 60 * minutes / checkpoints if math.isfinite(minutes) else None
+    run = trained("alphazero", preset, seed, minutes, keep=checkpoints + 1, checkpoint_every=every)
+    found, game = players.checkpoints(str(run.path), checkpoints, simulations)
+    steps, choosers = list(found), list(found.values())
+    openings = 4  # random moves, so that no game is like another
+    what = f"{games} games a pair between {steps}, {simulations} simulations"
+    meet = once(run, steps[-1], what, lambda: match.ladder(game, choosers, games, openings, seed))
+    document = {
+        "seeds": [seed], "game": game.title, "training_seconds": seconds_of(run), "steps": steps, "openings": openings,
+        "simulations": simulations, "games_per_pair": games, **meet,
+    }  # fmt: skip
+    title = f"AlphaZero, {preset}: Elo of its checkpoints, the first being 0"
+    write(f"alphazero-{preset}-elo", title, document, seconds_of(run))
+
+
+def mistakes(one: Any, agent: Any, positions: int = 60) -> dict[str, Any]:
     """The share of moves that give away a win or a draw, in positions where that can be done, by phase."""
     import torch
 
@@ -132,9 +192,10 @@ def mistakes(agent: Any, game: Any, rules: Any, positions: int = 60) -> dict[str
     from foresight.planning import opponents
     from foresight.runtime import match
 
+    game = agent.world
     opponent = opponents.make("mcts:100", game, 3)
-    found: dict[str, Any] = {}
-    for low, high in PHASES:
+
+    def phase(low: int, high: int) -> dict[str, Any]:
         kept: list[Any] = []
         while len(kept) < positions:
             position = game.start(64)
@@ -156,69 +217,46 @@ def mistakes(agent: Any, game: Any, rules: Any, positions: int = 60) -> dict[str
             action = match.chooser(agent.module, agent.state, simulations=simulations)(chosen)
             share[label] = float(solver.mistakes(chosen, action)[0].float().mean())
         share["random"] = float(solver.mistakes(chosen, opponents.make("random", game, 5)(chosen))[0].float().mean())
-        found[f"moves {low} to {high}"] = {"positions": positions, **share}
-        print(low, json.dumps(share), flush=True)
-    return found
+        return {"positions": positions, **share}
+
+    names = {f"moves {low} to {high}": (low, high) for low, high in PHASES}
+    return {
+        name: once(one, agent.step, f"mistakes at {name}", lambda ends=ends: phase(*ends))
+        for name, ends in names.items()
+    }
 
 
-def alphago(preset: str, seed: int, games: int) -> None:
+def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
     """ρ against σ, the whole search against σ, and the value's error with one and with all positions of a game."""
     import torch
 
     from foresight.runtime import match
 
-    run = trained("alphago", preset, seed)
+    run = trained("alphago", preset, seed, minutes)
     agent = run.load()
     module, state, game = agent.module, agent.state, agent.world
 
     def policy(network: Any) -> Any:
         return lambda position: module.drawn(state, network, position)
 
-    greedy = match.chooser(module, state, simulations=0)
+    def meet(what: str, one: Any, other: Any, openings: int = 0) -> dict[str, Any]:
+        return once(run, agent.step, what, lambda: match.play(game, one, other, games, openings).document())
+
+    whole, greedy, sl = match.chooser(module, state), match.chooser(module, state, simulations=0), policy(state.sl)
     found = {
-        "rl_against_sl": match.play(game, policy(state.rl), policy(state.sl), games).document(),
-        "search_against_sl": match.play(game, match.chooser(module, state), policy(state.sl), games).document(),
-        "search_against_greedy_sl": match.play(
-            game, match.chooser(module, state), greedy, games, openings=2
-        ).document(),
+        "rl_against_sl": meet("rl_against_sl", policy(state.rl), sl),
+        "search_against_sl": meet("search_against_sl", whole, sl),
+        "search_against_greedy_sl": meet("search_against_greedy_sl", whole, greedy, openings=2),
         "accuracy": [row["accuracy"] for row in run.metrics() if "accuracy" in row][-1],
     }
     for label, mix in (("value_alone", 0.0), ("rollouts_alone", 1.0)):
         state.config = dataclasses.replace(agent.config, mix=mix)
-        found[f"{label}_against_sl"] = match.play(
-            game, match.chooser(module, state), policy(state.sl), games
-        ).document()
+        found[f"{label}_against_sl"] = meet(f"{label}_against_sl", whole, sl)
     state.config = agent.config
-    found["value_error"] = value_errors(module, state, torch)
-    document = {"seeds": [seed], "training_seconds": run.summary["seconds"], **found}
-    write(f"alphago-{preset}-parts", f"The parts of the AlphaGo pipeline, {preset}", document, run.summary["seconds"])
-
-
-def ladder(preset: str, seed: int, steps: int, games: int, rungs: int = 3) -> None:
-    """AlphaZero after a third, two thirds and all of `steps`, each against the one before: does its Elo rise?"""
-    from foresight.runtime import match, run
-
-    path = RUNS / f"ladder-{preset}-{seed}"
-    folders = [path / str(steps * rung // rungs) for rung in range(1, rungs + 1)]
-    began = time.perf_counter()
-    for folder in folders:
-        if (folder / "config.yaml").is_file():
-            continue
-        if (path / "run" / "config.yaml").is_file():
-            run.resume(path / "run", steps=int(folder.name), show=False)
-        else:
-            run.train("alphazero", preset=preset, seed=seed, out=path / "run", steps=int(folder.name), show=False)
-        lean(path / "run", folder)
-    training = time.perf_counter() - began
-    agents = [run.load(folder) for folder in folders]
-    players = [match.chooser(agent.module, agent.state) for agent in agents]
-    found = {
-        f"{after.step} against {before.step}": match.play(after.world, new, old, games, openings=2).document()
-        for before, after, old, new in zip(agents, agents[1:], players, players[1:], strict=True)
-    }
-    rises = all(one["score"] > 0.5 for one in found.values())
-    document = {"seeds": [seed], "steps": steps, "rises": rises, "matches": found}
-    write(f"alphazero-{preset}-ladder", f"AlphaZero at {preset}, against earlier checkpoints", document, training)
+    found["value_error"] = once(run, agent.step, "value_error", lambda: value_errors(module, state, torch))
+    seconds = seconds_of(run)
+    document = {"seeds": [seed], "training_seconds": seconds, **found}
+    write(f"alphago-{preset}", f"The AlphaGo pipeline, {preset}", document, seconds)
 
 
 def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: int = 2000) -> dict[str, Any]:
@@ -256,23 +294,26 @@ def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("tic_tac_toe", "connect_four", "alphago", "ladder", "ship"))
-    parser.add_argument("name", nargs="?", default="")
+    parser.add_argument("name", nargs="?", default="", help="of an algorithm, a run or a preset, see above")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--games", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=60_000, help="positions of self-play that a ladder is trained on")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of training, in all")
+    parser.add_argument("--checkpoints", type=int, default=4, help="that meet in a ladder")
+    parser.add_argument("--simulations", type=int, default=16, help="of the searches of a ladder")
     parser.add_argument("--matches-only", action="store_true", help="leave the mistakes of connect_four out")
     arguments = parser.parse_args()
     began = time.perf_counter()
+    seed, games, minutes = arguments.seeds[0], arguments.games, arguments.minutes
     if arguments.what == "tic_tac_toe":
-        tic_tac_toe(arguments.seeds)
+        tic_tac_toe(arguments.name or "alphazero", arguments.seeds, minutes)
     elif arguments.what == "connect_four":
-        connect_four(arguments.name, arguments.games, arguments.matches_only)
+        connect_four(arguments.name, games, arguments.matches_only, seed, minutes)
     elif arguments.what == "ladder":
-        ladder(arguments.name, arguments.seeds[0], arguments.steps, arguments.games)
+        ladder(arguments.name, seed, minutes, arguments.checkpoints, games, arguments.simulations)
     elif arguments.what == "ship":
         ship(arguments.name, "connect_four")
     else:
-        alphago(arguments.name, arguments.seeds[0], arguments.games)
+        alphago(arguments.name, seed, games, minutes)
     print(f"{time.perf_counter() - began:.0f} s")
 
 
