@@ -96,3 +96,51 @@ def mctx(policy: str, **options: Any) -> dict[str, Any]:
 
     keys = iter(jax.random.split(jax.random.PRNGKey(0), 100_000))
     return {"rate": rate(lambda: jax.block_until_ready(search(w, next(keys))))}
+
+
+def lightzero() -> dict[str, Any]:
+    """LightZero's C++ tree in the loop of its `MuZeroMCTSCtree`, on torch."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    tree, model, noise = _lightzero_tree(), TorchModel(), np.random.default_rng(0)
+    obs, legal, nobody = model.weights["obs"], [list(range(ACTIONS))] * ROWS, [-1] * ROWS
+
+    @torch.no_grad()
+    def search() -> list[list[float]]:
+        logits, _, state = model.root(obs)
+        roots = tree.Roots(ROWS, legal)
+        roots.prepare(0.25, noise.dirichlet([0.3] * ACTIONS, ROWS).tolist(), [0.0] * ROWS, logits.tolist(), nobody)
+        bounds = tree.MinMaxStatsList(ROWS)
+        bounds.set_delta(0.01)
+        states = [state.numpy()]
+        for simulation in range(SIMULATIONS):
+            results = tree.ResultsWrapper(num=ROWS)
+            at, row, action, players = tree.batch_traverse(
+                roots, 19652, 1.25, DISCOUNT, bounds, results, list(nobody)
+            )  # fmt: skip
+            leaves = torch.from_numpy(np.asarray([states[x][y] for x, y in zip(at, row, strict=True)]))
+            found, reward, _, logits, value = model.step(leaves, torch.from_numpy(np.asarray(action)).long())
+            states.append(found.numpy())
+            tree.batch_backpropagate(
+                simulation + 1, DISCOUNT, reward.tolist(), value.tolist(), logits.tolist(), bounds, results, players
+            )
+        return roots.get_distributions()
+
+    assert sum(search()[0]) == SIMULATIONS
+    return {"rate": rate(search), "threads": THREADS}
+
+
+def _lightzero_tree() -> Any:
+    """The extension module alone: its package would import all that LightZero trains with."""
+    import importlib.util
+    from pathlib import Path
+
+    package = importlib.util.find_spec("lzero")
+    assert package is not None and package.submodule_search_locations, "lightzero is not installed"
+    folder = Path(package.submodule_search_locations[0]) / "mcts" / "ctree" / "ctree_muzero"
+    spec = importlib.util.spec_from_file_location("mz_tree", next(folder.glob("mz_tree*.so")))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
