@@ -35,10 +35,11 @@ def trained(name: str, preset: str, seed: int, minutes: float = math.inf, **opti
 
     out = RUNS / f"{name}-{preset}-{seed}"
     spent = seconds_of(run.Run(out)) if (out / "checkpoints").is_dir() else 0.0
-    began, stopped = time.monotonic(), False
+    began, stopped = 0.0, False
 
     def watch(step: int, metrics: dict[str, Any], state: Any) -> None:
-        nonlocal stopped
+        nonlocal began, stopped
+        began = began or time.monotonic()  # of training, not of what is measured before it
         if not stopped and spent + time.monotonic() - began > 60 * minutes:
             stopped = True
             signal.raise_signal(signal.SIGINT)  # the run saves, and can be resumed
@@ -247,7 +248,7 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
         "rl_against_sl": meet("rl_against_sl", policy(state.rl), sl),
         "search_against_sl": meet("search_against_sl", whole, sl),
         "search_against_greedy_sl": meet("search_against_greedy_sl", whole, greedy, openings=2),
-        "accuracy": [row["accuracy"] for row in run.metrics() if "accuracy" in row][-1],
+        "accuracy": [None, *(row["accuracy"] for row in run.metrics() if "accuracy" in row)][-1],
     }
     for label, mix in (("value_alone", 0.0), ("rollouts_alone", 1.0)):
         state.config = dataclasses.replace(agent.config, mix=mix)
@@ -255,7 +256,8 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
     state.config = agent.config
     found["value_error"] = once(run, agent.step, "value_error", lambda: value_errors(module, state, torch))
     seconds = seconds_of(run)
-    document = {"seeds": [seed], "training_seconds": seconds, **found}
+    stages = {"steps": agent.step, "steps_of_all_stages": agent.config.steps}
+    document = {"seeds": [seed], "training_seconds": seconds, **stages, **found}
     write(f"alphago-{preset}", f"The AlphaGo pipeline, {preset}", document, seconds)
 
 

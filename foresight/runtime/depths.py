@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from foresight.envs import collect
+from foresight.envs import collect, selfplay
 from foresight.envs.base import Episodes
 from foresight.errors import UserError
 from foresight.nets.outputs import Categorical
@@ -22,8 +22,9 @@ def measure(
 ) -> dict[str, list[float]]:
     """Errors of the model of a run by depth, see `unroll.model_errors`: `value`, `policy` and `reward`, 0 to `depth`.
 
-    Over `steps` steps of up to 16 worlds that it did not train on, in which it acts as in evaluation. Raises UserError
-    for a run without a learned model, and for a depth that cannot be reached.
+    Over `steps` steps of up to 16 worlds that it did not train on, in which it acts as in evaluation (in a game, where
+    nothing else is random, as in training). Raises UserError for a run without a learned model, and for a depth that
+    cannot be reached.
     """
     if not 1 <= depth < steps:
         raise UserError(f"The depth must be between 1 and {steps - 1}, not {depth}.")
@@ -32,11 +33,12 @@ def measure(
     try:
         if not hasattr(module, "reanalyze"):
             raise UserError(f"{agent.settings.algorithm} learns no model to search in: muzero and its heirs do.")
-        env = worlds.evaluation(dataclasses.replace(agent.settings, episodes=worlds.TOGETHER), agent.world)
+        world = worlds.evaluation(dataclasses.replace(agent.settings, episodes=worlds.TOGETHER), agent.world)
+        env = selfplay.world(world, worlds.TOGETHER)
         place = machine.device_of(state)
 
         def act(obs: Any, carry: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
-            action, extras, _ = module.act(state, obs)
+            action, extras, _ = module.act(state, obs, explore=env is not world)
             return action, {"taken": extras.get("taken", action)}, carry  # as the model knows it
 
         with undisturbed(state):
@@ -50,7 +52,7 @@ def measure(
                 depth,
                 _policy(state),
             )
-        worlds.close(env)
+        worlds.close(world)
     finally:
         agent.close()
     return {name: [float(x) for x in values] for name, values in found.items()}

@@ -13,7 +13,7 @@ from foresight.envs import games
 from foresight.envs.games import Chooser
 from foresight.errors import UserError
 from foresight.planning import opponents
-from foresight.runtime import match, players
+from foresight.runtime import depths, match, players
 from foresight.runtime.run import train
 from tests.sabotage import change, sabotaged_by
 
@@ -91,6 +91,20 @@ def test_openings_are_shared_by_both_colours() -> None:
 
     match.play(TTT, note, note, 6, openings=2, seed=5)
     assert len(seen) == 2 and seen[0] == seen[1]
+
+
+def test_a_learned_model_plays_too(tmp_path: Path) -> None:
+    """MuZero knows no rules, but its run is one of a game: evaluated, matched and measured as such."""
+    run = train(
+        "muzero", env="tic_tac_toe", out=tmp_path / "m", steps=640, num_envs=16, simulations=4, batch=8, warmup=320,
+        update_every=80, latent_size=8, hidden=(16,), show=False, evaluation_episodes=4,
+        env_options={"opponent": "random"},
+    )  # fmt: skip
+    assert run.settings.world == "game" and run.evaluation.metric == "score against random"
+    one, game = players.player(str(run.path), None, simulations=2)
+    assert match.play(game, one, opponents.make("random", game, 1), 6).counts != (0, 0, 0)
+    found = depths.measure(run.path, depth=3, steps=20)
+    assert found["value"][0] == 0 and all(x >= 0 for x in found["value"] + found["policy"])
 
 
 def test_a_run_of_a_game_is_evaluated_against_its_opponent(tmp_path: Path) -> None:
