@@ -5,7 +5,7 @@ python benchmarks/board_games.py tic_tac_toe muzero            # the same with a
 python benchmarks/board_games.py connect_four                  # trains alphazero; matches and mistakes by phase
 python benchmarks/board_games.py connect_four RUN              # the same of a trained run
 python benchmarks/board_games.py alphago hex5                  # trains alphago, then compares its parts
-python benchmarks/board_games.py ladder chess_short            # trains alphazero, then lets its checkpoints meet
+python benchmarks/board_games.py ladder go9                    # trains alphazero, then lets its checkpoints meet
 
 `--minutes` ends training early. Called again, it goes on where it was, and measures nothing twice.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import shlex
@@ -29,8 +30,18 @@ RUNS = ROOT / "runs" / "board_games"
 PHASES = ((8, 15), (16, 23), (24, 31), (32, 41))  # moves of Connect Four before the mistake
 
 
-def trained(name: str, preset: str, seed: int, minutes: float = math.inf, **options: Any) -> Any:
-    """The run of one seed, begun, continued or as it is: to its end, or until it has trained for so many minutes."""
+def trained(
+    name: str,
+    preset: str,
+    seed: int,
+    minutes: float = math.inf,
+    each: Callable[[int, float, Any], None] | None = None,
+    **options: Any,
+) -> Any:
+    """The run of one seed, begun, continued or as it is: to its end, or until it has trained for so many minutes.
+
+    `each` is told step, seconds of training and State, time and again.
+    """
     from foresight.runtime import run
 
     out = RUNS / f"{name}-{preset}-{seed}"
@@ -40,7 +51,10 @@ def trained(name: str, preset: str, seed: int, minutes: float = math.inf, **opti
     def watch(step: int, metrics: dict[str, Any], state: Any) -> None:
         nonlocal began, stopped
         began = began or time.monotonic()  # of training, not of what is measured before it
-        if not stopped and spent + time.monotonic() - began > 60 * minutes:
+        seconds = spent + time.monotonic() - began
+        if each is not None:
+            each(step, seconds, state)
+        if not stopped and seconds > 60 * minutes:
             stopped = True
             signal.raise_signal(signal.SIGINT)  # the run saves, and can be resumed
 
@@ -104,17 +118,26 @@ def lean(path: Path, folder: Path) -> None:
     """The run at `path` as a run directory that holds its network and no more."""
     import shutil
 
-    from foresight.runtime import checkpoint, run
+    from foresight.runtime import run
 
-    agent = run.load(path)
-    small = agent.module.build(agent.config, agent.world)
-    small.network.load_state_dict(agent.state.network.state_dict())
-    small.step = agent.step
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    add_lean(path, run.load(path).state, folder)
+
+
+def add_lean(path: Path, state: Any, folder: Path) -> None:
+    """One more checkpoint for the run directory `folder`: the network of `state`, a State of the run at `path`."""
+    import shutil
+
+    from foresight.algorithms.search import alphazero
+    from foresight.runtime import checkpoint
+
+    small = alphazero.build(state.config, state.game)
+    small.network.load_state_dict(state.network.state_dict())
+    small.step = state.step
+    folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(path / "config.yaml", folder / "config.yaml")
     extra = {"seconds": 0.0, "evaluation_seconds": 0.0, "baseline": {"metric": "", "mean": 0.0, "std": 0.0, "n": 0}}
-    checkpoint.save(folder / "checkpoints", small, agent.step, extra=extra)
+    checkpoint.save(folder / "checkpoints", small, state.step, keep=1000, extra=extra)
 
 
 def tic_tac_toe(name: str, seeds: list[int], minutes: float) -> None:
@@ -166,23 +189,34 @@ def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: 
     write("alphazero-connect_four", "AlphaZero at Connect Four", document, seconds_of(one))
 
 
-def ladder(preset: str, seed: int, minutes: float, checkpoints: int, games: int, simulations: int) -> None:
-    """Checkpoints of one short run against each other: does Elo rise?"""
-    from foresight.runtime import match, players
+def ladder(
+    preset: str, seed: int, steps: int | None, minutes: float, checkpoints: int, games: int, simulations: int
+) -> None:
+    """AlphaZero after equal parts of its training, everybody against everybody: does its Elo rise?"""
+    from foresight.runtime import checkpoint, match, players, run
 
-    every = 60 * minutes / checkpoints if math.isfinite(minutes) else None
-    run = trained("alphazero", preset, seed, minutes, keep=checkpoints + 1, checkpoint_every=every)
-    found, game = players.checkpoints(str(run.path), checkpoints, simulations)
-    steps, choosers = list(found), list(found.values())
-    openings = 4  # random moves, so that no game is like another
-    what = f"{games} games a pair between {steps}, {simulations} simulations"
-    meet = once(run, steps[-1], what, lambda: match.ladder(game, choosers, games, openings, seed))
+    path, folder = RUNS / f"alphazero-{preset}-{seed}", RUNS / f"ladder-{preset}-{seed}"
+
+    def keep(step: int, seconds: float, state: Any) -> None:
+        done = max(step / state.config.steps, seconds / (60 * minutes))
+        if done * checkpoints >= len(checkpoint.all_steps(folder / "checkpoints")) + 1:
+            add_lean(path, state, folder)
+
+    one = trained("alphazero", preset, seed, minutes, keep, **({} if steps is None else {"steps": steps}))
+    found, game = players.checkpoints(str(folder), checkpoints, simulations)
+    reached, choosers, openings = list(found), list(found.values()), 4  # random moves, so that no game is like another
+    what = f"{games} games a pair between {reached}, {simulations} simulations"
+    measured = once(
+        run.Run(folder), reached[-1], what, lambda: match.ladder(game, choosers, games, openings, seed)
+    )  # fmt: skip
+    elo = [row["elo"] for row in measured["elo"]]
     document = {
-        "seeds": [seed], "game": game.title, "training_seconds": seconds_of(run), "steps": steps, "openings": openings,
-        "simulations": simulations, "games_per_pair": games, **meet,
+        "seeds": [seed], "game": game.title, "training_seconds": seconds_of(one), "steps": reached,
+        "rises": all(after > before for before, after in itertools.pairwise(elo)), "openings": openings,
+        "simulations": simulations, "games_per_pair": games, **measured,
     }  # fmt: skip
-    title = f"AlphaZero, {preset}: Elo of its checkpoints, the first being 0"
-    write(f"alphazero-{preset}-elo", title, document, seconds_of(run))
+    title = f"AlphaZero at {game.title}: Elo of its checkpoints, the first being 0"
+    write(f"alphazero-{preset}-ladder", title, document, seconds_of(one))
 
 
 def mistakes(one: Any, agent: Any, positions: int = 60) -> dict[str, Any]:
@@ -258,7 +292,7 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
     seconds = seconds_of(run)
     stages = {"steps": agent.step, "steps_of_all_stages": agent.config.steps}
     document = {"seeds": [seed], "training_seconds": seconds, **stages, **found}
-    write(f"alphago-{preset}", f"The AlphaGo pipeline, {preset}", document, seconds)
+    write(f"alphago-{preset}-parts", f"The parts of the AlphaGo pipeline, {preset}", document, seconds)
 
 
 def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: int = 2000) -> dict[str, Any]:
@@ -299,6 +333,7 @@ def main() -> None:
     parser.add_argument("name", nargs="?", default="", help="of an algorithm, a run or a preset, see above")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--games", type=int, default=100)
+    parser.add_argument("--steps", type=int, help="positions of self-play that a ladder is trained on")
     parser.add_argument("--minutes", type=float, default=math.inf, help="of training, in all")
     parser.add_argument("--checkpoints", type=int, default=4, help="that meet in a ladder")
     parser.add_argument("--simulations", type=int, default=16, help="of the searches of a ladder")
@@ -311,7 +346,9 @@ def main() -> None:
     elif arguments.what == "connect_four":
         connect_four(arguments.name, games, arguments.matches_only, seed, minutes)
     elif arguments.what == "ladder":
-        ladder(arguments.name, seed, minutes, arguments.checkpoints, games, arguments.simulations)
+        ladder(
+            arguments.name, seed, arguments.steps, minutes, arguments.checkpoints, games, arguments.simulations
+        )  # fmt: skip
     elif arguments.what == "ship":
         ship(arguments.name, "connect_four")
     else:
