@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PEERS := $(VENV)/.peers
 
 # reasoning-gym needs a package that is compiled on installation. Without a C compiler, leave it out and say so.
-WORLDS := box2d,mujoco,atari,minigrid,games,ray,tune
+WORLDS := box2d,mujoco,atari,minigrid,games,ray,tune,onnx
 EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(WORLDS)),dev
 
 # Used by `make test TESTS=tests/ops ARGS="-k gae"`.

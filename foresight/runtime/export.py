@@ -131,7 +131,7 @@ def _onnx(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[st
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError("Writing ONNX needs two packages. Install them with: pip install onnx onnxscript") from error
+        raise UserError("Writing ONNX needs two packages. Install them with: pip install 'foresight[onnx]'") from error
     batch = torch.export.Dim("batch")
     torch.onnx.export(
         policy, inputs, file, input_names=names["inputs"], output_names=names["outputs"],
