@@ -23,16 +23,17 @@ settings, against a policy without memory. Code: [`nets/memory.py`](../foresight
     foresight train ppo --preset TMazePassive-v0
     foresight train ppo --env RepeatFirst-v0 --memory gru
 
-![Success against length](media/memory.png)
+{made}
+The settings were chosen on `{world}` of length {length}, with {kinds}, on seed {seed}. So seed {seed} is not counted
+anywhere on this page, the column of that length is marked †, and what can be said about {kinds} against the others
+rests on the other columns.
+"""
+MADE = """![Success against length](media/memory.png)
 
 Made by `{command}` in {minutes:,.0f} minutes of one core, on {cores}
 shared ones. Seeds: {seeds}. Every number is the mean over the seeds of a greedy evaluation on {episodes} episodes that
 training never saw. A run stops early once the mean return of the last 100 episodes was nearly the best possible after
 three updates in a row.
-
-The settings were chosen on `{world}` of length {length}, with {kinds}, on seed {seed}. So seed {seed} is not counted
-anywhere on this page, the column of that length is marked †, and what can be said about {kinds} against the others
-rests on the other columns.
 """
 TAIL = """
 ## How a memory is a carry
@@ -80,15 +81,17 @@ def publish(
     for found in cells:
         table.setdefault((found["world"], found["length"], found["memory"]), []).append(found)
     curves = {name: world for name, world in worlds.items() if len(world.lengths) > 1}
-    _draw(table, picture, kinds, curves)
-    text = HEAD.format(
-        command=result.get("command", "python benchmarks/memory_study.py"),
-        cores=result.get("machine", {}).get("cores", "?"),
-        minutes=sum(found["seconds"] for found in cells) / 60,
-        seeds=", ".join(str(seed) for seed in sorted({found["seed"] for found in cells})) or "none yet",
-        episodes=result.get("episodes", 0),
-        **{**tuned, "kinds": " and ".join(NAMES[kind] for kind in tuned["kinds"])},
-    )
+    made = "Not run yet: `python benchmarks/memory_study.py` fills the tables.\n"
+    if cells:
+        _draw(table, picture, kinds, curves)
+        made = MADE.format(
+            command=result["command"],
+            cores=result["machine"]["cores"],
+            minutes=sum(found["seconds"] for found in cells) / 60,
+            seeds=", ".join(str(seed) for seed in sorted({found["seed"] for found in cells})),
+            episodes=result["episodes"],
+        )
+    text = HEAD.format(**{**tuned, "made": made, "kinds": " and ".join(NAMES[kind] for kind in tuned["kinds"])})
     for name, world in worlds.items():
         marked = tuned["length"] if name == tuned["world"] else None
         text += f"\n## {world.title}\n\n" + _rows(table, name, world, kinds, marked)

@@ -290,8 +290,13 @@ def main() -> int:
     sys.path.insert(0, str(Path(__file__).parent))
     from _memory_page import publish
 
+    from foresight.runtime import checkpoint
+
     with locked("result"):
-        publish(load(), PICTURE, PAGE, KINDS, WORLDS, TUNED)
+        result = load()
+        if result["cells"]:  # written before there were means
+            checkpoint.write_whole(FILE, json.dumps({**result, "success": means(result["cells"])}, indent=1) + "\n")
+        publish(result, PICTURE, PAGE, KINDS, WORLDS, TUNED)
     return 1 if failed else 0
 
 
