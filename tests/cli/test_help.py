@@ -19,17 +19,25 @@ sys.exit(code)
 """
 
 
+@pytest.fixture(scope="module")
+def floor() -> float:
+    """What the libraries of the command line themselves take to load."""
+    return min(_processor_seconds("import tyro, rich.table, yaml")[1] for _ in range(3))
+
+
 @pytest.mark.parametrize(
     "words", [["--help"], ["train", "--help"], ["train", "ppo", "--help"], ["list"], ["show", "grpo"]]
 )
-def test_help_is_quick_and_light(words: list[str]) -> None:
+def test_help_is_quick_and_light(words: list[str], floor: float) -> None:
     """Half a second where the libraries of the command line themselves load in 0.15."""
-    least, floor = 9.0, 9.0
+    least = 9.0
     for _ in range(3):
         done, seconds = _processor_seconds(PROBE, *words)
         assert done.returncode == 0, done.stderr
         assert done.stderr == "heavy: " and done.stdout
-        least, floor = min(least, seconds), min(floor, _processor_seconds("import tyro, rich.table, yaml")[1])
+        least = min(least, seconds)
+        if least < 3.5 * floor:
+            break  # more would not make it less true
     assert least < 3.5 * floor
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import io
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from foresight.cli.main import main
 from foresight.runtime import catalog
 from tests.house import rules
 
@@ -136,16 +138,12 @@ def test_bad_results_are_caught() -> None:
     assert result_complaints("r", good | {"machine": {"cores": 2}})
 
 
-_HELP: dict[tuple[str, ...], str] = {}
-
-
+@functools.cache
 def help_text(*words: str) -> str:
     """What `foresight WORDS --help` says; empty if it fails."""
-    if words not in _HELP:
-        command = [sys.executable, "-m", "foresight", *words, "--help"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        _HELP[words] = done.stdout if done.returncode == 0 else ""
-    return _HELP[words]
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(io.StringIO()):
+        code = main([*words, "--help"])
+    return said.getvalue() if code == 0 else ""
 
 
 def command_complaints(line: str) -> list[str]:
