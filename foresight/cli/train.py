@@ -188,7 +188,7 @@ def measured(evaluation: Mapping[str, Any]) -> str:
 
 
 def _go(name: str, options: Options, given: dict[str, Any]) -> int:
-    from foresight.runtime import run
+    from foresight.runtime import run, torchrun
 
     finished = run.train(
         name,
@@ -209,7 +209,8 @@ def _go(name: str, options: Options, given: dict[str, Any]) -> int:
         completer=options.completer,
         **given,
     )
-    report(finished, options.json)
+    if torchrun.first():
+        report(finished, options.json)
     return 0
 
 

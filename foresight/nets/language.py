@@ -266,7 +266,7 @@ class LanguageModel(nn.Module):
 
     def _run(self, tokens: Tensor, positions: Tensor, tree: Any) -> Tensor:
         base = getattr(self.module, self.module.base_model_prefix)
-        inputs = base.get_input_embeddings()(tokens)
+        inputs = self.module.get_input_embeddings()(tokens)
         if self.autocast is not None:
             inputs = inputs.float()  # what the layers add to is wide, also where the weights are narrow
         return base(inputs_embeds=inputs, position_ids=positions, use_cache=False, tree=tree).last_hidden_state

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from foresight import errors
-from foresight.nets import lean, lora, pretrained
+from foresight.nets import lean, lora, pretrained, sharded
 from foresight.nets.language import LanguageModel
 from foresight.nets.scorer import Scorer
 
@@ -51,6 +51,8 @@ def _prepare(model: LanguageModel, config: Any) -> None:
         lora.add(model, _rank(config), config.lora_targets, torch.Generator().manual_seed(config.seed))
     if getattr(config, "gradient_checkpointing", False):
         lean.recompute(model.module)
+    if sharded.processes() > 1:
+        sharded.shard(model.module)
 
 
 def _rank(config: Any) -> int:
@@ -89,6 +91,10 @@ def frozen(policy: LanguageModel) -> LanguageModel:
 
     The base is what the policy began from in every case: an adapter that a model came with is merged into it.
     """
+    if sharded.is_sharded(policy.module):
+        twin = LanguageModel(sharded.whole(policy.module), policy.tokenizer, policy.autocast)
+        sharded.shard(twin.requires_grad_(False).module)
+        return twin
     return lora.base(policy) if lora.has(policy.module) else copy.deepcopy(policy).requires_grad_(False)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
+from foresight.nets import sharded
 from foresight.nets.language import LanguageModel
 from foresight.ops import schedules
 
@@ -57,14 +58,15 @@ def step(
     A piece computes its share of the loss and sums for the metrics, which are returned divided by `count`.
     """
     total, sums = 0.0, dict[str, float]()
-    for piece in pieces:
+    for piece in sharded.share(pieces):
         value, numbers = piece()
-        value.backward()
+        sharded.backward(value)
         total += value.item()
         for key, number in numbers.items():
             sums[key] = sums.get(key, 0.0) + number.item() / count
+    total, sums = sharded.summed({"": total}).pop(""), sharded.summed(sums)
     parameters = [p for settings in optimizer.param_groups for p in settings["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
+    norm = sharded.full(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)).item()
     metrics = {"loss": total, "grad_norm": norm, "learning_rate": learning_rate}
     if not (math.isfinite(total) and math.isfinite(norm)):
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ import torch
 
 from foresight.data.cache import cache_directory
 from foresight.errors import UserError
-from foresight.nets import lora
+from foresight.nets import lora, sharded
 from foresight.nets.language import LanguageModel
 from foresight.nets.mtp import MultiTokenHeads
 from foresight.nets.scorer import Scorer
@@ -174,6 +174,8 @@ def save_folder(
     directory = Path(directory)
     if merged and lora.has(module):
         module = lora.merged(module)
+    if sharded.is_sharded(module):
+        module = sharded.whole(module)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))

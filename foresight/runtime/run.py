@@ -116,15 +116,18 @@ def train(
         ray=ray,
         completer=completer,
     )
-    path = _directory(out, resolved)
-    from foresight.runtime.session import Session  # late: this imports torch
+    from foresight.runtime import torchrun  # late: this imports torch
+    from foresight.runtime.session import Session
 
-    try:
-        Session(path, resolved, checkpoint_every, keep, show, record, log, callbacks=callbacks).go()
-    finally:
-        with contextlib.suppress(OSError):
-            path.rmdir()  # only if it is empty: a run that could not begin leaves nothing behind
-    return Run(path)
+    with torchrun.together(resolved) as aside:
+        path = aside or _directory(out, resolved)
+        show, services = (show, log) if aside is None else (False, ())
+        try:
+            Session(path, resolved, checkpoint_every, keep, show, record, services, callbacks=callbacks).go()
+        finally:
+            with contextlib.suppress(OSError):
+                path.rmdir()  # only if it is empty: a run that could not begin leaves nothing behind
+        return Run(path)
 
 
 def resume(

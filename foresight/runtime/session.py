@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from foresight.errors import LostError, UserError
+from foresight.nets import sharded
 from foresight.runtime import (
     actors,
     bench,
@@ -193,7 +194,7 @@ class Session:
                     callback(step, metrics, state)
                 if evaluation_due(step) and not interruption.signal:
                     self._evaluate(step, state, evaluation_world)
-                if checkpoint_due(time.monotonic() - began) or interruption.signal:
+                if sharded.agreed(checkpoint_due(time.monotonic() - began) or bool(interruption.signal)):
                     took = self._save(state, step)
                     if self.stretch and took > SAVING_SHARE * self.checkpoint_every:
                         checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
@@ -379,7 +380,7 @@ def _bad_weights(state: Any) -> str | None:
         if isinstance(value, torch.nn.Module):
             for name, weight in value.named_parameters():
                 if weight.numel() and weight.is_floating_point():
-                    low, high = torch.aminmax(weight.detach())
+                    low, high = torch.aminmax(sharded.local(weight.detach()))
                     if not (torch.isfinite(low) and torch.isfinite(high)):
                         return f"{field.name}.{name}"
     return None

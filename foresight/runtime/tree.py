@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from foresight.nets import sharded
 from foresight.runtime.shards import NAMES, Reader
 
 BIT_GENERATORS = ("PCG64", "PCG64DXSM", "Philox", "SFC64", "MT19937")
@@ -116,7 +117,7 @@ class Encoder:
         return node
 
     def _store(self, value: Tensor, path: str) -> list[str]:
-        value = value.detach()
+        value = sharded.full(value.detach())
         if value.dtype == torch.complex128:
             value = torch.view_as_real(value)  # safetensors has no name for it
         if value.dtype not in NAMES:
