@@ -1,11 +1,16 @@
-"""Write docs/results.md from the JSON files in results/, and the index that is packaged: no figure is typed by hand.
+"""Write docs/results.md and the index that is packaged from results/, and docs/invariants.md from the tests.
+
+No figure and no row is typed by hand.
 
 python benchmarks/tables.py
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,21 @@ versions and the machine. A baseline is the untrained model, or uniformly random
 interquartile mean over the seeds with its bootstrap interval. Where fewer seeds or steps were run than the suite asks
 for, the table says so.
 """
+
+INVARIANTS = """# Invariants
+
+What goes wrong in reinforcement learning of language models, mostly in silence, and the equation that decides who is
+right. Each row is a test on a tiny random model, in float32 and, where it matters, in bfloat16; most are tried on every
+algorithm of the wing. Numbers are issues and pull requests of the libraries where it went wrong before.
+
+    pytest tests/invariants
+
+Every test has sabotage twins: the same test is run against code in which that very mistake was made, and must fail.
+To hold an algorithm of your own to them, add it to [`subjects.py`](../tests/invariants/subjects.py).
+
+Made by `python benchmarks/tables.py` from the docstrings of the tests.
+"""
+SUITE = ("probabilities", "tokens", "groups", "scaling", "divergence", "adapters")
 
 
 def targets(rows: list[Row]) -> list[str]:
@@ -113,6 +133,38 @@ def page() -> str:
     return "\n\n".join([HEAD.rstrip(), "\n".join(targets(gather())), *tables]) + "\n"
 
 
+def pitfalls(file: Path) -> list[tuple[str, str, str, str]]:
+    """Pitfall, what goes wrong, what decides and the test's name, of every test whose docstring says so."""
+    found = []
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+        parts = re.fullmatch(r"(.*)\n\nWrong: (.*)\nDecides: (.*)", inspect.cleandoc(text or ""), re.DOTALL)
+        if parts and node.name.startswith("test_"):  # type: ignore[attr-defined]
+            found.append((*(" ".join(part.split()) for part in parts.groups()), node.name))  # type: ignore[attr-defined]
+    return found  # type: ignore[return-value]
+
+
+def invariants() -> str:
+    """The page of pitfalls: the suite, then tests that stand with the part they are about."""
+    tests = ROOT / "tests"
+    files = [file for name in SUITE if (file := tests / "invariants" / f"test_{name}.py").is_file()]
+    sections = [(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "", [file]) for file in files]
+    others = [file for file in sorted(tests.rglob("test_*.py")) if file.parent.name != "invariants"]
+    sections.append(("Tests that stand with the part they are about.", others))
+    lines = [INVARIANTS.rstrip()]
+    for title, group in sections:
+        heading, _, rest = title.partition("\n\n")
+        lines += ["", f"## {' '.join(heading.split()).rstrip('.')}", "", *([rest, ""] if rest else [])]
+        lines += ["| pitfall | what goes wrong | what decides | test |", "|---|---|---|---|"]
+        for file in group:
+            path = file.relative_to(ROOT).as_posix()
+            for *cells, name in pitfalls(file):
+                shown = " | ".join(cell.replace("|", "\\|") for cell in cells)
+                lines.append(f"| {shown} | [`{name}`](../{path}) |")
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
     (ROOT / "docs" / "results.md").write_text(page(), encoding="utf-8")
     INDEX.write_text(document(), encoding="utf-8")
+    (ROOT / "docs" / "invariants.md").write_text(invariants(), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -16,11 +17,11 @@ from foresight.nets.language import LanguageModel
 CHARACTERS = ["<eos>", *"0123456789+=? abcdefghijklmnopqrstuvwxyzW"]
 
 
-def write(folder: Path, seed: int = 0, dim: int = 32, layers: int = 2) -> Path:
-    """Write a random model and its tokenizer."""
+def write(folder: Path, seed: int = 0, dim: int = 32, layers: int = 2, characters: Sequence[str] = CHARACTERS) -> Path:
+    """Write a random model and its tokenizer, whose vocabulary is `characters`."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(CHARACTERS),
+        vocab_size=len(characters),
         hidden_size=dim,
         intermediate_size=2 * dim,
         num_hidden_layers=layers,
@@ -34,7 +35,7 @@ def write(folder: Path, seed: int = 0, dim: int = 32, layers: int = 2) -> Path:
         initializer_range=0.3,  # wide, so that the distributions are far from uniform
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    table = Tokenizer(models.WordLevel({c: i for i, c in enumerate(CHARACTERS)}, unk_token="?"))
+    table = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="?"))
     table.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     table.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=table, eos_token="<eos>", pad_token="<eos>").save_pretrained(folder)
@@ -42,13 +43,9 @@ def write(folder: Path, seed: int = 0, dim: int = 32, layers: int = 2) -> Path:
 
 
 @cache
-def _folder(seed: int) -> Path:
-    return write(Path(mkdtemp(prefix="tiny-language-")), seed)
-
-
-def folder(seed: int = 0) -> str:
-    """The folder of a random model, made once a test session."""
-    return str(_folder(seed))
+def folder(seed: int = 0, size: int = len(CHARACTERS)) -> str:
+    """The folder of a random model that knows the first `size` characters, made once a test session."""
+    return str(write(Path(mkdtemp(prefix="tiny-language-")), seed, characters=CHARACTERS[:size]))
 
 
 def model(seed: int = 0) -> LanguageModel:

@@ -1,7 +1,8 @@
-"""The tables of results are what the files in results/ say, and every result says how it was made."""
+"""The pages and the index of results and of invariants are what the files say, and every result says what made it."""
 
 from __future__ import annotations
 
+import ast
 import json
 import runpy
 from pathlib import Path
@@ -21,6 +22,28 @@ def test_the_page_of_results_is_made_from_the_files():
 
 def test_the_index_that_is_packaged_is_made_from_the_files():
     assert results.INDEX.read_text() == results.document(), "run: python benchmarks/tables.py"
+
+
+def test_the_page_of_invariants_is_made_from_the_tests():
+    page = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))["invariants"]()
+    assert (ROOT / "docs" / "invariants.md").read_text() == page, "run: python benchmarks/tables.py"
+
+
+INVARIANTS = sorted((ROOT / "tests" / "invariants").glob("test_*.py"))
+
+
+@pytest.mark.parametrize("file", INVARIANTS, ids=[file.stem for file in INVARIANTS])
+def test_an_invariant_says_what_decides_and_has_a_twin(file):
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
+    assert file.stem.removeprefix("test_") in tables["SUITE"]
+    tests = [node for node in ast.parse(file.read_text()).body if getattr(node, "name", "").startswith("test_")]
+    assert [row[-1] for row in tables["pitfalls"](file)] == [test.name for test in tests]
+    bare = [test.name for test in tests if "sabotaged_by" not in map(_called, test.decorator_list)]
+    assert bare == []
+
+
+def _called(decorator):
+    return getattr(getattr(decorator, "func", None), "id", "")
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=[file.stem for file in RESULTS])

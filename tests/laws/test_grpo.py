@@ -1,4 +1,4 @@
-"""What must hold of GRPO whatever the model: the public checklist of language RL."""
+"""What must hold of GRPO whatever the model. What holds of every algorithm that samples is in tests/invariants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.rollout import complete
 from tests import tiny_language
-from tests.sabotage import change, flip_sign, returns, sabotaged_by, scaled
+from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?"]  # two are equal: groups are told apart by place, not by text
 
@@ -40,25 +40,6 @@ def _gradient(state: grpo.State, batch: TokenBatch, rewards: torch.Tensor) -> li
     return caught
 
 
-@sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
-def test_the_learner_starts_from_the_policy_that_sampled():
-    state, batch, rewards = _rollout(kl_coef=0.1)
-    metrics = grpo.update(state, batch, rewards)
-    assert metrics["clip_fraction"] == 0
-    assert metrics["kl"] == 0
-    assert metrics["sampler_error"] < 1e-5
-
-
-def test_before_the_first_update_the_ratio_is_exactly_one():
-    state, batch, rewards = _rollout()
-    weights = torch.ones(batch.completion.shape)
-    advantage = torch.ones(rewards.shape)
-    value, logprob, _ = grpo.loss(state, batch, advantage, weights, None)
-    assert value.item() == -weights.sum().item()  # ratio 1 times advantage 1 in every row, exactly
-    again, _, _ = grpo.loss(state, batch, advantage, weights, logprob.detach())
-    assert again.item() == value.item()
-
-
 @sabotaged_by("foresight.ops.advantage.group_scaled", flip_sign, scaled(2.0))
 @sabotaged_by("foresight.ops.aggregate.per_sequence", scaled(0.5))
 def test_the_first_gradient_is_the_policy_gradient():
@@ -70,26 +51,6 @@ def test_the_first_gradient_is_the_policy_gradient():
     (-objective).backward()
     for mine, parameter in zip(caught, state.policy.parameters(), strict=True):
         torch.testing.assert_close(mine, parameter.grad, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("micro_tokens", [1, 20, 40])
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
-def test_the_gradient_does_not_depend_on_the_micro_batches(micro_tokens, kl_coef):
-    whole = _gradient(*_rollout(micro_tokens=10_000, kl_coef=kl_coef))
-    split = _gradient(*_rollout(micro_tokens=micro_tokens, kl_coef=kl_coef))
-    assert len(whole) > 0
-    for a, b in zip(whole, split, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
-
-
-@sabotaged_by("foresight.ops.advantage.group_scaled", returns(lambda a: a + 1))
-def test_groups_of_equal_rewards_change_nothing():
-    state, batch, _ = _rollout()
-    before = copy.deepcopy(state.policy.state_dict())
-    metrics = grpo.update(state, batch, torch.tensor([[1.0] * 4, [0.0] * 4, [0.3] * 4, [-1.0] * 4]))
-    assert metrics["equal_reward_groups"] == 1
-    for name, value in state.policy.state_dict().items():
-        assert torch.equal(value, before[name]), name
 
 
 def test_an_unscorable_completion_is_left_out_and_is_not_a_zero():
@@ -105,11 +66,6 @@ def test_an_unscorable_completion_is_left_out_and_is_not_a_zero():
     (-objective).backward()
     for mine, parameter in zip(caught, state.policy.parameters(), strict=True):
         torch.testing.assert_close(mine, parameter.grad, atol=1e-6, rtol=1e-4)
-
-
-def test_the_temperature_of_sampling_is_that_of_learning():
-    state, batch, rewards = _rollout(temperature=0.5)
-    assert grpo.update(state, batch, rewards)["sampler_error"] < 1e-5
 
 
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", change("clip_low", lambda _: 1e9))
@@ -129,6 +85,11 @@ def test_several_passes_move_the_ratio_and_report_it():
 
 
 def test_a_loss_that_is_not_finite_leaves_the_policy_alone():
+    """A reward or a log-probability that is infinite.
+
+    Wrong: one bad answer turns every weight into NaN (TRL 6266).
+    Decides: a step is taken only where L and ‖∇L‖ are finite.
+    """
     state, batch, rewards = _rollout()
     rewards[0, 0] = math.inf
     before = copy.deepcopy(state.policy.state_dict())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from types import ModuleType
 
@@ -97,6 +96,11 @@ def _objective(module: ModuleType, logprob: torch.Tensor, batch: TokenBatch) -> 
 @sabotaged_by("foresight.nets.microbatch.split", lambda f: lambda *a: [part[:1] for part in f(*a)])
 @family
 def test_the_first_gradient_is_that_of_the_papers_objective(module):
+    """What each member of GRPO's family computes, before any clip.
+
+    Wrong: a loss that looks alike, with another denominator or another baseline (TRL 3021; Dr. GRPO).
+    Decides: at ratio 1, ∇L = −Σ_i w_i A_i ∇log π(o_i) with the paper's own w and A, answer by answer.
+    """
     state, batch = _rollout(module)
     caught = _gradient(module, copy.deepcopy(state), batch)
     (-_objective(module, _plain_logprob(state, batch), batch)).backward()
@@ -133,37 +137,12 @@ def test_each_slot_decides_the_gradient(module, slot, monkeypatch):
 
 
 @family
-def test_the_gradient_does_not_depend_on_the_micro_batches(module):
-    whole = _gradient(module, *_rollout(module, micro_tokens=10_000))
-    split = _gradient(module, *_rollout(module, micro_tokens=1))
-    assert len(whole) > 0
-    for a, b in zip(whole, split, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
-
-
-@sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@family
-def test_the_learner_starts_from_the_policy_that_sampled(module, precision):
-    state, batch = _rollout(module, precision=precision, temperature=0.7)
-    metrics = module.update(state, batch, REWARDS)
-    assert metrics["sampler_error"] < (1e-5 if precision == "float32" else 0.05)
-    if module is not rloo:  # it has no ratio, and watches the sampler's instead
-        assert metrics["clip_fraction"] == 0
-
-
-@sabotaged_by("foresight.ops.advantage._centred", lambda f: lambda r: (f(r)[0] + 1e-3, f(r)[1]))
-@family
-def test_groups_of_equal_rewards_change_nothing(module):
-    state, batch = _rollout(module, **({"overlong_penalty": 0.0} if module is dapo else {}))
-    before = copy.deepcopy(state.policy.state_dict())
-    metrics = module.update(state, batch, torch.tensor([[1.0] * 4, [0.0] * 4, [0.3] * 4, [-1.0] * 4]))
-    assert metrics["equal_reward_groups"] == 1
-    assert all(torch.equal(value, before[name]) for name, value in state.policy.state_dict().items())
-
-
-@family
 def test_a_mid_run_state_continues_bit_for_bit(module):
+    """A run that was stopped and goes on.
+
+    Wrong: the order of prompts or the sampler begins anew, and some are seen twice (TRL 5911; verl 7155).
+    Decides: weights after 2 + 2 updates = weights after 4, bit for bit.
+    """
     task = TextTask("t", [Example(f"{i}?") for i in range(5)], [Example("6?")], _count_a)
     config = module.Config(
         tiny_language.folder(), 4, prompts=4, group=4, max_new_tokens=6, learning_rate=1e-3, precision="float32"
@@ -255,35 +234,6 @@ def test_rloo_pays_for_its_distance_from_the_reference_in_the_reward():
 def test_soft_overlong_punishment_as_equation_13_has_it():
     length = torch.tensor([[1, 12, 13, 14, 16, 20]])
     assert overlong(length, 16, 4).tolist() == [[0.0, 0.0, -0.25, -0.5, -1.0, -1.0]]
-
-
-def test_no_gradient_reaches_a_truncated_completion():
-    state, batch = _rollout(dapo, overlong_penalty=0.0)
-    caught: list[torch.Tensor] = []
-    original = state.policy.logprob
-
-    def watched(few, *rest):
-        logprob, entropy = original(few, *rest)
-        logprob.register_hook(lambda grad: caught.append(grad[~few.stopped]))
-        return logprob, entropy
-
-    state.policy.logprob = watched  # type: ignore[method-assign]
-    dapo.update(state, batch, REWARDS)
-    assert caught and all(len(grad) and (grad == 0).all() for grad in caught)
-    caught.clear()
-    state.config = dataclasses.replace(state.config, overlong_filter=False)
-    dapo.update(state, batch, REWARDS)
-    assert any((grad != 0).any() for grad in caught)
-
-
-def test_a_batch_of_truncated_completions_is_skipped_and_said():
-    state, batch = _rollout(dapo)
-    batch.stopped.fill_(False)
-    before = copy.deepcopy(state.policy.state_dict())
-    metrics = dapo.update(state, batch, REWARDS)
-    assert metrics["equal_reward_groups"] == 1
-    assert "loss" not in metrics
-    assert all(torch.equal(value, before[name]) for name, value in state.policy.state_dict().items())
 
 
 def everything(original):

@@ -87,20 +87,6 @@ def test_clipping_is_a_lower_bound_that_forgets_gains_outside_the_range(seed: in
 # --- groups
 
 
-@sabotaged_by("foresight.ops.advantage.group_centred", change("rewards", lambda r: r * torch.arange(1.0, 9)))
-@sabotaged_by("foresight.ops.advantage.group_scaled", change("rewards", lambda r: r * torch.arange(1.0, 9)))
-@sabotaged_by("foresight.ops.advantage.leave_one_out", change("rewards", lambda r: r * torch.arange(1.0, 9)))
-@pytest.mark.parametrize("reward", [0.1, 1.0, 1 / 3, -7.7e5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_group_of_equal_rewards_gives_no_gradient(reward: float, dtype: torch.dtype) -> None:
-    """Exactly none: the mean of equal numbers may round, and a tiny spread would blow up what is left."""
-    rewards = torch.full((3, 8), reward, dtype=dtype)
-    for estimator in (advantage.group_centred, advantage.group_scaled, advantage.leave_one_out):
-        gain = estimator(rewards).reshape(24, 1).expand(24, 4)
-        logprob = -torch.rand(24, 4, dtype=dtype)
-        assert (gradient(lambda x, gain=gain: policy.reinforce(x, gain), logprob) == 0).all()
-
-
 @sabotaged_by("foresight.ops.advantage.leave_one_out", flip_sign, scaled(1.1))
 @sabotaged_by("foresight.ops.advantage.group_scaled", flip_sign, scaled(1.1), change("rewards", torch.square))
 @sabotaged_by("foresight.ops.advantage.group_centred", flip_sign, scaled(1.1))

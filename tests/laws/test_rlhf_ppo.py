@@ -69,7 +69,11 @@ def test_the_targets_are_those_of_the_definition_token_by_token():
 @sabotaged_by("foresight.nets.scorer.Scorer.values", lambda f: lambda self, batch: f(self, batch).roll(-1, -1))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_value_is_of_the_state_before_its_token(precision):
-    """A value that had seen its token would be a baseline that depends on the action."""
+    """The baseline of a token.
+
+    Wrong: a value that has seen the token is a baseline that depends on the action, and biases the gradient.
+    Decides: V_t is of (q, o_<t): it does not change with o_t.
+    """
     state, batch = _rollout(precision=precision)
     state.critic.reset(0.5, torch.Generator().manual_seed(2))
     values = state.critic.values(batch)[:, 0].detach()
@@ -104,15 +108,6 @@ def _gradients(state, batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         )
     rlhf_ppo.update(state, batch, REWARDS)
     return caught
-
-
-def test_the_gradients_do_not_depend_on_the_micro_batches():
-    whole = _gradients(*_rollout(micro_tokens=10_000, minibatches=1, entropy_coef=0.1))
-    split = _gradients(*_rollout(micro_tokens=1, minibatches=1, entropy_coef=0.1))
-    for one, other in zip(whole, split, strict=True):
-        assert len(one) == len(other) > 0
-        for a, b in zip(one, other, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
 
 
 @sabotaged_by("foresight.ops.value.clipped_loss", scaled(2.0))
@@ -166,6 +161,11 @@ def test_an_unscorable_answer_teaches_neither_model():
 
 @sabotaged_by("foresight.nets.microbatch.gather", lambda f: lambda *args: f(*args).flip(-1))
 def test_a_reward_model_judges_the_very_tokens_that_were_sampled(tmp_path):
+    """The judge reads ids, and not a text that is tokenised for it.
+
+    Wrong: it reads another answer, without its end or with two (TRL 5224).
+    Decides: score = s(q, o) of the sampled ids, as the reward model itself gives it.
+    """
     judge = reward_model.build(reward_model.Config(tiny_language.folder(), seed=3, precision="float32"))
     reward_model.export(judge, tmp_path / "judge")
     state, _ = _rollout(reward_model=str(tmp_path / "judge"))

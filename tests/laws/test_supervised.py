@@ -75,7 +75,11 @@ def test_sft_is_the_mean_over_the_tokens_of_completions(micro_tokens):
 @sabotaged_by("foresight.nets.tokentree.TokenTree.attend", change("scale", lambda s: 0.5 * s))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_packed_rows_are_what_they_are_alone(precision):
-    """No attention across samples, and positions that begin anew."""
+    """Rows of different lengths laid end to end.
+
+    Wrong: attention across rows, or positions that go on from one to the next (TRL 6800).
+    Decides: log π(y_t | x, y_<t) of a packed row = that of the row alone.
+    """
     state = _build(sft, precision=precision)
     rows = sft._corpus(state, SHOWN)
     batch = rows.batch([0, 3, 5, 1])
@@ -85,43 +89,6 @@ def test_packed_rows_are_what_they_are_alone(precision):
         alone = _row(state.policy, rows.prompts[i], rows.completions[i][0])
         torch.testing.assert_close(packed[k, 0, : len(alone)], alone, atol=tolerance, rtol=0)
         assert (packed[k, 0, len(alone) :] == 0).all() and (entropy[k, 0, len(alone) :] == 0).all()
-
-
-def without_the_end(original):
-    return lambda *args: (original(*args)[0], original(*args)[1][:-1])
-
-
-@sabotaged_by("foresight.planning.corpus.encode", without_the_end)
-def test_the_token_that_ends_an_answer_is_learnt_also_where_it_is_the_padding():
-    """TRL issues 4970, 3091, 1623: a mask made from `token == pad` never teaches a model to stop."""
-    state = _build(sft)
-    assert state.policy.tokenizer.pad_token_id == state.policy.tokenizer.eos_token_id == 0
-    rows = corpus.corpus(state.policy, SHOWN, lambda e: [e.columns["completion"]], 64)
-    batch = rows.batch(range(6))
-    last = batch.completion.gather(-1, batch.length[..., None] - 1)
-    assert (last == 0).all()
-    assert batch.mask.sum() == batch.length.sum() == sum(2 * (i + 1) + 1 for i in range(6))
-
-
-def test_prompts_are_tokenised_as_the_sampler_does_it():
-    model = tiny_language.model()
-    for prompt in ("1+1?", [{"role": "user", "content": "2?"}]):
-        head, tail = corpus.encode(model, prompt, "34")
-        assert head == model.encode(prompt)
-        assert model.decode(tail) == "34"
-
-
-TEMPLATE = "{% for m in messages %}{{ m.content }}={% endfor %}{% if add_generation_prompt %}W{% endif %}"
-
-
-def test_a_chat_template_that_drops_the_generation_prompt_is_refused():
-    model = tiny_language.model()
-    model.tokenizer.chat_template = TEMPLATE
-    with pytest.raises(UserError, match="drops the generation prompt"):
-        corpus.encode(model, "1?", "2")
-    model.tokenizer.chat_template = TEMPLATE.replace("{{ m.c", "{% if m.role == 'assistant' %}W{% endif %}{{ m.c")
-    head, tail = corpus.encode(model, "1?", "2")
-    assert model.decode(head) == "1?=W" and model.decode(tail) == "2="
 
 
 def test_rows_that_are_too_long_are_left_out_and_counted():
@@ -170,44 +137,12 @@ def test_dpo_is_the_papers_equation_7(length_normalised):
     _same(caught, model.parameters())
 
 
-@sabotaged_by("foresight.algorithms.language.dpo.log_odds", lambda f: lambda *a: f(*a) + 0.1 * torch.arange(2))
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("loss", "expected"), [("sigmoid", math.log(2)), ("ipo", 25.0), ("hinge", 1.0)])
-def test_before_the_first_update_policy_and_reference_are_one(precision, loss, expected):
-    state = _build(dpo, precision=precision, loss=loss)
-    rows = dpo._corpus(state, PAIRS)
-    metrics = dpo.update(state, rows.batch(range(6)))
-    assert math.isclose(metrics["loss"], expected, rel_tol=1e-6)
-    assert metrics["margin"] == metrics["chosen_reward"] == 0
-
-
 def test_an_unknown_loss_names_the_nearest():
     with pytest.raises(UserError, match="Did you mean 'sigmoid'"):
         _build(dpo, loss="sigmoidal")
 
 
 # ---- reward models
-
-
-def at_the_first_pad(original):
-    return lambda self, batch: original(self, batch).roll(1, -1)
-
-
-@sabotaged_by("foresight.nets.scorer.Scorer.steps", at_the_first_pad)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_score_is_read_at_the_last_token_whatever_the_padding(precision):
-    """transformers 35352, TRL 937: the last token is found by length, not by looking for padding."""
-    state = _build(reward_model, precision=precision)
-    rows = reward_model._corpus(state, PAIRS)
-    together = state.scorer.scores(rows.batch(range(6)))
-    module = state.scorer.trunk.module
-    with torch.no_grad():
-        for i in range(6):
-            for g in range(2):
-                tokens = torch.tensor([rows.prompts[i] + rows.completions[i][g]])
-                hidden = state.scorer.trunk(tokens, torch.tensor([tokens.shape[1]]))[0]
-                alone = module.score(hidden.float())[0, -1, 0]
-                torch.testing.assert_close(together[i, g], alone, atol=1e-5 if precision == "float32" else 0.2, rtol=0)
 
 
 @sabotaged_by("foresight.ops.preference.bradley_terry", swap("chosen", "rejected"), change("margin", lambda m: 0 * m))

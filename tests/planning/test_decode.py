@@ -35,15 +35,6 @@ def test_greedy_decoding_equals_that_of_transformers():
         assert batch.completion[p, 0, : batch.length[p, 0]].tolist() == expected
 
 
-@sabotaged_by("foresight.planning.decode.choose", change("temperature", lambda t: 2 * t))
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_sampler_and_the_learner_agree_on_the_probability(temperature):
-    model = tiny_language.model()
-    batch = decode.generate(model, PROMPTS, 6, 12, temperature, _seeded())
-    logprob, _ = model.logprob(batch, temperature)
-    torch.testing.assert_close(logprob.detach(), batch.logprob, atol=2e-5, rtol=0)
-
-
 def test_rows_end_at_their_stop_token_and_only_there():
     model = tiny_language.model()
     model.stop_ids = [0, 5, 9, 14, 20]
@@ -58,6 +49,11 @@ def test_rows_end_at_their_stop_token_and_only_there():
 
 
 def test_dropping_ended_rows_changes_no_other_row(monkeypatch):
+    """Rows that ended leave the batch.
+
+    Wrong: answers depend on what they were batched with (verl 6280).
+    Decides: the same generator gives the same tokens, whether ended rows are carried along or dropped.
+    """
     model = tiny_language.model()
     model.stop_ids = [0, 5, 9, 14, 20, 21, 22]
     dropped = decode.generate(model, PROMPTS, 8, 12, 1.0, _seeded())
@@ -91,6 +87,11 @@ def test_one_uniform_number_gives_exactly_the_distribution():
 
 @sabotaged_by("foresight.planning.decode.choose", change("uniform", lambda u: 1 - u))
 def test_draws_at_both_ends_stay_inside_the_vocabulary():
+    """The largest and the smallest uniform number.
+
+    Wrong: rounding of a cumulative sum gives an id behind the last (NeMo 237).
+    Decides: 0 ≤ token < V, and a token of probability 0 is never drawn.
+    """
     logits = torch.tensor([[5.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
     token, _ = decode.choose(logits, torch.tensor([0.0, 1 - 1e-7]), 1.0)
     assert token.tolist() == [0, 2]

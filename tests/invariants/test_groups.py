@@ -1,0 +1,228 @@
+"""What an answer is compared with: its own group, as far as that has scores."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from foresight.algorithms.language import dapo, dr_grpo, grpo, gspo, rlhf_ppo
+from foresight.data.text import TokenBatch
+from foresight.ops import advantage, kl
+from foresight.ops.policy import reinforce
+from tests.invariants import subjects
+from tests.invariants.subjects import FAMILY, REWARDS, of
+from tests.sabotage import change, sabotaged_by
+
+
+def _estimators():
+    return advantage.group_centred, advantage.group_scaled, advantage.leave_one_out
+
+
+def _unchanged(state, before) -> bool:
+    return all(torch.equal(value, before[name]) for name, value in state.policy.state_dict().items())
+
+
+# ---- groups that teach nothing
+
+
+@sabotaged_by("foresight.ops.advantage._centred", lambda f: lambda r: (f(r)[0] + 1e-3, f(r)[1]))
+@of(*FAMILY)
+def test_groups_of_equal_rewards_change_nothing(module):
+    """All answers to a question are right, or all wrong.
+
+    Wrong: what rounding leaves is divided by a standard deviation of nearly 0 (NeMo 4158); or the step is silent, and
+    nobody knows that nothing is learnt (autocontext 1067).
+    Decides: r_i = r for all i gives A_i = 0 exactly; such groups are skipped, and counted.
+    """
+    state = subjects.build(module, overlong_penalty=0.0)
+    batch, before = subjects.sample(module, state), copy.deepcopy(state.policy.state_dict())
+    rewards = torch.tensor([[1.0] * 4, [0.0] * 4, [0.3] * 4, [-1.0] * 4])
+    assert subjects.update(module, state, batch, rewards)["equal_reward_groups"] == 1
+    assert _unchanged(state, before)
+
+
+@sabotaged_by("foresight.ops.advantage.group_centred", change("rewards", lambda r: r * torch.arange(1.0, 9)))
+@sabotaged_by("foresight.ops.advantage.group_scaled", change("rewards", lambda r: r * torch.arange(1.0, 9)))
+@sabotaged_by("foresight.ops.advantage.leave_one_out", change("rewards", lambda r: r * torch.arange(1.0, 9)))
+@pytest.mark.parametrize("reward", [0.1, 1.0, 1 / 3, -7.7e5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mean_that_rounds_is_no_spread(reward, dtype):
+    """The mean of equal numbers may be another number.
+
+    Wrong: `std == 0` is false for them, so a group without a difference gets advantages of any size (NeMo 4158).
+    Decides: max r = min r, not std r = 0, says that a group is equal.
+    """
+    rewards = torch.full((3, 8), reward, dtype=dtype)
+    for estimator in _estimators():
+        logprob = (-torch.rand(24, 4, dtype=dtype)).requires_grad_()
+        gain = estimator(rewards).reshape(24, 1).expand(24, 4)
+        assert (torch.autograd.grad(reinforce(logprob, gain).sum(), logprob)[0] == 0).all()
+
+
+@sabotaged_by("foresight.nets.microbatch.learn", change("groups", torch.zeros_like, "skip_them"))
+def test_the_penalty_pulls_where_all_rewards_are_equal():
+    """An advantage of 0 is no reason to skip a group that has a KL term.
+
+    Wrong: the penalty is felt only where rewards differ (TRL 5640, 7068).
+    Decides: A = 0 leaves β ∇ 1/N Σ_i 1/|o_i| Σ_t k3_it, over all N answers.
+    """
+    state = subjects.build(grpo, kl_coef=0.5)
+    subjects.disturb(state.reference)
+    batch = subjects.sample(grpo, state)
+    caught = subjects.gradient(grpo, copy.deepcopy(state), batch, torch.ones(4, 4))
+    penalty = kl.k3(state.policy.logprob(batch)[0], state.reference.logprob(batch)[0].detach())
+    (0.5 * (penalty * batch.mask).sum(-1) / batch.length).mean().backward()
+    subjects.same(caught, [p.grad for p in state.policy.parameters()])
+
+
+# ---- who belongs together
+
+
+def by_text(original):
+    """Groups of equal prompts are merged: the last two are."""
+
+    def mutant(rewards):
+        parts = original(rewards[:2]), original(rewards[2:].reshape(1, -1))
+        return tuple(torch.cat([x, y.reshape(-1, x.shape[1]).expand(2, -1)]) for x, y in zip(*parts, strict=True))
+
+    return mutant
+
+
+@sabotaged_by("foresight.ops.advantage._centred", by_text)
+@of(*FAMILY)
+def test_groups_are_told_apart_by_place_and_not_by_text(module):
+    """The same question twice in a batch.
+
+    Wrong: its answers are merged into one group, or a dictionary keeps one of the two (NeMo 3882; d1 19; R1-V 67; TRL
+    2803; Search-R1 88).
+    Decides: A depends on the rewards of the own row of `[P, G]` alone; two equal rows of equal rewards teach nothing.
+    """
+    state = subjects.build(module, overlong_penalty=0.0)
+    batch = subjects.sample(module, state)
+    assert batch.prompts()[2] == batch.prompts()[3]
+    rewards = torch.tensor([[0.0] * 4, [1.0] * 4, [1.0] * 4, [0.0] * 4])
+    assert subjects.gradient(module, state, batch, rewards) == []
+
+
+def without_each(original):
+    """The deviation of the others only, another one for each."""
+
+    def mutant(rewards, *rest):
+        centred = original(rewards, *rest)
+        others = torch.stack([rewards[:, [j for j in range(8) if j != i]].std(1) for i in range(8)], 1)
+        return centred / (others + 1e-4)
+
+    return mutant
+
+
+@sabotaged_by("foresight.ops.advantage.leave_one_out", without_each)
+@sabotaged_by("foresight.ops.advantage.group_scaled", without_each)
+def test_a_group_has_one_baseline_and_one_scale():
+    """Every answer of a group is measured by the same rule.
+
+    Wrong: an answer that is left out of its own standard deviation gets another scale, or none, than the others, which
+    splits the group (NeMo 3469); rewards that are not 0 or 1 are taken for such (OpenRLHF 1272).
+    Decides: A_i − A_j = (r_i − r_j) / s for all pairs, with one s > 0 a group, and Σ_i A_i = 0.
+    """
+    rewards = torch.tensor([[1.0, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0.5, 0], [0.1, -3, 7, 0.2, 0, 9, 1, 1]])
+    apart = rewards[:, :, None] - rewards[:, None]
+    for estimator in _estimators():
+        gain = estimator(rewards)
+        slope = (gain.amax(1) - gain.amin(1)) / (rewards.amax(1) - rewards.amin(1))
+        assert (slope > 0).all()
+        torch.testing.assert_close(gain[:, :, None] - gain[:, None], slope[:, None, None] * apart, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(gain.sum(1), torch.zeros(3), atol=1e-5, rtol=0)
+
+
+def naive(original):
+    return lambda x, mask=None, eps=1e-8: (x - x.mean()) / (x.sub(x.mean()).square().sum() / (x.numel() - 1)).sqrt()
+
+
+@sabotaged_by("foresight.ops.advantage.normalize", naive)
+def test_one_sample_has_no_spread():
+    """A batch or a group with a single score.
+
+    Wrong: its standard deviation is NaN, and then every weight is (MetaClaw 47; verl takes std 1).
+    Decides: A = 0 where there is nothing to compare with.
+    """
+    assert advantage.normalize(torch.tensor([[3.0]])).tolist() == [[0.0]]
+    assert advantage.normalize(torch.tensor([[3.0, 9.0]]), torch.tensor([[1.0, 0.0]])).tolist() == [[0.0, 0.0]]
+    for estimator in _estimators():
+        assert estimator(torch.tensor([[3.0], [math.nan]])).tolist() == [[0.0], [0.0]]
+        assert estimator(torch.tensor([[3.0, math.nan]])).tolist() == [[0.0, 0.0]]
+
+
+@sabotaged_by("foresight.nets.microbatch.step", lambda f: lambda *a: {**f(*a), "grad_norm": 0.0})
+@of(grpo, dr_grpo, gspo)
+def test_a_loss_of_zero_is_no_gradient_of_zero(module):
+    """On-policy and without a penalty, advantages that are centred in each group sum to 0.
+
+    Wrong: a loss of 0 is taken for a bug (TRL 3452; open-r1 239).
+    Decides: at ratio 1, L = −Σ_i w A_i = 0 while ∇L = −Σ_i w A_i ∇log π(o_i) ≠ 0: watch `grad_norm`.
+    """
+    state = subjects.build(module)
+    batch = subjects.sample(module, state)
+    alike = dataclasses.replace(batch, length=torch.full_like(batch.length, 2))  # of one length, so that w is one too
+    metrics = subjects.update(module, state, alike)
+    assert abs(metrics["loss"]) < 1e-6 and metrics["grad_norm"] > 0.1
+
+
+# ---- answers that nobody could score
+
+
+def _answers(batch: TokenBatch, chosen: list[int]) -> TokenBatch:
+    """The first group with some of its answers."""
+    first = batch.select(torch.tensor([0]))
+    rows = ("completion", "length", "logprob", "stopped")
+    return dataclasses.replace(first, **{name: getattr(first, name)[:, chosen] for name in rows})
+
+
+@sabotaged_by("tests.invariants.subjects.update", change("rewards", lambda r: r.nan_to_num(), "none_is_zero"))
+@of(*FAMILY, rlhf_ppo)
+def test_an_unscorable_answer_is_left_out_and_is_no_zero(module):
+    """A reward function says None: it could not tell.
+
+    Wrong: None counts as 0 and moves the baseline of its group, or NaN reaches the weights (verl 5635; TRL 5281).
+    Decides: ∇L = ∇L of the batch without that answer (Dr. GRPO's constant denominator stays what it was).
+    """
+    fields = {"overlong_penalty": 0.0, "overlong_filter": False}
+    batch = subjects.sample(module, subjects.build(module))
+    kept, rewards = [0, 1, 3], torch.tensor([[0.0, 1.0, math.nan, 2.0]])
+    caught = subjects.gradient(module, subjects.build(module, **fields), _answers(batch, [0, 1, 2, 3]), rewards)
+    expected = subjects.gradient(module, subjects.build(module, **fields), _answers(batch, kept), rewards[:, kept])
+    share = 3 / 4 if module is dr_grpo else 1.0
+    subjects.same(caught, [share * g for g in expected])
+
+
+@sabotaged_by("tests.invariants.subjects.update", change("rewards", lambda r: torch.rand(r.shape), "guess"))
+@of(*FAMILY, rlhf_ppo)
+def test_a_batch_without_a_score_changes_nothing(module):
+    """Every answer was unscorable.
+
+    Wrong: 0/0 in the weights (TRL 5826).
+    Decides: a sum over nothing is 0; the share `unscorable` says it.
+    """
+    state = subjects.build(module)
+    batch, before = subjects.sample(module, state), copy.deepcopy(state.policy.state_dict())
+    metrics = subjects.update(module, state, batch, torch.full_like(REWARDS, math.nan))
+    assert metrics["unscorable"] == 1 and all(math.isfinite(value) for value in metrics.values())
+    assert _unchanged(state, before)
+
+
+@sabotaged_by("foresight.nets.microbatch.learn", change("groups", torch.ones_like, "step_anyway"))
+def test_a_batch_of_truncated_answers_is_skipped_and_said():
+    """Every answer hit the limit, and those are not learnt from.
+
+    Wrong: NaN (TRL 5826), or a step of the optimiser on a gradient of 0 that nobody is told of (TRL 3248, 4976).
+    Decides: no answer is left, so no step is taken, and `equal_reward_groups` is 1.
+    """
+    state = subjects.build(dapo)
+    batch, before = subjects.sample(dapo, state), copy.deepcopy(state.policy.state_dict())
+    batch.stopped.fill_(False)
+    metrics = subjects.update(dapo, state, batch)
+    assert metrics["equal_reward_groups"] == 1 and "loss" not in metrics
+    assert _unchanged(state, before)
