@@ -170,7 +170,7 @@ def test_a_tokens_own_distance_has_the_gradient_of_the_kl_in_its_state(monkeypat
     """
     state, teacher = _build(distill)
     batch, chance = _answers(state.policy)
-    monkeypatch.setattr(distill, "per_token", lambda mask: mask * chance.flatten()[:, None])
+    monkeypatch.setattr(distill, "per_token", lambda mask: mask * chance[..., None])
     caught = subjects.gradient(distill, state, batch)
     _same([BETA * g for g in caught], _exact(state.policy, teacher, "by state"))
 
@@ -190,6 +190,6 @@ def test_soft_targets_have_the_same_gradient_without_sampling_the_token(monkeypa
     first[0, 1::V, 1] = True  # the state after each first token
     here = torch.where(first, 1.0, 0.0)
     here[0, 1::V, 1] = _tables(state.policy)[0, 1:].exp().detach()
-    monkeypatch.setattr(distill, "per_token", lambda mask: here.flatten(0, 1))
+    monkeypatch.setattr(distill, "per_token", lambda mask: here)
     caught = subjects.gradient(distill, state, batch)
     _same([BETA * g for g in caught], _exact(state.policy, teacher, "by state"))

@@ -63,7 +63,7 @@ def test_a_mean_that_rounds_is_no_spread(reward, dtype):
         assert (torch.autograd.grad(reinforce(logprob, gain).sum(), logprob)[0] == 0).all()
 
 
-@sabotaged_by("foresight.nets.microbatch.learn", change("groups", torch.zeros_like, "skip_them"))
+@sabotaged_by("foresight.nets.microbatch.descend", change("groups", torch.zeros_like, "skip_them"))
 def test_the_penalty_pulls_where_all_rewards_are_equal():
     """An advantage of 0 is no reason to skip a group that has a KL term.
 
@@ -213,7 +213,7 @@ def test_a_batch_without_a_score_changes_nothing(module):
     assert _unchanged(state, before)
 
 
-@sabotaged_by("foresight.nets.microbatch.learn", change("groups", torch.ones_like, "step_anyway"))
+@sabotaged_by("foresight.nets.microbatch.descend", change("groups", torch.ones_like, "step_anyway"))
 def test_a_batch_of_truncated_answers_is_skipped_and_said():
     """Every answer hit the limit, and those are not learnt from.
 

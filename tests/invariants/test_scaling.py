@@ -87,9 +87,7 @@ def test_no_gradient_reaches_a_truncated_answer():
     assert any((grad != 0).any() for grad in caught)
 
 
-@sabotaged_by(
-    "foresight.ops.aggregate.per_budget", lambda f: lambda mask, _: aggregate.per_sequence(mask.flatten(0, 1))
-)
+@sabotaged_by("foresight.ops.aggregate.per_budget", lambda f: lambda mask, _: aggregate.per_sequence(mask))
 def test_a_token_of_a_long_answer_weighs_as_much_as_any_other():
     """Dr. GRPO: no division by the length of the answer, none by the spread of the rewards.
 
