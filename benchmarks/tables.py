@@ -39,7 +39,7 @@ To hold an algorithm of your own to them, add it to [`subjects.py`](../tests/inv
 
 Made by `python benchmarks/tables.py` from the docstrings of the tests.
 """
-SUITE = ("probabilities", "tokens", "groups", "scaling", "divergence", "adapters")
+SUITE = ("probabilities", "tokens", "groups", "scaling", "divergence")
 
 
 def targets(rows: list[Row]) -> list[str]:

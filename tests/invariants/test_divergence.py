@@ -160,6 +160,25 @@ def test_k1_in_the_reward_has_the_gradient_of_the_kl_of_answers(module, monkeypa
     _same(caught, _exact(state.policy, reference, "whole"))
 
 
+@sabotaged_by("foresight.ops.kl.k3", flip_sign, scaled(2.0), swap("logprob", "ref_logprob"))
+def test_k3_in_the_reward_lacks_the_gradient_of_the_other_kl(monkeypatch):
+    """k3 in the reward: of lower variance than k1, and no substitute for it there.
+
+    Wrong: it is put in k1's place because its value is right; but a reward is not differentiated, so that half of
+    the gradient of E[k3] is missing (verl 2953).
+    Decides: Σ_a k3(a) ∇π(a) = ∇KL(π ‖ π₀) − ∇KL(π₀ ‖ π), the first of whole answers and the second state by state.
+    """
+    monkeypatch.setattr(rloo, "kl", SimpleNamespace(k1=kl.k3))
+    monkeypatch.setattr(rloo, "leave_one_out", lambda rewards: rewards)
+    state, reference = _build(rloo)
+    batch, chance = _answers(state.policy)
+    monkeypatch.setattr(rloo, "per_budget", lambda mask, _: mask * chance[..., None])
+    caught = subjects.gradient(rloo, state, batch, torch.zeros_like(chance))
+    whole, reverse = (_exact(state.policy, reference, kind) for kind in ("whole", "reverse"))
+    _same(caught, [w - r for w, r in zip(whole, reverse, strict=True)])
+    assert max((a - b).abs().max() / b.abs().max() for a, b in zip(caught, whole, strict=True)) > 0.3
+
+
 @sabotaged_by("foresight.algorithms.language.distill.kl.k1", flip_sign)
 @sabotaged_by("foresight.ops.policy.reinforce", scaled(2.0))
 def test_a_tokens_own_distance_has_the_gradient_of_the_kl_in_its_state(monkeypatch):

@@ -73,6 +73,11 @@ def _plain(model: LanguageModel, batch: TokenBatch) -> tuple[torch.nn.Module, to
 @sabotaged_by("foresight.nets.lora._forward", lambda f: lambda self, x: self.base_layer(x), scaled(1.01))
 @pytest.mark.parametrize("targets", [(), ("q_proj", "v_proj"), ("layers.1.mlp.down_proj",)])
 def test_the_gradient_is_that_of_pefts_own_forward_pass(targets):
+    """Adapters, by a forward pass of our own.
+
+    Wrong: a scale that is left out, or a layer that is passed by: it learns, and something else (unsloth 8701).
+    Decides: log π and its gradient = those of peft's own model over transformers' own, row by row.
+    """
     model = _model(targets=targets)
     batch = complete(model, PROMPTS, 3, 6, generator=torch.Generator().manual_seed(2))
     plain, rows = _plain(model, batch)
@@ -91,6 +96,12 @@ def test_the_gradient_is_that_of_pefts_own_forward_pass(targets):
 
 @sabotaged_by("foresight.nets.lora._forward", lambda f: lambda self, x: self.base_layer(x))
 def test_the_sampler_sees_the_adapter():
+    """What samples has the adapter, not only its base.
+
+    Wrong: the policy learns and its answers never change, which looks like staleness (unsloth 8701; verl 7495; TRL
+    5975, 5188; AReaL 1385).
+    Decides: with one generator, other tokens with the adapter than without it, where those are the plain model's.
+    """
     model, draw = _model(), torch.Generator()
     with_it = complete(model, PROMPTS, 3, 6, generator=draw.manual_seed(2))
     without = complete(lora.base(model), PROMPTS, 3, 6, generator=draw.manual_seed(2))
@@ -101,6 +112,11 @@ def test_the_sampler_sees_the_adapter():
 
 @sabotaged_by("foresight.nets.lora._remove", lambda f: lambda module: None)
 def test_the_reference_is_the_base_itself_and_no_copy():
+    """The reference of a policy with adapters that began as nothing is its base.
+
+    Wrong: a reference that learns too, or a second model in memory.
+    Decides: log π_ref = log π of the folder, bit for bit, by the very weights that the policy has.
+    """
     model = _model()
     base = learner.frozen(model)
     batch = complete(model, PROMPTS, 3, 6, generator=torch.Generator().manual_seed(2))
@@ -108,6 +124,23 @@ def test_the_reference_is_the_base_itself_and_no_copy():
     held = {p.data_ptr() for p in model.parameters()}
     assert all(p.data_ptr() in held and not p.requires_grad for p in base.parameters())
     assert lora.has(model.module) and not lora.has(base.module)
+
+
+@sabotaged_by("foresight.nets.lora.merge", lambda f: lora._remove)
+def test_a_second_run_is_held_to_what_it_began_from(tmp_path):
+    """A run that begins with the adapter of an earlier one.
+
+    Wrong: "adapter off" is then the model before both runs, and the penalty pulls back what the first one learnt.
+    Decides: log π_ref = log π_θ at the start = log π of the first run's policy.
+    """
+    first = _model()
+    batch = complete(first, PROMPTS, 3, 6, generator=torch.Generator().manual_seed(2))
+    folder = pretrained.save_folder(first.module, first.tokenizer, tmp_path / "adapter", merged=False)
+    _, state = _state("grpo", model=str(folder), kl_coef=0.1)
+    with torch.no_grad():
+        began, held = state.policy.logprob(batch)[0], state.reference.logprob(batch)[0]
+    assert torch.equal(began, held)
+    torch.testing.assert_close(began, batch.logprob, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -195,6 +228,11 @@ def _weights(state) -> list[torch.Tensor]:
 
 @sabotaged_by("foresight.nets.lora.merge", lambda f: lora._remove)
 def test_both_exported_forms_load_and_say_the_same(tmp_path):
+    """A trained adapter is merged into its base, or written alone.
+
+    Wrong: the sum is rounded in a narrow weight, and the update is gone (TRL 3466, 7017).
+    Decides: log π of what `transformers` loads = log π_θ, W + α/r · B A being added up in float32.
+    """
     module, state = _state("grpo")
     _disturb(state.policy)
     merged = module.export(state, tmp_path / "merged")
