@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -90,7 +91,7 @@ class _Attention(nn.Module):
         return self.out(mixed.reshape(rows, steps, -1))  # type: ignore[no-any-return]
 
 
-class _Layer(nn.Module):
+class _Layer(GradientCheckpointingLayer):  # type: ignore[misc]
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         dim, hidden = config.hidden_size, config.intermediate_size

@@ -28,9 +28,9 @@ def write(folder: Path, settings: Settings, summary: dict[str, Any]) -> Path:
 
 def text(settings: Settings, summary: dict[str, Any], adapter: bool = False) -> str:
     """The card as Markdown with front matter."""
-    entry, model = catalog.entry(settings.algorithm), str(settings.config["model"])
-    name = f"{_short(model)}-{entry.name}"
-    known = base(model)
+    entry, model = catalog.entry(settings.algorithm), str(settings.config.get("model", ""))  # none: from nothing
+    name = f"{_short(model)}-{entry.name}" if model else entry.name
+    known = base(model) if model else {}
     scorer = entry.name == "reward_model"
     after, before = summary["evaluation"], summary["baseline"]
     data = str(settings.config.get("data") or settings.env)
@@ -51,7 +51,8 @@ def text(settings: Settings, summary: dict[str, Any], adapter: bool = False) -> 
         "tags": ["foresight", entry.name, *(f"arxiv:{number}" for number in ARXIV.findall(entry.doc))],
         "model-index": [{"name": name, "results": [result]}],
     }
-    what = f"An adapter (LoRA) of {_short(model)}" if adapter else _short(model)
+    whole = _short(model) if model else "A language model from nothing"
+    what = f"An adapter (LoRA) of {_short(model)}" if adapter else whole
     changed = "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.config.items())
     return f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()}
@@ -128,6 +129,8 @@ def _front(file: Path) -> dict[str, Any]:
 
 
 def _origin(model: str, known: dict[str, str]) -> str:
+    if not model:
+        return "The weights began as random numbers: there is no base model."
     name = known.get("base_model", _short(model))
     if "license" in known:
         return f"The weights derive from {name} and are under its licence, {known['license']}."

@@ -88,7 +88,7 @@ def _heads(seed: int = 5) -> MultiTokenHeads:
 def test_samples_have_the_models_own_distribution(kind):
     model, temperature = _Chain(0), 0.8
     draft = _heads() if kind == "heads" else _Chain(1)
-    rows, off = 1500, []
+    rows, off = 800, []
     found = speculate(model, [[2]], draft, rows, LENGTH, temperature, torch.Generator().manual_seed(0), ahead=3)
     chances = model.chances(2, temperature)
     assert abs(sum(chances.values()) - 1) < 1e-5

@@ -68,6 +68,20 @@ def test_a_reward_model_is_no_writer(tmp_path):
     assert ModelCard.load(done.path / "export" / "README.md").data.pipeline_tag == "text-classification"
 
 
+def test_a_model_from_nothing_has_no_base(tmp_path):
+    done = run.train(
+        "pretrain", task="addition", env_options={"held_out": 5}, out=tmp_path / "run", steps=2, layers=1, dim=16,
+        heads=2, kv_heads=1, hidden=16, batch=4, context=32, max_new_tokens=4, foresee=2, precision="float32",
+        show=False,
+    )  # fmt: skip
+    found = ModelCard.load(done.path / "export" / "README.md")
+    assert found.data.base_model is None and "there is no base model" in found.text
+    assert found.data.model_name == "pretrain" and (done.path / "export" / "heads.safetensors").is_file()
+    after = done.summary["evaluation"]
+    assert after["metric"] == "nats per character" and after["mean"] < done.summary["baseline"]["mean"]
+    assert set(after["also"]) == {"bits per character", "accuracy"}
+
+
 def test_origin_and_licence_go_from_card_to_card(tmp_path):
     assert card.base("smollm2")["license"] == "apache-2.0"
     assert card.base("someone/some-model") == {"base_model": "someone/some-model"}
