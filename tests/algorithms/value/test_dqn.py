@@ -71,8 +71,8 @@ def test_what_updates_draw_is_resumed_too() -> None:
 
 def _resumes(module, config) -> None:
     config, copies = dataclasses.replace(config, steps=1_600), []
-    exploring = {"epsilon_end" if module is dqn else "epsilon": 0.5}
-    config = dataclasses.replace(config, **exploring)
+    wild = {"epsilon_end": 0.5} if module is dqn else {"sigma": 3.0}  # so that it shows what is drawn
+    config = dataclasses.replace(config, **wild)
     halfway = _last(module, dataclasses.replace(config, steps=800), Chain(8))
     for state in (copy.deepcopy(halfway), restored(module, halfway, Chain(8))):
         state.config = config
