@@ -107,23 +107,24 @@ def _left_out(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str:
 
 def prepare(command: str, say: Say = lambda text: None) -> None:
     """Type a command of ours that makes a file, unless the file is there. Raises UserError if it fails."""
-    if made_by(command).is_file():
-        return
-    say(f"  {command}")
-    words = shlex.split(command)
-    if subprocess.run([sys.executable, "-m", *words], check=False).returncode:
+    if not made_by(command).is_file():
+        say(f"  {command}")
+        _type(command, Path.cwd())
+
+
+def _type(command: str, folder: Path) -> None:
+    """Run `python ...` or `foresight ...` with this interpreter, whatever is on the path."""
+    ours = {"python": [sys.executable], "foresight": [sys.executable, "-m", "foresight"]}
+    first, *rest = shlex.split(command)
+    if subprocess.run([*ours.get(first, [first]), *rest], cwd=folder, check=False).returncode:
         raise UserError(f"`{command}` failed; what it printed says why.")
 
 
 def typed(what: Experiment) -> Path:
     """Type the command of an experiment in the checkout; returns the JSON. Raises UserError if it fails."""
-    words = shlex.split(what.run)
-    if words[0] == "python":
-        words[0] = sys.executable
     if not (root() / "benchmarks").is_dir():
         raise UserError(f"`{what.run}` needs the source: clone the repository and call it there.")
-    if subprocess.run(words, cwd=root(), check=False).returncode:
-        raise UserError(f"`{what.run}` failed; what it printed says why.")
+    _type(what.run, root())
     return root() / "results" / f"{what.result}.json"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import book, catalog, reproduce, suites
+from foresight.runtime import bench, book, catalog, reproduce, suites
 from tests.cli.conftest import call as call  # the command line as a fixture
 
 CORRIDOR = suites.Experiment("foresight.runtime.book:short_corridor", "short-corridor")
@@ -33,7 +33,11 @@ def test_every_suite_names_what_exists() -> None:
             if not one.run:
                 continue
             if one.is_command:
-                assert (reproduce.root() / one.run.split()[1]).is_file() and one.run.startswith("python ")
+                first, second, *rest = one.run.split()
+                if first == "foresight":
+                    assert second == "bench" and rest[0] in bench.benchmarks()
+                else:
+                    assert first == "python" and (reproduce.root() / second).is_file()
                 continue
             module, _, function = one.run.partition(":")
             assert callable(getattr(importlib.import_module(module), function)), one.run
@@ -94,7 +98,7 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
         (results / f"{what.result}.json").write_text("{}")
         return results / f"{what.result}.json"
 
-    needs = f"cli_of_a_test --out {tmp_path / 'data.jsonl'}"
+    needs = f"foresight brew --out {tmp_path / 'data.jsonl'}"
     runs = (
         suites.Trained("ppo", "a", "first"),
         suites.Trained("ppo", "a", "second", after=("first",), options={"learning_rate": 1.0}),
@@ -107,7 +111,7 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
     said: list[str] = []
     reproduce.reproduce("small", tmp_path, only=("second",), seeds=2)
     assert made == [("first", 2, {}), ("second", 2, {"learning_rate": 1.0})]
-    with pytest.raises(UserError, match=r"cli_of_a_test.* failed"):
+    with pytest.raises(UserError, match=r"foresight brew.* failed"):
         reproduce.reproduce("small", tmp_path, missing=True)
     (tmp_path / "data.jsonl").write_text("")
     reproduce.reproduce("small", tmp_path, missing=True, say=said.append)
