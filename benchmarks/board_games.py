@@ -76,8 +76,9 @@ def seconds_of(one: Any) -> float:
 
 
 def once(one: Any, step: int, what: str, measure: Callable[[], Any]) -> Any:
-    """What `measure` finds at this step of a run, kept beside it, so that it is not measured again."""
-    file = one.path / "measured.json"
+    """What `measure` finds at this step of a run, kept apart from it, so that it is not measured again."""
+    file = RUNS / "measured" / ("-".join(one.path.resolve().parts[1:]) + ".json")
+    file.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     key = f"{step}: {what}"
     if key not in known:
