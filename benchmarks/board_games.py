@@ -170,6 +170,7 @@ def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: 
     from foresight.planning import opponents
     from foresight.runtime import match, run
 
+    began = time.perf_counter()
     one = run.Run(run.find(path)) if path else trained("alphazero", "connect_four", seed, minutes)
     agent = one.load()
     game = agent.world
@@ -187,7 +188,8 @@ def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: 
         "matches": matches,
         **({} if matches_only else {"mistakes": mistakes(one, agent)}),
     }  # fmt: skip
-    write("alphazero-connect_four", "AlphaZero at Connect Four", document, seconds_of(one))
+    seconds = seconds_of(one) or time.perf_counter() - began  # an agent that comes along has no log of its training
+    write("alphazero-connect_four", "AlphaZero at Connect Four", document, seconds)
 
 
 def ladder(
@@ -276,7 +278,8 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
         return lambda position: module.drawn(state, network, position)
 
     def meet(what: str, one: Any, other: Any, openings: int = 0) -> dict[str, Any]:
-        return once(run, agent.step, what, lambda: match.play(game, one, other, games, openings).document())
+        play = lambda: match.play(game, one, other, games, openings).document()  # noqa: E731
+        return once(run, agent.step, f"{games} games, {what}", play)
 
     whole, greedy, sl = match.chooser(module, state), match.chooser(module, state, simulations=0), policy(state.sl)
     found = {
