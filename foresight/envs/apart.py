@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import weakref
@@ -138,5 +139,6 @@ def _told(error: Exception) -> bytes:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which still wants its answer
     os.dup2(2, 1)  # what a user's function prints does not belong into the command's output
     _serve(sys.argv[1], Connection(int(sys.argv[2])))

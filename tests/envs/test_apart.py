@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
+import signal
 
 import pytest
 
@@ -77,6 +79,8 @@ def test_the_process_ends_with_its_owner(task, tmp_path):
     apart = Apart(f"{tmp_path}/rewards.py:lengths", 60.0)
     assert apart(completions=["ab"]) == [2.0]
     ended = apart._end
+    os.kill(ended.peek()[2][0].pid, signal.SIGINT)  # Ctrl-C reaches all processes of a terminal
+    assert apart(completions=["abc"]) == [3.0]
     assert ended.alive
     del apart
     gc.collect()
