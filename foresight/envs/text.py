@@ -422,6 +422,8 @@ def make(
         raise UserError(f"The task '{name}' has no such option: {error}.") from error
     if task.grader is not None:
         task.check()
+    elif trace or rewards is not None:
+        task.grade((), ())  # says that there is nothing to grade with
     if trace:
         task = _traced(task)
     rewards = {"correct": 1.0, "format": 1.0} if trace and rewards is None else rewards

@@ -76,6 +76,14 @@ def test_mistakes_are_said():
         text.make("addition", curriculum=0)
 
 
+@pytest.mark.parametrize("options", [{"trace": True}, {"rewards": {"format": 1}}])
+def test_demonstrations_have_nothing_to_reward(tmp_path, options):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"prompt": f"{i}?", "completion": "1"}) for i in range(5)))
+    with pytest.raises(UserError, match="nothing to grade completions with"):
+        text.make(str(rows), **options)
+
+
 def test_a_curriculum_needs_a_difficulty(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": f"{i}?", "answer": "1"}) for i in range(5)))
