@@ -20,6 +20,14 @@ def test_the_page_of_results_is_made_from_the_files():
     assert (ROOT / "docs" / "results.md").read_text() == page, "run: python benchmarks/tables.py"
 
 
+def test_the_page_of_grpos_family_is_made_from_the_code():
+    made = runpy.run_path(str(ROOT / "benchmarks" / "grpo_family.py"))
+    result = json.loads(made["FILE"].read_text()) if made["FILE"].is_file() else None
+    assert made["PAGE"].read_text() == made["page"](result), "run: python benchmarks/grpo_family.py --page"
+    assert made["slots"]("gspo")["ratio"] == "`sequence_ratio(logprob, old, mask)`"
+    assert all(text != "–" for text in made["slots"]("grpo").values())
+
+
 def test_the_index_that_is_packaged_is_made_from_the_files():
     assert results.INDEX.read_text() == results.document(), "run: python benchmarks/tables.py"
 
