@@ -120,6 +120,7 @@ def _plain(kind: type) -> Any:
 
 
 def _device() -> torch.device:
-    if distributed.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    found = torch.accelerator.current_accelerator()
+    if found is None or distributed.get_backend() == "gloo":
+        return torch.device("cpu")
+    return torch.device(found.type, torch.accelerator.current_device_index())
