@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 from torch import Tensor
 
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 
 KEPT = 100  # finished episodes over which a return is a mean
 
@@ -17,11 +17,13 @@ class Spaces(NamedTuple):
     """What one world of the batch shows and accepts (Gymnasium spaces, without the batch dim).
 
     `obs` is a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; `action` one of the first four.
-    Floats are float32. A Box action outside its bounds is clipped to them before the world sees it.
+    Floats are float32. A Box action outside its bounds is clipped to them before the world sees it. `continuing` says
+    that a world is known to have no termination: its episodes are only ever cut.
     """
 
     obs: gymnasium.Space[Any]
     action: gymnasium.Space[Any]
+    continuing: bool = False
 
 
 class Feedback(NamedTuple):
@@ -91,6 +93,19 @@ class Episodes:
             return {}
         count = len(self.returns)
         return {"return": sum(self.returns) / count, "length": sum(self.lengths) / count}
+
+
+class WorldError(LostError):
+    """A world raised, or gave what it did not declare: the message has its name, its number and its step."""
+
+
+def require_end(spaces: Spaces, gamma: float) -> None:
+    """Raise UserError where `gamma` is 1 and episodes have no end: whoever bootstraps would sum up rewards for ever."""
+    if gamma == 1 and spaces.continuing:
+        raise UserError(
+            "With gamma 1 returns are infinite here: no episode of this environment terminates, a time limit only cuts "
+            "it. Set gamma below 1, such as 0.99."
+        )
 
 
 def require_worlds(env: Env, num_envs: int) -> None:

@@ -62,6 +62,7 @@ def make(
     spec = engines.find_spec(name)
     pixels = atari and atari_set.is_atari(name, spec)
     env: Env = atari_set.make(request, spec, frame_stack) if pixels else _start(request)
+    env.spaces = env.spaces._replace(continuing=_continuing(name, options))
     if flatten:
         env = wrappers.flatten(env)
     if visible is not None:
@@ -73,6 +74,14 @@ def make(
     if clip_reward or (clip_reward is None and pixels):
         env = wrappers.clip_reward(env)
     return env
+
+
+# Gymnasium's worlds whose step never terminates.
+_ENDLESS = ("Pendulum-", "HalfCheetah-", "Swimmer-", "Reacher-", "Pusher-", "HumanoidStandup-")
+
+
+def _continuing(name: str, options: dict[str, Any]) -> bool:
+    return name.startswith(_ENDLESS) or options.get("terminate_when_unhealthy") is False
 
 
 def _start(request: engines.Request) -> Env:

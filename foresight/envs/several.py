@@ -26,13 +26,14 @@ class Several:
     def __init__(self, envs: Sequence[Env]) -> None:
         first = envs[0]
         for env in envs[1:]:
-            for word, own, other in zip(("observations", "actions"), first.spaces, env.spaces, strict=True):
+            for word, own, other in zip(("observations", "actions"), first.spaces[:2], env.spaces[:2], strict=True):
                 if not alike(own, other):
                     raise UserError(
                         f"Tasks that are learnt together need equal {word}: '{first.name}' has {own}, but "
                         f"'{env.name}' has {other}. Env options such as flatten may make them equal."
                     )
-        self.envs, self.spaces = list(envs), first.spaces
+        self.envs = list(envs)
+        self.spaces = first.spaces._replace(continuing=any(env.spaces.continuing for env in envs))
         self.name, self.num_envs = ",".join(env.name for env in envs), sum(env.num_envs for env in envs)
         edges = list(itertools.accumulate((env.num_envs for env in envs), initial=0))
         self._parts = [slice(a, b) for a, b in itertools.pairwise(edges)]

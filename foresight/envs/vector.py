@@ -11,7 +11,8 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
-from foresight.envs.base import Feedback, Spaces
+from foresight.envs import troubles
+from foresight.envs.base import Feedback, Spaces, WorldError
 from foresight.errors import UserError
 
 NEXT_STEP, SAME_STEP, PARTIAL = "next_step", "same_step", "partial"
@@ -67,7 +68,13 @@ class Vector:
             raise RuntimeError(f"Environment '{self.name}': call reset(seed) before step.")
         if action.shape != self._action_shape:  # some engines would read past the end
             raise ValueError(f"'{self.name}' takes actions of shape {self._action_shape}, not {tuple(action.shape)}.")
-        obs, reward, terminated, truncated, extra = self._engine.step(self._convert(action))
+        try:
+            obs, reward, terminated, truncated, extra = self._engine.step(self._convert(action))
+        except Exception as error:
+            world, what = troubles.raised(error, self._engine)
+            raise self._broken(world, what) from error
+        if (found := troubles.not_a_number(obs, reward)) is not None:
+            raise self._broken(*found)
         taken = ~self._resetting
         self._returns += np.where(taken, reward, 0.0)
         self._lengths += taken
@@ -77,10 +84,13 @@ class Vector:
         info: dict[str, Any] = {"engine": extra}
         final_obs = None
         if ended.any():
-            self._report(info, np.flatnonzero(ended))
             if self._autoreset == SAME_STEP:
-                final_obs = self._tensors(_final(obs, extra["final_obs"], np.flatnonzero(ended)), copy=False)
-            elif self._autoreset == PARTIAL:
+                final = _final(obs, extra["final_obs"], np.flatnonzero(ended))
+                if (found := troubles.not_a_number(final, reward)) is not None:
+                    raise self._broken(*found, now=0)
+                final_obs = self._tensors(final, copy=False)
+            self._report(info, np.flatnonzero(ended))
+            if self._autoreset == PARTIAL:
                 assert self._reset_rows is not None
                 final_obs = self._tensors(obs)  # kept as it is: `reset_rows` makes new memory
                 obs = self._reset_rows(self._engine, np.flatnonzero(ended), obs)
@@ -109,6 +119,10 @@ class Vector:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+
+    def _broken(self, world: int | None, what: str, now: int = 1) -> WorldError:
+        where = "" if world is None else f", world {world} at step {self._lengths[world] + now} of its episode"
+        return WorldError(f"Environment '{self.name}'{where}: {what}.")
 
     def _report(self, info: dict[str, Any], rows: np.ndarray) -> None:
         if len(rows):

@@ -28,7 +28,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.nets import encoders, heads, memory, normalize, optim
 from foresight.ops import advantage, diagnostics, policy, returns, schedules, value
 
@@ -86,6 +86,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network, optimiser and generator. Raises UserError for spaces and settings that cannot be worked with."""
     errors.at_least(1, config, "num_envs", "unroll_steps")
+    require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()

@@ -36,7 +36,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data import trees
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.envs.collect import Unroll
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, memory, optim
@@ -99,6 +99,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network, optimiser and generator. Raises UserError for spaces and settings that IMPALA cannot work with."""
     _check(config)
+    require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action), heads.ScalarHead()

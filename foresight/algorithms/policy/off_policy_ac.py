@@ -37,7 +37,7 @@ from foresight import errors
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, optim
 from foresight.nets.actor_critic import ActorCritic
@@ -92,6 +92,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimisers, replay and generators. Raises UserError for spaces and settings that do not fit."""
     _check(config)
+    require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(
             "off_policy_ac mixes its policy with uniform actions, so it needs Discrete ones, "

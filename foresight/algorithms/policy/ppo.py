@@ -47,7 +47,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, memory, normalize, optim
 from foresight.nets.memory import MemoryActorCritic
@@ -114,6 +114,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network, optimiser and generators. Raises UserError for spaces and settings that PPO cannot work with."""
     _check(config)
+    require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()

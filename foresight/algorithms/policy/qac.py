@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, optim
 from foresight.nets.actor_critic import ActorCritic
@@ -80,6 +80,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimisers and generator. Raises UserError for spaces and settings that cannot be worked with."""
     errors.at_least(1, config, "num_envs", "unroll_steps")
+    require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(
             f"qac has a value for every action, so it needs Discrete ones, not {spaces.action}. Try a2c, trpo or ppo."

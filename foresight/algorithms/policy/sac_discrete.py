@@ -31,7 +31,7 @@ from foresight import errors
 from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.envs.collect import Unroll
 from foresight.errors import UserError
 from foresight.nets import memory, optim, q_network
@@ -105,6 +105,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimisers and replay. Raises UserError for spaces and settings that discrete SAC cannot work with."""
     _check(config)
+    require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "Discrete SAC", "sac or ppo")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

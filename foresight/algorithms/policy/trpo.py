@@ -32,7 +32,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, optim
 from foresight.nets.actor_critic import ActorCritic
@@ -89,6 +89,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser and generators. Raises UserError for spaces and settings that cannot be worked with."""
     _check(config)
+    require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()

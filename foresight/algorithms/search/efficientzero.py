@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Spaces, require_worlds
+from foresight.envs.base import Env, Spaces, require_end, require_worlds
 from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.prefix import PrefixModel
@@ -84,6 +84,7 @@ State = unroll.State  # the network and its slow copy, optimiser, replay, genera
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
     unroll.check(config, "horizon")
+    require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(f"EfficientZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
     with torch.random.fork_rng(devices=[]):

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Spaces, require_worlds
+from foresight.envs.base import Env, Spaces, require_end, require_worlds
 from foresight.errors import UserError
 from foresight.planning import unroll
 from foresight.planning.search import Gumbel, search
@@ -75,6 +75,7 @@ State = unroll.State  # the network and its slow copy, optimiser, replay, genera
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
     unroll.check(config)
+    require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(f"Gumbel MuZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
     actions = int(spaces.action.n)

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from foresight.data.trajectory import Trajectory
 from foresight.envs import selfplay
-from foresight.envs.base import Env, Spaces, require_worlds
+from foresight.envs.base import Env, Spaces, require_end, require_worlds
 from foresight.envs.games import Game
 from foresight.errors import UserError
 from foresight.planning import unroll
@@ -81,6 +81,7 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
     """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
     unroll.check(config)
     spaces, game = unroll.world_of(spaces)
+    require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(f"MuZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
     actions = int(spaces.action.n)

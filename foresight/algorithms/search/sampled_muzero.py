@@ -26,7 +26,7 @@ from torch import Tensor
 from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.errors import UserError
 from foresight.nets.heads import TanhNormalHead
 from foresight.nets.latent import LatentModel
@@ -95,6 +95,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser, replay. Raises UserError for actions that are not a bounded Box."""
     unroll.check(config, "samples")
+    require_end(spaces, config.gamma)
     space = spaces.action
     if not isinstance(space, gs.Box) or len(space.shape) != 1 or not space.is_bounded():
         raise UserError(f"Sampled MuZero needs a bounded Box of one dim for actions, not {space}: use muzero.")

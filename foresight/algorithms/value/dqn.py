@@ -30,7 +30,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.envs.collect import Unroll
 from foresight.nets import optim, q_network, values
 from foresight.nets.q_network import QNetwork
@@ -96,6 +96,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser and replay. Raises UserError for spaces and settings that DQN cannot work with."""
     _check(config)
+    require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "DQN", "sac or ppo")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

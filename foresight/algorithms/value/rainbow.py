@@ -30,7 +30,7 @@ from foresight import errors
 from foresight.data.priorities import Prioritized
 from foresight.data.replay import Transitions, shared_replay
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.envs.collect import Unroll
 from foresight.nets import optim, q_network, values
 from foresight.nets.q_network import QNetwork
@@ -95,6 +95,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser and replay. Raises UserError for spaces and settings that Rainbow cannot work with."""
     _check(config)
+    require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "Rainbow", "sac or ppo")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

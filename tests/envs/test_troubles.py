@@ -1,0 +1,151 @@
+"""Worlds that break their word: the message names the environment, the world and the step."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppg, ppo, qac, reinforce, sac, sac_discrete, trpo
+from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
+from foresight.algorithms.value import dqn, rainbow
+from foresight.envs.base import Spaces, WorldError
+from foresight.envs.make import make
+from foresight.errors import UserError
+from tests.sabotage import sabotaged_by
+
+
+class Broken(gymnasium.Env):  # type: ignore[type-arg]
+    """Fails as told at the third step of its episode `when`, in the world that was seeded with 12."""
+
+    def __init__(self, how: str, parts: bool = False, when: int = 2) -> None:
+        plain = gs.Box(-1.0, 1.0, (2,), np.float32)
+        self.observation_space = gs.Dict({"a": plain, "b": plain}) if parts else plain
+        self.action_space = gs.Discrete(2)
+        self.how, self.parts, self.when, self.episodes, self.steps, self.bad = how, parts, when, 0, 0, False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.bad, self.episodes = seed == 12, 0
+        self.episodes, self.steps = self.episodes + 1, 0
+        return self.see(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        now = self.bad and self.episodes == self.when and self.steps == 3
+        if now and self.how == "raise":
+            raise RuntimeError("the motor burnt")
+        if now and self.how == "last":
+            return self.see(np.array([0, np.nan], np.float32)), 0.0, True, False, {}
+        reward = float("nan") if now and self.how == "reward" else 1.0
+        wrong: dict[str, Any] = {
+            "nan": np.array([np.nan, 0], np.float32), "shape": np.zeros(3, np.float32),
+            "dtype": np.array(["a", "b"]), "complex": np.zeros(2, np.complex64),
+        }  # fmt: skip
+        return self.see(wrong.get(self.how) if now else None), reward, False, self.steps == 5, {}
+
+    def see(self, wrong: Any = None) -> Any:
+        plain = np.zeros(2, np.float32)
+        seen = plain if wrong is None else wrong
+        return {"a": plain, "b": seen} if self.parts else seen
+
+
+class BrokenArm(Broken):
+    """The same with real numbers for actions."""
+
+    def __init__(self, how: str, when: int = 2) -> None:
+        super().__init__(how, when=when)
+        self.action_space = gs.Box(-1.0, 1.0, (1,), np.float32)
+
+
+gymnasium.register("Broken-v0", lambda **options: Broken(**options))
+gymnasium.register("BrokenArm-v0", lambda **options: BrokenArm(**options))
+WORDS = {
+    "raise": "its step raised RuntimeError: the motor burnt",
+    "nan": "its observation has a NaN",
+    "last": "its observation has a NaN",
+    "reward": "its reward is nan",
+    "shape": r"it shows an observation of shape \(3,\), but declares \(2,\)",
+    "dtype": "it shows an observation of dtype <U1, but declares float32",
+    "complex": "it shows an observation of dtype complex64, but declares float32",
+}
+
+
+def _run(env: Any) -> None:
+    env.reset(10)
+    for _ in range(20):
+        env.step(torch.zeros(4, dtype=torch.int64))
+
+
+@sabotaged_by("foresight.envs.troubles.not_a_number", lambda f: lambda obs, reward: None)
+@pytest.mark.parametrize("how", ["nan", "last", "reward"])
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step", "partial"])
+def test_numbers_that_are_none_are_found(how: str, autoreset: str) -> None:
+    _says(how, autoreset=autoreset)
+
+
+@pytest.mark.parametrize("how", ["raise", "shape", "dtype", "complex"])
+@pytest.mark.parametrize("parts", [False, True], ids=["plain", "parts"])
+def test_what_raised_is_found(how: str, parts: bool) -> None:
+    _says(how, " .part 'b'." if parts and how != "raise" else "", parts=parts)
+
+
+def test_in_another_process_too() -> None:
+    _says("raise", engine="async")
+
+
+def _says(how: str, more: str = "", **options: Any) -> None:
+    env = make("Broken-v0", num_envs=4, how=how, **{"engine": "gymnasium", **options})
+    try:
+        said = ""
+        try:
+            _run(env)
+        except WorldError as error:
+            said = str(error)
+        wanted = f"Environment 'Broken-v0', world 2 at step 3 of its episode: {WORDS[how]}{more}"
+        assert re.match(wanted, said), said
+    finally:
+        env.close()
+
+
+BOOTSTRAPPING = [a2c, impala, off_policy_ac, ppg, ppo, qac, reinforce, sac, sac_discrete, trpo, dqn, rainbow]
+SEARCHING = [muzero, gumbel_muzero, sampled_muzero, stochastic_muzero, efficientzero]
+
+
+@pytest.mark.parametrize("module", BOOTSTRAPPING + SEARCHING, ids=lambda m: m.__name__.rpartition(".")[2])
+def test_a_discount_of_1_needs_an_end(module: Any) -> None:
+    """HalfCheetah never terminates: a value that bootstraps at its time limit sums up rewards for ever."""
+    box = module in (sac, sampled_muzero)
+    action = gs.Box(-1.0, 1.0, (2,), np.float32) if box else gs.Discrete(2)
+    obs = gs.Box(-1.0, 1.0, (3,), np.float32)
+    config = module.Config(gamma=1.0, **({"replay_size": 100} if hasattr(module.Config, "replay_size") else {}))
+    with pytest.raises(UserError, match=r"With gamma 1 returns are infinite here: .* Set gamma below 1"):
+        module.build(config, Spaces(obs, action, continuing=True))
+    assert module.build(config, Spaces(obs, action)).config.gamma == 1  # an episodic one
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "continuing"),
+    [
+        ("Pendulum-v1", {}, True),
+        ("Pendulum-v1", {"visible": [0, 1], "frame_stack": 2}, True),
+        ("CartPole-v1", {}, False),
+        ("MountainCar-v0", {"engine": "gymnasium"}, False),
+    ],
+)
+def test_which_worlds_have_no_end(name: str, options: dict[str, Any], continuing: bool) -> None:
+    env = make(name, num_envs=1, **options)
+    assert env.spaces.continuing is continuing
+    env.close()
+
+
+@pytest.mark.parametrize("module", [dqn, rainbow, sac_discrete, qac], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_real_numbers_for_actions_are_refused(module: Any) -> None:
+    spaces = Spaces(gs.Box(-1.0, 1.0, (3,), np.float32), gs.Box(-1.0, 1.0, (2,), np.float32))
+    with pytest.raises(UserError, match=r"takes Box.*(sac|ppo)|Discrete ones, not Box.*ppo"):
+        module.build(module.Config(), spaces)

@@ -1,0 +1,39 @@
+"""A world that breaks in the middle of a run: whichever algorithm learns there, the run is kept and goes on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from foresight.envs.base import WorldError
+from foresight.runtime import checkpoint, run
+from tests.envs.test_troubles import WORDS
+
+PLAIN = {"num_envs": 4, "seed": 10, "hidden": (8,), "steps": 40}
+ON_POLICY = {**PLAIN, "unroll_steps": 4}
+REPLAYED = {**PLAIN, "replay_size": 400, "learning_starts": 1000}
+SETTINGS = {
+    "ppo": {**ON_POLICY, "minibatches": 1}, "a2c": ON_POLICY, "impala": ON_POLICY, "qac": ON_POLICY,
+    "off_policy_ac": ON_POLICY, "trpo": ON_POLICY,
+    "ppg": {**ON_POLICY, "minibatches": 1}, "reinforce": {**PLAIN, "longest": 20, "steps": 400},
+    "dqn": REPLAYED, "rainbow": REPLAYED, "sac_discrete": REPLAYED, "sac": REPLAYED,
+}  # fmt: skip
+WHEN = {"reinforce": 1}  # the episode that breaks: it starts its worlds anew for every batch
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_run_is_kept_and_goes_on(name: str, tmp_path: Path) -> None:
+    """Every way to break has a turn; the words are those of `tests/envs/test_troubles.py`."""
+    how = sorted(WORDS)[sorted(SETTINGS).index(name) % len(WORDS)]
+    env, path = "BrokenArm-v0" if name == "sac" else "Broken-v0", tmp_path / "run"
+    with pytest.raises(WorldError) as caught:
+        run.train(
+            name, env=env, out=path, env_options={"how": how, "when": WHEN.get(name, 2), "engine": "gymnasium"},
+            show=False, evaluation_episodes=1, **SETTINGS[name],
+        )  # fmt: skip
+    wanted = f"Environment '{env}', world 2 at step 3 of its episode: {WORDS[how]}.* is saved. When this is mended: "
+    assert re.match(wanted, str(caught.value)), str(caught.value)
+    assert checkpoint.all_steps(path / "checkpoints")
+    assert run.load(path).state.step < SETTINGS[name]["steps"]
