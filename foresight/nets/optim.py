@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+
+from foresight.nets import sharded
 
 
-def descend(optimizer: torch.optim.Optimizer, backward: Callable[[], object], max_norm: float) -> None:
+def descend(
+    optimizer: torch.optim.Optimizer, backward: Callable[[], object], max_norm: float, summed: bool = False
+) -> None:
     """Step `optimizer` down the gradient that `backward` computes, its norm clipped to `max_norm` (PPO detail 11).
 
     The same as `zero_grad`, `backward`, `nn.utils.clip_grad_norm_` and `step`; for a network with few parameter
-    tensors half of the time of the former two goes into sorting the tensors by device and type.
+    tensors half of the time of the former two goes into sorting the tensors by device and type. Processes that learn
+    together take the same step: see `join_`, which `summed` is for.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for p in parameters:
         p.grad = None
     backward()
-    clip_norm_([p.grad for p in parameters if p.grad is not None], max_norm)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    join_(grads, summed)
+    clip_norm_(grads, max_norm)
     advance(optimizer)
 
 
@@ -60,11 +67,31 @@ def advance(optimizer: torch.optim.Optimizer) -> None:
 
 def step(optimizer: torch.optim.Optimizer, backward: Callable[[], object]) -> None:
     """Step `optimizer` down the gradient that `backward` computes."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            p.grad = None
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in parameters:
+        p.grad = None
     backward()
+    join_([p.grad for p in parameters if p.grad is not None])
     advance(optimizer)
+
+
+@torch.no_grad()
+def join_(grads: Sequence[Tensor], summed: bool = False) -> None:
+    """Make `grads` in place those of all processes together: their mean, or their sum for a loss that is `summed`.
+
+    With equal weights and equally many rows in each process that is the gradient of the joint batch (Goyal et al. 2017,
+    arXiv:1706.02677, §3); what is computed of a batch before, such as normalised advantages, stays each process's own.
+    All tensors travel as one. Nothing where there is one process.
+    """
+    count = sharded.processes()
+    if count == 1 or not grads:
+        return
+    joint = torch.cat([grad.flatten() for grad in grads])
+    distributed.all_reduce(joint)
+    if not summed:
+        joint /= count
+    for grad, part in zip(grads, joint.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(part.view_as(grad))
 
 
 @torch.no_grad()

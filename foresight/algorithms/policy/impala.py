@@ -161,7 +161,7 @@ def update(state: State, unroll: Unroll) -> dict[str, float]:
     value_loss = value.squared_loss(values.value, target)[real].sum()
     entropy = output.entropy()[real].sum()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
+    optim.descend(state.optimizer, loss.backward, config.max_grad_norm, summed=True)
     with torch.no_grad():
         count = real.sum().clamp(min=1)
         clipped = (ratio[real] > config.clip_rho).float().sum()
