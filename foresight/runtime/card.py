@@ -21,14 +21,18 @@ def write(folder: Path, settings: Settings, summary: dict[str, Any]) -> Path:
 
     Its front matter is what the Hugging Face hub reads (https://huggingface.co/docs/hub/model-cards).
     """
-    adapter = (folder / "adapter_config.json").is_file()
-    checkpoint.write_whole(folder / "README.md", text(settings, summary, adapter))
+    library = "peft"
+    if not (folder / "adapter_config.json").is_file():
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
+        library = "foresight" if kind.startswith("foresight") else "transformers"  # who knows how to load it
+    checkpoint.write_whole(folder / "README.md", text(settings, summary, library))
     return folder / "README.md"
 
 
-def text(settings: Settings, summary: dict[str, Any], adapter: bool = False) -> str:
-    """The card as Markdown with front matter."""
+def text(settings: Settings, summary: dict[str, Any], library: str = "transformers") -> str:
+    """The card as Markdown with front matter; `library` is the one that loads the folder."""
     entry, model = catalog.entry(settings.algorithm), str(settings.config.get("model", ""))  # none: from nothing
+    adapter = library == "peft"
     name = f"{_short(model)}-{entry.name}" if model else entry.name
     known = base(model) if model else {}
     scorer = entry.name == "reward_model"
@@ -46,7 +50,7 @@ def text(settings: Settings, summary: dict[str, Any], adapter: bool = False) -> 
         **({"license": known["license"]} if "license" in known else {}),
         **({"base_model": known["base_model"]} if "base_model" in known else {}),
         **({"base_model_relation": "adapter" if adapter else "finetune"} if "base_model" in known else {}),
-        "library_name": "peft" if adapter else "transformers",
+        "library_name": library,
         "pipeline_tag": result["task"]["type"],  # type: ignore[index]
         "tags": ["foresight", entry.name, *(f"arxiv:{number}" for number in ARXIV.findall(entry.doc))],
         "model-index": [{"name": name, "results": [result]}],

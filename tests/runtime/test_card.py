@@ -91,6 +91,14 @@ def test_origin_and_licence_go_from_card_to_card(tmp_path):
     assert card.base(str(tmp_path)) == {}
 
 
+def test_a_model_that_began_from_nothing_has_a_card_too(tmp_path):
+    small = {"layers": 1, "dim": 16, "heads": 2, "kv_heads": 1, "hidden": 16, "steps": 2, "batch": 2}
+    done = run.train("pretrain", task="stories", out=tmp_path / "run", evaluation_episodes=4, show=False, **small)
+    found = ModelCard.load(done.path / "export" / "README.md")
+    assert (found.data.library_name, found.data.base_model) == ("foresight", None)
+    assert "# pretrain\n" in found.text and "there is no base model" in found.text
+
+
 @pytest.mark.parametrize("name", [n for n, e in catalog.algorithms().items() if e.wing == "language"])
 def test_every_objective_is_found(name):
     formula = card.objective(catalog.entry(name).doc)
