@@ -303,6 +303,12 @@ def one_more(original):
     ("temperature", "top_k", "top_p"), [(1.0, 3, 1.0), (1.0, 0, 0.7), (0.6, 0, 0.8), (1.7, 4, 0.8)]
 )
 def test_samples_have_exactly_the_truncated_distribution(temperature, top_k, top_p):
+    """Sampling from the likeliest tokens alone, by top-k or top-p.
+
+    Wrong: what is recorded is the chance in the whole vocabulary, so every ratio is biased by the mass that was kept
+    (TRL 6789, 7269: a mean ratio of 0.896 at top_p 0.8).
+    Decides: p(a) = π(a) [a is kept] / Σ_kept π, which is also what is recorded.
+    """
     logits = torch.tensor([0.3, 2.0, -1.0, 1.2, 0.9, -0.2, -torch.inf])
     exact = _truncation((logits.double() / temperature).softmax(-1), top_k, top_p)
     draws = 30_000
@@ -347,6 +353,11 @@ def test_inverting_is_searching_a_running_sum(seed, width, zeros):
 
 @sabotaged_by("foresight.planning.decode._truncated", one_more)
 def test_generated_rows_stay_in_the_nucleus():
+    """The two log-probabilities of a token that was sampled from a truncated distribution.
+
+    Wrong: one is taken for the other in the learner, whose distribution is whole (vLLM 42259).
+    Decides: log p(a) of the sampler ≥ log π(a) of the model, and the latter is that of the learner's own pass.
+    """
     model = _model(0)
     batch = decode.generate(model, PROMPTS, 8, 6, 1.0, _seeded(), top_k=2, slots=5)
     exact = model.logprob(batch)[0]

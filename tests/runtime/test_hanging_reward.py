@@ -37,6 +37,13 @@ def _train(tmp_path, name, hangs):
 
 
 def test_a_reward_function_that_hangs_ends_the_run_after_a_checkpoint_and_the_rest_is_the_same(tmp_path):
+    """A reward function that never answers.
+
+    Wrong: an alarm that works in the main thread alone, and silently grades 0 elsewhere (verl 5635), or a run that
+    hangs (verl 5839, 6673; TRL 5281; AReaL 1426).
+    Decides: it has a process and a time limit of its own, and weights after a stop and a resume = those without, bit
+    for bit.
+    """
     whole = _train(tmp_path, "whole", 0)
     words = r"'count' did not answer within 3 seconds.*The checkpoint at 1 updates is saved.*foresight resume"
     with pytest.raises(LostError, match=words):
