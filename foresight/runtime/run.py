@@ -119,7 +119,7 @@ def train(
     from foresight.runtime import torchrun  # late: this imports torch
     from foresight.runtime.session import Session
 
-    with torchrun.together(resolved) as aside:
+    with torchrun.together(resolved) as (resolved, aside):
         path = aside or _directory(out, resolved)
         show, services = (show, log) if aside is None else (False, ())
         try:

@@ -32,6 +32,7 @@ from foresight.runtime import (
     profile,
     record,
     settings,
+    torchrun,
     worlds,
 )
 from foresight.runtime.evaluate import Evaluation
@@ -143,6 +144,8 @@ class Session:
             from foresight.planning import server  # late: only language models have one
 
             server.attach(state, self.settings.completer, self.path / SERVED)
+        if self.settings.world == "control" and sharded.processes() > 1:
+            torchrun.share_(state)
         if self.start is None:
             return state
         extra = checkpoint.restore(self.start, state, self.device)
@@ -245,6 +248,8 @@ class Session:
 
     def _finish(self, state: Any, evaluation_world: Any) -> None:
         step = int(getattr(state, "step", self.total))
+        if self.settings.world == "control" and sharded.processes() > 1:
+            torchrun.check_equal(state)
         if self.saved != step:
             self._save(state, step)
         if self.measured is None or self.measured[0] != step:
@@ -352,6 +357,7 @@ def _summary(session: Session, step: int, evaluation: Any) -> dict[str, Any]:
         "seed": resolved.seed,
         "steps": step,
         "unit": session.entry.unit,
+        **({"processes": sharded.processes()} if sharded.processes() > 1 else {}),
         "seconds": round(session.seconds, 3),
         "evaluation_seconds": round(session.evaluation_seconds, 3),
         "baseline": session.baseline.document(),

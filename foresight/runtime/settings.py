@@ -40,6 +40,10 @@ class Settings:
         """The seed of everything random in the run."""
         return int(self.config.get("seed", 0))
 
+    def reseeded(self, seed: int) -> Settings:
+        """The same run with another seed."""
+        return dataclasses.replace(self, config={**self.config, "seed": seed})
+
     def document(self) -> dict[str, Any]:
         """What goes into `config.yaml`."""
         return {

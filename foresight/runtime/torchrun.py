@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed, nn
 
 from foresight.errors import UserError
 from foresight.runtime.settings import Settings
+
+# Equally many gradient steps in every process, all through `optim.join_`: nothing that is seen decides how many.
+JOINED = ("a2c", "dqn", "impala", "ppo", "rainbow", "sac", "sac_discrete")
+APART = 1_000_003  # between the seeds of two processes
 
 
 def started() -> bool:
@@ -26,14 +32,70 @@ def first() -> bool:
 
 
 @contextlib.contextmanager
-def together(settings: Settings) -> Iterator[Path | None]:
-    """Join the processes of `torchrun`, NCCL on CUDA and gloo elsewhere; gives the run directory of the silent ones.
+def together(settings: Settings) -> Iterator[tuple[Settings, Path | None]]:
+    """Join the processes of `torchrun`, NCCL on CUDA and gloo elsewhere; gives what this one does, and where it writes.
 
-    None for the first process, and where there is only one. Raises UserError for an algorithm that does not learn from
-    data, and for what a sharded model cannot have.
+    A language model is split over the processes, and each sees the whole batch (`nets.sharded`). A policy is in each of
+    them, which makes `steps` steps in worlds of its own, so that its seed is another one, and learns from the mean of
+    their gradients (`nets.optim.join_`).
+
+    The run directory is None for the first process, and where there is only one; a silent process gets a temporary one.
+    Raises UserError for an algorithm that cannot learn in this way, and for what it cannot have there.
     """
     if not started():
-        yield None
+        yield settings, None
+        return
+    _check(settings)
+    if settings.world == "control":
+        settings = settings.reseeded(settings.seed + APART * int(os.environ["RANK"]))
+    cuda = settings.device != "cpu" and torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group("nccl" if cuda else "gloo")
+    try:
+        with tempfile.TemporaryDirectory() as aside:
+            yield settings, None if first() else Path(aside)
+    finally:
+        distributed.destroy_process_group()
+
+
+def share_(state: Any) -> None:
+    """Give a State's weights in the first process to all others."""
+    for weight in _weights(state):
+        distributed.broadcast(weight, 0)
+
+
+def check_equal(state: Any) -> None:
+    """Raise RuntimeError if a State's weights are not the same in all processes: a gradient was not joined."""
+    sums = torch.stack([weight.double().sum().cpu() for weight in _weights(state)])
+    told = [torch.empty_like(sums) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(told, sums)
+    if not all(torch.equal(told[0], other) for other in told):
+        raise RuntimeError("The processes have different weights: a gradient was not joined.")
+
+
+def _weights(state: Any) -> Iterator[Tensor]:
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, nn.Module):
+            yield from (weight.detach() for weight in value.parameters())
+        elif isinstance(value, Tensor) and value.requires_grad:
+            yield value.detach()
+
+
+def _check(settings: Settings) -> None:
+    if settings.world == "control":
+        if settings.algorithm not in JOINED:
+            known = ", ".join(JOINED)
+            raise UserError(f"Over several processes {known} can learn: run {settings.algorithm} without torchrun.")
+        unfit = ("normalize_obs", "normalize_reward", "target_kl")
+        found = [name for name in unfit if settings.config.get(name)]
+        if found or settings.actors:
+            word = found[0] if found else "actors"
+            raise UserError(
+                f"Over several processes each one would have {word} of its own: leave --{word.replace('_', '-')} out, "
+                "or run without torchrun."
+            )
         return
     if "data" not in settings.config:
         raise UserError(
@@ -41,12 +103,3 @@ def together(settings: Settings) -> Iterator[Path | None]:
         )
     if settings.config.get("lora") or settings.config.get("optimizer", "adamw") != "adamw":
         raise UserError("Over several processes all weights learn by adamw: leave --lora and --optimizer out.")
-    cuda = settings.device != "cpu" and torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if cuda else "gloo")
-    try:
-        with tempfile.TemporaryDirectory() as aside:
-            yield None if first() else Path(aside)
-    finally:
-        distributed.destroy_process_group()

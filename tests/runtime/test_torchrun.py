@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,7 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from foresight.runtime import checkpoint, run
+from foresight.algorithms.policy import a2c
+from foresight.envs import make
+from foresight.errors import UserError
+from foresight.runtime import checkpoint, run, torchrun
 from tests import tiny_language
 
 TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "foresight")
@@ -53,6 +57,61 @@ def test_two_processes_learn_what_one_does(name, tmp_path):
     # The checkpoint is whole: one process can take it up.
     assert checkpoint.verify(checkpoint.find(together.path))["step"] == 3
     assert run.resume(together.path, 4, show=False).summary["steps"] == 4
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac_discrete"])
+def test_two_processes_learn_one_policy_in_worlds_of_their_own(name, tmp_path):
+    options = {"env": "CartPole-v1", "steps": 256, "num_envs": 2, "seed": 3, "evaluation_episodes": 2}
+    options |= {"unroll_steps": 32} if name == "ppo" else {"learning_starts": 50}
+    words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [*TWO, "train", name, *words, "--out", str(tmp_path / "together"), "--json"],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]  # weights that differ in the end would be an error
+    summary = json.loads(done.stdout)
+    assert summary["processes"] == 2 and summary["seed"] == 3
+    alone = run.train(name, out=tmp_path / "alone", show=False, **options)
+    one, two = (_floats(path) for path in (alone.path, tmp_path / "together"))
+    assert len(one) == len(two) > 0 and not torch.equal(one, two)
+
+
+def _floats(path: Path) -> torch.Tensor:
+    """All floating point numbers of the newest checkpoint."""
+    tensors = [
+        value for file in sorted(checkpoint.find(path).glob("*.safetensors")) for value in load_file(file).values()
+    ]
+    return torch.cat([value.flatten().double() for value in tensors if value.is_floating_point()])
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-9])
+def test_processes_whose_weights_differ_are_told(off, monkeypatch):
+    state = a2c.build(a2c.Config(num_envs=1, hidden=(4,)), make.make("CartPole-v1", num_envs=1).spaces)
+
+    def gather(told, sums):
+        told[0].copy_(sums)
+        told[1].copy_(sums + off)
+
+    monkeypatch.setattr(torchrun.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torchrun.distributed, "all_gather", gather)
+    with pytest.raises(RuntimeError, match="not joined") if off else contextlib.nullcontext():
+        torchrun.check_equal(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("reinforce", {}, "run reinforce without torchrun"),
+        ("ppo", {"normalize_obs": True}, "leave --normalize-obs out"),
+    ],
+)
+def test_a_policy_that_cannot_be_joined_is_named(name, options, sentence, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match=sentence):
+        run.train(name, env="CartPole-v1", out=tmp_path / "run", show=False, **options)
 
 
 def test_what_cannot_be_split_is_named(tmp_path):
