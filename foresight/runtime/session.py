@@ -261,7 +261,7 @@ class Session:
             exported = self.module.export(state, self.path / "export")
             self.progress.status("")
         summary = _summary(self, step, self.measured[1])
-        if exported is not None and self.settings.world == "text":
+        if exported is not None and self.settings.world == "text" and sharded.rank() == 0:
             card.write(exported, self.settings, summary)
         checkpoint.write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.record:

@@ -225,7 +225,7 @@ BOX, CHOICE = gs.Box(-1, 1, (D,), np.float32), heads.CategoricalHead(3)
 def _network(backbone: str, kind: str = "gru", space: gs.Space = BOX) -> memory.MemoryActorCritic:
     torch.manual_seed(0)
     shape = memory.Shape(kind, SIZE, heads=2, window=WINDOW)
-    return memory.actor_critic(space, CHOICE, heads.ScalarHead(), shape, (1.0, 1.0), backbone, hidden=(16,))
+    return memory.actor_critic(space, CHOICE, heads.ScalarHead(), shape, backbone, hidden=(16,), gains=(1.0, 1.0))
 
 
 @pytest.mark.parametrize("kind", memory.KINDS)
@@ -287,4 +287,4 @@ MISTAKES = [
 @pytest.mark.parametrize(("shape", "options", "says"), MISTAKES)
 def test_mistakes_are_named(shape, options, says):
     with pytest.raises(UserError, match=says):
-        memory.actor_critic(BOX, CHOICE, heads.ScalarHead(), memory.Shape(**shape), (1.0, 1.0), **options)
+        memory.actor_critic(BOX, CHOICE, heads.ScalarHead(), memory.Shape(**shape), **options)
