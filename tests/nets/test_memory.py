@@ -255,7 +255,7 @@ def test_acting_and_learning_say_the_same(backbone: str):
     for t in range(T):
         carry, alone = memory.forget(carry, start[:, t]), memory.forget(alone, start[:, t])
         step, value, carry = network(x[:, t], carry)
-        policy, alone = network.policy(x[:, t], alone)
+        policy, alone = network.step(x[:, t], alone)
         torch.testing.assert_close(step.logits, whole.logits[:, t])
         torch.testing.assert_close(value.value, values.value[:, t])
         assert torch.equal(policy.logits, step.logits)
@@ -271,7 +271,7 @@ def test_dict_observations_and_masks_have_memories_too():
     obs = {"x": _sequences()[0], "seen": torch.zeros(B, T, dtype=torch.int64), "action_mask": mask}
     output, _, carry = network(obs, None, torch.zeros(B, T))
     assert output.entropy().abs().max() == 0 and (output.mode() == 1).all()
-    assert network.policy({key: part[:, 0] for key, part in obs.items()}, carry)[0].mode().shape == (B,)
+    assert network.step({key: part[:, 0] for key, part in obs.items()}, carry)[0].mode().shape == (B,)
 
 
 MISTAKES = [
