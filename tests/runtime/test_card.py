@@ -35,7 +35,7 @@ def test_the_card_says_what_was_learnt_from_what_and_how_well(tmp_path):
     done = _trained(tmp_path)
     found = ModelCard.load(done.path / "export" / "README.md")
     after = done.summary["evaluation"]
-    assert found.data.library_name == "transformers" and found.data.pipeline_tag == "text-generation"
+    assert found.data["library_name"] == "transformers" and found.data.pipeline_tag == "text-generation"
     assert {"foresight", "sft", "arxiv:2203.02155"} <= set(found.data.tags)
     assert found.data.base_model is None and "licence holds for them" in found.text  # a random model has neither
     (result,) = found.data.eval_results
@@ -58,7 +58,7 @@ def test_what_is_exported_loads_merged_and_as_an_adapter(tmp_path):
     ):
         torch.testing.assert_close(model(input_ids=tokens).logits, expected, atol=1e-4, rtol=1e-4)
     cards = [ModelCard.load(folder / "README.md") for folder in (merged, adapter)]
-    assert [found.data.library_name for found in cards] == ["transformers", "peft"]
+    assert [found.data["library_name"] for found in cards] == ["transformers", "peft"]
     assert "An adapter (LoRA)" in cards[1].text and "An adapter" not in cards[0].text
 
 
@@ -95,7 +95,7 @@ def test_a_model_that_began_from_nothing_has_a_card_too(tmp_path):
     small = {"layers": 1, "dim": 16, "heads": 2, "kv_heads": 1, "hidden": 16, "steps": 2, "batch": 2}
     done = run.train("pretrain", task="stories", out=tmp_path / "run", evaluation_episodes=4, show=False, **small)
     found = ModelCard.load(done.path / "export" / "README.md")
-    assert (found.data.library_name, found.data.base_model) == ("foresight", None)
+    assert (found.data["library_name"], found.data.base_model) == ("foresight", None)
     assert "# pretrain\n" in found.text and "there is no base model" in found.text
 
 
