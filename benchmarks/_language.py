@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
+import resource
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,3 +112,78 @@ def bandwidth() -> float:
 def width() -> int:
     """Bytes of a weight in the products of both sides."""
     return int(dtype().itemsize)
+
+
+UPDATES, BATCH = 5, 16  # updates that count, after one that warms up; rows of each
+
+
+def trained(module: Any, kind: str, passes: int) -> dict[str, Any]:
+    """An algorithm's `train` on the rows of `kind`, as a user runs it; an update passes `passes` times over a token."""
+    from foresight.envs.text import make
+    from foresight.runtime.machine import keep_memory
+    from foresight.runtime.session import PASSING
+
+    keep_memory(PASSING)  # as `foresight train` does
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        task = make(str(write(folder, kind)))
+        config = module.Config(model(), steps=UPDATES + 1, batch=BATCH, learning_rate=1e-5, anneal=False)
+        state = module.build(config)
+        begun = time.perf_counter()
+        for _ in module.train(config, task, state):
+            seconds.append(time.perf_counter() - begun)
+            begun = time.perf_counter()
+    return _measured(seconds[1:], kind, passes)
+
+
+def trained_by_trl(trainer: Any, config: Any, kind: str, passes: int, **options: Any) -> dict[str, Any]:
+    """The same by a trainer of TRL with its config, at equal settings and those in `options`."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+
+    from foresight.data import forms
+    from foresight.nets import pretrained
+
+    marks: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            marks.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = forms.read(str(write(folder, kind)))
+        chat = pretrained.load(model()).tokenizer.chat_template is not None
+        settings = config(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=pretrained.fast_bfloat16("cpu"),
+            per_device_train_batch_size=BATCH,
+            learning_rate=1e-5,
+            lr_scheduler_type="constant",
+            gradient_checkpointing=False,  # faster; memory is not what is compared
+            max_steps=UPDATES + 1,
+            logging_steps=1000,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            model_init_kwargs={"dtype": "float32"},
+            **options,
+        )
+        trainer(
+            model=model(),
+            args=settings,
+            train_dataset=Dataset.from_list([conversational(row) if chat else row for row in found]),
+            callbacks=[Clock()],
+        ).train()
+    return _measured([b - a for a, b in itertools.pairwise(marks)], kind, passes)
+
+
+def _measured(seconds: list[float], kind: str, passes: int) -> dict[str, Any]:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    rate = BATCH * tokens_per_row(kind) * len(seconds) / sum(seconds)
+    return {
+        "rate": rate,
+        "seconds_per_update": sum(seconds) / len(seconds),
+        "of_products": rate * flops_per_token(passes) / products(),
+        "peak_gib": peak,
+    }

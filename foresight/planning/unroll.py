@@ -197,7 +197,7 @@ def losses(
     alive, known, value = goals
     unroll = alive.shape[1] - 1
     terms: dict[str, list[Tensor]] = {"policy_loss": [], "value_loss": [], "reward_loss": []}
-    hidden = network.represent(trees.tree_map(lambda x: x[:, 0], batch.obs))
+    hidden = network.represent(row(batch.obs, 0))
     for k in range(unroll + 1):
         if k > 0:
             hidden, on_the_way = network.advance(hidden, actions[:, k - 1])
@@ -209,6 +209,11 @@ def losses(
             terms.setdefault(name, []).append(alive[:, k] * term)
         terms["value_loss"].append(known[:, k] * network.value.loss(ahead, value[:, k]))
     return summed(terms, unroll)
+
+
+def row(obs: Any, k: int) -> Any:
+    """Row k of every piece `[B, T, ...]`: observations `[B, ...]`."""
+    return trees.tree_map(lambda x: x[:, k], obs)
 
 
 def summed(terms: dict[str, list[Tensor]], unroll: int) -> Named:

@@ -143,7 +143,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
     prefix = latent.value_prefix(batch.reward[:, :steps], alive[:, :steps], state.config.horizon)
-    hidden = network.represent(_row(batch.obs, 0))
+    hidden = network.represent(unroll.row(batch.obs, 0))
     terms: dict[str, list[Tensor]] = {"policy_loss": [], "value_loss": [], "prefix_loss": [], "consistency": []}
     for k in range(steps + 1):
         if k > 0:
@@ -151,7 +151,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
             hidden["latent"] = latent.scale_gradient(hidden["latent"], 0.5)
             terms["prefix_loss"].append(known[:, k - 1] * network.prefix.loss(hidden["h"], prefix[:, k - 1]))
             with torch.no_grad():
-                seen = network.projection(network.represent(_row(batch.obs, k))["latent"])
+                seen = network.projection(network.represent(unroll.row(batch.obs, k))["latent"])
             agreed = latent.negative_cosine(network.predictor(network.projection(hidden["latent"])), seen)
             terms["consistency"].append(alive[:, k] * agreed)
             hidden = network.renew(hidden)
@@ -160,11 +160,6 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         terms["policy_loss"].append(alive[:, k] * policy)
         terms["value_loss"].append(known[:, k] * network.value.loss(ahead, value[:, k]))
     return unroll.summed(terms, steps)
-
-
-def _row(obs: Any, k: int) -> Any:
-    """Row k of every piece."""
-    return trees.tree_map(lambda x: x[:, k], obs)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:

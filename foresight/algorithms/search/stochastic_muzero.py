@@ -134,7 +134,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
-    hidden = network.represent(_row(batch.obs, 0))
+    hidden = network.represent(unroll.row(batch.obs, 0))
     names = ("policy_loss", "value_loss", "reward_loss", "after_loss", "chance_loss", "commitment")
     terms: dict[str, list[Tensor]] = {name: [] for name in names}
     for k in range(steps + 1):
@@ -142,7 +142,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
             now = k - 1  # the row whose action leads here
             after = network.act(hidden, batch.action[:, now])
             behind = network.after(after)
-            seen = network.happening(_row(batch.extras["next_obs"], now))
+            seen = network.happening(unroll.row(batch.extras["next_obs"], now))
             code = latent.straight_through(seen)
             chance = functional.cross_entropy(network.outcome(behind), code.detach(), reduction="none")
             terms["chance_loss"].append(alive[:, now] * chance)
@@ -157,11 +157,6 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         terms["policy_loss"].append(alive[:, k] * policy)
         terms["value_loss"].append(known[:, k] * network.value.loss(ahead, value[:, k]))
     return unroll.summed(terms, steps)
-
-
-def _row(obs: Any, k: int) -> Any:
-    """Row k of every piece."""
-    return trees.tree_map(lambda x: x[:, k], obs)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
