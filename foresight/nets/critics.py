@@ -171,6 +171,23 @@ class Seen(NamedTuple):
     discount: Tensor
 
 
+def reader(state: Any) -> memory.Trunk:
+    """What the policy of a State with `actor` and `critics` sees with: its own trunk, or the critics'."""
+    found: memory.Trunk = state.critics.trunk if state.actor.trunk is None else state.actor.trunk
+    return found
+
+
+def sample(state: Any) -> Transitions | Trajectory:
+    """A batch of a State's replay: transitions, or with a memory sequences of as many rows, and those around them."""
+    config, device = state.config, state.generator.device
+    if config.memory is None:
+        rows: Transitions = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
+        return rows.to(device)
+    count, length = max(1, config.batch_size // config.sequence), config.burn_in + config.sequence + 1
+    pieces: Trajectory = state.replay.sample(count, length, state.sampler)
+    return pieces.map(lambda x: x.to(device))
+
+
 def see(
     actor: SquashedActor | CategoricalActor,
     critics: Critics,

@@ -36,7 +36,7 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worl
 from foresight.envs.collect import Unroll
 from foresight.errors import UserError
 from foresight.nets import memory, optim
-from foresight.nets.critics import Critics, Seen, SquashedActor, see, trunk
+from foresight.nets.critics import Critics, Seen, SquashedActor, reader, sample, see, trunk
 from foresight.ops import fused, policy, schedules, value
 
 WORLD = "control"
@@ -154,11 +154,6 @@ def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tup
 reset_carry = memory.forget
 
 
-def reader(state: State) -> memory.Trunk:
-    """What the policy sees with: its own trunk, or the critics'."""
-    return state.critics.trunk if state.actor.trunk is None else state.actor.trunk
-
-
 def restart(state: State) -> None:
     """The worlds begin anew: what would have followed the newest rows is unknown."""
     state.replay.interrupt()
@@ -173,16 +168,6 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll
     unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes, carry)
     state.step += unroll.rows.reward.numel()
     return dataclasses.replace(unroll, first=None, carry=None, final_carry=None), unroll.last, unroll.carry
-
-
-def sample(state: State) -> Transitions | Trajectory:
-    """A batch to learn from: transitions, or with a memory sequences of as many rows, and those around them."""
-    config, device = state.config, state.generator.device
-    if config.memory is None:
-        batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
-        return batch.to(device)
-    count, length = max(1, config.batch_size // config.sequence), config.burn_in + config.sequence + 1
-    return state.replay.sample(count, length, state.sampler).map(lambda x: x.to(device))
 
 
 def objective(state: State, seen: Seen) -> tuple[Callable[[], object], Tensor, Tensor]:
