@@ -38,6 +38,23 @@ class Nature(nn.Module):
         return (h if self.linear is None else torch.relu(self.linear(h))).view(*obs.shape[:-3], self.size)
 
 
+class Nips(nn.Module):
+    """The smaller network of Mnih et al. 2013 (arXiv:1312.5602, §4.1): 2 convolutions, one linear layer, rectifiers.
+
+    A third of Nature's arithmetic: the one for long runs without an accelerator. Otherwise as `Nature`.
+    """
+
+    def __init__(self, shape: Sequence[int], size: int | None = 256) -> None:
+        super().__init__()
+        channels, _, _ = _image(shape, smallest=20)
+        self.convs = _channels_last(
+            orthogonal(nn.Conv2d(channels, 16, 8, 4)), nn.ReLU(), orthogonal(nn.Conv2d(16, 32, 4, 2)), nn.ReLU()
+        )
+        self.linear, self.size = _linear(_features(self.convs, shape), size)
+
+    forward = Nature.forward
+
+
 class Residual(nn.Module):
     """x + conv(relu(conv(relu(x))))."""
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from foresight import errors
 from foresight.errors import UserError
 from foresight.nets.actor_critic import Apart, Separate, Shared
-from foresight.nets.conv import Impala, Nature
+from foresight.nets.conv import Impala, Nature, Nips
 from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead
 from foresight.nets.mlp import MLP
 from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.towers import Towers
 
-IMAGES: dict[str, Any] = {"nature": Nature, "impala": Impala}
+IMAGES: dict[str, Any] = {"nature": Nature, "nips": Nips, "impala": Impala}
 ACTION_MASK = "action_mask"  # the part of a dict observation that says which actions are allowed
 
 
@@ -113,7 +113,7 @@ def vectorizer(space: gs.Space[Any]) -> Any:
 def encoder(space: gs.Space[Any], hidden: Sequence[int], activation: str = "tanh", images: str = "nature") -> Any:
     """The encoder of observations of `space`; its `size` is the width of the features.
 
-    Images get the convolutional network `images` ('nature' or 'impala'), everything else an MLP with `hidden`
+    Images get the convolutional network `images` ('nature', 'nips' or 'impala'), everything else an MLP with `hidden`
     layers. Raises UserError for an unknown name.
     """
     if is_image(space):

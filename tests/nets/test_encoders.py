@@ -10,7 +10,7 @@ from gymnasium import spaces as gs
 from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.actor_critic import ActorCritic, Separate, Shared
-from foresight.nets.conv import Impala, Nature
+from foresight.nets.conv import Impala, Nature, Nips
 from foresight.nets.heads import ScalarHead
 from foresight.nets.towers import Towers
 from tests.sabotage import change, sabotaged_by, scaled
@@ -18,7 +18,7 @@ from tests.sabotage import change, sabotaged_by, scaled
 PIXELS = gs.Box(0, 255, (3, 40, 44), np.uint8)
 
 
-@pytest.mark.parametrize("network", [Nature, Impala])
+@pytest.mark.parametrize("network", [Nature, Nips, Impala])
 def test_image_encoders(network):
     module = network((3, 40, 44), size=7)
     images = torch.randint(0, 256, (5, 2, 3, 40, 44), dtype=torch.uint8)
@@ -32,6 +32,7 @@ def test_image_encoders(network):
 
 def test_nature_has_the_size_of_the_paper():
     assert sum(p.numel() for p in Nature((4, 84, 84)).parameters()) == 1_684_128  # 8224 + 32832 + 36928 + 1606144
+    assert sum(p.numel() for p in Nips((4, 84, 84)).parameters()) == 676_144  # 4112 + 8224 + 663808
 
 
 def test_images_that_are_too_small_are_refused():

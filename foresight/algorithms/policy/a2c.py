@@ -59,7 +59,7 @@ class Config:
     normalize_reward: bool = False  # running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; SB3
     activation: str = "tanh"  # SB3
-    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.memory
     memory_size: int = 64  # features of the memory
     memory_layers: int = 1  # of the memory

@@ -73,7 +73,7 @@ class Config:
     max_lag: int | None = None  # updates that a policy may be old when its unroll is learnt from; 0: actors wait
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; no vectors in the paper
     activation: str = "tanh"  # the same
-    images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right) or "nature"
+    images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right), "nature" or "nips"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; an LSTM of 256 in figure 3
     memory_size: int = 64  # features of the memory
     memory_layers: int = 1  # of the memory

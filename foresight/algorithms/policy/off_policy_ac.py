@@ -70,7 +70,7 @@ class Config:
     max_grad_norm: float = 0.5  # of each of the two gradients
     hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors
     activation: str = "tanh"  # of the two networks over vectors
-    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     threads: int = 1  # of torch, on a CPU
 
 

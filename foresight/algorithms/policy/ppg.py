@@ -69,7 +69,7 @@ class Config:
     normalize_reward: bool = True  # running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # layers of the two trunks over vectors
     activation: str = "tanh"  # of the two trunks over vectors
-    images: str = "impala"  # the trunks over pixels: "nature" or "impala"
+    images: str = "impala"  # the trunks over pixels: "nature", "nips" or "impala"
     log_std: float = 0.0  # of continuous actions, at the start
     threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
 

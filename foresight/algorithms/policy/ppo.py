@@ -85,7 +85,7 @@ class Config:
     normalize_reward: bool = False  # details 30 and 31: running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; §6.1
     activation: str = "tanh"  # §6.1
-    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.memory
     memory_size: int = 64  # features of the memory
     memory_layers: int = 1  # of the memory

@@ -65,7 +65,7 @@ class Config:
     max_grad_norm: float = 0.5  # SLM-Lab's reinforce_cartpole
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors
     activation: str = "tanh"  # of the trunks over vectors
-    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     log_std: float = 0.0  # of continuous actions, at the start
     threads: int = 1  # of torch, on a CPU
 

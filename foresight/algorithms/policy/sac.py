@@ -70,7 +70,7 @@ class Config:
     target_entropy: float | None = None  # H̄ in nats; None: -1 for each action dim (table 1)
     hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics; table 1
     activation: str = "relu"  # of those layers; table 1
-    images: str = "nature"  # the convolutions over pixels: "nature" or "impala"
+    images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.memory
     memory_size: int = 64  # features of the memory
     memory_layers: int = 1  # of the memory

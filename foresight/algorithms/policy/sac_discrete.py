@@ -70,7 +70,7 @@ class Config:
     target_entropy: float = 0.89  # H̄ as a share of log A: 0.98 in the authors' code, 0.89 in CleanRL's
     hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics
     activation: str = "relu"  # of those layers
-    images: str = "nature"  # the convolutions over pixels: "nature" or "impala"
+    images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.memory
     memory_size: int = 64  # features of the memory
     memory_layers: int = 1  # of the memory

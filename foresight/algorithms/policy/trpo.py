@@ -67,7 +67,7 @@ class Config:
     normalize_reward: bool = False  # running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors; contrib
     activation: str = "tanh"  # the paper, appendix D
-    images: str = "nature"  # the trunk over pixels: "nature" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     log_std: float = 0.0  # of continuous actions, at the start
     threads: int = 1  # of torch, on a CPU
 

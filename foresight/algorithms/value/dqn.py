@@ -53,6 +53,7 @@ class Config:
     unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
     max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 1e-4  # Adam (Mnih et al.: RMSProp, 2.5e-4)
+    adam_epsilon: float = 1e-8  # of Adam: a larger one bounds the step after long quiet (Rainbow: 1.5e-4)
     anneal: bool = False  # learning_rate falls linearly to 0
     batch_size: int = 32  # transitions of a gradient step; extended data table 1
     replay_size: int = 1_000_000  # rows that are kept; extended data table 1
@@ -74,7 +75,7 @@ class Config:
     value_range: tuple[float, float] = (-10.0, 10.0)  # returns between which the atoms of C51 lie, §5 of its paper
     hidden: tuple[int, ...] = (256, 256)  # layers over vectors
     activation: str = "relu"  # of those layers
-    images: str = "nature"  # the convolutions over pixels: "nature" or "impala"
+    images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     threads: int = 1  # of torch, on a CPU; 0 is one a core
 
 
@@ -111,7 +112,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         config,
         network,
         target.requires_grad_(False),
-        torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True),
+        torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True),
         shared_replay(config.replay_size, config.num_envs, config.n_steps),
         generator=torch.Generator(device).manual_seed(config.seed),
         sampler=torch.Generator().manual_seed(config.seed),

@@ -72,7 +72,7 @@ class Config:
     max_grad_norm: float = 10.0  # of the whole gradient; as in the dueling paper, §4.2
     hidden: tuple[int, ...] = (256, 256)  # layers over vectors
     activation: str = "relu"  # of those layers
-    images: str = "nature"  # the convolutions over pixels: "nature" or "impala"
+    images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     threads: int = 1  # of torch, on a CPU; 0 is one a core
 
 
