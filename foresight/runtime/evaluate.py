@@ -21,6 +21,7 @@ from foresight.runtime.tree import generators
 
 APART = 10_000_019  # evaluation seeds start here, far from the seeds of training
 LONGEST = 108_000  # steps of an episode that does not end by itself (30 minutes of Atari frames)
+FALLS = ("error", "per character")  # what the metrics end with of which less is better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,11 @@ class Evaluation:
         std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
         return cls(metric, mean, std, len(values), tuple(values))
 
+    @property
+    def worth(self) -> float:
+        """The mean as a score of which more is better: of an error, its negative."""
+        return -self.mean if falls(self.metric) else self.mean
+
     def document(self) -> dict[str, Any]:
         """`{"metric", "mean", "std", "n"}` for JSON, and `"also"` where there are other figures."""
         document = {"metric": self.metric, "mean": self.mean, "std": self.std, "n": self.n}
@@ -51,6 +57,11 @@ class Evaluation:
     def __str__(self) -> str:
         spread = f" ± {self.std:.4g} ({self.n} of them)" if self.n > 1 else ""
         return f"{self.metric} {self.mean:.4g}{spread}"
+
+
+def falls(metric: str) -> bool:
+    """Whether less of a metric is better, as of errors and of bits a character."""
+    return metric.endswith(FALLS)
 
 
 Act = Callable[[Any, Any], tuple[Any, Any]]  # (obs, carry) -> (action, carry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import shlex
 import statistics
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog
+from foresight.runtime import catalog, evaluate
 from foresight.runtime.results import gather
 from foresight.runtime.suites import Experiment, Trained, made_by, suites
 
@@ -190,9 +191,18 @@ def one(
     show: bool = True,
     **fields: Any,
 ) -> dict[str, Any]:
-    """The summary of one seed: read, resumed or made."""
-    from foresight.runtime import run
+    """The summary of one seed: read, resumed or made. A run of other settings in its place is kept aside."""
+    from foresight.runtime import run, settings
 
+    given = {**fields, "seed": seed, **({} if steps is None else {"steps": steps})}
+    if (out / "config.yaml").is_file():
+        wanted = settings.resolve(name, preset=preset, episodes=episodes, given=given)
+        if changed := settings.differences(settings.Settings.read(out), wanted):
+            aside = next(
+                path for i in itertools.count(1) if not (path := out.with_name(f"{out.name}-before-{i}")).exists()
+            )
+            out.rename(aside)
+            print(f"{out} was trained with another {', '.join(changed)}: it is {aside} now", file=sys.stderr)
     if (out / "summary.json").is_file():
         return run.Run(out).summary
     if (out / "config.yaml").is_file():
@@ -221,7 +231,7 @@ def collect(name: str, preset: str, summaries: Sequence[dict[str, Any]], command
         "episodes": first["evaluation"]["n"],
         "iqm": float(iqm(np.array(means))),
         "interval_95": [None if x[0] is None else float(x[0]) for x in (low, high)],
-        "worst": max(means) if first["evaluation"]["metric"].endswith("error") else min(means),
+        "worst": max(means) if evaluate.falls(first["evaluation"]["metric"]) else min(means),
         "baseline": statistics.fmean(summary["baseline"]["mean"] for summary in summaries),
         "seconds": [summary["seconds"] for summary in summaries],
         "runs": [{key: summary[key] for key in ("seed", "evaluation", "baseline", "seconds")} for summary in summaries],

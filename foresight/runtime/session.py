@@ -47,7 +47,6 @@ LASTING, PASSING = 1 << 20, 1 << 25  # bytes from which a tensor gets pages of i
 PROFILE_EVERY = 1.0  # seconds between rows that say where the time goes
 SAVING_SHARE = 0.05  # of the time that saving may take, where the interval was not set
 SERVED = "served"  # the folder of the run from which a server loads the weights
-FALLS = ("error", "per character")  # what the metrics end with of which less is better
 VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
 
 
@@ -276,9 +275,8 @@ class Session:
         if not any(name in row and row["step"] == step for row in log.read(self.path)[-2:]):
             # A run that was killed between this and its summary has the row already.
             self.log.row(step, self.seconds, {name: result.mean, f"{name}_std": result.std})
-        score = -result.mean if result.metric.endswith(FALLS) else result.mean
-        if score > self.best:
-            self.best = score
+        if result.worth > self.best:
+            self.best = result.worth
             if self.saved == step:
                 checkpoint.mark_best(self.path / "checkpoints", step)
             else:

@@ -185,6 +185,14 @@ def resolve(
     )
 
 
+def differences(old: Settings, new: Settings) -> list[str]:
+    """Names of what `old` settles otherwise than `new`; fields that `old` does not know were not there then."""
+    whole = [
+        name for name in ("algorithm", "env", "env_options", "episodes") if getattr(old, name) != getattr(new, name)
+    ]
+    return whole + [name for name, value in old.config.items() if new.config.get(name) != value]
+
+
 def fields(algorithm: str, preset: dict[str, Any]) -> dict[str, Any]:
     """All fields of an algorithm's Config: its defaults under what `preset` says."""
     kind = catalog.config_class(algorithm)

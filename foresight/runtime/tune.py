@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, run, settings
+from foresight.runtime import catalog, evaluate, run, settings
 
 STUDY, BEST = "study.db", "best.yaml"
 WARM_UP = 5  # trials that are never pruned
@@ -79,9 +79,10 @@ def tune(
 ) -> Found:
     """Search until there are `trials` in all; what is in `out` already counts. `world`: preset, env or task.
 
-    A trial is a whole run (`out/trials/00012`), worth what its evaluation says. One whose training return is below the
-    median of the others at the same step is stopped early (`prune`). Fields are searched in `ranges` (a YAML file;
-    default: `foresight/presets/ranges/NAME.yaml`, or else ranges made from the Config's fields), `only` some of them.
+    A trial is a whole run (`out/trials/00012`), worth what its evaluation says: a return, or less of an error. One
+    whose training metric is below the median of the others at the same step is stopped early (`prune`). Fields are
+    searched in `ranges` (a YAML file; default: `foresight/presets/ranges/NAME.yaml`, or else ranges made from the
+    Config's fields), `only` some of them.
 
     Raises UserError for names that do not exist, for ranges that cannot be read, and if no trial succeeds.
     """
@@ -119,9 +120,9 @@ def tune(
             name, **dict[str, Any](world), out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
             callbacks=[callback] if callback else [], **given,
         )  # fmt: skip
-        value = float(finished.evaluation.mean)
+        trial.set_user_attr("mean", float(finished.evaluation.mean))
         say(f"trial {trial.number}: {finished.evaluation}  {_told({k: given[k] for k in space})}")
-        return value
+        return float(finished.evaluation.worth)
 
     def ending(study: Any, trial: Any) -> None:
         if trial.state.name != "COMPLETE":
@@ -140,7 +141,7 @@ def tune(
         + ([] if resolved.preset else ["--task" if resolved.world == "text" else "--env", resolved.env])
         + [word for field, value in values.items() for word in settings.option(field, value)]
     )
-    found = Found(path, len(study.trials), len(complete), float(best.value or 0.0), values, command)
+    found = Found(path, len(study.trials), len(complete), best.user_attrs["mean"], values, command)
     _write(found, resolved, best.number, steps)
     return found
 
@@ -199,6 +200,7 @@ def _guess(field: str, value: Any, hint: Any) -> Range | None:
 def _pruner(trial: Any, metrics: tuple[str, ...], total: Any, optuna: Any) -> Any:
     """A callback that reports the first metric now and then, and stops a trial that does badly."""
     seen = [0]
+    sign = -1.0 if metrics and (evaluate.falls(metrics[0]) or "loss" in metrics[0]) else 1.0
 
     def callback(step: int, row: dict[str, Any], state: Any) -> None:
         value = row.get(metrics[0]) if metrics else None
@@ -206,7 +208,7 @@ def _pruner(trial: Any, metrics: tuple[str, ...], total: Any, optuna: Any) -> An
         if value is None or math.isnan(value) or mark <= seen[0] or mark >= REPORTS:
             return
         seen[0] = mark
-        trial.report(float(value), mark)
+        trial.report(sign * float(value), mark)
         if trial.should_prune():
             raise optuna.TrialPruned(f"{metrics[0]} {value:.4g} at {step:,}")
 

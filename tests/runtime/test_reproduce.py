@@ -90,6 +90,19 @@ def test_a_suite_is_run_and_its_presets_are_read_the_second_time(
     assert (tmp_path / "runs" / "sarsa-CliffWalking-v1-0" / "summary.json").stat().st_mtime_ns == made
 
 
+def test_a_run_of_other_settings_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def made(seed: int = 0, steps: int = 40, **fields: Any) -> dict[str, Any]:
+        return reproduce.one("sarsa", "CliffWalking-v1", seed, tmp_path / "run", 2, steps, False, **fields)
+
+    first = made()
+    assert made() == first  # read again
+    assert made(epsilon=0.3) != first
+    assert "epsilon" in capsys.readouterr().err
+    assert made(epsilon=0.3, steps=50)["steps"] == 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run-before-1", "run-before-2"]
+    assert json.loads((tmp_path / "run-before-1" / "summary.json").read_text()) == first
+
+
 def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, int, dict[str, Any]]] = []
 

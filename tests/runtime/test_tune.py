@@ -62,6 +62,20 @@ def test_it_finds_the_best_and_goes_on(tmp_path: Path, ranges: Path, trained: li
     assert {call["steps"] for call in trained} == {1000} and {call["seed"] for call in trained} == {0}
 
 
+def test_of_errors_less_is_better(tmp_path: Path, ranges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foresight.runtime.evaluate import Evaluation
+
+    rates: list[float] = []
+
+    def train(name: str, *, learning_rate: float, **given: Any) -> Any:
+        rates.append(learning_rate)
+        return type("Run", (), {"evaluation": Evaluation.of("rms_error", [learning_rate])})
+
+    monkeypatch.setattr(run, "train", train)
+    found = _tune(tmp_path, ranges, 5)
+    assert found.value == min(rates) == found.fields["learning_rate"] < max(rates)
+
+
 def test_it_writes_a_preset_that_can_be_used(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
     found = _tune(tmp_path, ranges, 2)
     ((name, preset),) = yaml.safe_load((found.path / tune.BEST).read_text()).items()

@@ -1,0 +1,39 @@
+"""Every preset of a world that needs no download: the world is made, the algorithm is built for it, and it acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from foresight.runtime import catalog, settings, worlds
+
+SMALL = {"replay_size": 1_000}  # what only takes memory
+OPTIONAL = ("ALE/",)  # worlds that extras bring
+PRESETS = [
+    (name, preset)
+    for name in sorted(catalog.algorithms())
+    for preset in catalog.presets(name)
+    if settings.resolve(name, preset=preset).world != "text"
+]
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_a_preset_builds_and_acts(name: str, preset: str) -> None:
+    fields = settings.resolve(name, preset=preset).config
+    given: dict[str, Any] = {key: value for key, value in SMALL.items() if key in fields}
+    resolved = settings.resolve(name, preset=preset, given=given)
+    if resolved.env.startswith(OPTIONAL):
+        pytest.importorskip("ale_py")
+    module, world = catalog.module(name), worlds.training(resolved)
+    try:
+        state = module.build(catalog.config_class(name)(**resolved.config), worlds.spaces(world))
+        assert state.config.steps >= 1
+        if resolved.world == "control":
+            obs = world.reset(0)
+            action, _, _ = module.act(state, obs, None, explore=True)
+            feedback = world.step(action)
+            assert feedback.reward.shape == (world.num_envs,) and torch.isfinite(feedback.reward).all()
+    finally:
+        worlds.close(world)
