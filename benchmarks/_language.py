@@ -79,9 +79,9 @@ def flops_per_token(passes: float) -> float:
 def dtype() -> Any:
     import torch
 
-    from foresight.nets import pretrained
+    from foresight.nets import precision as precisions
 
-    return torch.bfloat16 if pretrained.fast_bfloat16("cpu") else torch.float32
+    return torch.bfloat16 if precisions.fast_bfloat16("cpu") else torch.float32
 
 
 def _best(work: Callable[[], Any]) -> float:
@@ -142,6 +142,7 @@ def trained_by_trl(trainer: Any, config: Any, kind: str, passes: int, **options:
     from transformers import TrainerCallback
 
     from foresight.data import forms
+    from foresight.nets import precision as precisions
     from foresight.nets import pretrained
 
     marks: list[float] = []
@@ -156,7 +157,7 @@ def trained_by_trl(trainer: Any, config: Any, kind: str, passes: int, **options:
         settings = config(
             output_dir=folder,
             use_cpu=True,
-            bf16=pretrained.fast_bfloat16("cpu"),
+            bf16=precisions.fast_bfloat16("cpu"),
             per_device_train_batch_size=BATCH,
             learning_rate=1e-5,
             lr_scheduler_type="constant",

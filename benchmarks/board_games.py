@@ -165,31 +165,44 @@ def tic_tac_toe(name: str, seeds: list[int], minutes: float) -> None:
         write(f"{name}-tic_tac_toe", f"{title} at tic-tac-toe against every possible opponent", document, spent)
 
 
-def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: float) -> None:
-    """Matches against random play, minimax 5 and 1,000 playouts; mistakes by phase, searched and of the policy."""
+def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: float, simulations: int | None) -> None:
+    """Matches against random play, minimax 5 and 1,000 playouts; mistakes by phase, searched and of the policy.
+
+    An agent that comes along has no log: how long it trained is what its result says.
+    """
     from foresight.planning import opponents
     from foresight.runtime import match, run
 
-    began = time.perf_counter()
     one = run.Run(run.find(path)) if path else trained("alphazero", "connect_four", seed, minutes)
     agent = one.load()
     game = agent.world
-    player = match.chooser(agent.module, agent.state)
+    simulations = agent.config.play_simulations if simulations is None else simulations
+    player = match.chooser(agent.module, agent.state, simulations=simulations)
 
     def meet(name: str) -> dict[str, Any]:
         return match.play(game, player, opponents.make(name, game, 7), games, seed=7).document()
 
     names = ("random", "minimax:5", "mcts:1000")
-    matches = {name: once(one, agent.step, f"{games} games against {name}", lambda n=name: meet(n)) for name in names}
+    matches = {
+        name: once(
+            one, agent.step, f"{games} games of {simulations} simulations against {name}", lambda n=name: meet(n)
+        )
+        for name in names
+    }
     document = {
-        "seeds": [agent.settings.seed], "steps": agent.step, "play_simulations": agent.config.play_simulations,
+        "seeds": [agent.settings.seed], "steps": agent.step, "play_simulations": simulations,
         "parameters": sum(p.numel() for p in agent.state.network.parameters()),
         **{f"score_against_{name.replace(':', '_')}": result["score"] for name, result in matches.items()},
         "matches": matches,
-        **({} if matches_only else {"mistakes": mistakes(one, agent)}),
+        **({} if matches_only else {"mistakes": mistakes(one, agent, simulations)}),
     }  # fmt: skip
-    seconds = seconds_of(one) or time.perf_counter() - began  # an agent that comes along has no log of its training
-    write("alphazero-connect_four", "AlphaZero at Connect Four", document, seconds)
+    label, seconds = "alphazero-connect_four", seconds_of(one)
+    if not seconds:
+        before = json.loads((ROOT / "results" / f"{label}.json").read_text(encoding="utf-8"))
+        if before["steps"] != agent.step:
+            raise SystemExit(f"{path} has no log of its training, and results/{label}.json is about another agent.")
+        seconds = before["seconds"]
+    write(label, "AlphaZero at Connect Four", document, seconds)
 
 
 def ladder(
@@ -222,7 +235,7 @@ def ladder(
     write(f"alphazero-{preset}-ladder", title, document, seconds_of(one))
 
 
-def mistakes(one: Any, agent: Any, positions: int = 60) -> dict[str, Any]:
+def mistakes(one: Any, agent: Any, simulations: int, positions: int = 60) -> dict[str, Any]:
     """The share of moves that give away a win or a draw, in positions where that can be done, by phase."""
     import torch
 
@@ -251,15 +264,15 @@ def mistakes(one: Any, agent: Any, positions: int = 60) -> dict[str, Any]:
             kept += [position[i] for i in can[: max(4, positions // 8)]]
         chosen = torch.stack(kept[:positions])
         share = {}
-        for label, simulations in (("search", agent.config.play_simulations), ("policy_alone", 0)):
-            action = match.chooser(agent.module, agent.state, simulations=simulations)(chosen)
+        for label, count in (("search", simulations), ("policy_alone", 0)):
+            action = match.chooser(agent.module, agent.state, simulations=count)(chosen)
             share[label] = float(solver.mistakes(chosen, action)[0].float().mean())
         share["random"] = float(solver.mistakes(chosen, opponents.make("random", game, 5)(chosen))[0].float().mean())
         return {"positions": positions, **share}
 
     names = {f"moves {low} to {high}": (low, high) for low, high in PHASES}
     return {
-        name: once(one, agent.step, f"mistakes at {name}", lambda ends=ends: phase(*ends))
+        name: once(one, agent.step, f"mistakes of {simulations} simulations at {name}", lambda ends=ends: phase(*ends))
         for name, ends in names.items()
     }
 
@@ -340,7 +353,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="positions of self-play that a ladder is trained on")
     parser.add_argument("--minutes", type=float, default=math.inf, help="of training, in all")
     parser.add_argument("--checkpoints", type=int, default=4, help="that meet in a ladder")
-    parser.add_argument("--simulations", type=int, default=16, help="of the searches of a ladder")
+    parser.add_argument("--simulations", type=int, help="of searches (default: 16 in a ladder, else the preset's)")
     parser.add_argument("--matches-only", action="store_true", help="leave the mistakes of connect_four out")
     arguments = parser.parse_args()
     began = time.perf_counter()
@@ -348,11 +361,11 @@ def main() -> None:
     if arguments.what == "tic_tac_toe":
         tic_tac_toe(arguments.name or "alphazero", arguments.seeds, minutes)
     elif arguments.what == "connect_four":
-        connect_four(arguments.name, games, arguments.matches_only, seed, minutes)
+        connect_four(arguments.name, games, arguments.matches_only, seed, minutes, arguments.simulations)
     elif arguments.what == "ladder":
         ladder(
-            arguments.name, seed, arguments.steps, minutes, arguments.checkpoints, games, arguments.simulations
-        )  # fmt: skip
+            arguments.name, seed, arguments.steps, minutes, arguments.checkpoints, games, arguments.simulations or 16
+        )
     elif arguments.what == "ship":
         ship(arguments.name, "connect_four")
     else:

@@ -56,6 +56,7 @@ def peer() -> dict[str, Any]:
     from trl import GRPOConfig, GRPOTrainer
 
     from foresight.envs.text import last_integer, make
+    from foresight.nets import precision as precisions
     from foresight.nets import pretrained
 
     rows = [{"prompt": [{"role": "user", "content": e.prompt}], "answer": e.answer} for e in make("addition").train]
@@ -76,7 +77,7 @@ def peer() -> dict[str, Any]:
         config = GRPOConfig(
             output_dir=folder,
             use_cpu=True,
-            bf16=pretrained.fast_bfloat16("cpu"),
+            bf16=precisions.fast_bfloat16("cpu"),
             per_device_train_batch_size=SETTINGS["prompts"] * SETTINGS["group"],
             num_generations=SETTINGS["group"],
             max_completion_length=SETTINGS["max_new_tokens"],

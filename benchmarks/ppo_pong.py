@@ -67,10 +67,10 @@ def ours() -> dict[str, Any]:
     """This library's `ppo.train`, as a user runs it."""
     import torch
 
-    from foresight.nets import pretrained
+    from foresight.nets import precision as precisions
 
     torch.set_num_threads(THREADS)
-    precision = "bfloat16" if pretrained.fast_bfloat16("cpu") else "float32"
+    precision = "bfloat16" if precisions.fast_bfloat16("cpu") else "float32"
     rate, seconds = _rate(precision)
     result = {"rate": rate, "precision": precision, "threads": THREADS, "of_limit": _arithmetic(precision) / seconds}
     if precision != "float32":

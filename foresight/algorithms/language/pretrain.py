@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from foresight.data.text import length_mask, pad
 from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner, mtp, pretrained
+from foresight.nets import learner, mtp, precision, pretrained
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import step
 from foresight.nets.moe import Routing
@@ -124,7 +124,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         module = decoder.Decoder(shape).to(device)
-        policy = LanguageModel(module, decoder.characters(), pretrained.dtype(config.precision, device))
+        policy = LanguageModel(module, decoder.characters(), precision.dtype(config.precision, device))
         heads = mtp.heads_for(policy, config.foresee) if config.foresee > 1 else None
     learns = nn.ModuleList([policy] if heads is None else [policy, heads])
     optimizer = learner.adamw(learns, config.learning_rate, config.weight_decay)

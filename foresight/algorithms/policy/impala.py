@@ -39,7 +39,7 @@ from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.envs.collect import Unroll
 from foresight.errors import UserError
-from foresight.nets import encoders, heads, memory, optim
+from foresight.nets import encoders, heads, memory, optim, precision
 from foresight.ops import diagnostics, policy, returns, schedules, value
 
 WORLD = "control"
@@ -80,7 +80,7 @@ class Config:
     memory_heads: int = 4  # of the attention
     memory_window: int = 64  # env steps that attention sees before the present one
     backbone: str = "shared"  # what has a memory: "shared" by both, "separate" ones, "actor" or "critic" alone
-    precision: str = "float32"  # or "bfloat16": the trunk over pixels runs under autocast
+    precision: str = "float32"  # or "bfloat16", or "auto", the faster: of a trunk over pixels
     threads: int = 1  # of torch, on a CPU
 
 
@@ -100,12 +100,13 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     """Network, optimiser and generator. Raises UserError for spaces and settings that IMPALA cannot work with."""
     _check(config)
     require_end(spaces, config.gamma)
+    halved = precision.dtype(config.precision, device) is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action), heads.ScalarHead()
         network = memory.actor_critic(
             spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
-            config.hidden, config.activation, config.images, None, config.precision == "bfloat16",
+            config.hidden, config.activation, config.images, None, halved,
         ).to(device)  # fmt: skip
     kinds = {"rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
     optimizer = kinds[config.optimizer](network.parameters(), lr=config.learning_rate, eps=config.epsilon)
@@ -197,5 +198,3 @@ def _check(config: Config) -> None:
         raise UserError(f"max_lag must be at least 0, not {config.max_lag}.")
     if config.optimizer not in OPTIMIZERS:
         raise errors.unknown("optimizer", config.optimizer, OPTIMIZERS)
-    if config.precision not in ("float32", "bfloat16"):
-        raise errors.unknown("precision", config.precision, ("float32", "bfloat16"))

@@ -49,7 +49,7 @@ from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.errors import UserError
-from foresight.nets import encoders, heads, memory, normalize, optim
+from foresight.nets import encoders, heads, memory, normalize, optim, precision
 from foresight.nets.memory import MemoryActorCritic
 from foresight.ops import advantage, diagnostics, fused, kl, policy, returns, schedules, value
 
@@ -93,7 +93,7 @@ class Config:
     memory_window: int = 64  # env steps that attention sees before the present one
     backbone: str = "shared"  # what has a memory: "shared" by both, "separate" ones, "actor" or "critic" alone
     log_std: float = 0.0  # at the start; detail 24
-    precision: str = "float32"  # or "bfloat16": the trunks run under autocast
+    precision: str = "float32"  # or "bfloat16", or "auto", the faster: the trunks run under autocast
     threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
 
 
@@ -115,13 +115,14 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     """Network, optimiser and generators. Raises UserError for spaces and settings that PPO cannot work with."""
     _check(config)
     require_end(spaces, config.gamma)
+    halved = precision.dtype(config.precision, device) is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
         normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
         network = memory.actor_critic(
             spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
-            config.hidden, config.activation, config.images, normalizer, config.precision == "bfloat16",
+            config.hidden, config.activation, config.images, normalizer, halved,
         ).to(device)  # fmt: skip
     return State(
         config,
@@ -275,8 +276,6 @@ def _check(config: Config) -> None:
         raise UserError(
             f"{config.minibatches} minibatches need as many rows; {rows} (num_envs x unroll_steps) are too few."
         )
-    if config.precision not in ("float32", "bfloat16"):
-        raise errors.unknown("precision", config.precision, ("float32", "bfloat16"))
     if config.memory is not None and config.minibatches > config.num_envs:
         raise UserError(
             f"With a memory, minibatches are of whole sequences: {config.minibatches} of them need as many worlds, "

@@ -33,7 +33,7 @@ from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs.games import Game, replay
 from foresight.errors import UserError
-from foresight.nets import optim
+from foresight.nets import optim, precision
 from foresight.nets.board import PolicyValueNet
 from foresight.ops import returns, schedules
 from foresight.planning import rollouts
@@ -78,7 +78,7 @@ class Config:
     value_coef: float = 1.0  # weight of the value loss; the paper's equal weight
     td_lambda: float = 1.0  # λ of the value target: 1 the game's end z, 0 the next search's value
     symmetries: bool = True  # each learnt position is laid on the board in one of the ways that the game allows
-    precision: str = "float32"  # of the network in self-play; "bfloat16" is twice as fast on CPUs that multiply it
+    precision: str = "float32"  # of the network in self-play; or "bfloat16", or "auto": what is faster
     threads: int = 1  # of torch; games beside each other use two cores better than one convolution does
 
 
@@ -159,7 +159,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
         replay=Replay(config.buffer),
         running=Running(),
         game=game,
-        player=copy.deepcopy(network).bfloat16() if config.precision == "bfloat16" else None,
+        player=copy.deepcopy(network).bfloat16() if precision.dtype(config.precision, device) else None,
     )
 
 
@@ -334,8 +334,6 @@ def _check(config: Config) -> None:
     for name in ("num_games", "simulations", "channels", "batch", "buffer", "learn_from", "cheap_simulations"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
-    if config.precision not in ("float32", "bfloat16"):
-        raise errors.unknown("precision", config.precision, ("float32", "bfloat16"))
     if config.play_simulations < 0 or config.blocks < 0:
         raise UserError("play_simulations and blocks must be 0 or more.")
     if not 0 < config.full_share <= 1 or config.reuse <= 0:

@@ -1,0 +1,36 @@
+"""What matrices are multiplied in: float32, or bfloat16 where the processor multiplies that faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from foresight import errors
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+def dtype(precision: str, device: torch.device | str) -> torch.dtype | None:
+    """What float32 weights are multiplied in, or None if in float32; "auto" is whichever is faster on the device.
+
+    Raises UserError for an unknown precision.
+    """
+    if precision not in PRECISIONS:
+        raise errors.unknown("precision", precision, PRECISIONS)
+    halved = precision == "bfloat16" or (precision == "auto" and fast_bfloat16(device))
+    return torch.bfloat16 if halved else None
+
+
+def fast_bfloat16(device: torch.device | str) -> bool:
+    """Whether the device multiplies bfloat16 faster than float32."""
+    if torch.device(device).type == "cpu":
+        return bool(torch.backends.cpu.get_cpu_capability().startswith("AVX512")) and _has_flag("avx512_bf16")
+    return torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+def _has_flag(flag: str) -> bool:
+    try:
+        return flag in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
