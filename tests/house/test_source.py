@@ -16,7 +16,7 @@ Rule = Callable[[str, str], list[str]]
 EXCEPTIONS = {
     (rules.loops_forward, "nets/towers.py"): "a backward pass goes back over layers, not over time",
     (rules.quiet, "nets/pretrained.py"): "the cache of dequantised weights and the exported model are not run output",
-    (rules.nameless, "nets/pretrained.py"): "asks a given device whether it multiplies bfloat16",
+    (rules.nameless, "nets/precision.py"): "asks a given device whether it multiplies bfloat16",
 }
 SOURCE_RULES = [
     rules.imports_down,
