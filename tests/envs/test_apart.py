@@ -13,6 +13,7 @@ import pytest
 from foresight.envs import text
 from foresight.envs.apart import Apart
 from foresight.errors import LostError, UserError
+from tests.sabotage import sabotaged_by, scaled
 
 REWARDS = """
 import os, time
@@ -49,6 +50,7 @@ def task(tmp_path):
     return lambda name, **options: text.make(str(rows), reward=f"{tmp_path}/rewards.py:{name}", **options)
 
 
+@sabotaged_by("foresight.envs.apart.Apart._answer", scaled(2.0))
 def test_it_answers_as_it_would_here(task, capfd):
     for limit in (60, 0):
         made = task("lengths", reward_timeout=limit)
@@ -79,12 +81,13 @@ def test_the_process_ends_with_its_owner(task, tmp_path):
     apart = Apart(f"{tmp_path}/rewards.py:lengths", 60.0)
     assert apart(completions=["ab"]) == [2.0]
     ended = apart._end
-    os.kill(ended.peek()[2][0].pid, signal.SIGINT)  # Ctrl-C reaches all processes of a terminal
+    process = ended.peek()[2][0]
+    os.kill(process.pid, signal.SIGINT)  # Ctrl-C reaches all processes of a terminal
     assert apart(completions=["abc"]) == [3.0]
     assert ended.alive
     del apart
     gc.collect()
-    assert not ended.alive
+    assert not ended.alive and process.poll() is not None
 
 
 def test_mistakes_are_said_when_the_task_is_made(task):
