@@ -249,14 +249,14 @@ def dataset(
     each a list with an item per completion, and returns a list of floats; None means unscorable. Completions of
     conversations are lists of one message, as TRL gives them. One that is named by its place runs in a process of its
     own, and may take `reward_timeout` seconds for a batch (0: it runs here, without a limit). Without `reward`, a
-    completion is right if it ends with the column `answer`; rows of demonstrations or preferences (see `data.forms`)
-    may do without either, and are then only learnt from.
+    completion is right if it ends with the column `answer`; rows may do without either (see `data.forms`), and then
+    nothing is graded: what learns from demonstrations, preferences or a teacher needs no more.
     """
     rows = [{**row, "prompt": row[prompt]} if prompt in row else row for row in forms.read(path)]
     if not rows or (forms.form(rows[0]) == "prompt" and len(rows) < 2):
         raise UserError(f"{path} has {len(rows)} rows: at least 2 are needed, one to train on and one held out.")
-    kind, rows = forms.check(rows, path)
-    answered = kind == "prompt" or rows[0].get("answer") is not None
+    _, rows = forms.check(rows, path)
+    answered = any(row.get("answer") is not None for row in rows)
     for number, row in enumerate(rows, 1):
         if reward is None and answered and row.get("answer") is None:
             raise UserError(f"{path}, row {number}: without a reward function every row needs the column 'answer'.")

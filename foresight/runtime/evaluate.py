@@ -21,7 +21,7 @@ from foresight.runtime.tree import generators
 
 APART = 10_000_019  # evaluation seeds start here, far from the seeds of training
 LONGEST = 108_000  # steps of an episode that does not end by itself (30 minutes of Atari frames)
-FALLS = ("error", "per character")  # what the metrics end with of which less is better
+FALLS = ("error", "per character", "per token")  # what the metrics end with of which less is better
 
 
 @dataclasses.dataclass(frozen=True)

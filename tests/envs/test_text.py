@@ -143,9 +143,14 @@ def test_files_are_read_with_the_row_in_the_error(tmp_path):
     bad.write_text('{"prompt": "a", "answer": "b"}\n{"question": "a"}')
     with pytest.raises(UserError, match=r"row 2: no column 'prompt'\. It has: question"):
         text.make(str(bad))
-    bad.write_text('{"prompt": "a"}\n{"prompt": "b"}')
+    bad.write_text('{"prompt": "a"}\n{"prompt": "b", "answer": "c"}')
     with pytest.raises(UserError, match="row 1: without a reward function"):
         text.make(str(bad))
+    bad.write_text('{"prompt": "a"}\n{"prompt": "b"}')  # enough for a teacher, and for nothing that needs a grade
+    task = text.make(str(bad))
+    assert len(task.train) == len(task.test) == 1
+    with pytest.raises(UserError, match="nothing to grade completions with: give a reward function"):
+        task.grade(task.test, ["c"])
     with pytest.raises(UserError, match="There is no file"):
         text.make(str(tmp_path / "none.jsonl"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.ops import kl
 from foresight.planning.rollout import complete
+from foresight.runtime import run
 from tests import tiny_language
 from tests.sabotage import flip_sign, sabotaged_by, swap
 
@@ -115,3 +117,15 @@ def test_a_teacher_is_needed_and_must_have_the_students_tokenizer(tmp_path):
     (folder / "tokenizer.json").write_text(table.replace('"W"', '"X"'))
     with pytest.raises(UserError, match="another tokenizer"):
         distill.build(distill.Config(tiny_language.folder(), str(folder), precision="float32"))
+
+
+@sabotaged_by("foresight.algorithms.language.distill._distance", flip_sign)
+def test_prompts_alone_are_enough(tmp_path):
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text("\n".join(json.dumps({"prompt": f"{i}+{i}?"}) for i in range(20)))
+    fields = {"model": tiny_language.folder(0), "teacher": tiny_language.folder(1), "precision": "float32"}
+    fields |= {"steps": 3, "prompts": 4, "max_new_tokens": 6, "learning_rate": 1e-3}
+    done = run.train("distill", task=str(rows), out=tmp_path / "run", show=False, **fields)
+    assert done.evaluation.metric == "reverse KL per token" and done.evaluation.n == 4
+    assert 0 < done.evaluation.mean < done.summary["baseline"]["mean"]
+    assert "reward" not in done.metrics()[0] and done.metrics()[0]["teacher_kl"] > 0

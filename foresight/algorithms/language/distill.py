@@ -14,7 +14,9 @@ with discount 0: a token answers for itself alone. Off-policy without soft targe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import TextTask
+from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets import learner, pretrained
 from foresight.nets.language import LanguageModel
@@ -30,7 +32,7 @@ from foresight.nets.microbatch import descend, gather
 from foresight.ops import kl
 from foresight.ops.aggregate import per_token
 from foresight.ops.policy import reinforce
-from foresight.planning.rollout import answer, roll
+from foresight.planning.rollout import answer, complete, roll
 
 WORLD = "text"
 UNIT = "updates"
@@ -109,6 +111,24 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
 act = answer
 
 
+def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
+    """log π_θ − log π_T of a token, in nats, over an answer of the student's: how it is measured without a grader."""
+    config, values = state.config, list[float]()
+    generator = torch.Generator(state.generator.device).manual_seed(config.seed)
+    for i in range(0, len(held_out), config.prompts):
+        few = held_out[i : i + config.prompts]
+        batch = complete(state.policy, few, 1, config.max_new_tokens, config.temperature, generator)
+        values += (_distance(state, state.teacher, batch).sum(-1) / batch.length.clamp(min=1)).flatten().tolist()
+    return "reverse KL per token", values
+
+
+def _distance(state: State, reader: LanguageModel, batch: TokenBatch) -> Tensor:
+    """How much likelier each token is to who wrote it than to `reader`: k1 of the two, `[P, G, T]`, 0 where padded."""
+    config = state.config
+    read = gather(lambda few: reader.logprob(few, config.temperature)[0], batch, config.micro_tokens)
+    return kl.k1(batch.logprob, read) * batch.mask
+
+
 def sampled_loss(
     state: State, batch: TokenBatch, gain: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -139,9 +159,7 @@ def soft_loss(
 def update(state: State, batch: TokenBatch) -> dict[str, float]:
     """One gradient step on answers of the student, or of the teacher if off-policy."""
     config = state.config
-    reader = state.teacher if config.on_policy else state.policy
-    read = gather(lambda few: reader.logprob(few, config.temperature)[0], batch, config.micro_tokens)
-    distance = kl.k1(batch.logprob, read) * batch.mask  # of whoever wrote the answers from whoever did not
+    distance = _distance(state, state.teacher if config.on_policy else state.policy, batch)
     gain = -distance if config.on_policy else batch.mask.float()
     name = "teacher_kl" if config.on_policy else "student_kl"
     metrics = {name: distance.sum().item() / batch.mask.sum().item()}
@@ -154,13 +172,18 @@ export = learner.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Let the student (or the teacher) answer, and move the student towards the teacher; yields after every update."""
+    """Let the student (or the teacher) answer, and move the student towards the teacher; yields after every update.
+
+    Prompts alone are enough: what a task grades is only reported.
+    """
     state = build(config, env.spaces, device) if state is None else state
     writer = state.policy if config.on_policy else state.teacher
+    graded = env.grader is not None
+    env = env if graded else dataclasses.replace(env, grader=lambda examples, answers: [math.nan] * len(answers))
     while state.step < config.steps:
         rollout = roll(
             writer, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
         )
         metrics = {**rollout.metrics(), **update(state, rollout.batch)}
         state.step += 1
-        yield state.step, metrics, state
+        yield state.step, metrics if graded else {k: v for k, v in metrics.items() if k != "reward"}, state
