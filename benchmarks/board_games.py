@@ -27,6 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "board_games"
+OPENINGS = 2  # random moves before a game of Connect Four, or minimax and the agent would play one game over and over
 PHASES = ((8, 15), (16, 23), (24, 31), (32, 41))  # moves of Connect Four before the mistake
 
 
@@ -180,17 +181,14 @@ def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: 
     player = match.chooser(agent.module, agent.state, simulations=simulations)
 
     def meet(name: str) -> dict[str, Any]:
-        return match.play(game, player, opponents.make(name, game, 7), games, seed=7).document()
+        return match.play(game, player, opponents.make(name, game, 7), games, OPENINGS, seed=7).document()
 
+    what = f"{games} games of {simulations} simulations after {OPENINGS} random moves against"
     names = ("random", "minimax:5", "mcts:1000")
-    matches = {
-        name: once(
-            one, agent.step, f"{games} games of {simulations} simulations against {name}", lambda n=name: meet(n)
-        )
-        for name in names
-    }
+    matches = {name: once(one, agent.step, f"{what} {name}", lambda n=name: meet(n)) for name in names}
     document = {
         "seeds": [agent.settings.seed], "steps": agent.step, "play_simulations": simulations,
+        "openings": OPENINGS,
         "parameters": sum(p.numel() for p in agent.state.network.parameters()),
         **{f"score_against_{name.replace(':', '_')}": result["score"] for name, result in matches.items()},
         "matches": matches,
