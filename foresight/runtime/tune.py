@@ -141,7 +141,8 @@ def tune(
         + ([] if resolved.preset else ["--task" if resolved.world == "text" else "--env", resolved.env])
         + [word for field, value in values.items() for word in settings.option(field, value)]
     )
-    found = Found(path, len(study.trials), len(complete), best.user_attrs["mean"], values, command)
+    mean = float(best.user_attrs.get("mean", best.value or 0.0))
+    found = Found(path, len(study.trials), len(complete), mean, values, command)
     _write(found, resolved, best.number, steps)
     return found
 
