@@ -53,7 +53,7 @@ class Config:
     unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
     max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 1e-4  # Adam (Mnih et al.: RMSProp, 2.5e-4)
-    adam_epsilon: float = 1e-8  # of Adam: a larger one bounds the step after long quiet (Rainbow: 1.5e-4)
+    adam_epsilon: float = 1e-8  # of Adam, added to the root (Rainbow: 1.5e-4)
     anneal: bool = False  # learning_rate falls linearly to 0
     batch_size: int = 32  # transitions of a gradient step; extended data table 1
     replay_size: int = 1_000_000  # rows that are kept; extended data table 1
