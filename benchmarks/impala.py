@@ -23,32 +23,14 @@ PEER_STEPS = 40_000  # the same rate in less time
 
 def ours() -> dict[str, Any]:
     """This library's learner over Ray actors, as `foresight train impala --actors 2` runs it."""
-    import torch
+    from benchmarks import _impala
 
-    from foresight.algorithms.policy import impala
-    from foresight.envs.make import make
-    from foresight.runtime import actors, cluster, profile, settings
-
-    torch.set_num_threads(1)
     given = {
         "steps": STEPS, "num_envs": ENVS, "unroll_steps": UNROLL, "unrolls": 1, "gamma": 0.99, "learning_rate": 5e-4,
         "anneal": False, "optimizer": "adam", "epsilon": 1e-8, "entropy_coef": 0.01, "value_coef": 0.5,
         "max_grad_norm": 40.0,
     }  # fmt: skip
-    resolved = settings.resolve("impala", env="CartPole-v1", config=impala.Config(**given), actors=ACTORS)
-    config = impala.Config(**resolved.config)
-    state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
-    times, begun, first, metrics = profile.Profile(), 0.0, 0, {}
-    fleet = cluster.Fleet("impala", *actors.plan(resolved, ACTORS), ACTORS)
-    with profile.learning(impala, times):
-        for step, metrics, _ in actors.train(impala, config, state, fleet, times):  # noqa: B007
-            if not begun and step >= STEPS // 5:
-                begun, first = time.perf_counter(), step
-                times.shares()
-        seconds = time.perf_counter() - begun
-    shares = {name.partition("/")[2]: round(share, 3) for name, share in times.shares().items()}
-    result = {"rate": (state.step - first) / seconds, "return": metrics["return"], "lag": metrics["lag"]}
-    return {**result, "actors": ACTORS, **{f"share of {name}": share for name, share in shares.items()}}
+    return _impala.measure("CartPole-v1", ACTORS, given)
 
 
 def peer() -> dict[str, Any]:

@@ -1,0 +1,38 @@
+"""What benchmarks of IMPALA share: the learner over Ray actors on this machine, and how fast it learns."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
+    """Env steps a second that the learner has learnt from, as `foresight train impala --actors N` runs it.
+
+    `given` are fields of the Config. One thread; the first fifth of the steps warms up.
+    """
+    import torch
+
+    from foresight.algorithms.policy import impala
+    from foresight.envs.make import make
+    from foresight.runtime import actors as processes
+    from foresight.runtime import cluster, profile, settings
+
+    torch.set_num_threads(1)
+    resolved = settings.resolve("impala", env=env, config=impala.Config(**given), actors=actors)
+    config = impala.Config(**resolved.config)
+    world = make(env, num_envs=1)
+    state = impala.build(config, world.spaces)
+    world.close()
+    times, begun, first, metrics = profile.Profile(), 0.0, 0, {}
+    fleet = cluster.Fleet("impala", *processes.plan(resolved, actors), actors)
+    with profile.learning(impala, times):
+        for step, metrics, _ in processes.train(impala, config, state, fleet, times):  # noqa: B007
+            if not begun and step >= config.steps // 5:
+                begun, first = time.perf_counter(), step
+                times.shares()
+        seconds = time.perf_counter() - begun
+    shares = {name.partition("/")[2]: round(share, 3) for name, share in times.shares().items()}
+    result = {"rate": (state.step - first) / seconds, "lag": metrics["lag"], "actors": actors}
+    result |= {"return": metrics["return"]} if "return" in metrics else {}
+    return {**result, **{f"share of {name}": share for name, share in shares.items()}}
