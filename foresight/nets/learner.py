@@ -93,6 +93,8 @@ def frozen(policy: LanguageModel) -> LanguageModel:
     """
     if sharded.is_sharded(policy.module):
         twin = LanguageModel(sharded.whole(policy.module), policy.tokenizer, policy.autocast)
+        if lora.has(twin.module):
+            twin = lora.base(twin)
         sharded.shard(twin.requires_grad_(False).module)
         return twin
     return lora.base(policy) if lora.has(policy.module) else copy.deepcopy(policy).requires_grad_(False)

@@ -150,10 +150,10 @@ def save_folder(
     from safetensors.torch import save_file
 
     directory = Path(directory)
-    if merged and lora.has(module):
-        module = lora.merged(module)
     if sharded.is_sharded(module):
         module = sharded.whole(module)
+    if merged and lora.has(module):
+        module = lora.merged(module)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))

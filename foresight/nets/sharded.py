@@ -53,11 +53,18 @@ def shard(module: Any) -> None:
 
 
 def whole(module: Any) -> Any:
-    """A plain copy of a transformers model that `shard` split. All processes have to call it, and all get it."""
+    """A plain copy of a transformers model that `shard` split, adapters and number types too.
+
+    All processes have to call it, and all get it.
+    """
     state = {name: full(value) for name, value in module.state_dict().items()}
     with torch.random.fork_rng():
         copy = _plain(type(module))(module.config)
+        for name, adapter in getattr(module, "peft_config", {}).items():
+            copy.add_adapter(adapter, name)
     copy.load_state_dict(state)
+    for name, weight in copy.named_parameters():
+        weight.data = weight.data.to(state[name].dtype)
     copy.generation_config = getattr(module, "generation_config", None)
     return copy.to(_device()).eval()
 

@@ -101,5 +101,5 @@ def _check(settings: Settings) -> None:
         raise UserError(
             f"Over several processes sft, reward_model and dpo can learn: run {settings.algorithm} without torchrun."
         )
-    if settings.config.get("lora") or settings.config.get("optimizer", "adamw") != "adamw":
-        raise UserError("Over several processes all weights learn by adamw: leave --lora and --optimizer out.")
+    if settings.config.get("optimizer", "adamw") != "adamw":
+        raise UserError("Over several processes weights learn by adamw: leave --optimizer out.")
