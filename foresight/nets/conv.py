@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from foresight.errors import UserError
 from foresight.nets.mlp import orthogonal
+from foresight.ops import fused
 
 
 class Nature(nn.Module):
@@ -111,6 +112,9 @@ def _pixels(obs: Tensor) -> Tensor:
     if obs.dtype != torch.uint8:
         return flat.contiguous(memory_format=torch.channels_last)
     kind = torch.get_autocast_dtype(obs.device.type) if torch.is_autocast_enabled(obs.device.type) else torch.float32
+    traced = torch.jit.is_tracing() or torch.compiler.is_compiling()  # which does not see what numpy computes
+    if obs.device.type == "cpu" and kind == torch.float32 and not traced:
+        return fused.pixels(flat)
     return flat.to(kind, memory_format=torch.channels_last).div_(255)
 
 

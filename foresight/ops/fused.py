@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
@@ -81,6 +82,26 @@ def huber_q(
     tensors = (q, action, reward, discount, following, choice, grad, seen)
     _huber_q(*[x.numpy() for x in tensors])
     return grad, seen
+
+
+def pixels(images: Tensor) -> Tensor:
+    """Bytes `[N, C, H, W]` on the CPU as floats in [0, 1], laid out channels-last: the twin of `_pixels` in `conv.py`.
+
+    Torch takes longer to bring the channels to the end than a small network takes to convolve them.
+    """
+    count, channels, height, width = images.shape
+    found = torch.empty(count, height, width, channels)
+    _pixels(images.contiguous().view(count, channels, -1).numpy(), found.view(count, -1, channels).numpy())
+    return found.permute(0, 3, 1, 2)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _pixels(images, found):  # type: ignore[no-untyped-def]
+    count, channels, places = images.shape
+    for i in range(count):
+        for k in range(channels):
+            for j in range(places):
+                found[i, j, k] = images[i, k, j] / np.float32(255)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]

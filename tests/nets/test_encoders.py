@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.errors import UserError
-from foresight.nets import encoders
+from foresight.nets import conv, encoders
 from foresight.nets.actor_critic import ActorCritic, Separate, Shared
 from foresight.nets.conv import Impala, Nature, Nips
 from foresight.nets.heads import ScalarHead
@@ -28,6 +28,15 @@ def test_image_encoders(network):
     torch.testing.assert_close(features[3, 1], module(images[3, 1]), rtol=1e-4, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         assert (module(images).float() - features).abs().max() < 0.05 * features.abs().max()
+
+
+@sabotaged_by("foresight.ops.fused.pixels", scaled(1.01))
+def test_bytes_become_what_torch_makes_of_them():
+    images = torch.randint(0, 256, (5, 4, 40, 44), dtype=torch.uint8)
+    for given in (images, images.transpose(2, 3), images[::2]):
+        told = given.to(torch.float32, memory_format=torch.channels_last).div(255)
+        found = conv._pixels(given)
+        assert torch.equal(found, told) and found.stride() == told.stride()
 
 
 def test_nature_has_the_size_of_the_paper():
