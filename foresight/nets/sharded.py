@@ -36,6 +36,24 @@ def agreed(flag: bool) -> bool:
     return bool(told)
 
 
+def told(value: Any) -> Any:
+    """What the first process has, in all of them: they must not differ in what a clock or somebody's code decides."""
+    if processes() == 1:
+        return value
+    box = [value]
+    distributed.broadcast_object_list(box, 0)
+    return box[0]
+
+
+def gathered(value: Any) -> list[Any]:
+    """What each process has, in all of them. Tensors should be on the CPU."""
+    if processes() == 1:
+        return [value]
+    found = [None] * processes()
+    distributed.all_gather_object(found, value)
+    return found
+
+
 def shard(module: Any) -> None:
     """Leave a part of every weight of a transformers model in this process; the optimiser is made after this.
 

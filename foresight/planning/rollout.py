@@ -13,6 +13,7 @@ from torch import Tensor
 from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
+from foresight.nets import sharded
 from foresight.nets.language import LanguageModel
 from foresight.planning.decode import Completer, generate
 
@@ -141,7 +142,7 @@ def roll(
     batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
     answers = texts(policy, batch)
     repeated = [example for example in examples for _ in range(group)]
-    rewards, seen = task.reward(repeated, answers)
+    rewards, seen = sharded.told(task.reward(repeated, answers) if sharded.rank() == 0 else None)
     if task.curriculum < 1:
         seen["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
     measures = {name: torch.tensor(values).view(prompts, group) for name, values in seen.items()}

@@ -143,6 +143,10 @@ class Session:
             from foresight.planning import server  # late: only language models have one
 
             server.attach(state, self.settings.completer, self.path / SERVED)
+        elif self.settings.world == "text" and sharded.processes() > 1:
+            from foresight.planning import together
+
+            together.attach(state)
         if self.settings.world == "control" and sharded.processes() > 1:
             torchrun.share_(state)
         if self.start is None:
@@ -287,6 +291,8 @@ class Session:
         self.progress.status("measuring the baseline" if untrained else "evaluating")
         function = evaluate.baseline if untrained else evaluate.evaluate
         result = function(self.module, state, world, self.settings.episodes, self.settings.seed)
+        if self.settings.world == "text":
+            result = sharded.told(result)
         self.progress.status("")
         if untrained:
             self.progress.note(f"before training: {result}")
@@ -383,8 +389,9 @@ def _bad_weights(state: Any) -> str | None:
         value = getattr(state, field.name)
         if isinstance(value, torch.nn.Module):
             for name, weight in value.named_parameters():
-                if weight.numel() and weight.is_floating_point():
-                    low, high = torch.aminmax(sharded.local(weight.detach()))
+                part = sharded.local(weight.detach())
+                if part.numel() and part.is_floating_point():
+                    low, high = torch.aminmax(part)
                     if not (torch.isfinite(low) and torch.isfinite(high)):
                         return f"{field.name}.{name}"
     return None

@@ -18,6 +18,7 @@ from foresight.runtime.settings import Settings
 
 # Equally many gradient steps in every process, all through `optim.join_`: nothing that is seen decides how many.
 JOINED = ("a2c", "dqn", "impala", "ppo", "rainbow", "sac", "sac_discrete")
+WHOLE = ("mtp_critic", "pretrain")  # text algorithms that learn more than a transformers model
 APART = 1_000_003  # between the seeds of two processes
 
 
@@ -97,9 +98,9 @@ def _check(settings: Settings) -> None:
                 "or run without torchrun."
             )
         return
-    if "data" not in settings.config:
-        raise UserError(
-            f"Over several processes sft, reward_model and dpo can learn: run {settings.algorithm} without torchrun."
-        )
+    if settings.algorithm in WHOLE:
+        raise UserError(f"{settings.algorithm} has parts that cannot be split over processes: run it without torchrun.")
+    if settings.completer is not None:
+        raise UserError("Several processes sample by themselves: leave --completer out, or run without torchrun.")
     if settings.config.get("optimizer", "adamw") != "adamw":
         raise UserError("Over several processes weights learn by adamw: leave --optimizer out.")

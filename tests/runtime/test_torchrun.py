@@ -20,14 +20,21 @@ from foresight.runtime import checkpoint, run, torchrun
 from tests import tiny_language
 
 TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "foresight")
-ROWS = {"sft": {"completion": "3"}, "dpo": {"chosen": "3", "rejected": "aa"}}
+SAMPLED = {
+    "grpo": {"epochs": 2, "kl_coef": 0.1, "lora": 2},
+    "dapo": {"max_batches": 2},
+    "rlhf_ppo": {"minibatches": 2},
+    "distill": {"teacher": tiny_language.folder(1)},
+}
+PAIR = {"chosen": "3", "rejected": "aa"}
+ROWS = {"sft": {"completion": "3"}, "dpo": PAIR, "reward_model": PAIR}
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize(("name", "rank"), [("sft", 0), ("dpo", 0), ("sft", 2), ("dpo", 2)])
+@pytest.mark.parametrize(("name", "rank"), [("sft", 0), ("dpo", 0), ("reward_model", 0), ("dpo", 2)])
 def test_two_processes_learn_what_one_does(name, rank, tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?", **ROWS[name]}) + "\n" for i in range(12)))
@@ -54,11 +61,38 @@ def test_two_processes_learn_what_one_does(name, rank, tmp_path):
     assert here.keys() == there.keys()
     for key, value in here.items():
         adapted = not rank or key.endswith("_proj.weight")
-        assert ((value - begun[key]).abs().max() > 1e-3) == adapted, key
+        assert key not in begun or ((value - begun[key]).abs().max() > 1e-3) == adapted, key
         torch.testing.assert_close(value, there[key], atol=2e-5, rtol=1e-4)
     # The checkpoint is whole: one process can take it up.
     assert checkpoint.verify(checkpoint.find(together.path))["step"] == 3
     assert run.resume(together.path, 4, show=False).summary["steps"] == 4
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_two_processes_sample_and_learn_what_one_does(name, tmp_path):
+    data, grades = tmp_path / "rows.jsonl", tmp_path / "grades.py"
+    data.write_text("".join(json.dumps({"prompt": f"{i}+1?"}) + "\n" for i in range(12)))
+    grades.write_text("def score(prompts, completions):\n    return [sum(map(ord, x)) % 3 for x in completions]\n")
+    options = {"task": str(data), "model": tiny_language.folder(), "precision": "float32", "seed": 3, "steps": 3}
+    options |= {"prompts": 5, "max_new_tokens": 6, "micro_tokens": 1, "learning_rate": 1e-2, **SAMPLED[name]}
+    options |= {} if name == "rlhf_ppo" else {"group": 3}
+    words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    words += ["--env-options", f"reward={grades}:score"]
+    alone = run.train(name, out=tmp_path / "alone", show=False, env_options={"reward": f"{grades}:score"}, **options)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [*TWO, "train", name, *words, "--out", str(tmp_path / "together"), "--json"],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    together = run.Run(tmp_path / "together")
+    for one, other in zip(alone.metrics(), together.metrics(), strict=True):
+        for key in {"reward", "length", "loss", "grad_norm", "entropy", "kl", "teacher_kl"} & set(one):
+            assert one[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5), key
+    here, there = (_weights(folder) for folder in (alone.path / "export", together.path / "export"))
+    for key, value in here.items():
+        torch.testing.assert_close(value, there[key], atol=1e-4, rtol=1e-3)
+    assert together.evaluation == alone.evaluation
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac_discrete"])
@@ -104,21 +138,25 @@ def test_processes_whose_weights_differ_are_told(off, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("reinforce", {}, "run reinforce without torchrun"),
-        ("ppo", {"normalize_obs": True}, "leave --normalize-obs out"),
+        ("reinforce", {"env": "CartPole-v1"}, "run reinforce without torchrun"),
+        ("ppo", {"env": "CartPole-v1", "normalize_obs": True}, "leave --normalize-obs out"),
+        ("grpo", {"task": "addition", "completer": "http://localhost:1"}, "leave --completer out"),
+        ("grpo", {"task": "addition", "optimizer": "adamw8bit"}, "leave --optimizer out"),
     ],
 )
-def test_a_policy_that_cannot_be_joined_is_named(name, options, sentence, tmp_path, monkeypatch):
+def test_what_cannot_be_joined_is_named(name, options, sentence, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match=sentence):
-        run.train(name, env="CartPole-v1", out=tmp_path / "run", show=False, **options)
+        run.train(name, out=tmp_path / "run", show=False, **options)
 
 
 def test_what_cannot_be_split_is_named(tmp_path):
-    words = ["train", "grpo", "--task", "addition", "--model", tiny_language.folder(), "--out", str(tmp_path / "run")]
+    words = ["train", "mtp_critic", "--task", "addition", "--model", tiny_language.folder()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    done = subprocess.run([*TWO, *words], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode != 0 and "run grpo without torchrun" in done.stderr
+    done = subprocess.run(
+        [*TWO, *words, "--out", str(tmp_path / "run")], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode != 0 and "mtp_critic has parts that cannot be split" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,77 @@
+"""Completions by several processes, each of which holds a part of the model (`nets.sharded`).
+
+Each keeps a whole copy to sample with, which takes over the weights that changed, and completes its share of the
+prompts. All have to ask for the same at the same time, and all get everything: what one process would have sampled, for
+each skips the random numbers of those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from foresight.data.text import TokenBatch
+from foresight.nets import sharded
+from foresight.nets.language import LanguageModel
+from foresight.planning.decode import generate
+
+
+class Together:
+    """A `Completer` for `policy`, which is split over the processes."""
+
+    def __init__(self, policy: LanguageModel) -> None:
+        self.policy = policy
+        self._copy: LanguageModel | None = None
+        self._version: list[float] = []
+
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group: int = 1,
+        max_new_tokens: int = 16,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> TokenBatch:
+        """See `planning.decode.generate`; `options` are its."""
+        count, places = len(prompts), sharded.processes()
+        first, last = (count * place // places for place in (sharded.rank(), sharded.rank() + 1))
+        generator = torch.default_generator if generator is None else generator
+        model, numbers = self._current(), group * max_new_tokens
+        torch.rand(first * numbers, generator=generator)
+        mine = None
+        if last > first:
+            mine = generate(model, prompts[first:last], group, max_new_tokens, temperature, generator, **options)
+        torch.rand((count - last) * numbers, generator=generator)
+        return TokenBatch.concat([part for part in sharded.gathered(mine) if part is not None])
+
+    def answers(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> list[str]:
+        """One completion of each prompt as text."""
+        batch = self(prompts, 1, max_new_tokens, temperature, generator)
+        rows, lengths = batch.completion[:, 0].tolist(), batch.length[:, 0].tolist()
+        return [self.policy.decode(row[:n]) for row, n in zip(rows, lengths, strict=True)]
+
+    def _current(self) -> LanguageModel:
+        """The copy, with the weights that the policy has now."""
+        parts = [sharded.local(weight.detach()) for weight in self.policy.parameters()]
+        version = [part.sum(dtype=torch.float64).item() for part in parts]
+        if self._copy is None or sharded.agreed(version != self._version):
+            module = sharded.whole(self.policy.module).requires_grad_(False)
+            self._copy = LanguageModel(module, self.policy.tokenizer, self.policy.autocast)
+            self._version = version
+        return self._copy
+
+
+def attach(state: Any) -> None:
+    """Have all processes sample for the policy of a State, if it has one that completes."""
+    policy = getattr(state, "policy", None)
+    if isinstance(policy, LanguageModel):
+        policy.completer = Together(policy)
