@@ -43,6 +43,14 @@ def unroll_masks(discount: Tensor, cut: Tensor, mask: Tensor | None = None) -> t
     return alive, over.to(cut.dtype)
 
 
+def cross_entropy(logits: Tensor, weights: Tensor) -> Tensor:
+    """-Σ_a π(a) ln p(a) of the policy π that a search found, where p = softmax(logits).
+
+    Shapes: both `[..., A]`; returns `[...]`. Source: MuZero (arXiv:1911.08265), eq. 1.
+    """
+    return -(weights * logits.log_softmax(-1)).sum(-1)
+
+
 def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
     """-cos(prediction, target) over the last dim, no gradient into the target: `[..., D]` to `[...]`.
 

@@ -185,29 +185,27 @@ def losses(
     batch: Trajectory,
     actions: Tensor,
     goals: Sequence[Tensor],
-    policy: Callable[[Tensor, int], Named],
+    policy: Callable[[Tensor], Named],
 ) -> Named:
     """MuZero's loss over pieces: the model is unrolled along what was done, and told what it should have said.
 
         s⁰ = h(o_t),  (r^k, s^k) = g(s^{k-1}, a_{t+k-1}),  (p^k, v^k) = f(s^k)
 
     Shapes: `actions` `[B, K or more, F]` features; `goals`: `(alive, known, value)` of `targets`. `policy` is given the
-    policy's numbers `[B, W]` at the k-th state, and k; it returns its terms by name, `[B]`. Returns all as scalars.
+    policy's numbers `[B, K + 1, W]`; it returns its terms by name, `[B, K + 1]`. Returns all as scalars.
     """
     alive, known, value = goals
     unroll = alive.shape[1] - 1
-    terms: dict[str, list[Tensor]] = {"policy_loss": [], "value_loss": [], "reward_loss": []}
-    hidden = network.represent(row(batch.obs, 0))
-    for k in range(unroll + 1):
-        if k > 0:
-            hidden, on_the_way = network.advance(hidden, actions[:, k - 1])
-            hidden = latent.scale_gradient(hidden, 0.5)
-            reward = batch.reward[:, k - 1] * alive[:, k - 1]
-            terms["reward_loss"].append(known[:, k - 1] * network.reward.loss(on_the_way, reward))
-        ahead = network.head(hidden)
-        for name, term in policy(network.policy(ahead), k).items():
-            terms.setdefault(name, []).append(alive[:, k] * term)
-        terms["value_loss"].append(known[:, k] * network.value.loss(ahead, value[:, k]))
+    hidden, on_the_way = [network.represent(row(batch.obs, 0))], []
+    for k in range(unroll):
+        after, features = network.advance(hidden[-1], actions[:, k])
+        hidden.append(latent.scale_gradient(after, 0.5))
+        on_the_way.append(features)
+    ahead = network.head(torch.stack(hidden, 1))  # of all states at once: many small layers cost more than a large one
+    reward = batch.reward[:, :unroll] * alive[:, :unroll]
+    terms = {name: alive * term for name, term in policy(network.policy(ahead)).items()}
+    terms["value_loss"] = known * network.value.loss(ahead, value)
+    terms["reward_loss"] = known[:, :unroll] * network.reward.loss(torch.stack(on_the_way, 1), reward)
     return summed(terms, unroll)
 
 
@@ -216,10 +214,13 @@ def row(obs: Any, k: int) -> Any:
     return trees.tree_map(lambda x: x[:, k], obs)
 
 
-def summed(terms: dict[str, list[Tensor]], unroll: int) -> Named:
-    """Terms `[B]` of every step as scalars: those of steps that were unrolled count 1 / K each (appendix G)."""
-    scaled = {name: [x * (1.0 / unroll) for x in steps[-unroll:]] for name, steps in terms.items()}
-    return {name: torch.stack(terms[name][:-unroll] + scaled[name], 1).sum(1).mean() for name in terms}
+def summed(terms: Named, unroll: int) -> Named:
+    """Terms `[B, K + 1]` or `[B, K]` as scalars: those of steps that were unrolled count 1 / K each (appendix G)."""
+
+    def total(term: Tensor) -> Tensor:
+        return term[:, :-unroll].sum(1) + term[:, -unroll:].sum(1) / unroll
+
+    return {name: total(term).mean() for name, term in terms.items()}
 
 
 def descend(state: Any, loss: Tensor) -> None:

@@ -18,8 +18,8 @@ from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 @sabotaged_by("foresight.planning.unroll.summed", change("unroll", lambda k: 1), scaled(0.5))
 def test_each_unrolled_step_counts_one_over_k() -> None:
     """Terms of K + 1 steps: the first in full. Of K steps (rewards): none in full. Means over the batch."""
-    whole = [torch.tensor([1.0, 3.0]), torch.tensor([10.0, 10.0]), torch.tensor([20.0, 40.0])]
-    found = unroll.summed({"value": whole, "reward": whole[1:]}, 2)
+    whole = torch.tensor([[1.0, 10.0, 20.0], [3.0, 10.0, 40.0]])
+    found = unroll.summed({"value": whole, "reward": whole[:, 1:]}, 2)
     assert {name: x.item() for name, x in found.items()} == {"value": 22.0, "reward": 20.0}
 
 

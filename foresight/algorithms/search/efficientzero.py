@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from gymnasium import spaces as gs
 from torch import Tensor
-from torch.nn import functional
 
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
@@ -144,21 +143,25 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     alive, known, value, weights = targets(state, batch)
     prefix = latent.value_prefix(batch.reward[:, :steps], alive[:, :steps], state.config.horizon)
     hidden = network.represent(unroll.row(batch.obs, 0))
-    terms: dict[str, list[Tensor]] = {"policy_loss": [], "value_loss": [], "prefix_loss": [], "consistency": []}
-    for k in range(steps + 1):
-        if k > 0:
-            hidden = network.advance(hidden, batch.action[:, k - 1])
-            hidden["latent"] = latent.scale_gradient(hidden["latent"], 0.5)
-            terms["prefix_loss"].append(known[:, k - 1] * network.prefix.loss(hidden["h"], prefix[:, k - 1]))
-            with torch.no_grad():
-                seen = network.projection(network.represent(unroll.row(batch.obs, k))["latent"])
-            agreed = latent.negative_cosine(network.predictor(network.projection(hidden["latent"])), seen)
-            terms["consistency"].append(alive[:, k] * agreed)
-            hidden = network.renew(hidden)
-        ahead = network.head(hidden["latent"])
-        policy = functional.cross_entropy(network.policy(ahead), weights[:, k], reduction="none")
-        terms["policy_loss"].append(alive[:, k] * policy)
-        terms["value_loss"].append(known[:, k] * network.value.loss(ahead, value[:, k]))
+    latents, sums = [hidden["latent"]], []
+    for k in range(steps):
+        hidden = network.advance(hidden, batch.action[:, k])
+        hidden["latent"] = latent.scale_gradient(hidden["latent"], 0.5)
+        latents.append(hidden["latent"])
+        sums.append(hidden["h"])
+        hidden = network.renew(hidden)
+    states = torch.stack(latents, 1)  # of all steps: many small layers cost more than a large one
+    ahead, reached = network.head(states), states[:, 1:]
+    with torch.no_grad():
+        real = trees.tree_map(lambda x: x[:, 1 : steps + 1].flatten(0, 1), batch.obs)
+        seen = network.projection(network.represent(real)["latent"]).view(*reached.shape[:2], -1)
+    agreed = latent.negative_cosine(network.predictor(network.projection(reached)), seen)
+    terms = {
+        "policy_loss": alive * latent.cross_entropy(network.policy(ahead), weights),
+        "value_loss": known * network.value.loss(ahead, value),
+        "prefix_loss": known[:, :steps] * network.prefix.loss(torch.stack(sums, 1), prefix),
+        "consistency": alive[:, 1:] * agreed,
+    }
     return unroll.summed(terms, steps)
 
 

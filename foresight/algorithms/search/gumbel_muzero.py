@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from gymnasium import spaces as gs
 from torch import Tensor
-from torch.nn import functional
 
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Env, Spaces, require_end, require_worlds
 from foresight.errors import UserError
+from foresight.ops import latent
 from foresight.planning import unroll
 from foresight.planning.search import Gumbel, search
 
@@ -116,7 +116,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     *goals, weights = targets(state, batch)
     return unroll.losses(
         state.network, batch, state.network.eye[batch.action], goals,
-        lambda logits, k: {"policy_loss": functional.cross_entropy(logits, weights[:, k], reduction="none")},
+        lambda logits: {"policy_loss": latent.cross_entropy(logits, weights)},
     )  # fmt: skip
 
 

@@ -148,9 +148,9 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over pieces `[B, K + n]`, each a scalar; `entropy` is to be raised."""
     *goals, weights, actions = targets(state, batch)
 
-    def policy(numbers: Tensor, k: int) -> dict[str, Tensor]:
-        wide = numbers.unsqueeze(1).expand(-1, state.config.samples, -1)
-        fitted = -(weights[:, k] * state.head(wide).logp(actions[:, k])).sum(-1)
+    def policy(numbers: Tensor) -> dict[str, Tensor]:
+        wide = numbers.unsqueeze(2).expand(-1, -1, state.config.samples, -1)
+        fitted = -(weights * state.head(wide).logp(actions)).sum(-1)
         return {"policy_loss": fitted, "entropy": state.head(numbers).entropy()}
 
     return unroll.losses(state.network, batch, batch.extras["taken"], goals, policy)

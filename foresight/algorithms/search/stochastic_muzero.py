@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from gymnasium import spaces as gs
 from torch import Tensor
-from torch.nn import functional
 
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
@@ -134,28 +133,27 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
-    hidden = network.represent(unroll.row(batch.obs, 0))
-    names = ("policy_loss", "value_loss", "reward_loss", "after_loss", "chance_loss", "commitment")
-    terms: dict[str, list[Tensor]] = {name: [] for name in names}
-    for k in range(steps + 1):
-        if k > 0:
-            now = k - 1  # the row whose action leads here
-            after = network.act(hidden, batch.action[:, now])
-            behind = network.after(after)
-            seen = network.happening(unroll.row(batch.extras["next_obs"], now))
-            code = latent.straight_through(seen)
-            chance = functional.cross_entropy(network.outcome(behind), code.detach(), reduction="none")
-            terms["chance_loss"].append(alive[:, now] * chance)
-            terms["commitment"].append(alive[:, now] * (code.detach() - seen).square().sum(-1))
-            terms["after_loss"].append(known[:, now] * network.after_value.loss(behind, value[:, now]))
-            hidden, on_the_way = network.chance(after, code)
-            hidden = latent.scale_gradient(hidden, 0.5)
-            reward = batch.reward[:, now] * alive[:, now]
-            terms["reward_loss"].append(known[:, now] * network.reward.loss(on_the_way, reward))
-        ahead = network.head(hidden)
-        policy = functional.cross_entropy(network.policy(ahead), weights[:, k], reduction="none")
-        terms["policy_loss"].append(alive[:, k] * policy)
-        terms["value_loss"].append(known[:, k] * network.value.loss(ahead, value[:, k]))
+    seen = network.happening(trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), batch.extras["next_obs"]))
+    seen = seen.view(len(alive), steps, -1)
+    code = latent.straight_through(seen)
+    hidden, afters, on_the_way = [network.represent(unroll.row(batch.obs, 0))], [], []
+    for k in range(steps):
+        afters.append(network.act(hidden[-1], batch.action[:, k]))
+        after, features = network.chance(afters[-1], code[:, k])
+        hidden.append(latent.scale_gradient(after, 0.5))
+        on_the_way.append(features)
+    ahead = network.head(torch.stack(hidden, 1))  # of all steps: many small layers cost more than a large one
+    behind = network.after(torch.stack(afters, 1))
+    there, told = alive[:, :steps], known[:, :steps]
+    reward = batch.reward[:, :steps] * there
+    terms = {
+        "policy_loss": alive * latent.cross_entropy(network.policy(ahead), weights),
+        "value_loss": known * network.value.loss(ahead, value),
+        "reward_loss": told * network.reward.loss(torch.stack(on_the_way, 1), reward),
+        "after_loss": told * network.after_value.loss(behind, value[:, :steps]),
+        "chance_loss": there * latent.cross_entropy(network.outcome(behind), code.detach()),
+        "commitment": there * (code.detach() - seen).square().sum(-1),
+    }
     return unroll.summed(terms, steps)
 
 
