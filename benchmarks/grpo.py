@@ -13,7 +13,7 @@ from typing import Any
 
 UNIT = "completions/s"
 PEER = "trl"
-TARGET = 3.0
+TARGET = 5.0
 UPDATES = 6
 SETTINGS = {"prompts": 8, "group": 8, "max_new_tokens": 16, "learning_rate": 1e-5, "temperature": 1.0}
 
