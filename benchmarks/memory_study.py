@@ -1,7 +1,7 @@
 """Memory against length: GTrXL, a transformer, GRU, LSTM and no memory, under PPO and at equal parameters.
 
 python benchmarks/memory_study.py                    # what is missing of results/memory.json, then the page
-python benchmarks/memory_study.py --worlds TMazePassive-v0 --lengths 50 100 --kinds gru gtrxl --seeds 1 2
+python benchmarks/memory_study.py --worlds TMazePassive-v0 --lengths 20 30 --kinds gru gtrxl --seeds 1 2
 python benchmarks/memory_study.py --draw             # docs/media/memory.png and docs/memory.md from what there is
 
 A cell is one training of one memory on one world at one length with one seed: the same budget of env steps, the same
@@ -53,7 +53,7 @@ class World:
 
 
 WORLDS = {
-    "TMazePassive-v0": World("Passive T-maze: the right arm", (10, 25, 50, 100), 300_000, lambda length: 0.5),
+    "TMazePassive-v0": World("Passive T-maze: the right arm", (10, 20, 25, 30), 300_000, lambda length: 0.5),
     "RepeatFirst-v0": World(
         "Repeat-first: the right suit",
         (16, 32, 64),
