@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,26 +36,24 @@ def answered(
 
 
 def preferences(rollout: Rollout, most: int) -> list[dict[str, Any]]:
-    """Up to `most` pairs a prompt of different answers with different rewards, each answer at most once as chosen.
+    """Up to `most` pairs a prompt of different answers with different rewards: every good answer before any again.
 
     Answers that hit the limit or could not be scored are in none. Rows have prompt, chosen, rejected and both rewards.
     """
-    rows = []
-    for prompt, group in _ranked(rollout):
-        better = [(a, r) for a, r in group if r > group[-1][1]]
-        for i, (chosen, reward) in enumerate(better[:most]):
-            worse = [(a, r) for a, r in group if r < reward]
-            rejected, low = worse[i % len(worse)]
-            rows.append(
-                {
-                    "prompt": prompt,
-                    "chosen": chosen,
-                    "rejected": rejected,
-                    "chosen_reward": reward,
-                    "rejected_reward": low,
-                }
-            )
-    return rows
+    return [
+        {"prompt": prompt, "chosen": chosen, "rejected": rejected, "chosen_reward": high, "rejected_reward": low}
+        for prompt, group in _ranked(rollout)
+        for (chosen, high), (rejected, low) in itertools.islice(_pairs(group), most)
+    ]
+
+
+def _pairs(group: list[tuple[str, float]]) -> Iterator[tuple[tuple[str, float], tuple[str, float]]]:
+    """All pairs of a better and a worse answer, round by round, in each of which an answer is chosen once at most."""
+    for turn in range(len(group)):
+        for i, better in enumerate(group):
+            worse = [answer for answer in group if answer[1] < better[1]]
+            if turn < len(worse):
+                yield better, worse[(i + turn) % len(worse)]
 
 
 def demonstrations(rollout: Rollout, most: int, least: float) -> list[dict[str, Any]]:

@@ -1,0 +1,37 @@
+"""Which pairs are made of graded answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from foresight.envs.text import Example
+from foresight.planning import graded
+from tests.sabotage import sabotaged_by
+
+ANSWERS = {"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.0, "e": 0.0, "cut": 1.0, "unscored": float("nan"), " ": 0.0}
+
+
+def _rollout():
+    whole = [text != "cut" for text in ANSWERS]
+    batch = SimpleNamespace(stopped=torch.tensor([whole]))
+    return SimpleNamespace(
+        examples=[Example("1+1?")], answers=list(ANSWERS), rewards=torch.tensor([list(ANSWERS.values())]), batch=batch
+    )
+
+
+@sabotaged_by("foresight.planning.graded._pairs", lambda f: lambda group: ((b, a) for a, b in f(group)))
+@pytest.mark.parametrize("most", [1, 3, 5, 8, 100])
+def test_pairs_are_different_and_every_good_answer_comes_before_any_again(most):
+    rows = graded.preferences(_rollout(), most)
+    pairs = [(row["chosen"], row["rejected"]) for row in rows]
+    assert len(pairs) == len(set(pairs)) == min(most, 8)  # a and b over c, d and e; c over d and e
+    for row in rows:
+        assert row["prompt"] == "1+1?"
+        assert row["chosen_reward"] == ANSWERS[row["chosen"]] > ANSWERS[row["rejected"]] == row["rejected_reward"]
+    assert sorted(chosen for chosen, _ in pairs[:3]) == ["a", "b", "c"][: len(pairs)]
+    if most >= 8:
+        assert Counter(chosen for chosen, _ in pairs) == {"a": 3, "b": 3, "c": 2}
