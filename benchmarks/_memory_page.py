@@ -123,8 +123,10 @@ def _rows(table: Table, name: str, world: Any, kinds: tuple[str, ...], marked: i
         lines.append([NAMES[kind], known, *(_cell(found) for found in cells)])
     if world.ceiling:
         lines.append(["ceiling without memory", "", *(f"{world.ceiling(length):.2f}" for length in world.lengths)])
+    seeds = sorted({c["seed"] for key, found in table.items() if key[0] == name for c in found})
+    run = f"; seeds {', '.join(map(str, seeds))}" if seeds else ""
     return (
-        f"`{name}`, at most {world.steps:,} steps a run.\n\n"
+        f"`{name}`, at most {world.steps:,} steps a run{run}.\n\n"
         + "\n".join(f"| {' | '.join(line)} |" for line in lines)
         + "\n\nIn brackets: thousands of steps after which the run could stop, where all seeds could.\n"
     )
