@@ -30,8 +30,8 @@ rests on the other columns.
 """
 MADE = """![Success against length](media/memory.png)
 
-Made by `{command}` in {minutes:,.0f} minutes of one core, on {cores}
-shared ones. Seeds: {seeds}. Every number is the mean over the seeds of a greedy evaluation on {episodes} episodes that
+Made by `{command}` in {minutes:,.0f} minutes of one core. Seeds: {seeds}; which of
+them a world has had stands with it. Every number is the mean over them of a greedy evaluation on {episodes} episodes that
 training never saw. A run stops early once the mean return of the last 100 episodes was nearly the best possible after
 three updates in a row.
 """
@@ -88,7 +88,6 @@ def publish(
         _draw(table, picture, kinds, curves)
         made = MADE.format(
             command=result["command"],
-            cores=result["machine"]["cores"],
             minutes=sum(found["seconds"] for found in cells) / 60,
             seeds=", ".join(str(seed) for seed in sorted({found["seed"] for found in cells})),
             episodes=result["episodes"],

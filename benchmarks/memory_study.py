@@ -239,7 +239,7 @@ def add(found: dict[str, Any]) -> None:
     result = {
         "what": result["what"],
         "command": "python benchmarks/memory_study.py --seeds " + " ".join(str(seed) for seed in seeds),
-        "seeds": seeds,
+        "seeds": shared(cells),
         "steps": {name: world.steps for name, world in WORLDS.items()},
         "episodes": EPISODES,
         "success": means(cells),
@@ -249,6 +249,14 @@ def add(found: dict[str, Any]) -> None:
         "cells": cells,
     }
     checkpoint.write_whole(FILE, json.dumps(result, indent=1) + "\n")
+
+
+def shared(cells: list[dict[str, Any]]) -> list[int]:
+    """The seeds that everything which was run has had."""
+    by_place: dict[tuple[Any, ...], set[int]] = {}
+    for c in cells:
+        by_place.setdefault(key(c)[:3], set()).add(c["seed"])
+    return sorted(set.intersection(*by_place.values()))
 
 
 def means(cells: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -295,7 +303,8 @@ def main() -> int:
     with locked("result"):
         result = load()
         if result["cells"]:  # written before there were means
-            checkpoint.write_whole(FILE, json.dumps({**result, "success": means(result["cells"])}, indent=1) + "\n")
+            known = {"success": means(result["cells"]), "seeds": shared(result["cells"])}
+            checkpoint.write_whole(FILE, json.dumps({**result, **known}, indent=1) + "\n")
         publish(result, PICTURE, PAGE, KINDS, WORLDS, TUNED)
     return 1 if failed else 0
 
