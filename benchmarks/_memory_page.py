@@ -31,9 +31,9 @@ rests on the other columns.
 MADE = """![Success against length](media/memory.png)
 
 Made by `{command}` in {minutes:,.0f} minutes of one core. Seeds: {seeds}; which of
-them a world has had stands with it. Every number is the mean over them of a greedy evaluation on {episodes} episodes that
-training never saw. A run stops early once the mean return of the last 100 episodes was nearly the best possible after
-three updates in a row.
+them a world has had stands with it. Every number is the mean over them of a greedy evaluation on {episodes} episodes
+that training never saw. A run stops early once the mean return of the last 100 episodes was nearly the best possible
+after three updates in a row.
 """
 TAIL = """
 ## How a memory is a carry
