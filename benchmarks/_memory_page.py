@@ -54,12 +54,12 @@ to this across episode boundaries, and PPO's first ratio to 1.
 
 ## What to know
 
-- In a maze of 50 steps 300,000 steps are too few for PPO to learn to walk to its end, with a memory or without: whoever
-  once falls behind is punished to the end whatever it does. Longer mazes say more about exploration than about memory.
+- The longer a maze, the more of the budget goes into learning to walk: whoever once falls behind is punished to the end
+  whatever it does. A policy that never reaches the end scores 0, below the ceiling without memory.
 - The window is at least the length of the episode here. A window that is shorter than what must be remembered leaves
   a layer of attention at the ceiling of a policy without memory; deeper stacks see `memory_layers` windows back.
-- The segment (`unroll_steps`) is at most 128 steps, so in the longer mazes gradients are cut where a segment ends,
-  and the carry alone brings the cue across.
+- The segment (`unroll_steps`) is two episodes long, but at most 128 steps. An episode that crosses its end has its
+  gradient cut there, and the carry alone brings the cue across.
 - The T-maze is the one of Ni et al. 2023 ([arXiv:2307.03864](https://arxiv.org/abs/2307.03864)): a step that lags
   behind costs 1 / length, so that walking is learnt first and what remains to be learnt is the memory. Repeat-first is
   POPGym's ([arXiv:2303.01859](https://arxiv.org/abs/2303.01859)) with cards drawn anew instead of from a deck.

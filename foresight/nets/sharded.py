@@ -102,6 +102,14 @@ def local(value: Tensor) -> Tensor:
     return value.to_local() if hasattr(value, "to_local") else value
 
 
+def version(module: nn.Module) -> list[float]:
+    """Sums of the weights (of their parts in this process): others after an update.
+
+    A fused optimiser changes weights without telling autograd, so the weights themselves are asked.
+    """
+    return [local(weight.detach()).sum(dtype=torch.float64).item() for weight in module.parameters()]
+
+
 def share(pieces: Iterable[Piece]) -> Iterable[Piece]:
     """This process's share of the pieces of a loss, as many in all processes: layers are gathered by all together.
 

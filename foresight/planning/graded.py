@@ -49,9 +49,9 @@ def preferences(rollout: Rollout, most: int) -> list[dict[str, Any]]:
 
 def _pairs(group: list[tuple[str, float]]) -> Iterator[tuple[tuple[str, float], tuple[str, float]]]:
     """All pairs of a better and a worse answer, round by round, in each of which an answer is chosen once at most."""
+    known = [(better, [answer for answer in group if answer[1] < better[1]]) for better in group]
     for turn in range(len(group)):
-        for i, better in enumerate(group):
-            worse = [answer for answer in group if answer[1] < better[1]]
+        for i, (better, worse) in enumerate(known):
             if turn < len(worse):
                 yield better, worse[(i + turn) % len(worse)]
 

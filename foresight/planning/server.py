@@ -25,7 +25,7 @@ import torch
 
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import LostError, UserError
-from foresight.nets import pretrained
+from foresight.nets import pretrained, sharded
 from foresight.nets.language import LanguageModel
 
 TRIES, WAIT = 8, 0.5  # of a request, and seconds before the second; each wait is twice the last: a minute in all
@@ -132,8 +132,7 @@ class Server:
         """Have the server load the policy's weights, if they changed since the last time (or it is the first)."""
         if self.weights is None:
             return
-        # A fused optimiser changes weights without telling autograd, so the weights themselves are asked.
-        version = [weight.detach().sum(dtype=torch.float64).item() for weight in self.policy.parameters()]
+        version = sharded.version(self.policy)
         if version == self._delivered:
             return
         pretrained.save_folder(self.policy.module, self.policy.tokenizer, self.weights)

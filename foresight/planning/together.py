@@ -16,6 +16,7 @@ from foresight.data.text import TokenBatch
 from foresight.nets import sharded
 from foresight.nets.language import LanguageModel
 from foresight.planning.decode import generate
+from foresight.planning.rollout import texts
 
 
 class Together:
@@ -55,14 +56,11 @@ class Together:
         generator: torch.Generator | None = None,
     ) -> list[str]:
         """One completion of each prompt as text."""
-        batch = self(prompts, 1, max_new_tokens, temperature, generator)
-        rows, lengths = batch.completion[:, 0].tolist(), batch.length[:, 0].tolist()
-        return [self.policy.decode(row[:n]) for row, n in zip(rows, lengths, strict=True)]
+        return texts(self.policy, self(prompts, 1, max_new_tokens, temperature, generator))
 
     def _current(self) -> LanguageModel:
         """The copy, with the weights that the policy has now."""
-        parts = [sharded.local(weight.detach()) for weight in self.policy.parameters()]
-        version = [part.sum(dtype=torch.float64).item() for part in parts]
+        version = sharded.version(self.policy)
         if self._copy is None or sharded.agreed(version != self._version):
             module = sharded.whole(self.policy.module).requires_grad_(False)
             self._copy = LanguageModel(module, self.policy.tokenizer, self.policy.autocast)

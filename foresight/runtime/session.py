@@ -144,7 +144,7 @@ class Session:
 
             server.attach(state, self.settings.completer, self.path / SERVED)
         elif self.settings.world == "text" and sharded.processes() > 1:
-            from foresight.planning import together
+            from foresight.planning import together  # late: only language models sample together
 
             together.attach(state)
         if self.settings.world == "control" and sharded.processes() > 1:

@@ -30,6 +30,16 @@ PAIR = {"chosen": "3", "rejected": "aa"}
 ROWS = {"sft": {"completion": "3"}, "dpo": PAIR, "reward_model": PAIR}
 
 
+def _two(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`foresight train NAME ...` by two processes."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    return subprocess.run([*TWO, "train", name, *words], env=environment, capture_output=True, text=True, timeout=300)
+
+
+def _words(options: dict[str, object]) -> list[str]:
+    return [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+
+
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
@@ -42,12 +52,7 @@ def test_two_processes_learn_what_one_does(name, rank, tmp_path):
     options = {"task": str(data), "model": tiny_language.folder(), "precision": "float32", "seed": 3, **numbers}
     options |= {"lora": rank} if rank else {}
     alone = run.train(name, out=tmp_path / "alone", show=False, **options)
-    words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(
-        [*TWO, "train", name, *words, "--out", str(tmp_path / "together"), "--json"],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = _two(name, *_words(options), "--out", str(tmp_path / "together"), "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     together = run.Run(tmp_path / "together")
     assert json.loads(done.stdout)["steps"] == 3  # one process speaks
@@ -76,14 +81,10 @@ def test_two_processes_sample_and_learn_what_one_does(name, tmp_path):
     options = {"task": str(data), "model": tiny_language.folder(), "precision": "float32", "seed": 3, "steps": 3}
     options |= {"prompts": 5, "max_new_tokens": 6, "micro_tokens": 1, "learning_rate": 1e-2, **SAMPLED[name]}
     options |= {} if name == "rlhf_ppo" else {"group": 3}
-    words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    words += ["--env-options", f"reward={grades}:score"]
-    alone = run.train(name, out=tmp_path / "alone", show=False, env_options={"reward": f"{grades}:score"}, **options)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(
-        [*TWO, "train", name, *words, "--out", str(tmp_path / "together"), "--json"],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    reward = f"{grades}:score"
+    alone = run.train(name, out=tmp_path / "alone", show=False, env_options={"reward": reward}, **options)
+    given = ("--env-options", f"reward={reward}", "--out", str(tmp_path / "together"), "--json")
+    done = _two(name, *_words(options), *given)
     assert done.returncode == 0, done.stderr[-3000:]
     together = run.Run(tmp_path / "together")
     for one, other in zip(alone.metrics(), together.metrics(), strict=True):
@@ -99,12 +100,7 @@ def test_two_processes_sample_and_learn_what_one_does(name, tmp_path):
 def test_two_processes_learn_one_policy_in_worlds_of_their_own(name, tmp_path):
     options = {"env": "CartPole-v1", "steps": 256, "num_envs": 2, "seed": 3, "evaluation_episodes": 2}
     options |= {"unroll_steps": 32} if name == "ppo" else {"learning_starts": 50}
-    words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(
-        [*TWO, "train", name, *words, "--out", str(tmp_path / "together"), "--json"],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = _two(name, *_words(options), "--out", str(tmp_path / "together"), "--json")
     assert done.returncode == 0, done.stderr[-3000:]  # weights that differ in the end would be an error
     summary = json.loads(done.stdout)
     assert summary["processes"] == 2 and summary["seed"] == 3
@@ -153,10 +149,7 @@ def test_what_cannot_be_joined_is_named(name, options, sentence, tmp_path, monke
 
 
 def test_what_cannot_be_split_is_named(tmp_path):
-    words = ["train", "mtp_critic", "--task", "addition", "--model", tiny_language.folder()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(
-        [*TWO, *words, "--out", str(tmp_path / "run")], env=environment, capture_output=True, text=True, timeout=300
-    )
+    words = ["--task", "addition", "--model", tiny_language.folder(), "--out", str(tmp_path / "run")]
+    done = _two("mtp_critic", *words)
     assert done.returncode != 0 and "mtp_critic has parts that cannot be split" in done.stderr
     assert not (tmp_path / "run").exists()
