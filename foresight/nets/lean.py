@@ -28,7 +28,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         normed, grad = x.float() * scale, grad.float()
         learns = ctx.needs_input_grad[1]
-        to_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype) if learns else None
+        to_weight = (grad * normed).sum_to_size(weight.shape).to(weight.dtype) if learns else None
         inner = grad * weight
         along = (inner * normed).mean(-1, keepdim=True)
         return inner.sub_(normed.mul_(along)).mul_(scale).to(x.dtype), to_weight, None, None

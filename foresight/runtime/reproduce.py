@@ -198,11 +198,9 @@ def one(
     if (out / "config.yaml").is_file():
         wanted = settings.resolve(name, preset=preset, episodes=episodes, given=given)
         if changed := settings.differences(settings.Settings.read(out), wanted):
-            aside = next(
-                path for i in itertools.count(1) if not (path := out.with_name(f"{out.name}-before-{i}")).exists()
-            )
-            out.rename(aside)
-            print(f"{out} was trained with another {', '.join(changed)}: it is {aside} now", file=sys.stderr)
+            print(f"{out} was trained with another {', '.join(changed)}: it is {_aside(out)} now", file=sys.stderr)
+    elif any((out / part).exists() for part in run.HOLDS_A_RUN):
+        print(f"{out} has no config.yaml, so it cannot go on: it is {_aside(out)} now", file=sys.stderr)
     if (out / "summary.json").is_file():
         return run.Run(out).summary
     if (out / "config.yaml").is_file():
@@ -210,6 +208,12 @@ def one(
     return run.train(
         name, preset=preset, seed=seed, out=out, evaluation_episodes=episodes, steps=steps, show=show, **fields
     ).summary
+
+
+def _aside(out: Path) -> Path:
+    """Where the run directory `out` is kept from now on."""
+    aside = next(path for i in itertools.count(1) if not (path := out.with_name(f"{out.name}-before-{i}")).exists())
+    return out.rename(aside)
 
 
 def collect(name: str, preset: str, summaries: Sequence[dict[str, Any]], command: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class LlamaRMSNorm(nn.Module):
 
 
 @sabotaged_by("foresight.nets.lean.rms_norm", change("eps", lambda x: 2 * x), change("weight", torch.Tensor.detach))
-@pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8)])
+@pytest.mark.parametrize("shape", [(8,), (5, 8), (2, 3, 8)])
 def test_values_and_gradients_are_those_of_the_definition(shape):
     plain = LlamaRMSNorm(8).double()
     used = copy.deepcopy(plain).float()

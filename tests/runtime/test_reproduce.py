@@ -101,6 +101,9 @@ def test_a_run_of_other_settings_is_kept_aside(tmp_path: Path, capsys: pytest.Ca
     assert made(epsilon=0.3, steps=50)["steps"] == 50
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run-before-1", "run-before-2"]
     assert json.loads((tmp_path / "run-before-1" / "summary.json").read_text()) == first
+    (tmp_path / "run" / "config.yaml").unlink()  # as of a run that died before it wrote one
+    assert made()["evaluation"] == first["evaluation"]
+    assert "run-before-3" in capsys.readouterr().err
 
 
 def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
