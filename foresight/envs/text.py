@@ -33,6 +33,7 @@ class Example:
     prompt: Prompt
     answer: str | None = None
     columns: dict[str, Any] = dataclasses.field(default_factory=dict)
+    stop: tuple[str, ...] = ()  # texts that end an answer
 
     @property
     def question(self) -> str:
@@ -437,9 +438,10 @@ def _traced(task: TextTask) -> TextTask:
 
     def asked(example: Example) -> Example:
         if isinstance(example.prompt, str):
-            return dataclasses.replace(example, prompt=traces.ASK + example.prompt)
+            return dataclasses.replace(example, prompt=traces.ASK + example.prompt, stop=(traces.END,))
         *before, last = example.prompt
-        return dataclasses.replace(example, prompt=[*before, {**last, "content": traces.ASK + last["content"]}])
+        prompt = [*before, {**last, "content": traces.ASK + last["content"]}]
+        return dataclasses.replace(example, prompt=prompt, stop=(traces.END,))
 
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
         return task.grade(examples, [traces.read(completion).answer for completion in completions])

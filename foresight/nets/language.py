@@ -125,7 +125,13 @@ def _tree_attention(
     tree: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one level of the tree over itself (causally) and over all levels above it."""
+    """Attention of one level of the tree over itself (causally) and over all levels above it.
+
+    Raises UserError where a model asks for more than that: its numbers would be other ones.
+    """
+    for name, what in (("s_aux", "sinks"), ("softcap", "a soft cap")):
+        if kwargs.get(name) is not None:
+            raise UserError(f"This model's attention has {what}, which is not supported: choose one without {what}.")
     rows, heads, width, size = query.shape
     kv_heads = key.shape[1]
     scale = size**-0.5 if scaling is None else scaling
@@ -202,7 +208,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         _register()
         config = module.config
-        for name, plain in (("final_logit_softcapping", None), ("logits_scaling", 1)):
+        for name, plain in (("final_logit_softcapping", None), ("logits_scaling", 1), ("logit_scale", 1)):
             if (getattr(config, name, None) or plain) != plain:
                 raise UserError(f"Models with '{name}' are not supported: choose one without it (Llama, Qwen, SmolLM).")
         if not getattr(module, "_supports_attention_backend", False):
@@ -215,6 +221,8 @@ class LanguageModel(nn.Module):
         self.autocast = autocast
         self.layers: int = config.num_hidden_layers
         self.context: int = getattr(config, "max_position_embeddings", 2048)
+        if window := getattr(config, "sliding_window", None):
+            self.context = min(self.context, window)  # up to there a token sees all before it, as it does here
         eos = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
         ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
         self.stop_ids: list[int] = sorted(i for i in ids if i is not None)

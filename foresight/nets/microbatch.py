@@ -111,12 +111,17 @@ def learn(
 ) -> dict[str, float]:
     """`descend` on those groups of a rollout that have a gradient, and how many had none. Rewards `[P, G]`.
 
-    A group is flat if all its advantages are 0 or none of its tokens has a weight; `flat_too` learns from these as
-    well, for losses with a term that has no advantage in it.
+    A group is left out if none of its tokens has a weight, and flat if all its advantages are 0; `flat_too` learns
+    from the flat ones as well, for losses with a term that has no advantage in it.
     """
-    flat = (advantage == 0).all(1) | (weights == 0).all(2).all(1)
-    metrics = {"equal_reward_groups": flat.float().mean().item(), "unscorable": rewards.isnan().float().mean().item()}
-    teaches = torch.ones_like(flat) if flat_too else ~flat
+    left_out = (weights == 0).all(2).all(1)
+    flat = (advantage == 0).all(1) & ~left_out
+    metrics = {
+        "equal_reward_groups": flat.float().mean().item(),
+        "left_out_groups": left_out.float().mean().item(),
+        "unscorable": rewards.isnan().float().mean().item(),
+    }
+    teaches = ~left_out if flat_too else ~(flat | left_out)
     return metrics | descend(state, loss, batch, advantage, weights, teaches, epochs)
 
 

@@ -101,16 +101,20 @@ def answer(
 ) -> tuple[list[str], dict[str, Any], None]:
     """Answer prompts (strings, conversations or Examples) with one completion each: `act` of a language algorithm.
 
-    Greedily or, to explore, at the temperature of the Config (1 where it has none) with the State's generator.
+    Greedily or, to explore, at the temperature of the Config (1 where it has none) with the State's generator. What
+    ends an answer in training (`Example.stop`) ends it here.
     """
     config, generator = state.config, state.generator if explore else None
     temperature = getattr(config, "temperature", 1.0) if explore else 0.0
+    stop = tuple(sorted({text for one in obs if isinstance(one, Example) for text in one.stop}))
     if state.policy.completer is not None:  # a text is enough here, and all that some servers give
-        prompts = _encode(state.policy, obs)
-        return state.policy.completer.answers(prompts, config.max_new_tokens, temperature, generator), {}, None
+        prompts, few = _encode(state.policy, obs), config.max_new_tokens
+        return state.policy.completer.answers(prompts, few, temperature, generator, stop=stop), {}, None
     starts = range(0, len(obs), TOGETHER)
     parts = [obs[i : i + TOGETHER] for i in starts]
-    batches = [complete(state.policy, part, 1, config.max_new_tokens, temperature, generator) for part in parts]
+    batches = [
+        complete(state.policy, part, 1, config.max_new_tokens, temperature, generator, stop=stop) for part in parts
+    ]
     return [text for batch in batches for text in texts(state.policy, batch)], {"batches": batches}, None
 
 

@@ -54,9 +54,10 @@ class Together:
         max_new_tokens: int,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
+        **options: Any,
     ) -> list[str]:
         """One completion of each prompt as text."""
-        return texts(self.policy, self(prompts, 1, max_new_tokens, temperature, generator))
+        return texts(self.policy, self(prompts, 1, max_new_tokens, temperature, generator, **options))
 
     def _current(self) -> LanguageModel:
         """The copy, with the weights that the policy has now."""

@@ -66,6 +66,12 @@ def _most_equal(share: float, _: Mapping[str, float]) -> Sentence:
     return f"{share:.0%} of the groups had equal rewards and taught nothing; try larger groups or another difficulty"
 
 
+def _left_out(share: float, _: Mapping[str, float]) -> Sentence:
+    if share < 1:
+        return None
+    return "no answer of this step counts, as all are cut off or unscorable: nothing was learnt from it"
+
+
 def _truncated(share: float, _: Mapping[str, float]) -> Sentence:
     return f"{share:.0%} of completions hit the token limit: raise max_new_tokens" if share > 0.5 else None
 
@@ -146,6 +152,7 @@ def _sampler(value: float, _: Mapping[str, float]) -> Sentence:
 RULES = (
     Rule("equal_reward_groups", _equal_groups),
     Rule("equal_reward_groups", _most_equal, patience=3),
+    Rule("left_out_groups", _left_out),
     Rule("truncated", _truncated),
     Rule("unscorable", _unscorable),
     Rule("entropy", _entropy, patience=10),

@@ -38,7 +38,7 @@ def test_groups_of_equal_rewards_change_nothing(module):
     nobody knows that nothing is learnt (autocontext 1067).
     Decides: r_i = r for all i gives A_i = 0 exactly; such groups are skipped, and counted.
     """
-    state = subjects.build(module, overlong_penalty=0.0)
+    state = subjects.build(module, overlong_penalty=0.0, overlong_filter=False)
     batch, before = subjects.sample(module, state), copy.deepcopy(state.policy.state_dict())
     rewards = torch.tensor([[1.0] * 4, [0.0] * 4, [0.3] * 4, [-1.0] * 4])
     assert subjects.update(module, state, batch, rewards)["equal_reward_groups"] == 1
@@ -203,14 +203,17 @@ def test_an_unscorable_answer_is_left_out_and_is_no_zero(module):
 def test_a_batch_without_a_score_changes_nothing(module):
     """Every answer was unscorable.
 
-    Wrong: 0/0 in the weights (TRL 5826).
-    Decides: a sum over nothing is 0; the share `unscorable` says it.
+    Wrong: 0/0 in the weights (TRL 5826); or a step on a gradient of 0, which goes where the last ones went.
+    Decides: a sum over nothing is 0 and no step is taken; the share `unscorable` says it.
     """
-    state = subjects.build(module)
-    batch, before = subjects.sample(module, state), copy.deepcopy(state.policy.state_dict())
-    metrics = subjects.update(module, state, batch, torch.full_like(REWARDS, math.nan))
-    assert metrics["unscorable"] == 1 and all(math.isfinite(value) for value in metrics.values())
-    assert _unchanged(state, before)
+    for kl_coef in (0.0, 0.1):
+        state = subjects.build(module, kl_coef=kl_coef)
+        batch = subjects.sample(module, state)
+        subjects.update(module, state, batch)  # so that the optimiser is under way
+        before = copy.deepcopy(state.policy.state_dict())
+        metrics = subjects.update(module, state, batch, torch.full_like(REWARDS, math.nan))
+        assert metrics["unscorable"] == 1 and all(math.isfinite(value) for value in metrics.values())
+        assert _unchanged(state, before)
 
 
 @sabotaged_by("foresight.nets.microbatch.descend", change("groups", torch.ones_like, "step_anyway"))
@@ -218,11 +221,11 @@ def test_a_batch_of_truncated_answers_is_skipped_and_said():
     """Every answer hit the limit, and those are not learnt from.
 
     Wrong: NaN (TRL 5826), or a step of the optimiser on a gradient of 0 that nobody is told of (TRL 3248, 4976).
-    Decides: no answer is left, so no step is taken, and `equal_reward_groups` is 1.
+    Decides: no answer is left, so no step is taken, and `left_out_groups` is 1.
     """
     state = subjects.build(dapo)
     batch, before = subjects.sample(dapo, state), copy.deepcopy(state.policy.state_dict())
     batch.stopped.fill_(False)
     metrics = subjects.update(dapo, state, batch)
-    assert metrics["equal_reward_groups"] == 1 and "loss" not in metrics
+    assert metrics["left_out_groups"] == 1 and metrics["equal_reward_groups"] == 0 and "loss" not in metrics
     assert _unchanged(state, before)

@@ -266,7 +266,8 @@ def test_dynamic_sampling_has_a_limit_and_says_how_full_it_is():
     rollout, seen = roll_until(differs, 3, state.policy, task, 4, 4, TOKENS, 1.0, state.generator)
     assert seen == {"reward": 1.0, "batches": 3.0, "filled": 0.0}
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] < 1  # lengths differ
-    state.config = dapo.Config(tiny_language.folder(), overlong_penalty=0.0, precision="float32")
+    fields = {"overlong_penalty": 0.0, "overlong_filter": False}
+    state.config = dapo.Config(tiny_language.folder(), precision="float32", **fields)
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] == 1
 
 

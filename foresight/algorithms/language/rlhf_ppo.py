@@ -211,6 +211,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         order = torch.randperm(len(batch.length), generator=state.generator)
         for groups in order.tensor_split(config.minibatches):
             mask = targets.mask[groups]
+            if not mask.any():
+                continue  # a step on a gradient of 0 would still go where the last ones went
             weights = torch.zeros(targets.mask.shape)
             weights[groups] = per_token(mask)  # of the minibatch, before it is split
             parts = split(batch, groups, config.micro_tokens)
@@ -230,7 +232,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                     config.max_grad_norm,
                 )
             passes.append({**actor, "value_loss": critic["loss"], "critic_grad_norm": critic["grad_norm"]})
-    return metrics | {key: sum(one.get(key, 0.0) for one in passes) / len(passes) for key in passes[-1]}
+    keys = passes[-1] if passes else {}
+    return metrics | {key: sum(one.get(key, 0.0) for one in passes) / len(passes) for key in keys}
 
 
 def _part(
