@@ -69,13 +69,15 @@ def _best(
             low, high = min(low, q[a]), max(high, q[a])
             top = max(top, np.float64(logits[node, a]))
         scale = (rule[1] + most) * rule[0]
-        if rule[2] != 0:
-            spread = max(high - low, EPSILON)
-            for a in range(actions):
-                q[a] = (q[a] - low) / spread * scale
+        how = int(rule[2])
+        if how == 0:
+            base, spread = low, max(high - low, EPSILON)
+        elif how == 1 and bounds[1] > bounds[0]:
+            base, spread = np.float64(bounds[0]), np.float64(bounds[1]) - np.float64(bounds[0])
         else:
-            for a in range(actions):
-                q[a] *= scale
+            base, spread = 0.0, 1.0
+        for a in range(actions):
+            q[a] = (q[a] - base) / spread * scale
         if wanted >= 0:
             for a in range(actions):
                 if prior[node, a] == 0 and logits[node, a] == -math.inf:

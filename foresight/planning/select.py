@@ -8,8 +8,9 @@ The action values that a rule compares are made in two explicit steps, because t
 - `first_play`: what stands in for the value of an action that was never tried. "lowest": the lowest of the node's
   own value and its tried actions (mctx); "zero" (AlphaZero's draw, in values of [-1, 1]); "loss": -1; "parent": the
   node's mean value; "reduced": that minus `reduction` · √(prior mass of what was tried) (KataGo);
-- `normalize`: "siblings": to [0, 1] by the node's own value and its actions (mctx); "tree": by the lowest and the
-  highest action value of the whole search so far (MuZero, arXiv:1911.08265, eq. 5); "none": as they are.
+- `normalize`: "siblings": to [0, 1] by the node's own value and its actions (mctx; Gumbel: by its completed actions
+  alone); "tree": by the lowest and the highest action value of the whole search so far (MuZero, arXiv:1911.08265,
+  eq. 5); "none": as they are.
 """
 
 from __future__ import annotations
@@ -116,25 +117,27 @@ def mixed_value(node: Node) -> Tensor:
 
 
 def completed_values(
-    node: Node, value_scale: float = 0.1, max_visit_init: float = 50.0, rescale: bool = True
+    node: Node, value_scale: float = 0.1, max_visit_init: float = 50.0, how: str = "siblings"
 ) -> Tensor:
-    """σ(completedQ) `[B, A]`: v_mix where an action was never tried, then rescaled to [0, 1] at the node, then
+    """σ(completedQ) `[B, A]`: v_mix where an action was never tried, then scaled (`how`, see the head), then
 
         σ(q) = (max_visit_init + max_a N(a)) · value_scale · q
 
-    Source: Danihelka et al. 2022, eq. 8 and 10; the rescaling is mctx's. Illegal actions take part in the rescaling
-    with v_mix, as they do there.
+    Source: Danihelka et al. 2022, eq. 8 and 10. "siblings" is mctx's: with two actions the better one has always 1 and
+    the worse one 0, however close they are. Illegal actions take part in it with v_mix, as they do there.
     """
     q = torch.where(node.visits > 0, node.q, mixed_value(node).unsqueeze(-1))
-    if rescale:
+    if how == "siblings":
         low, high = q.amin(-1, keepdim=True), q.amax(-1, keepdim=True)
         q = (q - low) / (high - low).clamp(min=EPSILON)
+    else:
+        q = normalize(node, q, how)
     return (max_visit_init + node.visits.amax(-1, keepdim=True)) * value_scale * q
 
 
 def improved_logits(node: Node, rule: Gumbel) -> Tensor:
     """Logits `[B, A]` of π' = softmax(logits + σ(completedQ)): Gumbel MuZero's policy target (eq. 11)."""
-    return node.logits + completed_values(node, rule.value_scale, rule.max_visit_init, rule.rescale)
+    return node.logits + completed_values(node, rule.value_scale, rule.max_visit_init, rule.normalize)
 
 
 def considered_visits(considered: int, simulations: int) -> list[int]:
@@ -158,7 +161,7 @@ def considered_visits(considered: int, simulations: int) -> list[int]:
 
 def halving_score(node: Node, gumbel: Tensor, wanted: Tensor, rule: Gumbel) -> Tensor:
     """Scores `[B, A]` at the root: gumbel + logits + σ(completedQ), -inf where visits are not `wanted` `[B]`."""
-    q = completed_values(node, rule.value_scale, rule.max_visit_init, rule.rescale)
+    q = completed_values(node, rule.value_scale, rule.max_visit_init, rule.normalize)
     score = (gumbel + (node.logits - node.logits.amax(-1, keepdim=True)) + q).clamp(min=-1e9)
     return score.masked_fill(node.visits != wanted.unsqueeze(-1), -torch.inf)
 
@@ -275,10 +278,11 @@ class Gumbel:
     considered: int = 16
     value_scale: float = 0.1
     max_visit_init: float = 50.0
-    rescale: bool = True
+    normalize: str = "siblings"
     scale: float = 1.0
 
     def __post_init__(self) -> None:
+        _check(self.normalize, "zero")
         if self.considered < 1:
             raise UserError(f"Gumbel must consider at least 1 action, not {self.considered}.")
 
@@ -289,7 +293,8 @@ class Gumbel:
 
     def code(self) -> tuple[int, np.ndarray]:
         """For the compiled tree."""
-        return 2, np.array([self.value_scale, self.max_visit_init, float(self.rescale), 0.0, 0.0, 0.0])
+        how = NORMALIZE.index(self.normalize)
+        return 2, np.array([self.value_scale, self.max_visit_init, how, 0.0, 0.0, 0.0])
 
 
 def _check(how_to_normalize: str, unknown_value: str) -> None:

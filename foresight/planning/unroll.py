@@ -191,16 +191,19 @@ def losses(
 
         s⁰ = h(o_t),  (r^k, s^k) = g(s^{k-1}, a_{t+k-1}),  (p^k, v^k) = f(s^k)
 
+    What comes back through g is halved at its start, from the second on (appendix G and the pseudocode).
     Shapes: `actions` `[B, K or more, F]` features; `goals`: `(alive, known, value)` of `targets`. `policy` is given the
     policy's numbers `[B, K + 1, W]`; it returns its terms by name, `[B, K + 1]`. Returns all as scalars.
     """
     alive, known, value = goals
     unroll = alive.shape[1] - 1
     hidden, on_the_way = [network.represent(row(batch.obs, 0))], []
+    before = hidden[0]
     for k in range(unroll):
-        after, features = network.advance(hidden[-1], actions[:, k])
-        hidden.append(latent.scale_gradient(after, 0.5))
+        after, features = network.advance(before, actions[:, k])
+        hidden.append(after)
         on_the_way.append(features)
+        before = latent.scale_gradient(after, 0.5)
     ahead = network.head(torch.stack(hidden, 1))  # of all states at once: many small layers cost more than a large one
     reward = batch.reward[:, :unroll] * alive[:, :unroll]
     terms = {name: alive * term for name, term in policy(network.policy(ahead)).items()}

@@ -20,9 +20,8 @@ CASES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("search_trees.
 def found(case: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
     options = case["options"]
     if case["kind"] == "gumbel":
-        rule: Any = Gumbel(
-            options["considered"], options["value_scale"], options["maxvisit_init"], options["rescale_values"]
-        )
+        how = "siblings" if options["rescale_values"] else "none"
+        rule: Any = Gumbel(options["considered"], options["value_scale"], options["maxvisit_init"], how)
         monkeypatch.setattr(select, "gumbel_noise", lambda *_: torch.tensor(case["noise"]))
     else:
         rule = PUCT(options["c_init"], options["c_base"])

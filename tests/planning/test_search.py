@@ -27,7 +27,8 @@ RULES = [
     UCT(),
     UCT(normalize="tree"),
     Gumbel(),
-    Gumbel(considered=3, value_scale=1.0, rescale=False),
+    Gumbel(considered=3, value_scale=1.0, normalize="none"),
+    Gumbel(normalize="tree"),
 ]
 
 

@@ -187,7 +187,7 @@ def think(state: State, position: Tensor, simulations: int, generator: torch.Gen
     network = state.player if explore and state.player is not None else state.network
     model = Rules(state.game, lambda leaves: network(state.game.planes(leaves).to(_device(state))))
     if config.rule == "gumbel":
-        rule = Gumbel(config.considered, config.value_scale, rescale=False, scale=1.0 if explore else 0.0)
+        rule = Gumbel(config.considered, config.value_scale, normalize="none", scale=1.0 if explore else 0.0)
         found = search(model, position, simulations, rule, generator=generator)
         # Without simulations nothing was compared: the policy itself decides.
         return found if simulations else found._replace(action=found.weights.argmax(-1))

@@ -137,11 +137,13 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     seen = seen.view(len(alive), steps, -1)
     code = latent.straight_through(seen)
     hidden, afters, on_the_way = [network.represent(unroll.row(batch.obs, 0))], [], []
+    before = hidden[0]
     for k in range(steps):
-        afters.append(network.act(hidden[-1], batch.action[:, k]))
+        afters.append(network.act(before, batch.action[:, k]))
         after, features = network.chance(afters[-1], code[:, k])
-        hidden.append(latent.scale_gradient(after, 0.5))
+        hidden.append(after)
         on_the_way.append(features)
+        before = latent.scale_gradient(after, 0.5)  # as in `unroll.losses`
     ahead = network.head(torch.stack(hidden, 1))  # of all steps: many small layers cost more than a large one
     behind = network.after(torch.stack(afters, 1))
     there, told = alive[:, :steps], known[:, :steps]
