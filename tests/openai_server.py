@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,8 +22,8 @@ FORMS = ("token_ids", "response_token_ids", "words", "content", "text")
 class Stub:
     """What the server does and has seen. `faults` are taken one by one by the requests for completions that come in:
 
-    a number is an HTTP status, "cut" ends the connection in the middle of an answer, "dead" ends it at once, None is
-    no fault. `always` is a fault of all that follow.
+    a number is an HTTP status, "cut" ends the connection in the middle of an answer, "dead" ends it at once,
+    "silent" says nothing for a second, None is no fault. `always` is a fault of all that follow.
     """
 
     def __init__(self, model: LanguageModel, form: str = "token_ids", reloads: bool = True) -> None:
@@ -109,6 +110,8 @@ def serve(stub: Stub) -> Iterator[Stub]:
             elif fault == "dead":
                 self.close_connection = True
                 self.connection.close()
+            elif fault == "silent":
+                time.sleep(1)
             else:
                 self.reply(stub.complete(body), cut=fault == "cut")
 

@@ -68,9 +68,7 @@ class Apart:
         if self._pipe is None:
             self._start()
             self._answer(START, "was not imported")
-        assert self._pipe is not None
-        self._pipe.send(arguments)
-        return self._answer(self.limit, "did not answer")
+        return self._answer(self.limit, "did not answer", arguments)
 
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
@@ -81,9 +79,11 @@ class Apart:
         theirs.close()
         self._end = weakref.finalize(self, _kill, process, self._pipe)
 
-    def _answer(self, limit: float, what: str) -> Any:
+    def _answer(self, limit: float, what: str, arguments: dict[str, Any] | None = None) -> Any:
         assert self._pipe is not None
         try:
+            if arguments is not None:
+                self._pipe.send(arguments)
             told = self._pipe.recv() if self._pipe.poll(limit) else None
         except (EOFError, OSError) as error:
             self._stop()

@@ -18,7 +18,7 @@ from typing import Any
 from foresight import errors
 from foresight.data import forms, traces
 from foresight.envs.apart import Apart, function
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 
 Prompt = str | list[dict[str, str]]  # plain, or a conversation of {"role", "content"} messages
 Grader = Callable[["Sequence[Example]", Sequence[str]], list[float]]
@@ -80,7 +80,7 @@ class TextTask:
     def grade(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
         """A reward per completion; NaN where the grader could not tell.
 
-        Raises UserError, naming the sample, if the grader fails or returns NaN itself.
+        Raises UserError, naming the sample, if the grader fails or returns what is no finite number.
         """
         if self.grader is None:
             raise UserError(
@@ -301,7 +301,7 @@ def function_grader(reward: Callable[..., Any]) -> Grader:
         ]
         result = reward(prompts=[e.prompt for e in examples], completions=shaped, **columns)
         if not isinstance(result, Iterable):
-            raise UserError(f"The reward function '{name}' must return a list of rewards, but returned {result!r}.")
+            raise LostError(f"The reward function '{name}' must return a list of rewards, but returned {result!r}.")
         return list(result)
 
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
@@ -314,7 +314,7 @@ def function_grader(reward: Callable[..., Any]) -> Grader:
         except Exception as error:
             raise _blame(name, error, call, examples, completions) from error
         if len(rewards) != len(completions):
-            raise UserError(
+            raise LostError(
                 f"The reward function '{name}' returned {len(rewards)} rewards for {len(completions)} completions: "
                 "return one for each, None where it cannot tell."
             )
@@ -329,28 +329,28 @@ def _number(name: str, reward: Any, example: Example, completion: str) -> float:
     try:
         value = float(reward)
     except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(
+        value = math.inf
+    if math.isinf(value):
+        raise LostError(
             f"The reward function '{name}' returned {reward!r} for the completion {completion!r} to "
-            f"{example.question!r}: return a finite number, or None where it cannot tell."
+            f"{example.question!r}: return a finite number, or None (or NaN) where it cannot tell."
         )
     return value
 
 
 def _blame(
     name: str, error: Exception, call: Callable[..., Any], examples: Sequence[Example], completions: Sequence[str]
-) -> UserError:
+) -> LostError:
     """Find the one sample on which a reward function fails, to name it."""
     for example, completion in zip(examples, completions, strict=True):
         try:
             call([example], [completion])
         except Exception as single:
-            return UserError(
+            return LostError(
                 f"The reward function '{name}' raised {type(single).__name__}: {single}, on the completion "
                 f"{completion!r} to {example.question!r}."
             )
-    return UserError(f"The reward function '{name}' raised {type(error).__name__}: {error}.")
+    return LostError(f"The reward function '{name}' raised {type(error).__name__}: {error}.")
 
 
 def _split(name: str, examples: Sequence[Example], held_out: int, seed: int, grader: Grader) -> TextTask:
@@ -392,6 +392,7 @@ def make(
     trace: bool = False,
     rewards: dict[str, float] | None = None,
     curriculum: float = 1.0,
+    reward_timeout: float = PATIENCE,
     **options: Any,
 ) -> TextTask:
     """A text task by its name: one of `TASKS`, `reasoning_gym:NAME`, or a dataset with a reward function.
@@ -401,7 +402,8 @@ def make(
     - `trace`: completions think and then answer (`data.traces`). Prompts ask for it, and the task's grader is shown
       the answer alone. Rewards are then, by default, those of DeepSeek-R1: `{correct: 1, format: 1}`;
     - `rewards`: a composite reward, each part with its weight: `correct` (the task's grader), `format` (1 for a whole
-      trace), `tags` (a share of it), or the place `file.py:name` of a reward function, which gets whole completions;
+      trace), `tags` (a share of it), or the place `file.py:name` of a reward function, which gets whole completions
+      and may take `reward_timeout` seconds for a batch (0: it runs here, without a limit);
     - `curriculum`: the share of the examples, the easiest, that a run begins with; all at half of it. Examples need
       a column `difficulty` (`addition` and `largest` have one).
 
@@ -414,7 +416,7 @@ def make(
         elif name in TASKS:
             task = TASKS[name](**options)
         elif "reward" in options or Path(name).exists() or Path(name).suffix:
-            task = dataset(name, **options)
+            task = dataset(name, reward_timeout=reward_timeout, **options)
         else:
             raise errors.unknown("task", name, [*TASKS, "reasoning_gym:NAME", "FILE.jsonl"])
     except TypeError as error:
@@ -429,7 +431,7 @@ def make(
         task = _traced(task)
     rewards = {"correct": 1.0, "format": 1.0} if trace and rewards is None else rewards
     if rewards is not None:
-        task = dataclasses.replace(task, parts=tuple(_part(task, *pair) for pair in _pairs(rewards)))
+        task = dataclasses.replace(task, parts=tuple(_part(task, *pair, reward_timeout) for pair in _pairs(rewards)))
     return task if curriculum == 1 else _graduated(task, curriculum)
 
 
@@ -462,7 +464,7 @@ def _pairs(rewards: Any) -> list[tuple[str, float]]:
     return pairs
 
 
-def _part(task: TextTask, name: str, weight: float) -> Part:
+def _part(task: TextTask, name: str, weight: float, limit: float) -> Part:
     known: dict[str, Grader] = {
         "correct": task.grade,
         "format": lambda _, completions: [float(traces.read(c).whole) for c in completions],
@@ -472,7 +474,7 @@ def _part(task: TextTask, name: str, weight: float) -> Part:
         return Part(name, weight, known[name])
     if ":" not in name:
         raise errors.unknown("part of a reward", name, [*known, "FILE.py:FUNCTION"])
-    return Part(name.rpartition(":")[2], weight, function_grader(_reward(name, PATIENCE)))
+    return Part(name.rpartition(":")[2], weight, function_grader(_reward(name, limit)))
 
 
 def _weighted(weights: Sequence[float], grades: Sequence[float]) -> float:

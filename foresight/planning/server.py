@@ -14,6 +14,7 @@ import http.client
 import json
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from foresight.nets import pretrained, sharded
 from foresight.nets.language import LanguageModel
 
 TRIES, WAIT = 8, 0.5  # of a request, and seconds before the second; each wait is twice the last: a minute in all
-PATIENCE = 600.0  # seconds that one answer may take
+PATIENCE = 600.0  # seconds that one answer may take, all tries together
 TOGETHER = 64  # requests under way: the server batches them
 BUSY = (408, 409, 425, 429)  # and all from 500: try again
 KEY = "FORESIGHT_COMPLETER_KEY"  # the variable with the key that a server may ask for
@@ -214,13 +215,17 @@ class Server:
         if key := os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
-        reason = ""
+        reason, end, made = "", time.monotonic() + self.patience, 0
         for number in range(self.tries):
             if number and self._gone.wait(self.wait * 2 ** (number - 1)):
                 break
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            made += 1
             request = urllib.request.Request(self.root + path, data, headers)
             try:
-                with urllib.request.urlopen(request, timeout=self.patience) as answer:
+                with urllib.request.urlopen(request, timeout=left) as answer:
                     return dict(json.loads(answer.read()))
             except urllib.error.HTTPError as error:
                 with error:
@@ -231,7 +236,9 @@ class Server:
                 reason = str(getattr(error, "reason", "")) or str(error) or type(error).__name__
             except TypeError as error:
                 raise UserError(f"{self.root}{path} answers with something that is no JSON object.") from error
-        raise ServerError(f"The server at {self.root} does not answer ({reason}), after {self.tries} tries.")
+        raise ServerError(
+            f"The server at {self.root} does not answer ({reason}), after {made} {'try' if made == 1 else 'tries'}."
+        )
 
 
 def attach(state: Any, url: str, weights: str | Path | None = None) -> None:

@@ -77,6 +77,24 @@ def test_one_that_hangs_is_ended_and_one_that_dies_is_told(task):
         made.grade(made.train[:1], ["a"])
 
 
+def test_one_that_is_killed_between_two_calls_is_told_and_begun_anew(tmp_path, task):
+    apart = Apart(f"{tmp_path}/rewards.py:lengths", 60.0)
+    assert apart(completions=["ab"]) == [2.0]
+    process = apart._end.peek()[2][0]
+    process.kill()
+    process.wait()
+    with pytest.raises(LostError, match="ended in the middle"):
+        apart(completions=["ab"])
+    assert apart(completions=["abc"]) == [3.0]
+
+
+def test_any_task_may_say_how_long_a_part_of_its_reward_may_take(tmp_path, task):
+    place = f"{tmp_path}/rewards.py:hanging"
+    made = text.make("addition", rewards={place: 1}, reward_timeout=0.5)
+    with pytest.raises(LostError, match=r"within 0.5 seconds"):
+        made.reward(made.train[:2], ["go", "stop"])
+
+
 def test_the_process_ends_with_its_owner(task, tmp_path):
     apart = Apart(f"{tmp_path}/rewards.py:lengths", 60.0)
     assert apart(completions=["ab"]) == [2.0]

@@ -124,7 +124,7 @@ def test_completions_of_conversations_are_messages():
     ("reward", "message"),
     [
         (lambda completions, **k: [1 / (len(c) - 2) for c in completions], "raised ZeroDivisionError.*'ab' to 'q2'"),
-        (lambda completions, **k: [float("nan")] * len(completions), "returned nan for the completion 'a' to 'q1'"),
+        (lambda completions, **k: [float("inf")] * len(completions), "returned inf for the completion 'a' to 'q1'"),
         (lambda completions, **k: ["good"] * len(completions), "returned 'good' for the completion 'a'"),
         (lambda completions, **k: [1.0], "returned 1 rewards for 2 completions"),
         (lambda completions, **k: None, "must return a list"),
@@ -133,6 +133,11 @@ def test_completions_of_conversations_are_messages():
 def test_a_bad_reward_function_is_told_which_sample(reward, message):
     with pytest.raises(UserError, match=message):
         text.function_grader(reward)([Example("q1"), Example("q2")], ["a", "ab"])
+
+
+def test_a_reward_of_nan_is_one_that_could_not_be_told():
+    grade = text.function_grader(lambda completions, **k: [float("nan"), 1.0])
+    assert [math.isnan(reward) for reward in grade([Example("q1"), Example("q2")], ["a", "ab"])] == [True, False]
 
 
 def test_files_are_read_with_the_row_in_the_error(tmp_path):

@@ -137,6 +137,12 @@ def test_dpo_is_the_papers_equation_7(length_normalised):
     _same(caught, model.parameters())
 
 
+@pytest.mark.parametrize(("loss", "smoothing"), [("ipo", 0.1), ("hinge", 0.1), ("sigmoid", 0.5), ("sigmoid", -0.1)])
+def test_smoothing_is_of_dpo_and_less_than_a_half(loss, smoothing):
+    with pytest.raises(UserError, match="label_smoothing"):
+        _build(dpo, loss=loss, label_smoothing=smoothing)
+
+
 def test_an_unknown_loss_names_the_nearest():
     with pytest.raises(UserError, match="Did you mean 'sigmoid'"):
         _build(dpo, loss="sigmoidal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -187,6 +188,14 @@ def test_a_fault_that_stays_ends_the_rollout_in_words(stub, fault):
         server(PROMPTS, 2, 6, 1.0, _seeded())
     stub.always = None
     assert server(PROMPTS, 2, 6, 1.0, _seeded()).length.shape == (3, 2)  # and is used again once it is back
+
+
+def test_a_server_that_says_nothing_is_given_up_in_time(stub):
+    server = _server(stub, patience=0.2, tries=8)
+    stub.always, began = "silent", time.monotonic()
+    with pytest.raises(ServerError, match=r"does not answer \(timed out\), after 1 try"):
+        server(PROMPTS, 2, 6, 1.0, _seeded())
+    assert time.monotonic() - began < 1  # all tries together
 
 
 def test_what_a_server_refuses_is_said_at_once(stub):

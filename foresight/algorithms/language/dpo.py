@@ -21,7 +21,7 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
-from foresight.errors import unknown
+from foresight.errors import UserError, unknown
 from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import fit
@@ -98,6 +98,11 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load the policy, freeze a copy of it, and make the optimiser."""
     if config.loss not in preference.LOSSES:
         raise unknown("loss", config.loss, preference.LOSSES)
+    if config.label_smoothing and (config.loss != "sigmoid" or not 0 <= config.label_smoothing < 0.5):
+        raise UserError(
+            f"label_smoothing is {config.label_smoothing:g} with the loss '{config.loss}': it is the share of wrong "
+            "labels that cDPO expects, in [0, 0.5), and the losses ipo and hinge have none."
+        )
     policy, optimizer, generator = learner.build(config, device)
     return State(config, policy, learner.frozen(policy), optimizer, generator)
 
@@ -120,7 +125,7 @@ def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str,
     terms = getattr(preference, config.loss)(difference, config.beta, config.label_smoothing)
     rewards = config.beta * odds.detach()
     return terms.sum() / pairs, {
-        "accuracy": (difference > 0).float().sum(),
+        "accuracy": (0.5 * (difference >= 0) + 0.5 * (difference > 0)).sum(),  # half a point for a tie, as at the start
         "margin": (rewards[:, 0] - rewards[:, 1]).sum(),
         "chosen_reward": rewards[:, 0].sum(),
         "rejected_reward": rewards[:, 1].sum(),

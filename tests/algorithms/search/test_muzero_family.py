@@ -157,7 +157,7 @@ def test_a_number_is_learnt_through_its_categorical() -> None:
 
 @sabotaged_by("foresight.ops.latent.scale_gradient", change("factor", lambda _: 1.0))
 def test_the_gradient_into_the_dynamics_is_halved() -> None:
-    """The heads at s¹ see g whole, those at s² through one halving: 1 + ½ (1 + ½), as each step counts ½ (appendix G)."""
+    """The heads at s¹ see g whole, those at s² through one halving: 1 + ½ (1 + ½), as steps count ½ each (G)."""
     line = SimpleNamespace(
         represent=lambda x: x, advance=lambda x, _: (x, x), head=lambda x: x, policy=lambda x: x,
         value=SimpleNamespace(loss=lambda x, _: x.sum(-1)), reward=SimpleNamespace(loss=lambda x, _: 0 * x.sum(-1)),
