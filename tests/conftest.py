@@ -12,6 +12,8 @@ import hypothesis
 import pytest
 import torch
 
+torch.set_num_threads(1)  # here too: what a module's fixtures make comes before `_same_conditions`
+
 # A sabotaged test fails by design, so shrinking its examples would be most of the work.
 # To see a small counterexample: pytest --hypothesis-profile=explain.
 hypothesis.settings.register_profile(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -92,6 +93,30 @@ class Game(Protocol):
 
     def forget(self, keep: Tensor) -> None:
         """Every position but those in `keep` is no longer needed."""
+
+
+@dataclass
+class Plays:
+    """Which game weights are for, as a part of a State: a checkpoint of another one is refused."""
+
+    game: str = ""
+
+    @classmethod
+    def of(cls, game: Game | None) -> Plays:
+        """Of this game with its options; None is no game."""
+        if game is None:
+            return cls()
+        options = ", ".join(f"{key}={value}" for key, value in sorted(game.options.items()))
+        return cls(f"{game.name}({options})")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The game's name and options."""
+        return {"game": self.game}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises UserError if the checkpoint is of another game."""
+        if state["game"] != self.game:
+            raise UserError(f"The checkpoint plays {state['game']}, not {self.game}. Load it with its own game.")
 
 
 def make(name: str, opponent: str = "mcts:100", rules: str = "auto", **options: Any) -> Game:

@@ -23,7 +23,7 @@ from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import selfplay
 from foresight.envs.base import Env, Episodes, Spaces
-from foresight.envs.games import Game
+from foresight.envs.games import Game, Plays
 from foresight.errors import UserError
 from foresight.nets import encoders, optim
 from foresight.nets.latent import LatentModel
@@ -46,6 +46,7 @@ class State:
     step: int = 0
     updates: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    plays: Plays = field(default_factory=Plays)  # the game that the weights are for, if it is one
     game: Any = field(default=None, metadata={"save": False})  # whose positions `act` is given, if it is one
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from foresight.envs import records
-from foresight.envs.games import Game
+from foresight.envs.games import Game, Plays
 from foresight.errors import UserError
 from foresight.nets import optim
 from foresight.nets.board import PolicyNet, ValueNet
@@ -77,7 +77,7 @@ class State:
     """Three networks, their optimisers, the pool, and the data that the stages made."""
 
     config: Config
-    plays: str
+    plays: Plays  # whose weights these are
     sl: PolicyNet
     rl: PolicyNet
     value: ValueNet
@@ -108,7 +108,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
         return torch.optim.AdamW(network.parameters(), rate, weight_decay=config.weight_decay)
 
     return State(
-        config, game.name, sl, rl, value, adam(sl, config.learning_rate), adam(rl, config.rl_learning_rate),
+        config, Plays.of(game), sl, rl, value, adam(sl, config.learning_rate), adam(rl, config.rl_learning_rate),
         adam(value, config.learning_rate), torch.Generator().manual_seed(config.seed), rollouts.stream(config.seed),
         game=game,
     )  # fmt: skip
@@ -350,8 +350,7 @@ def train(
     """The three stages, a row of the log every ten steps."""
     if state is None:
         state = build(config, game, device)
-    if state.plays != game.name:
-        raise UserError(f"The checkpoint plays {state.plays}, not {game.name}. Load it with its own game.")
+    Plays.of(game).load_state_dict(state.plays.state_dict())  # a State of another game is refused
     state.game = game
     last = min(config.steps, config.supervised + config.reinforce + config.regress)
     while state.step < last:

@@ -31,7 +31,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
-from foresight.envs.games import Game, replay
+from foresight.envs.games import Game, Plays, replay
 from foresight.errors import UserError
 from foresight.nets import optim, precision
 from foresight.nets.board import PolicyValueNet
@@ -80,22 +80,6 @@ class Config:
     symmetries: bool = True  # each learnt position is laid on the board in one of the ways that the game allows
     precision: str = "float32"  # of the network in self-play; or "bfloat16", or "auto": what is faster
     threads: int = 1  # of torch; games beside each other use two cores better than one convolution does
-
-
-@dataclass
-class Plays:
-    """Which game the weights are for: a checkpoint of another one is refused."""
-
-    game: str
-
-    def state_dict(self) -> dict[str, Any]:
-        """The game's name and options."""
-        return {"game": self.game}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises UserError if the checkpoint is of another game."""
-        if state["game"] != self.game:
-            raise UserError(f"The checkpoint plays {state['game']}, not {self.game}. Load it with its own game.")
 
 
 class Running:
@@ -148,10 +132,9 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         network = PolicyValueNet(game.shape, game.actions, config.channels, config.blocks).to(device)
-    options = ", ".join(f"{key}={value}" for key, value in sorted(game.options.items()))
     return State(
         config,
-        Plays(f"{game.name}({options})"),
+        Plays.of(game),
         network,
         torch.optim.AdamW(network.parameters(), config.learning_rate, weight_decay=config.weight_decay),
         generator=torch.Generator().manual_seed(config.seed),

@@ -30,7 +30,7 @@ from torch import Tensor
 from foresight.data.trajectory import Trajectory
 from foresight.envs import selfplay
 from foresight.envs.base import Env, Spaces, require_end, require_worlds
-from foresight.envs.games import Game
+from foresight.envs.games import Game, Plays
 from foresight.errors import UserError
 from foresight.ops import latent
 from foresight.planning import unroll
@@ -86,7 +86,7 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
         raise UserError(f"MuZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
     actions = int(spaces.action.n)
     network = unroll.latent_model(config, spaces.obs, actions, actions, players=1 if game is None else 2)
-    return State(config, **unroll.parts(config, network, device), game=game)
+    return State(config, **unroll.parts(config, network, device), plays=Plays.of(game), game=game)
 
 
 def act(

@@ -105,7 +105,7 @@ def test_interrupted_self_play_goes_on_without_losing_a_game(tmp_path: Path) -> 
     assert torch.equal(whole.replay.rows.obs, second.replay.rows.obs)
 
 
-@sabotaged_by("foresight.algorithms.search.alphazero.Plays.load_state_dict", lambda f: lambda self, state: None)
+@sabotaged_by("foresight.envs.games.Plays.load_state_dict", lambda f: lambda self, state: None)
 def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
     """Tic-tac-toe and Hex 3x3 have networks of one shape: only the name tells them apart."""
     path = checkpoint.save(tmp_path, az.build(SMALL, TTT), 0)

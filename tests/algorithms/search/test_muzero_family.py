@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 
 from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
 from foresight.data.trajectory import Trajectory
+from foresight.envs import games
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.nets.latent import Number
 from foresight.ops import transforms
 from foresight.planning import unroll
 from foresight.planning.search import search
+from foresight.runtime import checkpoint
 from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled
 
 DISCRETE = [muzero, gumbel_muzero, efficientzero, stochastic_muzero]
@@ -250,3 +253,16 @@ def test_an_interrupted_replay_learns_nothing_of_the_gap() -> None:
     alive, known, value, _ = muzero.targets(state, batch.replace(mask=mask))
     assert alive[0].tolist() == [1, 0, 0, 0, 0] and known[0].tolist() == [1, 0, 0, 0, 0]
     assert value[0, 0].item() == pytest.approx(1.0, abs=1e-5)  # the reward, and a value that is still 0
+
+
+@sabotaged_by("foresight.envs.games.Plays.load_state_dict", lambda f: lambda self, state: None)
+def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
+    config = muzero.Config(**{**SMALL, "gamma": 1.0})
+    mine, other = muzero.build(config, games.make("tic_tac_toe")), muzero.build(config, games.make("hex", size=3))
+    path = checkpoint.save(tmp_path, mine, 1)
+    refused = ""
+    try:
+        checkpoint.restore(path, other)
+    except UserError as error:
+        refused = str(error)
+    assert "plays tic_tac_toe(), not hex(board_size=3)" in refused
