@@ -61,7 +61,7 @@ class Config:
     anneal: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
-    """Gradient steps on each batch (paper: 16 on each rollout)."""
+    """Gradient steps on the whole of each batch (paper: 16, each on a part of it); with 1 no ratio leaves 1."""
     clip_high: float = 4.0
     """ε: the weight is at most 1 + ε (the paper gives no number; ScaleRL, arXiv:2510.13786, has 1 + ε = 5)."""
     max_grad_norm: float = 1.0

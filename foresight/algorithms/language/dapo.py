@@ -12,7 +12,8 @@ All of its parts:
 - soft overlong punishment (eq. 13): in the last `overlong_buffer` tokens before the limit the reward falls to −1;
 - no KL term (section 2.3).
 
-Left out: nothing. (The authors' code does without the filter, which overlaps with the punishment: both can be set.)
+Left out: the parts into which the paper splits a rollout, a step each; `epochs` repeats the whole. (The authors' code
+does without the filter, which overlaps with the punishment: both can be set.)
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Config:
     anneal: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
-    """Gradient steps on each batch (paper: 16 on each rollout)."""
+    """Gradient steps on the whole of each batch (paper: 16, each on a part of it); with 1 no ratio leaves 1."""
     clip_low: float = 0.2
     """ε_low of the clipped ratio (paper: 0.2)."""
     clip_high: float = 0.28

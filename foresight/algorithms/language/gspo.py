@@ -61,7 +61,7 @@ class Config:
     anneal: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
-    """Gradient steps on each batch (paper: 4 on each rollout)."""
+    """Gradient steps on the whole of each batch (paper: 4, each on a part of it); with 1 no ratio leaves 1."""
     clip_low: float = 3e-4
     """ε_low of the sequence's ratio (paper: 3e-4)."""
     clip_high: float = 4e-4
