@@ -27,7 +27,7 @@ class Options:
     task: Annotated[str | None, tyro.conf.arg(metavar="TASK")] = None
     """The text task of a language run: addition, largest, reasoning_gym:NAME, or a .jsonl file."""
     env_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
-    """What the environment is made with, as key=value (num_envs=16)."""
+    """What the environment is made with, as key=value (frame_stack=4)."""
     out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """The run directory; it must not hold a run already. Default: a new one under runs/."""
     device: str = "auto"

@@ -89,7 +89,9 @@ def _options(request: engines.Request, spec: Any, frame_stack: int | None) -> Op
     values.setdefault("repeat_action_probability", spec.kwargs.get("repeat_action_probability", 0.0))
     if request.name.endswith("-v5") and not request.name.startswith("ALE/"):
         values["repeat_action_probability"] = request.options.get("repeat_action_probability", 0.0)  # EnvPool's id
-    skip = int(values.get("frame_skip", 4))
+    skip = values.get("frame_skip", 4)
+    if not isinstance(skip, int) or skip < 1:
+        raise UserError(f"frame_skip must be a whole number of at least 1, not {skip!r}.")
     limit = request.time_limit or _FRAMES // skip
     return Options(game=spec.kwargs["game"], frame_stack=frame_stack or 4, time_limit=limit, **values)
 

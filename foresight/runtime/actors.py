@@ -170,8 +170,9 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], A
     module, config = catalog.module(resolved.algorithm), dict(resolved.config)
     if count < 1:
         raise UserError(f"--actors must be at least 1, not {count}.")
-    if resolved.world != "control" or not hasattr(module, "rollout"):
-        able = [n for n, e in catalog.algorithms().items() if "\ndef rollout(" in e.path.read_text(encoding="utf-8")]
+    if resolved.world != "control" or "obs" not in inspect.signature(getattr(module, "rollout", int)).parameters:
+        said = "\ndef rollout(state: State, env: Env, obs"
+        able = [name for name, entry in catalog.algorithms().items() if said in entry.path.read_text(encoding="utf-8")]
         raise UserError(f"{module.__name__.rpartition('.')[2]} does not act apart from learning; {', '.join(able)} do.")
     if "unrolls" not in config and count > 1:
         if config["num_envs"] % count:

@@ -122,9 +122,19 @@ def _kind(module: Any, world: Any) -> str:
 
 
 def random_policy(world: Any, seed: int) -> Act:
-    """Uniformly random actions (normally distributed where the space has no bounds)."""
+    """Uniformly random actions (normally distributed where the space has no bounds), of those that are allowed."""
     from gymnasium.vector.utils import batch_space
 
+    from foresight.nets import encoders
+
+    if key := encoders.mask_key(world.spaces.obs):
+        head, generator = encoders.policy_head(world.spaces.action), torch.Generator().manual_seed(seed)
+
+        def allowed(obs: Any, carry: Any) -> tuple[Tensor, Any]:
+            mask = torch.as_tensor(obs[key]).cpu() > 0
+            return head(torch.zeros(mask.shape), mask).sample(generator), carry
+
+        return allowed
     space = batch_space(world.spaces.action, world.num_envs)
     space.seed(seed)
     return lambda obs, carry: (torch.as_tensor(np.asarray(space.sample())), carry)

@@ -151,9 +151,11 @@ def resume(
     first checkpoint starts again from nothing. Going back to an older checkpoint sets the newer ones aside. Raises
     UserError as `train` does, and for a checkpoint that is damaged.
     """
-    from foresight.runtime import checkpoint
+    from foresight.runtime import checkpoint, torchrun
     from foresight.runtime.session import Session
 
+    if torchrun.started():
+        raise UserError(f"A run goes on in one process, not in those of torchrun: foresight resume {path}")
     path = Path(path)
     start = None
     if path.parent.name == "checkpoints":

@@ -166,6 +166,8 @@ def resolve(
         options = f", or a preset: {', '.join(known)}" if known else ""
         raise UserError(f"Say what {entry.name} shall learn: --{world_word} NAME{options}.")
     base = fields(algorithm, chosen) if config is None else _shallow(config)
+    if "num_envs" in base and "num_envs" in (env_options or {}):
+        raise UserError(f"How many worlds there are is a number of {entry.name}: --num-envs, not --env-options.")
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("world", entry.world)  # some algorithms act in worlds of two kinds
     return Settings(

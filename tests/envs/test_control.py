@@ -275,7 +275,9 @@ def test_unknown_worlds_engines_and_options_are_named() -> None:
     assert "Did you mean 'frame_skip'?" in error("ALE/Pong-v5", frame_skp=4)
     assert "gravitas" in error("LunarLander-v3", gravitas=1)
     assert "gravitas" in error("Acrobot-v1", engine="envpool", gravitas=1)
-    assert "num_envs must be at least 1" in error("CartPole-v1", num_envs=0)
+    assert "num_envs must be a whole number of at least 1" in error("CartPole-v1", num_envs=0)
+    assert "time_limit must be a whole number" in error("CartPole-v1", time_limit="abc")
+    assert "visible is a list" in error("CartPole-v1", visible=0)
 
 
 def test_an_engine_that_cannot_says_which_can() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.algorithms.policy import a2c, impala, ppo, sac, sac_discrete
+from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppo, sac, sac_discrete
 from foresight.algorithms.value import dqn, rainbow
 from foresight.envs import several
 from foresight.envs.make import make
@@ -23,6 +23,7 @@ FIELDS: dict[str, Any] = {"hidden": (16,), "num_envs": 4, "unroll_steps": 8}
 IMPALA = impala.Config(steps=640, unrolls=2, max_lag=0, optimizer="adam", learning_rate=3e-3, **FIELDS)
 PPO = ppo.Config(steps=320, minibatches=2, **FIELDS)
 A2C = a2c.Config(steps=160, memory="lstm", memory_size=8, **FIELDS)
+OFF = off_policy_ac.Config(steps=160, replays=2, **FIELDS)
 REPLAYED: dict[str, Any] = {
     "hidden": (16,), "num_envs": 2, "steps": 120, "learning_starts": 40, "replay_size": 200, "batch_size": 8,
     "max_lag": 0, "learning_rate": 0.03, "train_every": 1,
@@ -63,7 +64,11 @@ def _late(take: Any) -> Any:
 
 @sabotaged_by("foresight.runtime.actors.take", _late)
 @sabotaged_by("foresight.runtime.actors.load", lambda f: lambda state, weights: None)
-@pytest.mark.parametrize(("module", "config"), [(impala, IMPALA), (ppo, PPO), (a2c, A2C)], ids=["impala", "ppo", "a2c"])
+@pytest.mark.parametrize(
+    ("module", "config"),
+    [(impala, IMPALA), (ppo, PPO), (a2c, A2C), (off_policy_ac, OFF)],
+    ids=["impala", "ppo", "a2c", "off_policy_ac"],
+)
 def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any) -> None:
     """One actor in lockstep: bit for bit what `train` does in one process."""
     together = [(step, m, weights(s)) for step, m, s in module.train(config, make("CartPole-v1", num_envs=4))]
@@ -254,6 +259,7 @@ def test_actors_share_the_worlds_of_an_on_policy_algorithm() -> None:
         ("ppo", "CartPole-v1", 3, "3 actors cannot share 8 worlds"),
         ("ppo", "CartPole-v1", 0, "at least 1"),
         ("value_iteration", "GridWorld8x8", 2, "does not act apart from learning; .*impala"),
+        ("reinforce", "CartPole-v1", 1, "does not act apart from learning; .*off_policy_ac"),
     ],
 )
 def test_a_plan_that_cannot_work_says_why(name: str, env: str, count: int, text: str) -> None:

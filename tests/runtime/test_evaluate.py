@@ -21,6 +21,8 @@ from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime import evaluate as module
 from foresight.runtime.evaluate import Evaluation, baseline, evaluate, undisturbed
+from tests.algorithms.policy.worlds import hidden_choice
+from tests.sabotage import sabotaged_by
 
 
 class Scripted:
@@ -175,6 +177,12 @@ def test_the_random_baseline_covers_the_space(space: Any) -> None:
     again.spaces = env.spaces
     baseline(algorithm, state, again, 8, seed=1)
     assert torch.equal(torch.stack(again.actions), torch.stack(env.actions))
+
+
+@sabotaged_by("foresight.nets.encoders.mask_key", lambda f: lambda space: None)
+def test_the_random_baseline_keeps_to_what_is_allowed() -> None:
+    """All actions but the right one are forbidden: whoever keeps to the mask earns all there is."""
+    assert baseline(*control(), hidden_choice(), 32, seed=1).mean == 1
 
 
 def test_cartpole_random_is_what_everyone_measures() -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -328,3 +329,25 @@ def test_the_saved_state_is_the_state_that_was_reached(tmp_path: Path) -> None:
     for name, weight in hand.network.state_dict().items():
         assert torch.equal(weight, state.network.state_dict()[name])
     assert state.recent == hand.recent
+
+
+def test_several_tasks_are_trained_loaded_and_evaluated(tmp_path: Path) -> None:
+    fields = {"steps": 64, "num_envs": 4, "unroll_steps": 8, "unrolls": 1}
+    run = foresight.train("impala", env="CartPole-v1,CartPole-v0", out=tmp_path / "a", show=False, **fields)
+    assert run.summary["evaluation"]["n"] > 0
+    agent = run.load()
+    assert agent.act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_a_run_is_not_resumed_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = adder(tmp_path / "a", steps=3)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    with pytest.raises(UserError, match="goes on in one process"):
+        foresight.resume(run.path, steps=6, show=False)
+
+
+def test_the_number_of_worlds_is_no_option_of_the_environment(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--num-envs"):
+        foresight.train("ppo", env="CartPole-v1", env_options={"num_envs": 16}, out=tmp_path / "a", show=False)
+    assert not (tmp_path / "a").exists()

@@ -189,6 +189,19 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     return {**dict(zip(("policy_loss", "value_loss", "entropy", "ratio"), seen, strict=True)), "learning_rate": rate}
 
 
+def learn(state: State, batch: Trajectory) -> dict[str, float]:
+    """Learn from a new segment and from remembered ones, and remember it; what the last of them said."""
+    config = state.config
+    progress = max(state.step - batch.reward.numel(), 0) / config.steps
+    metrics = update(state, batch, progress)
+    if config.replays:
+        state.replay.add(batch.map(lambda x: x.cpu()))
+    for _ in range(config.replays):
+        old = state.replay.sample(config.num_envs, config.unroll_steps, state.sampler)
+        metrics = update(state, old.map(lambda x: x.to(state.generator.device)), progress)
+    return metrics
+
+
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
@@ -198,14 +211,8 @@ def train(
         state = build(config, env.spaces, device)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:
-        progress = state.step / config.steps
         batch, obs = rollout(state, env, obs)
-        metrics = update(state, batch, progress)
-        if config.replays:
-            state.replay.add(batch.map(lambda x: x.cpu()))
-        for _ in range(config.replays):
-            old = state.replay.sample(config.num_envs, config.unroll_steps, state.sampler)
-            metrics = update(state, old.map(lambda x: x.to(state.generator.device)), progress)
+        metrics = learn(state, batch)
         yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
