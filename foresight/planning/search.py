@@ -108,6 +108,8 @@ def search(
     """
     if simulations < 0:
         raise UserError(f"The number of simulations must be 0 (the raw policy) or more, not {simulations}.")
+    if max_depth is not None and max_depth < 1:
+        raise UserError(f"max_depth must be at least 1 edge, or None for no limit, not {max_depth}.")
     if backend not in BACKENDS:
         raise errors.unknown("search backend", backend, BACKENDS)
     if reuse is not None and isinstance(rule, Gumbel):
@@ -135,7 +137,7 @@ def search(
 
     compiled = logits.device.type == "cpu" if backend == "auto" else backend == "compiled"
     run = _compiled if compiled else _tensors
-    run(tree, model, simulations, rule, tie, gumbel, max_depth or simulations + tree.size)
+    run(tree, model, simulations, rule, tie, gumbel, simulations + tree.size if max_depth is None else max_depth)
     tree.size += simulations
     return _result(tree, rule, gumbel, temperature, generator)
 
@@ -318,7 +320,7 @@ def _plain(x: Tensor) -> Any:
 
 def _bad_row(logits: Tensor, *numbers: Tensor) -> int | None:
     """The first row with a number that is not finite (logits may be -inf), if there is one."""
-    bad = logits.isnan().any(-1)
+    bad = (logits.isnan() | (logits == torch.inf)).any(-1)
     for x in numbers:
         bad = bad | ~x.isfinite()
     return int(bad.nonzero()[0]) if bad.any() else None

@@ -202,7 +202,7 @@ def expand(
             top = -math.inf
             for a in range(actions):
                 x = np.float64(logits_in[b, a])
-                if x != x:
+                if x != x or x == math.inf:
                     return b
                 top = max(top, x)
             mass = 0.0

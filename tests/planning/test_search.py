@@ -226,11 +226,14 @@ def test_no_simulations_are_the_raw_policy(rule: Any, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("bad", ["value", "reward", "logits"])
-def test_a_number_that_is_not_finite_stops_the_search(bad: str, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("bad", "number"),
+    [("value", torch.nan), ("reward", torch.nan), ("logits", torch.nan), ("logits", torch.inf), ("value", torch.inf)],
+)
+def test_a_number_that_is_not_finite_stops_the_search(bad: str, number: float, backend: str) -> None:
     world = random_world(0, states=4, actions=2)
     world["next"] = torch.tensor([[1, 1], [2, 2], [3, 3], [3, 3]])
-    world[bad][2] = torch.nan
+    world[bad][2] = number
     with pytest.raises(UserError, match=r"not finite for row 1.*last checkpoint"):
         search(TableModel(world), torch.tensor([3, 0]), 20, PUCT(), backend=backend)
     with pytest.raises(UserError, match="not finite for row 0"):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from foresight.envs import records
 from foresight.envs.games import Game, Plays
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 from foresight.nets import optim
 from foresight.nets.board import PolicyNet, ValueNet
 from foresight.planning import rollouts
@@ -217,7 +217,7 @@ def imitate(state: State) -> dict[str, float]:
     wanted = torch.stack([w.actions.argsort() for w in ways])[way].gather(1, wanted.unsqueeze(1)).squeeze(1)
     logits = state.sl(seen.to(_device(state)))
     loss = torch.nn.functional.cross_entropy(logits, wanted.to(logits.device))
-    optim.descend(state.sl_optimizer, loss.backward, config.max_grad_norm)
+    optim.descend(state.sl_optimizer, _sound(loss).backward, config.max_grad_norm)
     metrics = {"policy_loss": float(loss.detach())}
     if state.step % 50 == 0 and len(test):
         with torch.inference_mode():
@@ -263,10 +263,13 @@ def reinforce(state: State) -> dict[str, float]:
     logps = torch.log_softmax(logits.masked_fill(~torch.cat(legals).to(logits.device), -1e9), -1)
     chosen = logps.gather(1, torch.cat(actions).to(logits.device).unsqueeze(1)).squeeze(1)
     loss = -(chosen * (outcome - baseline)[owner].to(logits.device)).sum() / config.rl_games
-    optim.descend(state.rl_optimizer, loss.backward, config.max_grad_norm)
+    optim.descend(state.rl_optimizer, _sound(loss).backward, config.max_grad_norm)
     if (state.step - config.supervised + 1) % config.pool_every == 0:
         state.pool.append(_weights(state.rl))
-    return {"wins": float((outcome > 0).float().mean() + 0.5 * (outcome == 0).float().mean())}
+    return {
+        "policy_loss": float(loss.detach()),
+        "wins": float((outcome > 0).float().mean() + 0.5 * (outcome == 0).float().mean()),
+    }
 
 
 # --- stage 3: the value of positions
@@ -316,7 +319,7 @@ def regress(state: State) -> dict[str, float]:
     rows = train[torch.randint(len(train), (config.batch,), generator=state.generator)]
     value = state.value(state.positions[rows].to(_device(state)))
     loss = (value - state.outcomes[rows].to(value.device)).square().mean()
-    optim.descend(state.value_optimizer, loss.backward, config.max_grad_norm)
+    optim.descend(state.value_optimizer, _sound(loss).backward, config.max_grad_norm)
     metrics = {"value_loss": float(loss.detach())}
     if state.step % 50 == 0 and len(test):
         with torch.inference_mode():
@@ -363,6 +366,13 @@ def train(
 def _learnt(owners: Tensor, held_out: float) -> Tensor:
     """Whether a row is of a game that is learnt from: every so many games one is held out."""
     return owners % round(1 / held_out) != 0 if held_out > 0 else torch.ones_like(owners, dtype=torch.bool)
+
+
+def _sound(loss: Tensor) -> Tensor:
+    """The loss. Raises LostError, before it reaches a weight, if it is no finite number: the run saves what it has."""
+    if not loss.isfinite():
+        raise LostError(f"The loss became {float(loss)}: try a lower learning rate or a smaller max_grad_norm.")
+    return loss
 
 
 def _typical(state: State) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from foresight.algorithms.search import alphago as ag
 from foresight.envs import games
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 from foresight.runtime import checkpoint
 from tests.sabotage import sabotaged_by
 
@@ -152,3 +154,14 @@ def test_another_game_and_senseless_stages_are_refused(trained: ag.State) -> Non
         ag.build(dataclasses.replace(SMALL, steps=99), TTT)
     with pytest.raises(UserError, match="mix must be between"):
         ag.build(dataclasses.replace(SMALL, mix=2.0), TTT)
+
+
+def test_a_loss_of_nan_reaches_no_weight() -> None:
+    """In the second stage: the policy that plays gives finite numbers, and the outcome does not."""
+    *_, (_, _, state) = ag.train(dataclasses.replace(SMALL, steps=12), TTT)
+    state.game = copy.copy(TTT)
+    state.game.first_score = lambda position: torch.full((len(position),), math.nan)
+    before = copy.deepcopy(state.rl.state_dict())
+    with pytest.raises(LostError, match="loss became nan"):
+        ag.reinforce(state)
+    assert all(torch.equal(before[key], value) for key, value in state.rl.state_dict().items())
