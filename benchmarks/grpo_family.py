@@ -41,7 +41,6 @@ SHORT = {  # how shapes are brought together, which a table need not say
     "*flat": "logprob, old, mask",
     "max(1, int(scored.any(-1).sum()))": "completions",
     "rewards.numel() * state.config.max_new_tokens": "completions * max_new_tokens",
-    "batch.scored(rewards)": "scored",
     "config.": "",
 }
 PRESET = "smollm2-addition"

@@ -57,9 +57,13 @@ class TokenBatch:
         """`[P, G, T]`, true on sampled tokens."""
         return length_mask(self.length, self.completion.shape[-1])
 
-    def scored(self, rewards: Tensor) -> Tensor:
-        """`[P, G, T]`, true on sampled tokens of completions that have a reward `[P, G]`: one of NaN is unscorable."""
-        return self.mask & ~rewards.isnan()[..., None]
+    def scored(self, rewards: Tensor, whole: bool = False) -> Tensor:
+        """`[P, G, T]`, true on sampled tokens of completions that have a reward `[P, G]`: one of NaN is unscorable.
+
+        With `whole`, of those only that ended by themselves and did not hit the limit.
+        """
+        counts = ~rewards.isnan() & self.stopped if whole else ~rewards.isnan()
+        return self.mask & counts[..., None]
 
     def prompts(self) -> list[list[int]]:
         """The prompts as lists of ids, without padding."""

@@ -10,7 +10,7 @@ import torch
 from foresight.algorithms.language import dapo, dpo, dr_grpo
 from foresight.ops import aggregate
 from tests.invariants import subjects
-from tests.invariants.subjects import ALL, REWARDS, of
+from tests.invariants.subjects import ALL, FAMILY, REWARDS, of
 from tests.sabotage import change, sabotaged_by
 
 
@@ -62,15 +62,16 @@ def test_the_denominator_counts_only_what_is_learnt_from():
     subjects.same(caught, expected)
 
 
-@sabotaged_by("foresight.ops.aggregate.per_token", change("mask", torch.ones_like, "all_tokens"))
-def test_no_gradient_reaches_a_truncated_answer():
+@sabotaged_by("foresight.data.text.TokenBatch.scored", change("whole", lambda whole: False, "all_answers"))
+@of(*FAMILY)
+def test_no_gradient_reaches_a_truncated_answer(module):
     """An answer that was cut off is in its group's baseline, and is not learnt from.
 
     Wrong: it is punished for what it did not get to say.
     Decides: ∂L/∂log π(o_t) = 0 for all t of an answer that hit the limit; not so without the filter.
     """
-    state = subjects.build(dapo, overlong_penalty=0.0)
-    batch, caught = subjects.sample(dapo, state), list[torch.Tensor]()
+    state = subjects.build(module, overlong_penalty=0.0, mask_truncated=True)
+    batch, caught = subjects.sample(module, state), list[torch.Tensor]()
     original = state.policy.logprob
 
     def watched(few, *rest):
@@ -79,11 +80,12 @@ def test_no_gradient_reaches_a_truncated_answer():
         return logprob, entropy
 
     state.policy.logprob = watched
-    subjects.update(dapo, state, batch)
+    subjects.update(module, state, batch)
     assert caught and all(len(grad) and (grad == 0).all() for grad in caught)
     caught.clear()
-    state.config = dataclasses.replace(state.config, overlong_filter=False)
-    subjects.update(dapo, state, batch)
+    name = "overlong_filter" if module is dapo else "mask_truncated"
+    state.config = dataclasses.replace(state.config, **{name: False})
+    subjects.update(module, state, batch)
     assert any((grad != 0).any() for grad in caught)
 
 

@@ -142,9 +142,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         limit = config.max_new_tokens
         rewards = rewards + config.overlong_penalty * overlong(batch.length, limit, config.overlong_buffer)
     advantage = group_scaled(rewards)
-    scored = batch.scored(rewards)
-    if config.overlong_filter:
-        scored = scored & batch.stopped[..., None]
+    scored = batch.scored(rewards, config.overlong_filter)
     weights = per_token(scored)
     return learn(state, loss, batch, rewards, advantage, weights, config.epochs)
 

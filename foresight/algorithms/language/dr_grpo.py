@@ -53,6 +53,8 @@ class Config:
     """Completions a prompt, G (paper: 8)."""
     max_new_tokens: int = 16
     """Tokens a completion may have (paper: 3000)."""
+    mask_truncated: bool = False
+    """Whether completions that hit the limit are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
@@ -119,7 +121,8 @@ def loss(
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
     advantage = group_centred(rewards)
-    weights = per_budget(batch.scored(rewards), rewards.numel() * state.config.max_new_tokens)
+    scored = batch.scored(rewards, state.config.mask_truncated)
+    weights = per_budget(scored, rewards.numel() * state.config.max_new_tokens)
     return learn(state, loss, batch, rewards, advantage, weights, state.config.epochs)
 
 

@@ -56,6 +56,8 @@ class Config:
     """Completions a prompt, G (paper: 64)."""
     max_new_tokens: int = 16
     """Tokens a completion may have (paper: 1024)."""
+    mask_truncated: bool = False
+    """Whether completions that hit the limit are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
@@ -135,7 +137,8 @@ def loss(
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
     advantage = group_scaled(rewards)
-    weights = per_sequence(batch.scored(rewards))
+    scored = batch.scored(rewards, state.config.mask_truncated)
+    weights = per_sequence(scored)
     pulled = state.reference is not None  # the penalty has a gradient where the rewards have none
     return learn(state, loss, batch, rewards, advantage, weights, state.config.epochs, flat_too=pulled)
 

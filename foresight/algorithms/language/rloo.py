@@ -55,6 +55,8 @@ class Config:
     """Completions a prompt, G (paper: 2 or 4)."""
     max_new_tokens: int = 16
     """Tokens a completion may have."""
+    mask_truncated: bool = False
+    """Whether completions that hit the limit are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
@@ -130,7 +132,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         rewards = rewards - config.kl_coef * distance
         metrics["kl"] = distance.sum().item() / batch.mask.sum().item()
     advantage = leave_one_out(rewards)
-    scored = batch.scored(rewards)
+    scored = batch.scored(rewards, config.mask_truncated)
     weights = per_budget(scored, max(1, int(scored.any(-1).sum())))  # a sum over tokens, a mean over completions
     return metrics | learn(state, loss, batch, rewards, advantage, weights)
 
