@@ -167,13 +167,17 @@ def _curve(finished: Any, console: Console) -> None:
 
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
-    """Baseline and evaluation in plain words, then steps, seconds and the place."""
+    """Baseline and evaluation in plain words, where the time went, then steps, seconds and the place."""
     baseline, evaluation = summary.get("baseline"), summary.get("evaluation")
     lines = []
     if baseline:
         lines.append(f"before: {measured(baseline)}")
     if evaluation:
         lines.append(f"after:  {measured(evaluation)}")
+    shares = {name: seconds for name, seconds in summary.get("profile", {}).items() if seconds > 0}
+    if whole := sum(shares.values()):
+        parts = sorted(shares.items(), key=lambda part: -part[1])
+        lines.append("time:   " + ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts))
     if "steps" in summary and "seconds" in summary:
         unit = summary.get("unit", "steps")
         lines.append(f"{summary['steps']:,} {unit} in {summary['seconds']:,.1f} s; the run is in {summary['path']}")

@@ -119,3 +119,11 @@ def test_tables_are_shown_sweep_by_sweep(call: Callable, tmp_path: Path, monkeyp
 
     with Image.open("out.gif") as image:
         assert image.n_frames >= 3
+
+
+def test_where_the_time_went_is_said() -> None:
+    from foresight.cli.train import sentences
+
+    profile = {"environment": 1.0, "inference": 0.0, "learning": 3.0}
+    assert sentences({"profile": profile}) == ["time:   learning 75%, environment 25%"]
+    assert sentences({"profile": {"learning": 0.0}}) == sentences({}) == []
