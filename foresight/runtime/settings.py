@@ -168,6 +168,8 @@ def resolve(
     base = fields(algorithm, chosen) if config is None else _shallow(config)
     if "num_envs" in base and "num_envs" in (env_options or {}):
         raise UserError(f"How many worlds there are is a number of {entry.name}: --num-envs, not --env-options.")
+    config = {**base, **coerce(algorithm, given)}
+    _check(config)
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("world", entry.world)  # some algorithms act in worlds of two kinds
     return Settings(
@@ -179,12 +181,23 @@ def resolve(
         episodes=episodes if episodes is not None else evaluation.get("episodes", EPISODES.get(kind)),
         evaluate_every=evaluate_every if evaluate_every is not None else evaluation.get("every"),
         device=device,
-        config={**base, **coerce(algorithm, given)},
+        config=config,
         note=note,
         actors=actors,
         ray=ray,
         completer=completer,
     )
+
+
+def _check(config: dict[str, Any]) -> None:
+    """Raise UserError for a number that makes sense to no algorithm: each checks what is its own."""
+    for name, value in config.items():
+        if not isinstance(value, int | float):
+            continue
+        if name.endswith("learning_rate") and not value >= 0:
+            raise UserError(f"{name} must be at least 0, not {value}.")
+        if (name == "gamma" or name.endswith("_lambda")) and not 0 <= value <= 1:
+            raise UserError(f"{name} must be between 0 and 1, not {value}.")
 
 
 def differences(old: Settings, new: Settings) -> list[str]:

@@ -351,3 +351,10 @@ def test_the_number_of_worlds_is_no_option_of_the_environment(tmp_path: Path) ->
     with pytest.raises(UserError, match="--num-envs"):
         foresight.train("ppo", env="CartPole-v1", env_options={"num_envs": 16}, out=tmp_path / "a", show=False)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("learning_rate", -1.0), ("gamma", 1.5), ("gae_lambda", -0.1)])
+def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, name: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"{name} must be .* not {value}"):
+        foresight.train("ppo", env="CartPole-v1", out=tmp_path / "a", show=False, **{name: value})
+    assert not (tmp_path / "a").exists()
