@@ -371,7 +371,7 @@ def _learnt(owners: Tensor, held_out: float) -> Tensor:
 def _sound(loss: Tensor) -> Tensor:
     """The loss. Raises LostError, before it reaches a weight, if it is no finite number: the run saves what it has."""
     if not loss.isfinite():
-        raise LostError(f"The loss became {float(loss.detach())}: try a lower learning rate or a smaller max_grad_norm.")
+        raise LostError(f"The loss became {loss.item()}: try a lower learning rate or a smaller max_grad_norm.")
     return loss
 
 
