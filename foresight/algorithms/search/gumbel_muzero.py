@@ -48,7 +48,7 @@ class Config:
     considered: int = 16  # m, actions drawn at the root; §3 of the paper
     value_scale: float = 0.1  # c_scale; mctx, the paper's Atari
     max_visit_init: float = 50.0  # c_visit; §3.4
-    normalize: str = "tree"  # what values are scaled by: "tree" as in MuZero, "siblings" (mctx) or "none"
+    normalize: str = "siblings"  # what values are scaled by: "siblings" (mctx), "tree" as in MuZero, or "none"
     gamma: float = 0.997  # a step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
