@@ -58,8 +58,6 @@ def make(
     for label, value in {**counts, "frame_stack": frame_stack}.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise UserError(f"{label} must be a whole number of at least 1, not {value!r}.")
-    if visible is not None and not (isinstance(visible, list | tuple) and all(isinstance(i, int) for i in visible)):
-        raise UserError(f"visible is a list of the numbers to show, such as [0, 2], not {visible!r}.")
     request = engines.Request(name, num_envs, engine, render, time_limit, action_repeat, autoreset, options)
     spec = engines.find_spec(name)
     pixels = atari and atari_set.is_atari(name, spec)

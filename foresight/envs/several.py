@@ -83,13 +83,18 @@ def alike(one: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
     return one == other
 
 
+def tasks(names: str) -> list[str]:
+    """The tasks in `names`, which commas join."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
 def make(names: str, one: Callable[..., Env], num_envs: int = 8, **options: Any) -> Env:
     """The tasks `names` (joined by commas), each made by `one`; they share `num_envs` worlds as equally as can be.
 
     Raises UserError for fewer worlds than tasks.
     """
-    tasks = [name.strip() for name in names.split(",") if name.strip()]
-    if num_envs < len(tasks):
-        raise UserError(f"{len(tasks)} tasks need at least as many worlds: raise num_envs from {num_envs}.")
-    counts = [num_envs // len(tasks) + (i < num_envs % len(tasks)) for i in range(len(tasks))]
-    return Several([one(task, num_envs=count, **options) for task, count in zip(tasks, counts, strict=True)])
+    each = tasks(names)
+    if num_envs < len(each):
+        raise UserError(f"{len(each)} tasks need at least as many worlds: raise num_envs from {num_envs}.")
+    counts = [num_envs // len(each) + (i < num_envs % len(each)) for i in range(len(each))]
+    return Several([one(task, num_envs=count, **options) for task, count in zip(each, counts, strict=True)])

@@ -72,7 +72,9 @@ def visible(env: Env, indices: Sequence[int]) -> Env:
     space = env.spaces.obs
     if not isinstance(space, gs.Box) or len(space.shape) != 1:
         raise UserError(f"visible needs vector observations; '{env.name}' shows {space}. Make it with flatten.")
-    kept = [int(i) for i in indices]
+    if not isinstance(indices, list | tuple) or not all(isinstance(i, int) for i in indices):
+        raise UserError(f"visible is a list of the numbers to show, such as [0, 2], not {indices!r}.")
+    kept = list(indices)
     if not kept or not all(0 <= i < space.shape[0] for i in kept):
         raise UserError(f"visible must name some of the numbers 0 to {space.shape[0] - 1} of '{env.name}', not {kept}.")
     box = gs.Box(space.low[kept], space.high[kept], dtype=space.dtype.type)  # type: ignore[union-attr]

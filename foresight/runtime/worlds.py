@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from foresight.envs import several
 from foresight.envs.make import make
 from foresight.runtime.settings import Settings
 
@@ -20,13 +21,13 @@ def evaluation(resolved: Settings, world: Any) -> Any:
     """The world for evaluations: its own where acting changes it, `world` itself where it is a table or a text task."""
     if resolved.world != "control":
         return world
-    return _make(resolved, num_envs=max(_tasks(resolved), min(TOGETHER, resolved.episodes or 1)))
+    return _make(resolved, num_envs=max(len(several.tasks(resolved.env)), min(TOGETHER, resolved.episodes or 1)))
 
 
 def single(resolved: Settings, render: bool = False) -> Any:
     """One world (of each task), to act in by hand or to draw."""
     control = resolved.world == "control"
-    return _make(resolved, **({"num_envs": _tasks(resolved), "render": render} if control else {}))
+    return _make(resolved, **({"num_envs": len(several.tasks(resolved.env)), "render": render} if control else {}))
 
 
 def spaces(world: Any) -> Any:
@@ -38,11 +39,6 @@ def close(world: Any) -> None:
     """Free what a world holds, if it holds anything."""
     if hasattr(world, "close"):
         world.close()
-
-
-def _tasks(resolved: Settings) -> int:
-    """How many tasks its control environment is, joined by commas."""
-    return len([name for name in resolved.env.split(",") if name.strip()])
 
 
 def _make(resolved: Settings, **options: Any) -> Any:

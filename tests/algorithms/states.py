@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from foresight.errors import UserError
+from foresight.runtime import checkpoint
 from tests.sabotage import Mutation, change
 
 
@@ -38,3 +41,12 @@ def restored(module: Any, state: Any, env: Any, forgotten: tuple[str, ...] = ())
 def forgets(name: str) -> Mutation:
     """A sabotage of `restored`: it leaves the field `name` out."""
     return change("forgotten", lambda _: (name,), label="forgets_" + name)
+
+
+def refusal(path: Path, state: Any) -> str:
+    """Why the checkpoint at `path` is not put into `state`; empty if it is."""
+    try:
+        checkpoint.restore(path, state)
+    except UserError as error:
+        return str(error)
+    return ""

@@ -14,6 +14,7 @@ from foresight.envs import games
 from foresight.errors import UserError
 from foresight.runtime import checkpoint
 from foresight.runtime.run import resume, train
+from tests.algorithms.states import refusal
 from tests.sabotage import change, returns, sabotaged_by
 
 TTT = games.make("tic_tac_toe")
@@ -110,12 +111,7 @@ def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
     """Tic-tac-toe and Hex 3x3 have networks of one shape: only the name tells them apart."""
     path = checkpoint.save(tmp_path, az.build(SMALL, TTT), 0)
     other = az.build(SMALL, games.make("hex", size=3))
-    refused = ""
-    try:
-        checkpoint.restore(path, other)
-    except UserError as error:
-        refused = str(error)
-    assert "plays tic_tac_toe(), not hex(board_size=3)" in refused
+    assert "plays tic_tac_toe(), not hex(board_size=3)" in refusal(path, other)
 
 
 def test_without_simulations_it_is_the_raw_policy() -> None:

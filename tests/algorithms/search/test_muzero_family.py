@@ -19,6 +19,7 @@ from foresight.ops import transforms
 from foresight.planning import unroll
 from foresight.planning.search import search
 from foresight.runtime import checkpoint
+from tests.algorithms.states import refusal
 from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled
 
 DISCRETE = [muzero, gumbel_muzero, efficientzero, stochastic_muzero]
@@ -260,9 +261,4 @@ def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
     config = muzero.Config(**{**SMALL, "gamma": 1.0})
     mine, other = muzero.build(config, games.make("tic_tac_toe")), muzero.build(config, games.make("hex", size=3))
     path = checkpoint.save(tmp_path, mine, 1)
-    refused = ""
-    try:
-        checkpoint.restore(path, other)
-    except UserError as error:
-        refused = str(error)
-    assert "plays tic_tac_toe(), not hex(board_size=3)" in refused
+    assert "plays tic_tac_toe(), not hex(board_size=3)" in refusal(path, other)
