@@ -62,6 +62,11 @@ def check(config: Any, *also: str) -> None:
         )
     if not 0 <= config.reanalyze <= 1:
         raise UserError(f"reanalyze is a share: between 0 and 1, not {config.reanalyze}.")
+    if not 0 < config.learning_rate_decay <= 1:
+        raise UserError(
+            f"learning_rate_decay is the last rate's share of the first: above 0, at most 1 (a constant rate), not "
+            f"{config.learning_rate_decay}."
+        )
 
 
 def world_of(spaces: Spaces | Game) -> tuple[Spaces, Game | None]:
@@ -237,9 +242,12 @@ def descend(state: Any, loss: Tensor) -> None:
             f"The loss is not finite after {state.updates} updates. Go on from the last checkpoint with a lower "
             "learning_rate."
         )
-    optim.descend(state.optimizer, loss.backward, state.config.max_grad_norm)
+    config = state.config
+    for group in state.optimizer.param_groups:
+        group["lr"] = config.learning_rate * config.learning_rate_decay ** min(1.0, state.step / config.steps)
+    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
     state.updates += 1
-    if state.updates % state.config.target_every == 0:
+    if state.updates % config.target_every == 0:
         optim.track(state.target, state.network)
 
 

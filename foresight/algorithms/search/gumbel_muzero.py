@@ -60,6 +60,7 @@ class Config:
     reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
     target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
+    learning_rate_decay: float = 1.0  # its factor at the end, reached evenly; 0.1 ** (1000 / 350) in appendix G
     weight_decay: float = 1e-4  # appendix G
     max_grad_norm: float = 10.0  # LightZero
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
