@@ -44,6 +44,21 @@ def test_the_temperature_falls_at_half_and_three_quarters() -> None:
     assert [at(step) for step in (0, 49, 50, 74, 75, 99, 130)] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
+def test_the_rate_falls_evenly_to_its_share_and_no_further() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    config = SimpleNamespace(
+        steps=100, learning_rate=0.1, learning_rate_decay=0.01, max_grad_norm=1.0, target_every=1000
+    )
+    state: Any = SimpleNamespace(config=config, updates=0, optimizer=torch.optim.Adam([weight]))
+
+    def at(step: int) -> float:
+        state.step = step
+        unroll.descend(state, weight.sum())
+        return float(state.optimizer.param_groups[0]["lr"])
+
+    assert [at(step) for step in (0, 50, 100, 130)] == pytest.approx([0.1, 0.01, 0.001, 0.001])
+
+
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     state: Any = SimpleNamespace(updates=7, optimizer=torch.optim.Adam([weight]))
