@@ -9,25 +9,25 @@ import numpy as np
 from gymnasium import spaces as gs
 
 
-def raised(error: Exception, engine: Any) -> tuple[int | None, str]:
-    """The number of the world behind an `error` of `engine.step`, None where nobody knows, and what it did.
+def raised(error: Exception) -> tuple[int | None, str]:
+    """The number of the world behind an `error` of an engine, None where nobody knows, and what it did.
 
     Worlds of one process keep what each of them showed, so one that shows something else than it declared is found
     there. Otherwise the world's number stands in Gymnasium's loop over worlds, or over the answers of their processes.
     """
-    space = getattr(engine, "single_observation_space", None)
-    for world, seen in enumerate(getattr(engine, "_env_obs", None) or ()):
-        what = None if seen is None or space is None else misfit(seen, space)
-        if what is not None:
-            return world, what
-    what = f"{type(error).__name__}: {error}".rstrip(". ")
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_globals.get("__name__", "").startswith("gymnasium.vector"):
-            for name in ("index", "i"):
-                number = frame.f_locals.get(name)
-                if isinstance(number, int):
-                    return number, f"its step raised {what}"
-    return None, f"its step raised {what}"
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    loops = [f for f in frames if f.f_globals.get("__name__", "").startswith("gymnasium.vector")]
+    for frame in loops:
+        engine = frame.f_locals.get("self")
+        space = getattr(engine, "single_observation_space", None)
+        for world, seen in enumerate(getattr(engine, "_env_obs", None) or ()):
+            what = None if seen is None or space is None else misfit(seen, space)
+            if what is not None:
+                return world, what
+    resetting = any(frame.f_code.co_name == "reset" for frame in frames)
+    what = f"its {'reset' if resetting else 'step'} raised {type(error).__name__}: {error}".rstrip(". ")
+    numbers = [frame.f_locals.get(name) for frame in loops for name in ("index", "i")]
+    return next((number for number in numbers if isinstance(number, int)), None), what
 
 
 def misfit(seen: Any, space: Any) -> str | None:

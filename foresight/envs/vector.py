@@ -55,11 +55,17 @@ class Vector:
         self._lengths = np.zeros(num_envs, dtype=np.int64)
 
     def reset(self, seed: int) -> Any:
-        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`."""
-        self._engine, obs = self._start(seed)
+        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`. Raises WorldError."""
         self._resetting[:] = False
         self._returns[:] = 0
         self._lengths[:] = 0
+        try:
+            self._engine, obs = self._start(seed)
+        except UserError:  # something is missing that the user can install
+            raise
+        except Exception as error:
+            raise self._broken(*troubles.raised(error), now=0) from error
+        self._require_numbers(obs)
         return self._tensors(obs)
 
     def step(self, action: Tensor) -> Feedback:
@@ -71,8 +77,7 @@ class Vector:
         try:
             obs, reward, terminated, truncated, extra = self._engine.step(self._convert(action))
         except Exception as error:
-            world, what = troubles.raised(error, self._engine)
-            raise self._broken(world, what) from error
+            raise self._broken(*troubles.raised(error)) from error
         if (found := troubles.not_a_number(obs, reward)) is not None:
             raise self._broken(*found)
         taken = ~self._resetting
@@ -86,14 +91,17 @@ class Vector:
         if ended.any():
             if self._autoreset == SAME_STEP:
                 final = _final(obs, extra["final_obs"], np.flatnonzero(ended))
-                if (found := troubles.not_a_number(final, reward)) is not None:
-                    raise self._broken(*found, now=0)
+                self._require_numbers(final)
                 final_obs = self._tensors(final, copy=False)
             self._report(info, np.flatnonzero(ended))
             if self._autoreset == PARTIAL:
                 assert self._reset_rows is not None
                 final_obs = self._tensors(obs)  # kept as it is: `reset_rows` makes new memory
-                obs = self._reset_rows(self._engine, np.flatnonzero(ended), obs)
+                try:
+                    obs = self._reset_rows(self._engine, np.flatnonzero(ended), obs)
+                except Exception as error:
+                    raise self._broken(*troubles.raised(error), now=0) from error
+                self._require_numbers(obs)
         if "life_lost" in extra:  # worth as much as a termination, though the game goes on
             terminated = terminated | extra["life_lost"]
         out = self._tensors(obs)
@@ -119,6 +127,10 @@ class Vector:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+
+    def _require_numbers(self, obs: Any) -> None:
+        if (found := troubles.not_a_number(obs, None)) is not None:
+            raise self._broken(*found, now=0)
 
     def _broken(self, world: int | None, what: str, now: int = 1) -> WorldError:
         where = "" if world is None else f", world {world} at step {self._lengths[world] + now} of its episode"

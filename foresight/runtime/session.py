@@ -54,8 +54,7 @@ class Interrupted(KeyboardInterrupt):
     """Training was stopped by the user (Ctrl-C, SIGTERM) and can be resumed; the text says how."""
 
     def __init__(self, path: Path, step: int | None, unit: str, number: int = signal.SIGINT) -> None:
-        saved = f"The checkpoint at {step:,} {unit} is saved." if step is not None else "There was no checkpoint yet."
-        super().__init__(f"Stopped. {saved} Continue with: foresight resume {path}")
+        super().__init__(f"Stopped. {_saved(step, unit)} Continue with: foresight resume {path}")
         self.path, self.exit_code = path, 128 + number
 
 
@@ -126,6 +125,11 @@ class Session:
                 if isinstance(error, Interrupted):
                     raise
                 raise Interrupted(self.path, self.saved, self.entry.unit) from None
+            except LostError as error:
+                if self.log is None:  # there is no run yet
+                    raise
+                saved = _saved(self.saved, self.entry.unit)
+                raise type(error)(f"{error} {saved} When this is mended: foresight resume {self.path}") from error
             finally:
                 self.progress.close()
                 shutil.rmtree(self.path / SERVED, ignore_errors=True)
@@ -206,14 +210,11 @@ class Session:
                         checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
                 if interruption.signal:
                     raise Interrupted(self.path, self.saved, self.entry.unit, interruption.signal)
-        except LostError as error:
+        except LostError:
             if back is not None:
                 back()  # what was drawn since the last step is drawn again
             self._save(state, int(state.step))
-            raise type(error)(
-                f"{error} The checkpoint at {self.saved:,} {self.entry.unit} is saved. "
-                f"When this is mended: foresight resume {self.path}"
-            ) from error
+            raise
 
     def _steps(self, state: Any, world: Any) -> Generator[tuple[int, dict[str, Any], Any], None, None]:
         """What the algorithm's `train` yields, or the learner over actors. Where its time goes is noted on the way."""
@@ -349,6 +350,10 @@ class Session:
         finally:
             self.progress.status("")
             worlds.close(world)
+
+
+def _saved(step: int | None, unit: str) -> str:
+    return "There was no checkpoint yet." if step is None else f"The checkpoint at {step:,} {unit} is saved."
 
 
 def _summary(session: Session, step: int, evaluation: Any) -> dict[str, Any]:

@@ -21,33 +21,40 @@ from tests.sabotage import sabotaged_by
 
 
 class Broken(gymnasium.Env):  # type: ignore[type-arg]
-    """Fails as told at the third step of its episode `when`, in the world that was seeded with 12."""
+    """Fails as told at step `at` of its episode `when` (0: as it begins), in the world that was seeded with `who`."""
 
-    def __init__(self, how: str, parts: bool = False, when: int = 2) -> None:
+    def __init__(self, how: str, parts: bool = False, when: int = 2, at: int = 3, who: int = 12) -> None:
         plain = gs.Box(-1.0, 1.0, (2,), np.float32)
         self.observation_space = gs.Dict({"a": plain, "b": plain}) if parts else plain
         self.action_space = gs.Discrete(2)
-        self.how, self.parts, self.when, self.episodes, self.steps, self.bad = how, parts, when, 0, 0, False
+        self.how, self.parts, self.when, self.at, self.who = how, parts, when, at, who
+        self.episodes, self.steps, self.bad = 0, 0, False
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is not None:
-            self.bad, self.episodes = seed == 12, 0
+            self.bad, self.episodes = seed == self.who, 0
         self.episodes, self.steps = self.episodes + 1, 0
-        return self.see(), {}
+        return self.see(self.wrong()), {}
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        now = self.bad and self.episodes == self.when and self.steps == 3
-        if now and self.how == "raise":
-            raise RuntimeError("the motor burnt")
-        if now and self.how == "last":
+        seen = self.see(self.wrong())
+        if self.now() and self.how == "last":
             return self.see(np.array([0, np.nan], np.float32)), 0.0, True, False, {}
-        reward = float("nan") if now and self.how == "reward" else 1.0
+        reward = float("nan") if self.now() and self.how == "reward" else 1.0
+        return seen, reward, False, self.steps == 5, {}
+
+    def now(self) -> bool:
+        return self.bad and self.episodes == self.when and self.steps == self.at
+
+    def wrong(self) -> Any:
+        if self.now() and self.how == "raise":
+            raise RuntimeError("the motor burnt")
         wrong: dict[str, Any] = {
             "nan": np.array([np.nan, 0], np.float32), "shape": np.zeros(3, np.float32),
             "dtype": np.array(["a", "b"]), "complex": np.zeros(2, np.complex64),
         }  # fmt: skip
-        return self.see(wrong.get(self.how) if now else None), reward, False, self.steps == 5, {}
+        return wrong.get(self.how) if self.now() else None
 
     def see(self, wrong: Any = None) -> Any:
         plain = np.zeros(2, np.float32)
@@ -58,8 +65,8 @@ class Broken(gymnasium.Env):  # type: ignore[type-arg]
 class BrokenArm(Broken):
     """The same with real numbers for actions."""
 
-    def __init__(self, how: str, when: int = 2) -> None:
-        super().__init__(how, when=when)
+    def __init__(self, how: str, when: int = 2, at: int = 3) -> None:
+        super().__init__(how, when=when, at=at)
         self.action_space = gs.Box(-1.0, 1.0, (1,), np.float32)
 
 
@@ -99,15 +106,34 @@ def test_in_another_process_too() -> None:
     _says("raise", engine="async")
 
 
-def _says(how: str, more: str = "", **options: Any) -> None:
-    env = make("Broken-v0", num_envs=4, how=how, **{"engine": "gymnasium", **options})
+@sabotaged_by("foresight.envs.troubles.not_a_number", lambda f: lambda obs, reward: None)
+@pytest.mark.parametrize("when", [1, 2], ids=["first", "later"])
+def test_a_reset_to_numbers_that_are_none_is_found(when: int) -> None:
+    _says("nan", at=0, when=when, autoreset="partial")
+
+
+@pytest.mark.parametrize("how", ["raise", "shape", "dtype", "complex"])
+@pytest.mark.parametrize("parts", [False, True], ids=["plain", "parts"])
+@pytest.mark.parametrize("when", [1, 2], ids=["first", "later"])
+def test_a_reset_that_fails_is_found(how: str, parts: bool, when: int) -> None:
+    _says(how, " .part 'b'." if parts and how != "raise" else "", at=0, parts=parts, when=when, autoreset="partial")
+
+
+@pytest.mark.parametrize("how", ["raise", "nan"])
+def test_a_first_reset_in_another_process_too(how: str) -> None:
+    _says(how, at=0, when=1, engine="async")
+
+
+def _says(how: str, more: str = "", at: int = 3, **options: Any) -> None:
+    env = make("Broken-v0", num_envs=4, how=how, at=at, **{"engine": "gymnasium", **options})
     try:
         said = ""
         try:
             _run(env)
         except WorldError as error:
             said = str(error)
-        wanted = f"Environment 'Broken-v0', world 2 at step 3 of its episode: {WORDS[how]}{more}"
+        words = WORDS[how] if at else WORDS[how].replace("its step", "its reset")
+        wanted = f"Environment 'Broken-v0', world 2 at step {at} of its episode: {words}{more}"
         assert re.match(wanted, said), said
     finally:
         env.close()

@@ -9,6 +9,7 @@ import pytest
 
 from foresight.envs.base import WorldError
 from foresight.runtime import checkpoint, run
+from foresight.runtime.evaluate import APART
 from tests.envs.test_troubles import WORDS
 
 PLAIN = {"num_envs": 4, "seed": 10, "hidden": (8,), "steps": 40}
@@ -37,3 +38,22 @@ def test_the_run_is_kept_and_goes_on(name: str, tmp_path: Path) -> None:
     assert re.match(wanted, str(caught.value)), str(caught.value)
     assert checkpoint.all_steps(path / "checkpoints")
     assert run.load(path).state.step < SETTINGS[name]["steps"]
+
+
+@pytest.mark.parametrize(
+    ("who", "kept"),
+    [(12, "The checkpoint at 0 env steps is saved."), (10 + APART + 2, "There was no checkpoint yet.")],
+    ids=["training", "baseline"],
+)  # fmt: skip
+def test_a_first_reset_that_fails_says_how_to_go_on(who: int, kept: str, tmp_path: Path) -> None:
+    """The very first reset of a run is that of its baseline."""
+    options, path = {"how": "raise", "when": 1, "at": 0, "who": who, "engine": "gymnasium"}, tmp_path / "run"
+    with pytest.raises(WorldError) as caught:
+        run.train(
+            "a2c", env="Broken-v0", out=path, env_options=options, show=False, evaluation_episodes=4, **ON_POLICY
+        )  # fmt: skip
+    where = "Environment 'Broken-v0', world 2 at step 0 of its episode: its reset raised RuntimeError: the motor burnt."
+    assert str(caught.value) == f"{where} {kept} When this is mended: foresight resume {path}"
+    text = (path / "config.yaml").read_text().replace("at: 0", "at: 3").replace("when: 1", "when: 1000")
+    (path / "config.yaml").write_text(text)
+    assert run.resume(path, show=False).evaluation is not None
