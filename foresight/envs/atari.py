@@ -13,7 +13,7 @@ from gymnasium import spaces as gs
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from foresight import errors
-from foresight.envs import engines, vector
+from foresight.envs import engines, vector, wrappers
 from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
 
@@ -195,7 +195,7 @@ class Preprocessed(gymnasium.Env[np.ndarray, Any]):
         size = options.image_size
         shape = (options.frame_stack, size, size, *raw[2:])
         self.observation_space = gs.Box(0, 255, shape, np.uint8)
-        self._rows, self._columns = _area(raw[0], size), _area(raw[1], size).T
+        self._rows, self._columns = wrappers.area(raw[0], size), wrappers.area(raw[1], size).T
         self._stack = np.zeros(shape, dtype=np.uint8)
         self._steps = 0
         unwrapped: Any = self._env.unwrapped
@@ -242,11 +242,3 @@ class Preprocessed(gymnasium.Env[np.ndarray, Any]):
         planes = np.moveaxis(frame.astype(np.float32), -1, 0) if frame.ndim == 3 else frame.astype(np.float32)
         small = np.rint(self._rows @ planes @ self._columns).astype(np.uint8)
         return np.moveaxis(small, 0, -1) if frame.ndim == 3 else small
-
-
-def _area(old: int, new: int) -> np.ndarray:
-    """The matrix `[new, old]` that averages `old` pixels over the areas of `new` ones."""
-    edges = np.arange(new + 1) * old / new
-    pixels = np.arange(old)
-    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
-    return (np.clip(overlap, 0, None) * new / old).astype(np.float32)

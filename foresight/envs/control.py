@@ -27,6 +27,8 @@ def make(
     flatten: bool = False,
     rescale_action: bool = False,
     clip_reward: bool | None = None,
+    image_size: int | None = None,
+    gray: bool | None = None,
     autoreset: str = "same_step",
     atari: bool = True,
     **options: Any,
@@ -44,6 +46,7 @@ def make(
     - `flatten`: show one float vector, parts of a Dict in the order of their keys, Discrete as one-hot;
     - `rescale_action`: the Box action space becomes [-1, 1], mapped linearly to the world's bounds;
     - `clip_reward`: show the sign of the reward (Atari: on). `info["episode_return"]` is never clipped;
+    - `image_size`, `gray`: show pictures with so many pixels a side, and without colours (Atari: 84, and gray);
     - `autoreset`: how the engines `gymnasium` and `async` reset: `same_step`, `next_step` or `partial`;
     - `atari=False`: an Atari id as it is, without the Atari set (its options: see `atari.Options`);
     - other `options` go to the environment itself (`continuous=True`, `map_name="8x8"`, ...).
@@ -55,14 +58,18 @@ def make(
     if autoreset not in engines.AUTORESET:
         raise errors.unknown("autoreset", autoreset, engines.AUTORESET)
     counts = {"num_envs": num_envs, "action_repeat": action_repeat, "time_limit": time_limit}
-    for label, value in {**counts, "frame_stack": frame_stack}.items():
+    for label, value in {**counts, "frame_stack": frame_stack, "image_size": image_size}.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise UserError(f"{label} must be a whole number of at least 1, not {value!r}.")
-    request = engines.Request(name, num_envs, engine, render, time_limit, action_repeat, autoreset, options)
     spec = engines.find_spec(name)
     pixels = atari and atari_set.is_atari(name, spec)
+    if pixels:
+        options |= {key: value for key, value in (("image_size", image_size), ("gray", gray)) if value is not None}
+    request = engines.Request(name, num_envs, engine, render, time_limit, action_repeat, autoreset, options)
     env: Env = atari_set.make(request, spec, frame_stack) if pixels else _start(request)
     env.spaces = env.spaces._replace(continuing=_continuing(name, options))
+    if (image_size is not None or gray) and not pixels:
+        env = wrappers.picture(env, image_size, bool(gray))
     if flatten:
         env = wrappers.flatten(env)
     if visible is not None:

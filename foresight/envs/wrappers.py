@@ -86,6 +86,46 @@ def visible(env: Env, indices: Sequence[int]) -> Env:
     return Wrapped(env, env.spaces._replace(obs=box), reset=lambda obs: obs[:, kept], feedback=both)
 
 
+def picture(env: Env, size: int | None, gray: bool) -> Env:
+    """Show pictures `[H, W, 3]` or `[H, W]` of bytes with `size` pixels a side, in `gray` as `[H, W]`.
+
+    A new pixel is the mean over its area; grey is the brightness of ITU-R BT.601. Raises UserError for other worlds.
+    """
+    space = env.spaces.obs
+    shape = space.shape if isinstance(space, gs.Box) and space.dtype == np.uint8 else ()
+    coloured = len(shape) == 3 and shape[2] == 3
+    if not coloured and len(shape) != 2:
+        raise UserError(f"image_size and gray are for pictures [height, width, 3]; '{env.name}' shows {space}.")
+    height, width = size or shape[0], size or shape[1]
+    rows, columns = (torch.from_numpy(area(old, new)) for old, new in zip(shape, (height, width), strict=False))
+
+    def see(obs: Tensor) -> Tensor:
+        x = obs.float()
+        if coloured and gray:
+            x = x @ _BRIGHTNESS
+        planes = x.movedim(-1, 1) if x.dim() == 4 else x
+        small = (rows @ planes @ columns.T if size else planes).round().to(torch.uint8)
+        return small.movedim(1, -1).contiguous() if x.dim() == 4 else small
+
+    def both(f: Feedback) -> Feedback:
+        obs = see(f.obs)
+        return f._replace(obs=obs, final_obs=obs if f.final_obs is f.obs else see(f.final_obs))
+
+    box = gs.Box(0, 255, (height, width, 3) if coloured and not gray else (height, width), np.uint8)
+    return Wrapped(env, env.spaces._replace(obs=box), reset=see, feedback=both)
+
+
+_BRIGHTNESS = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue
+
+
+def area(old: int, new: int) -> np.ndarray:
+    """The matrix `[new, old]` that averages `old` pixels over the areas of `new` ones."""
+    edges = np.arange(new + 1) * old / new
+    pixels = np.arange(old)
+    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    return (np.clip(overlap, 0, None) * new / old).astype(np.float32)
+
+
 def flatten(env: Env) -> Env:
     """Show one float32 vector `[B, D]`: parts of a Dict in the order of their keys, Discrete as one-hot."""
     space = env.spaces.obs

@@ -10,7 +10,6 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor, nn
 
-from foresight import errors
 from foresight.data.replay import Transitions
 from foresight.data.trajectory import Trajectory, tree_map
 from foresight.errors import UserError
@@ -25,11 +24,7 @@ def trunk(space: gs.Space[Any], images: str = "nature", shape: memory.Shape | No
 
     Raises UserError for a name or a number that cannot be.
     """
-    encoder: Any = encoders.vectorizer(space) if not encoders.is_image(space) else None
-    if encoder is None:
-        if images not in encoders.IMAGES:
-            raise errors.unknown("image encoder", images, encoders.IMAGES)
-        encoder = encoders.IMAGES[images](space.shape)
+    encoder = encoders.image_encoder(space, images) if encoders.is_image(space) else encoders.vectorizer(space)
     return memory.Trunk(encoder, None if shape is None else memory.make(shape, int(encoder.size)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from foresight import errors
 from foresight.errors import UserError
 from foresight.nets.actor_critic import Apart, Separate, Shared
-from foresight.nets.conv import Impala, Nature, Nips
+from foresight.nets.conv import Impala, Nature, Nips, Planes, order
 from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead
 from foresight.nets.mlp import MLP
 from foresight.nets.normalize import ObsNormalizer
@@ -84,8 +85,9 @@ class Parts(nn.Module):
 
 
 def is_image(space: gs.Space[Any]) -> bool:
-    """Whether observations are bytes `[C, H, W]`."""
-    return isinstance(space, gs.Box) and len(space.shape) == 3 and space.dtype == np.uint8 and not is_symbolic(space)
+    """Whether observations are bytes that are a picture: `[C, H, W]`, `[H, W, C]` and others, see `conv.order`."""
+    bytes_ = isinstance(space, gs.Box) and space.dtype == np.uint8
+    return bytes_ and not is_symbolic(space) and order(space.shape or ()) is not None
 
 
 def is_symbolic(space: gs.Space[Any]) -> bool:
@@ -110,6 +112,20 @@ def vectorizer(space: gs.Space[Any]) -> Any:
     return Symbols(space.shape) if is_symbolic(space) else Flat(space.shape or ())  # type: ignore[arg-type]
 
 
+def image_encoder(space: gs.Space[Any], images: str, **options: Any) -> Any:
+    """The convolutional network `images` ('nature', 'nips' or 'impala') over pictures in any order of their dims.
+
+    Raises UserError for an unknown name, and pictures that are too small for it.
+    """
+    if images not in IMAGES:
+        raise errors.unknown("image encoder", images, IMAGES)
+    shape = space.shape or ()
+    found = order(shape) or ()
+    *stacked, height, width = (shape[i] for i in found)
+    network = IMAGES[images]((math.prod(stacked), height, width), **options)
+    return network if len(shape) == 3 and found == (0, 1, 2) else Planes(network, found)
+
+
 def encoder(space: gs.Space[Any], hidden: Sequence[int], activation: str = "tanh", images: str = "nature") -> Any:
     """The encoder of observations of `space`; its `size` is the width of the features.
 
@@ -117,9 +133,7 @@ def encoder(space: gs.Space[Any], hidden: Sequence[int], activation: str = "tanh
     layers. Raises UserError for an unknown name.
     """
     if is_image(space):
-        if images not in IMAGES:
-            raise errors.unknown("image encoder", images, IMAGES)
-        return IMAGES[images](space.shape)
+        return image_encoder(space, images)
     vector = vectorizer(space)
     return MLP(vector.size, hidden, activation, first=None if is_vector(space) else vector)
 

@@ -88,9 +88,7 @@ class QNetwork(nn.Module):
         outputs = [head.size, actions * head.size] if dueling else [actions * head.size]
         self.body: Any
         if encoders.is_image(space):
-            if images not in encoders.IMAGES:
-                raise errors.unknown("image encoder", images, encoders.IMAGES)
-            trunk = encoders.IMAGES[images](space.shape, size=None)
+            trunk = encoders.image_encoder(space, images, size=None)
             self.body = Streams(trunk, hidden_images, outputs, sigma)
         else:
             vector = encoders.vectorizer(space)

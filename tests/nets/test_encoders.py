@@ -51,6 +51,38 @@ def test_images_that_are_too_small_are_refused():
         encoders.encoder(PIXELS, (8,), images="resnet")
 
 
+@sabotaged_by("foresight.nets.conv.Planes.forward", change("obs", lambda x: x.roll(1, -2)))
+@pytest.mark.parametrize("network", ["nature", "nips", "impala"])
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((40, 40, 3), "hwc"),
+        ((2, 40, 40, 3), "khwc"),
+        ((2, 3, 40, 40), "kchw"),
+        ((40, 40), "hw"),
+        ((2, 40, 40, 1), "khwc"),
+    ],
+)
+def test_pictures_in_any_order_are_read_alike(network, shape, order):
+    """The same network over what was brought to [C, H, W] by hand."""
+    space = gs.Box(0, 255, shape, np.uint8)
+    module = encoders.encoder(space, (8,), images=network)
+    images = torch.randint(0, 256, (2, 5, *shape), dtype=torch.uint8)
+    by_hand = {"hwc": "bthwc->btchw", "khwc": "btkhwc->btkchw", "kchw": "btkchw->btkchw", "hw": "bthw->bthw"}[order]
+    planes = torch.einsum(by_hand, images.float()).reshape(2, 5, -1, 40, 40)
+    assert encoders.is_image(space) and module.encoder(planes[0]).shape == (5, module.size)
+    torch.testing.assert_close(module(images), module.encoder(planes / 255))
+    torch.testing.assert_close(module(images[1, 2]), module(images)[1, 2], rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_no_picture_stays_none():
+    for shape in [(7, 7, 3), (25, 25, 3), (2, 7, 7, 3), (8, 8), (4,), (2, 3, 8, 8), (2, 2, 40, 40, 3)]:
+        assert not encoders.is_image(gs.Box(0, 255, shape, np.uint8)), shape
+    for shape in [(3, 84, 84), (4, 84, 84), (7, 9, 9), (12, 84, 84)]:  # these are in order already
+        assert conv.order(shape) == (0, 1, 2)
+    assert conv.order((96, 96, 3)) == (2, 0, 1) and conv.order((10, 10, 4)) == (2, 0, 1)
+
+
 CASES = [
     (gs.Box(-1, 1, (5,), np.float32), torch.zeros(2, 5), 5),
     (gs.Box(-1, 1, (), np.float32), torch.zeros(2), 1),
