@@ -39,8 +39,8 @@ SHORT = {  # how shapes are brought together, which a table need not say
     "advantage[..., None].expand_as(logprob)": "advantage",
     "logprob if old is None else old": "old",
     "*flat": "logprob, old, mask",
-    "max(1, int(scored.any(-1).sum()))": "completions",
-    "rewards.numel() * state.config.max_new_tokens": "completions * max_new_tokens",
+    "max(1, int(mask.any(-1).sum()))": "completions",
+    "mask[..., 0].numel() * config.max_new_tokens": "completions * max_new_tokens",
     "config.": "",
 }
 PRESET = "smollm2-addition"
@@ -82,6 +82,9 @@ def slots(name: str) -> dict[str, str]:
     """
     found = dict.fromkeys(SLOTS, "–")
     for function in parts(name):
+        for given in (node for node in ast.walk(function) if isinstance(node, ast.Assign)):
+            if ast.unparse(given.value) in SLOTS["aggregation"]:  # handed on, to weigh each minibatch by itself
+                found["aggregation"] = f"`{ast.unparse(given.value)}(mask)`"
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
             slot = next((slot for slot, known in SLOTS.items() if ast.unparse(call.func) in known), None)
             if slot is None or (slot == "ratio" and not _learnt_by(function, "rho")):
@@ -118,8 +121,11 @@ def page(result: dict[str, Any] | None) -> str:
         "A KL is 0 by default. DAPO and GSPO clip asymmetrically; CISPO clips the weight of a token and drops none.",
         "DAPO also samples until every group differs (`planning.rollout.sample_until`).",
         "",
-        "With one gradient step a rollout (`epochs` 1, as all presets do) every ratio is 1: clips do nothing then, and",
-        "GSPO's gradient is GRPO's. From `--epochs 2` on they differ there too. The papers split a rollout instead.",
+        "With one gradient step a rollout (`epochs` and `minibatches` 1, as in all presets) every ratio is 1: clips do",
+        "nothing then, and GSPO's gradient is GRPO's. The papers of DAPO and CISPO take 16 steps a rollout, GSPO's 4,",
+        "each on a part of it: `--minibatches 16`. A minibatch is of whole groups, shuffled once a rollout, and its",
+        "denominator is its own; `--epochs 2` goes over all twice. Ratios are to the policy before the first step.",
+        "`rloo` has no ratio, and so one step.",
         "",
         f"## Line by line, from `{PLAIN}`",
         "",

@@ -1,6 +1,6 @@
 """Gradient steps on token batches that do not fit into memory at once: split, sum the gradients, step once.
 
-The weights of the loss are made from the whole batch before it is split (`ops.aggregate`), so the sum over the
+The weights of the loss are made from a whole minibatch before it is split (`ops.aggregate`), so the sum over the
 parts is the loss of the whole, and its gradient does not depend on how it was split.
 """
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
+from foresight.errors import UserError
 from foresight.nets import sharded
 from foresight.nets.language import LanguageModel
 from foresight.ops import schedules
@@ -97,6 +98,7 @@ def fit(
 
 
 GroupLoss = Callable[[Any, TokenBatch, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Sums]]
+Weigh = Callable[[Tensor], Tensor]
 
 
 def learn(
@@ -105,16 +107,18 @@ def learn(
     batch: TokenBatch,
     rewards: Tensor,
     advantage: Tensor,
-    weights: Tensor,
+    scored: Tensor,
+    weigh: Weigh,
     epochs: int = 1,
+    minibatches: int = 1,
     flat_too: bool = False,
 ) -> dict[str, float]:
     """`descend` on those groups of a rollout that have a gradient, and how many had none. Rewards `[P, G]`.
 
-    A group is left out if none of its tokens has a weight, and flat if all its advantages are 0; `flat_too` learns
+    A group is left out if none of its tokens is scored, and flat if all its advantages are 0; `flat_too` learns
     from the flat ones as well, for losses with a term that has no advantage in it.
     """
-    left_out = (weights == 0).all(2).all(1)
+    left_out = ~scored.any(2).any(1)
     flat = (advantage == 0).all(1) & ~left_out
     metrics = {
         "equal_reward_groups": flat.float().mean().item(),
@@ -122,7 +126,7 @@ def learn(
         "unscorable": rewards.isnan().float().mean().item(),
     }
     teaches = ~left_out if flat_too else ~(flat | left_out)
-    return metrics | descend(state, loss, batch, advantage, weights, teaches, epochs)
+    return metrics | descend(state, loss, batch, advantage, scored, weigh, teaches, epochs, minibatches)
 
 
 def descend(
@@ -130,37 +134,87 @@ def descend(
     loss: GroupLoss,
     batch: TokenBatch,
     advantage: Tensor,
-    weights: Tensor,
+    scored: Tensor,
+    weigh: Weigh,
     groups: Tensor | None = None,
     epochs: int = 1,
+    minibatches: int = 1,
 ) -> dict[str, float]:
-    """`epochs` gradient steps of a State's policy on groups of a rollout, the first of which is its own π_old.
+    """`epochs` passes of a State's policy over groups of a rollout, in `minibatches` gradient steps each.
 
     `loss(state, batch, advantage, weights, old)` of a part returns its share of the loss, its log-probabilities
-    `[P, G, T]` and sums over tokens for the metrics; `old` is what it returned for this part in the first pass (None
-    there). Shapes: advantage `[P, G]` or `[P, G, T]`, weights `[P, G, T]` (of the whole batch, before it is split),
-    groups `[P]` bool: the ones to learn from (None: all).
+    `[P, G, T]` and sums over tokens for the metrics. `old` is π_old's of this part, those of the policy before the
+    first step; None in that step itself, which is its own. Shapes: advantage `[P, G]` or `[P, G, T]`, scored
+    `[P, G, T]` (what `weigh` makes the weights of), groups `[P]` bool: the ones to learn from (None: all). Returns the
+    metrics of the last pass, the mean of its steps.
     """
-    chosen = torch.arange(len(batch.length)) if groups is None else groups.nonzero()[:, 0]
-    parts = split(batch, chosen, state.config.micro_tokens)
-    old: list[Tensor | None] = [None] * len(parts)
-    tokens = sum(int(batch.length[part].sum()) for part in parts)
+    chosen = torch.ones(len(batch.length), dtype=torch.bool) if groups is None else groups
+    steps, weights = plan(state, batch, scored, weigh, chosen, minibatches)
+    old: dict[tuple[int, int], Tensor] = {}
     metrics: dict[str, float] = {}
 
-    def piece(i: int) -> tuple[Tensor, Sums]:
-        few = batch.select(parts[i])
-        gain, weight = (rows(x, parts[i], few).to(state.policy.device) for x in (advantage, weights))
-        value, logprob, sums = loss(state, few, gain, weight, old[i])
-        old[i] = logprob.detach() if old[i] is None else old[i]
+    def piece(i: int, j: int) -> tuple[Tensor, Sums]:
+        part, known = steps[i][j], old.get((i, j))
+        few = batch.select(part)
+        gain, weight = (rows(x, part, few).to(state.policy.device) for x in (advantage, weights))
+        value, logprob, sums = loss(state, few, gain, weight, known)
+        old[i, j] = logprob.detach() if known is None else known
         return value, sums
 
-    for _ in range(epochs if parts else 0):
-        with state.policy.precision():  # around all parts, so that the weights are rounded once
-            pieces = (functools.partial(piece, i) for i in range(len(parts)))
-            metrics |= step(state.optimizer, pieces, _rate(state), state.config.max_grad_norm, tokens)
-        if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
-            break
+    def recall(i: int, j: int) -> tuple[Tensor, Sums]:
+        old[i, j] = state.policy.logprob(batch.select(steps[i][j]), state.config.temperature)[0]
+        return torch.zeros(()), {}
+
+    before_the_first(state, steps, recall)
+    for _ in range(epochs if steps else 0):
+        done = []
+        for i, parts in enumerate(steps):
+            tokens = sum(int(batch.length[part].sum()) for part in parts)
+            with state.policy.precision():  # around all parts, so that the weights are rounded once
+                pieces = (functools.partial(piece, i, j) for j in range(len(parts)))
+                done.append(step(state.optimizer, pieces, _rate(state), state.config.max_grad_norm, tokens))
+            if not math.isfinite(done[-1]["loss"] + done[-1]["grad_norm"]):
+                return metrics | done[-1]
+        metrics = mean(done)
     return metrics
+
+
+def plan(
+    state: Any, batch: TokenBatch, scored: Tensor, weigh: Weigh, groups: Tensor, count: int
+) -> tuple[list[list[Tensor]], Tensor]:
+    """Shuffle a rollout into `count` minibatches of whole groups: the parts of each, and the weights `[P, G, T]`.
+
+    A token weighs what `weigh` makes of `scored` `[P, G, T]` in its own minibatch, before that is split. Only `groups`
+    `[P]` have parts, and minibatches without one are left out: a step on a gradient of 0 would still go where the last
+    ones went. They are the same in all passes over the rollout, as in TRL. One minibatch draws nothing.
+    """
+    total = len(batch.length)
+    order = torch.randperm(total, generator=state.generator) if count > 1 else torch.arange(total)
+    steps, weights = [], torch.zeros(scored.shape)
+    for some in order.tensor_split(count):
+        if groups[some].any():
+            weights[some] = weigh(scored[some])
+            steps.append(split(batch, some[groups[some]], state.config.micro_tokens))
+    return steps, weights
+
+
+def before_the_first(state: Any, steps: list[list[Tensor]], recall: Callable[[int, int], tuple[Tensor, Sums]]) -> None:
+    """Run `recall(i, j)` of each part of the later steps without gradient: what they need of the policy as it was."""
+    with torch.no_grad(), state.policy.precision():
+        for i, parts in enumerate(steps[1:], 1):
+            for piece in sharded.share(functools.partial(recall, i, j) for j in range(len(parts))):
+                piece()
+
+
+def mean(steps: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of the metrics of several gradient steps; what one of them lacks counts as 0 there."""
+    return {key: sum(one.get(key, 0.0) for one in steps) / len(steps) for key in (steps[-1] if steps else {})}
+
+
+def check_minibatches(config: Any) -> None:
+    """Raises UserError if a Config's `minibatches` are none, or more than its prompts can be shared among."""
+    if not 1 <= config.minibatches <= config.prompts:
+        raise UserError(f"minibatches is {config.minibatches}: it must be from 1 to prompts ({config.prompts}).")
 
 
 def rows(whole: Tensor, part: Tensor, few: TokenBatch) -> Tensor:

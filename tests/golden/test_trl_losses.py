@@ -33,8 +33,8 @@ def _family(module, monkeypatch, **fields) -> tuple[float, torch.Tensor]:
     """What `update` makes of the rewards, then the loss at the given log-probabilities, and its gradient."""
     made = {}
 
-    def learn(state, loss, batch, rewards, advantage, weights, *rest, **options):
-        made.update(a=advantage, w=weights)
+    def learn(state, loss, batch, rewards, advantage, scored, weigh, *rest):
+        made.update(a=advantage, w=weigh(scored))
         return {}
 
     monkeypatch.setattr(module, "learn", learn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from types import ModuleType
 
@@ -13,6 +14,8 @@ from foresight.algorithms.language import cispo, dapo, dr_grpo, grpo, gspo, rloo
 from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
+from foresight.nets import microbatch
+from foresight.ops import advantage, aggregate
 from foresight.ops.advantage import overlong
 from foresight.planning.rollout import complete, roll_until
 from tests import tiny_language
@@ -136,16 +139,25 @@ def test_each_slot_decides_the_gradient(module, slot, monkeypatch):
     assert any((a - b).abs().max() > 1e-3 * a.abs().max() for a, b in zip(sound, broken, strict=True))
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
 @family
-def test_a_mid_run_state_continues_bit_for_bit(module):
+def test_a_mid_run_state_continues_bit_for_bit(module, minibatches):
     """A run that was stopped and goes on.
 
     Wrong: the order of prompts or the sampler begins anew, and some are seen twice (TRL 5911; verl 7155).
     Decides: weights after 2 + 2 updates = weights after 4, bit for bit.
     """
     task = TextTask("t", [Example(f"{i}?") for i in range(5)], [Example("6?")], _count_a)
+    fields = {"minibatches": minibatches, "epochs": minibatches} if module is not rloo else {}  # it has one step
     config = module.Config(
-        tiny_language.folder(), 4, prompts=4, group=4, max_new_tokens=6, learning_rate=1e-3, precision="float32"
+        tiny_language.folder(),
+        4,
+        prompts=4,
+        group=4,
+        max_new_tokens=6,
+        learning_rate=1e-3,
+        precision="float32",
+        **fields,
     )
     *_, (_, _, whole) = module.train(config, task)
     halfway = next(state for step, _, state in module.train(config, task) if step == 2)
@@ -166,6 +178,74 @@ def test_a_group_of_one_and_too_few_prompts_are_refused(module):
     state = _build(module)
     with pytest.raises(UserError, match="1 training prompts"):
         next(module.train(state.config, task, state))
+
+
+# ---- several steps a rollout
+
+STEPS = {  # those that divide by an old policy: their advantages, and what a token weighs in a minibatch
+    grpo: (advantage.group_scaled, aggregate.per_sequence),
+    dr_grpo: (advantage.group_centred, lambda mask: mask / (mask[..., 0].numel() * TOKENS)),
+    dapo: (advantage.group_scaled, aggregate.per_token),
+    cispo: (advantage.group_scaled, aggregate.per_token),
+    gspo: (advantage.group_scaled, aggregate.per_sequence),
+}
+stepped = pytest.mark.parametrize("module", STEPS, ids=lambda module: module.__name__.rsplit(".", 1)[-1])
+
+
+def of_the_rollout(original):
+    """A token weighs in its minibatch what it weighs in the whole rollout."""
+    return lambda state, batch, scored, weigh, *rest: (original(state, batch, scored, weigh, *rest)[0], weigh(scored))
+
+
+@sabotaged_by("foresight.nets.microbatch.before_the_first", lambda f: lambda *_: None)
+@sabotaged_by("foresight.nets.microbatch.plan", of_the_rollout)
+@stepped
+def test_each_minibatch_is_the_objective_of_its_own_groups(module):
+    """A rollout is learnt from in two steps, each on half of its groups.
+
+    Wrong: the denominator is still the rollout's; or the ratio is to the policy before this step, and so always 1.
+    Decides: step k has the gradient of the objective over its own groups, at ρ = π_now / π_before-the-first-step.
+    """
+    fields = {"overlong_penalty": 0.0, "overlong_filter": False}
+    fields = {name: value for name, value in fields.items() if hasattr(module.Config, name)}
+    state, batch = _rollout(module, minibatches=2, learning_rate=1e-2, micro_tokens=20, **fields)
+    first = copy.deepcopy(state)
+    steps: list[tuple] = []
+    state.optimizer.register_step_pre_hook(
+        lambda *_: steps.append((copy.deepcopy(state.policy), [p.grad.clone() for p in state.policy.parameters()]))
+    )
+    module.update(state, batch, REWARDS)
+    gain, weigh = STEPS[module]
+    order = torch.randperm(4, generator=first.generator).tensor_split(2)
+    for groups, (now, caught) in zip(order, steps, strict=True):
+        few, moved = batch.select(groups), dataclasses.replace(first, policy=now)
+        old = first.policy.logprob(few)[0].detach()
+        module.loss(moved, few, gain(REWARDS[groups]), weigh(few.mask), old)[0].backward()
+        for mine, parameter in zip(caught, now.parameters(), strict=True):
+            torch.testing.assert_close(mine, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@sabotaged_by("torch.randperm", lambda f: lambda n, **_: torch.arange(n))
+def test_minibatches_are_shuffled_and_have_every_group_once():
+    state, batch = _rollout(grpo)
+    groups, found = torch.ones(4, dtype=torch.bool), set()
+    for _ in range(8):
+        steps, weights = microbatch.plan(state, batch, batch.mask, aggregate.per_token, groups, 2)
+        halves = [tuple(sorted(torch.cat(parts).tolist())) for parts in steps]
+        assert [len(half) for half in halves] == [2, 2] and sorted(sum(halves, ())) == [0, 1, 2, 3]
+        torch.testing.assert_close(weights.sum(), torch.tensor(2.0))
+        found.add(halves[0])
+    assert len(found) > 1
+    before = state.generator.get_state()
+    (parts,), _ = microbatch.plan(state, batch, batch.mask, aggregate.per_token, groups, 1)
+    assert sorted(torch.cat(parts).tolist()) == [0, 1, 2, 3]
+    assert torch.equal(before, state.generator.get_state())  # one minibatch has no order to draw
+
+
+@stepped
+def test_more_minibatches_than_prompts_are_refused(module):
+    with pytest.raises(UserError, match="minibatches is 5"):
+        _build(module, minibatches=5)
 
 
 # ---- what only one of them has

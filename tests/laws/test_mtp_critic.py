@@ -184,6 +184,28 @@ def test_later_passes_are_held_against_the_first():
     assert len(seen) == 3 and seen[0] == 0 and 0 < seen[1] < seen[2]
 
 
+@sabotaged_by("foresight.nets.microbatch.before_the_first", lambda f: lambda *_: None)
+def test_each_minibatch_is_learnt_from_as_the_rollout_was_before_the_first():
+    """Old policy, advantages and targets of the second step are those before the first, and so is its baseline."""
+    state, batch = _rollout(minibatches=2, learning_rate=1e-2)
+    first, steps = copy.deepcopy(state), []
+
+    def seen(*_):
+        moved = dataclasses.replace(first, policy=copy.deepcopy(state.policy), heads=copy.deepcopy(state.heads))
+        steps.append((moved, [p.grad.clone() for p in state.policy.parameters()]))
+
+    state.optimizer.register_step_pre_hook(seen)
+    mtp_critic.update(state, batch, REWARDS)
+    order = torch.randperm(len(PROMPTS), generator=first.generator).tensor_split(2)
+    for groups, (moved, caught) in zip(order, steps, strict=True):
+        few = batch.select(groups)
+        weights = few.mask / few.mask.sum()
+        fixed = mtp_critic.loss(first, few, REWARDS[groups], weights, None)[1]
+        mtp_critic.loss(moved, few, REWARDS[groups], weights, fixed)[0].backward()
+        for mine, parameter in zip(caught, moved.policy.parameters(), strict=True):
+            torch.testing.assert_close(mine, parameter.grad, atol=2e-5, rtol=1e-3)
+
+
 def test_the_gradients_do_not_depend_on_the_micro_batches():
     whole = _gradients(*_rollout(micro_tokens=10_000))
     split = _gradients(*_rollout(micro_tokens=1))
@@ -270,9 +292,12 @@ def test_an_unscorable_answer_teaches_nothing():
     assert metrics == {"unscorable": 1.0}
 
 
-def test_a_mid_run_state_continues_bit_for_bit():
+@pytest.mark.parametrize("fields", [{}, {"minibatches": 2, "epochs": 2}], ids=["once", "minibatches"])
+def test_a_mid_run_state_continues_bit_for_bit(fields):
     task = TextTask("t", [Example(p) for p in PROMPTS], [Example("9?")], lambda e, c: [float(x.count("a")) for x in c])
-    config = mtp_critic.Config(tiny_language.folder(), steps=4, prompts=4, max_new_tokens=6, precision="float32")
+    config = mtp_critic.Config(
+        tiny_language.folder(), steps=4, prompts=4, max_new_tokens=6, precision="float32", **fields
+    )
     *_, (_, _, whole) = mtp_critic.train(config, task)
     halfway = next(state for step, _, state in mtp_critic.train(config, task) if step == 2)
     *_, (_, _, resumed) = mtp_critic.train(config, task, copy.deepcopy(halfway))

@@ -24,7 +24,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
 from foresight.nets import learner
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import learn
+from foresight.nets.microbatch import check_minibatches, learn
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_token
 from foresight.ops.diagnostics import rollout_sums
@@ -63,7 +63,9 @@ class Config:
     anneal: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
-    """Gradient steps on the whole of each batch (paper: 16, each on a part of it); with 1 no ratio leaves 1."""
+    """Passes over each rollout (paper: 1); with one of one step no ratio leaves 1."""
+    minibatches: int = 1
+    """Gradient steps an epoch, each on some of the groups (paper: 16); ratios are to the policy before the first."""
     clip_high: float = 4.0
     """ε: the weight is at most 1 + ε (the paper gives no number; ScaleRL, arXiv:2510.13786, has 1 + ε = 5)."""
     max_grad_norm: float = 1.0
@@ -96,6 +98,7 @@ class State:
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimiser."""
     check_group(config.group)
+    check_minibatches(config)
     return State(config, *learner.build(config, device))
 
 
@@ -119,10 +122,11 @@ def loss(
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    config = state.config
     advantage = group_scaled(rewards)
-    scored = batch.scored(rewards, state.config.mask_truncated)
-    weights = per_token(scored)
-    return learn(state, loss, batch, rewards, advantage, weights, state.config.epochs)
+    scored = batch.scored(rewards, config.mask_truncated)
+    weights = per_token
+    return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches)
 
 
 export = learner.export

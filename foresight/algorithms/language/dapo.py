@@ -12,8 +12,7 @@ All of its parts:
 - soft overlong punishment (eq. 13): in the last `overlong_buffer` tokens before the limit the reward falls to −1;
 - no KL term (section 2.3).
 
-Left out: the parts into which the paper splits a rollout, a step each; `epochs` repeats the whole. (The authors' code
-does without the filter, which overlaps with the punishment: both can be set.)
+Left out: nothing. The authors' code does without the filter, which overlaps with the punishment: both can be set.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from foresight.envs.text import TextTask
 from foresight.errors import UserError
 from foresight.nets import learner
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import learn
+from foresight.nets.microbatch import check_minibatches, learn
 from foresight.ops.advantage import differs, group_scaled, overlong
 from foresight.ops.aggregate import per_token
 from foresight.ops.diagnostics import rollout_sums
@@ -67,7 +66,9 @@ class Config:
     anneal: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
-    """Gradient steps on the whole of each batch (paper: 16, each on a part of it); with 1 no ratio leaves 1."""
+    """Passes over each rollout (paper: 1); with one of one step no ratio leaves 1."""
+    minibatches: int = 1
+    """Gradient steps an epoch, each on some of the groups (paper: 16); ratios are to the policy before the first."""
     clip_low: float = 0.2
     """ε_low of the clipped ratio (paper: 0.2)."""
     clip_high: float = 0.28
@@ -110,6 +111,7 @@ class State:
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimiser."""
     check_group(config.group)
+    check_minibatches(config)
     if not 0 < config.overlong_buffer <= config.max_new_tokens:
         raise UserError(
             f"overlong_buffer is {config.overlong_buffer}: it is the end of max_new_tokens ({config.max_new_tokens})."
@@ -143,8 +145,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         rewards = rewards + config.overlong_penalty * overlong(batch.length, limit, config.overlong_buffer)
     advantage = group_scaled(rewards)
     scored = batch.scored(rewards, config.overlong_filter)
-    weights = per_token(scored)
-    return learn(state, loss, batch, rewards, advantage, weights, config.epochs)
+    weights = per_token
+    return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches)
 
 
 export = learner.export

@@ -163,7 +163,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
     gain = -distance if config.on_policy else batch.mask.float()
     name = "teacher_kl" if config.on_policy else "student_kl"
     metrics = {name: distance.sum().item() / batch.mask.sum().item()}
-    return metrics | descend(state, soft_loss if config.soft else sampled_loss, batch, gain, per_token(batch.mask))
+    return metrics | descend(state, soft_loss if config.soft else sampled_loss, batch, gain, batch.mask, per_token)
 
 
 export = learner.export

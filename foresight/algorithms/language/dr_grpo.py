@@ -25,7 +25,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
 from foresight.nets import learner
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import learn
+from foresight.nets.microbatch import check_minibatches, learn
 from foresight.ops.advantage import group_centred
 from foresight.ops.aggregate import per_budget
 from foresight.ops.diagnostics import rollout_sums
@@ -64,7 +64,9 @@ class Config:
     anneal: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
-    """Gradient steps on each batch (paper: 1)."""
+    """Passes over each rollout (paper: 1)."""
+    minibatches: int = 1
+    """Gradient steps an epoch, each on some of the groups; ratios are to the policy before the first."""
     clip_ratio: float = 0.2
     """ε of the clipped ratio."""
     max_grad_norm: float = 1.0
@@ -97,6 +99,7 @@ class State:
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimiser."""
     check_group(config.group)
+    check_minibatches(config)
     return State(config, *learner.build(config, device))
 
 
@@ -120,10 +123,14 @@ def loss(
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    config = state.config
     advantage = group_centred(rewards)
-    scored = batch.scored(rewards, state.config.mask_truncated)
-    weights = per_budget(scored, rewards.numel() * state.config.max_new_tokens)
-    return learn(state, loss, batch, rewards, advantage, weights, state.config.epochs)
+    scored = batch.scored(rewards, config.mask_truncated)
+
+    def weights(mask: Tensor) -> Tensor:
+        return per_budget(mask, mask[..., 0].numel() * config.max_new_tokens)
+
+    return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches)
 
 
 export = learner.export

@@ -11,7 +11,7 @@ KL(π_ref ‖ π), while `ops.kl.k2` has that of KL(π ‖ π_ref)). Left out: p
 loop that retrains the reward model.
 
 What makes it fast changes no number: tokens that rows share are computed once (`nets.language`), groups of
-equal rewards have no gradient and are skipped, and the first pass of an update is its own π_old.
+equal rewards have no gradient and are skipped, and the first step of an update is its own π_old.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
 from foresight.nets import learner
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import learn
+from foresight.nets.microbatch import check_minibatches, learn
 from foresight.ops import kl
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_sequence
@@ -67,7 +67,9 @@ class Config:
     anneal: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
-    """Gradient steps on each batch, μ (paper: 1)."""
+    """Passes over each rollout, μ (paper: 1)."""
+    minibatches: int = 1
+    """Gradient steps an epoch, each on some of the groups (paper: 1); ratios are to the policy before the first."""
     clip_ratio: float = 0.2
     """ε of the clipped ratio."""
     kl_coef: float = 0.0
@@ -105,6 +107,7 @@ class State:
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, freeze a reference if there is a penalty, and make the optimiser."""
     check_group(config.group)
+    check_minibatches(config)
     policy, optimizer, generator = learner.build(config, device, config.weight_decay)
     reference = learner.frozen(policy) if config.kl_coef > 0 else None
     return State(config, policy, reference, optimizer, generator)
@@ -136,11 +139,12 @@ def loss(
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    config = state.config
     advantage = group_scaled(rewards)
-    scored = batch.scored(rewards, state.config.mask_truncated)
-    weights = per_sequence(scored)
+    scored = batch.scored(rewards, config.mask_truncated)
+    weights = per_sequence
     pulled = state.reference is not None  # the penalty has a gradient where the rewards have none
-    return learn(state, loss, batch, rewards, advantage, weights, state.config.epochs, flat_too=pulled)
+    return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches, pulled)
 
 
 export = learner.export

@@ -6,7 +6,7 @@ The reward judges a whole answer, so the whole answer gets one importance ratio,
     s_i = ( π_θ(o_i | q) / π_old(o_i | q) )^(1/|o_i|) = exp( 1/|o_i| Σ_t log ρ_it )
 
 Because s_i averages over tokens it stays near 1, and the clip range is a thousand times narrower than GRPO's. With
-one update a rollout, s_i is 1 and the gradient is that of GRPO. Left out: the token-level variant, section 4.3.
+one step a rollout, s_i is 1 and the gradient is that of GRPO. Left out: the token-level variant, section 4.3.
 
 Beside `grpo.py` two of five slots differ: the ratio (`sequence_ratio`) and the clip, which is asymmetric.
 """
@@ -24,7 +24,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text import TextTask
 from foresight.nets import learner
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import learn
+from foresight.nets.microbatch import check_minibatches, learn
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_sequence
 from foresight.ops.diagnostics import rollout_sums
@@ -63,7 +63,9 @@ class Config:
     anneal: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
-    """Gradient steps on the whole of each batch (paper: 4, each on a part of it); with 1 no ratio leaves 1."""
+    """Passes over each rollout (paper: 1); with one of one step no ratio leaves 1."""
+    minibatches: int = 1
+    """Gradient steps an epoch, each on some of the groups (paper: 4); ratios are to the policy before the first."""
     clip_low: float = 3e-4
     """ε_low of the sequence's ratio (paper: 3e-4)."""
     clip_high: float = 4e-4
@@ -98,6 +100,7 @@ class State:
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimiser."""
     check_group(config.group)
+    check_minibatches(config)
     return State(config, *learner.build(config, device))
 
 
@@ -123,10 +126,11 @@ def loss(
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    config = state.config
     advantage = group_scaled(rewards)
-    scored = batch.scored(rewards, state.config.mask_truncated)
-    weights = per_sequence(scored)
-    return learn(state, loss, batch, rewards, advantage, weights, state.config.epochs)
+    scored = batch.scored(rewards, config.mask_truncated)
+    weights = per_sequence
+    return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches)
 
 
 export = learner.export

@@ -14,7 +14,7 @@ gradient of a value is clamped to ±c. Token prediction has soft targets, the po
 and reaches neither the trunk nor the shared unembedding: with hard targets and an open trunk it collapses the entropy.
 The gradient of the values may be kept from the trunk, too.
 
-One pass through the trunk serves it all: it is its own π_old and its own baseline, as long as there is one pass a
+One pass through the trunk serves it all: it is its own π_old and its own baseline, as long as there is one step a
 rollout. So advantages are not whitened, which would need a pass before. Left out: a KL to a reference.
 """
 
@@ -37,7 +37,7 @@ from foresight.envs.text import TextTask
 from foresight.errors import UserError
 from foresight.nets import learner, mtp, pretrained
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import split, step
+from foresight.nets.microbatch import before_the_first, check_minibatches, mean, plan, step
 from foresight.nets.mtp import MultiTokenHeads
 from foresight.nets.optim import track
 from foresight.ops import schedules
@@ -81,7 +81,9 @@ class Config:
     anneal: bool = False
     """Whether the learning rates then fall linearly to 0."""
     epochs: int = 1
-    """Gradient steps on each rollout."""
+    """Passes over each rollout."""
+    minibatches: int = 1
+    """Gradient steps an epoch, each on some of the answers; ratios are to the policy before the first."""
     clip_ratio: float = 0.2
     """ε of the clipped ratio (PPO: 0.2)."""
     gamma: float = 1.0
@@ -134,6 +136,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load the policy, its heads or new ones, and make their averages and the optimisers."""
     if config.heads < 1:
         raise UserError(f"heads is {config.heads}: at least 1 is needed, the trunk's own with a value.")
+    check_minibatches(config)
     policy, optimizer, generator = learner.build(config, device)
     heads = pretrained.load_heads(config.model, device)
     if heads is None or len(heads) != config.heads:
@@ -150,7 +153,7 @@ act = answer
 
 @dataclass(frozen=True)
 class Targets:
-    """What part of a rollout is learnt from, fixed in the first pass over it: old, advantage `[P, G, T]`, y `[K, ...]`.
+    """What part of a rollout is learnt from, as of before the first step: old, advantage `[P, G, T]`, y `[K, ...]`.
 
     `value` and `earned`, the baseline and the return from there, `[P, G, T]`, are to watch.
     """
@@ -201,7 +204,7 @@ def targets(
 def loss(
     state: State, batch: TokenBatch, rewards: Tensor, weights: Tensor, fixed: Targets | None
 ) -> tuple[Tensor, Targets, dict[str, Tensor]]:
-    """The loss of part of a rollout: rewards `[P, G]`, weights `[P, G, T]`, and what the first pass fixed (None: this).
+    """The loss of part of a rollout: rewards `[P, G]`, weights `[P, G, T]`, and what is fixed (None: this fixes it).
 
     Returns the loss, what is fixed, and sums over the part for the metrics.
     """
@@ -239,32 +242,36 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     """One rollout's gradient steps, and the averages' step after them. Rewards `[P, G]`, NaN where unscorable."""
     config, device = state.config, state.policy.device
     scored = batch.scored(rewards)
-    weights = per_token(scored.flatten(0, 1)).view_as(scored)  # of the whole batch, before it is split
-    parts = split(batch, scored.any((1, 2)).nonzero()[:, 0], config.micro_tokens)
-    fixed: list[Targets | None] = [None] * len(parts)
+    steps, weights = plan(state, batch, scored, per_token, scored.any((1, 2)), config.minibatches)
+    fixed: dict[tuple[int, int], Targets] = {}
 
-    def piece(i: int) -> tuple[Tensor, dict[str, Tensor]]:
-        few = batch.select(parts[i])
-        weight = weights[parts[i]][..., : few.completion.shape[-1]].to(device)
-        value, fixed[i], sums = loss(state, few, rewards[parts[i]], weight, fixed[i])
+    def piece(i: int, j: int) -> tuple[Tensor, dict[str, Tensor]]:
+        part = steps[i][j]
+        few = batch.select(part)
+        weight = weights[part][..., : few.completion.shape[-1]].to(device)
+        value, fixed[i, j], sums = loss(state, few, rewards[part], weight, fixed.get((i, j)))
         return value, sums
 
     metrics = {"unscorable": rewards.isnan().float().mean().item()}
     rise = schedules.planned(1.0, state.step, config.steps, config.warmup, config.anneal)
-    tokens = sum(int(batch.length[part].sum()) for part in parts)
-    for _ in range(config.epochs if parts else 0):
-        with state.policy.precision():  # around all parts, so that the weights are rounded once
-            pieces = (functools.partial(piece, i) for i in range(len(parts)))
-            metrics |= step(state.optimizer, pieces, config.learning_rate * rise, config.max_grad_norm, tokens)
-        if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
-            state.head_optimizer.zero_grad()
-            break
-        # The pieces left the heads' gradients behind; they are limited by themselves, so as not to hide the trunk's.
-        apart = step(state.head_optimizer, (), config.head_learning_rate * rise, config.max_grad_norm)
-        metrics["head_grad_norm"] = apart["grad_norm"]
-        track(state.averaged, state.heads, config.polyak)
+    before_the_first(state, steps, piece)
+    for _ in range(config.epochs if steps else 0):
+        done = []
+        for i, parts in enumerate(steps):
+            tokens = sum(int(batch.length[part].sum()) for part in parts)
+            with state.policy.precision():  # around all parts, so that the weights are rounded once
+                pieces = (functools.partial(piece, i, j) for j in range(len(parts)))
+                done.append(step(state.optimizer, pieces, config.learning_rate * rise, config.max_grad_norm, tokens))
+            if not math.isfinite(done[-1]["loss"] + done[-1]["grad_norm"]):
+                state.head_optimizer.zero_grad()
+                return metrics | done[-1]
+            # The pieces left the heads' gradients behind; limited by themselves, so as not to hide the trunk's.
+            apart = step(state.head_optimizer, (), config.head_learning_rate * rise, config.max_grad_norm)
+            done[-1]["head_grad_norm"] = apart["grad_norm"]
+            track(state.averaged, state.heads, config.polyak)
+        metrics |= mean(done)
     known = [(x.value, x.earned, batch.select(part).scored(rewards[part]))
-             for x, part in zip(fixed, parts, strict=True) if x is not None]  # fmt: skip
+             for (i, j), x in fixed.items() for part in (steps[i][j],)]  # fmt: skip
     if known:
         value, earned = (torch.cat([row[i][row[2].to(row[i].device)] for row in known]) for i in range(2))
         metrics["explained_variance"] = explained_variance(value, earned).item()

@@ -27,7 +27,7 @@ from foresight.envs.text import TextTask
 from foresight.errors import UserError
 from foresight.nets import learner, pretrained
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import gather, split, step
+from foresight.nets.microbatch import check_minibatches, gather, mean, split, step
 from foresight.nets.scorer import Scorer
 from foresight.ops import kl, schedules
 from foresight.ops.advantage import normalize
@@ -126,8 +126,7 @@ class State:
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the four models and make the optimisers."""
-    if not 1 <= config.minibatches <= config.prompts:
-        raise UserError(f"minibatches is {config.minibatches}: it must be from 1 to prompts ({config.prompts}).")
+    check_minibatches(config)
     policy, optimizer, generator = learner.build(config, device)
     critic = learner.scorer(config, device, config.critic or config.model, std=0.0)
     judge = None
@@ -232,8 +231,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                     config.max_grad_norm,
                 )
             passes.append({**actor, "value_loss": critic["loss"], "critic_grad_norm": critic["grad_norm"]})
-    keys = passes[-1] if passes else {}
-    return metrics | {key: sum(one.get(key, 0.0) for one in passes) / len(passes) for key in keys}
+    return metrics | mean(passes)
 
 
 def _part(

@@ -133,8 +133,11 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         metrics["kl"] = distance.sum().item() / batch.mask.sum().item()
     advantage = leave_one_out(rewards)
     scored = batch.scored(rewards, config.mask_truncated)
-    weights = per_budget(scored, max(1, int(scored.any(-1).sum())))  # a sum over tokens, a mean over completions
-    return metrics | learn(state, loss, batch, rewards, advantage, weights)
+
+    def weights(mask: Tensor) -> Tensor:  # a sum over tokens, a mean over completions
+        return per_budget(mask, max(1, int(mask.any(-1).sum())))
+
+    return metrics | learn(state, loss, batch, rewards, advantage, scored, weights)
 
 
 export = learner.export
