@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresight.data.text import TokenBatch
+from foresight.data.text import TokenBatch, common_prefix
 from foresight.errors import UserError
 from foresight.nets import sharded
 from foresight.nets.language import LanguageModel
@@ -24,14 +24,19 @@ Sums = dict[str, Tensor]
 
 
 def split(batch: TokenBatch, groups: Tensor, tokens: int) -> list[Tensor]:
-    """Split groups into parts of about `tokens` distinct completion tokens: whole groups, the longest together."""
-    sizes = batch.distinct()
+    """Split groups into parts of about `tokens` distinct tokens: whole groups with their prompts, the longest together.
+
+    What all prompts begin with is in each part, once.
+    """
+    prompts = batch.prompts()
+    stem = common_prefix([prompts[group] for group in groups.tolist()]) if len(groups) else 0
+    sizes = batch.distinct() + batch.prompt_length - stem
     parts: list[list[int]] = []
     room = 0
     for group in groups[sizes[groups].argsort(dim=0, descending=True, stable=True)].tolist():
         if not parts or room < int(sizes[group]):
             parts.append([])
-            room = tokens
+            room = tokens - stem
         parts[-1].append(group)
         room -= int(sizes[group])
     return [torch.tensor(part) for part in parts]

@@ -114,8 +114,8 @@ class Config:
     """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
     optimizer: str = "adamw"
     """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 256
-    """Distinct completion tokens in memory at once: less is slower and smaller, and changes no gradient."""
+    micro_tokens: int = 1024
+    """Distinct tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
 
 
 @dataclass
