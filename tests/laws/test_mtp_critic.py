@@ -292,6 +292,35 @@ def test_an_unscorable_answer_teaches_nothing():
     assert metrics == {"unscorable": 1.0}
 
 
+@sabotaged_by("foresight.data.text.TokenBatch.scored", change("whole", lambda whole: False, "all_answers"))
+def test_an_answer_that_was_cut_off_can_be_left_out():
+    state, batch = _rollout(mask_truncated=True)
+    gradients = _gradients(state, batch)
+    other, _ = _rollout()
+    kept = batch.stopped[:, 0].nonzero()[:, 0]
+    expected = _gradients(other, batch.select(kept), REWARDS[kept])
+    for one, two in zip(gradients, expected, strict=True):
+        for a, b in zip(one, two, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+    batch.stopped.fill_(False)
+    assert mtp_critic.update(state, batch, REWARDS) == {"unscorable": 0.0}
+
+
+def unpunished(original):
+    return lambda state, batch, rewards: original(
+        dataclasses.replace(state, config=dataclasses.replace(state.config, missing_eos_penalty=0.0)), batch, rewards
+    )
+
+
+@sabotaged_by("foresight.algorithms.language.mtp_critic.update", unpunished)
+def test_an_answer_that_was_cut_off_can_be_punished():
+    state, batch = _rollout(missing_eos_penalty=0.7)
+    gradients = _gradients(state, batch)
+    expected = _gradients(_rollout()[0], batch, REWARDS - 0.7 * ~batch.stopped)
+    for one, two in zip(gradients, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
 @pytest.mark.parametrize("fields", [{}, {"minibatches": 2, "epochs": 2}], ids=["once", "minibatches"])
 def test_a_mid_run_state_continues_bit_for_bit(fields):
     task = TextTask("t", [Example(p) for p in PROMPTS], [Example("9?")], lambda e, c: [float(x.count("a")) for x in c])

@@ -68,6 +68,10 @@ class Config:
     """Prompts an update, each with one completion (as many completions as grpo's 8 × 8)."""
     max_new_tokens: int = 16
     """Tokens a completion may have."""
+    mask_truncated: bool = False
+    """Whether completions that hit the limit are left out of the loss."""
+    missing_eos_penalty: float = 0.0
+    """Taken off the reward of a completion that hit the limit (TRL: 1)."""
     temperature: float = 1.0
     """Of sampling, and of the policy whose gradient is taken."""
     heads: int = 3
@@ -241,7 +245,8 @@ def loss(
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps, and the averages' step after them. Rewards `[P, G]`, NaN where unscorable."""
     config, device = state.config, state.policy.device
-    scored = batch.scored(rewards)
+    rewards = rewards - config.missing_eos_penalty * ~batch.stopped
+    scored = batch.scored(rewards, config.mask_truncated)
     steps, weights = plan(state, batch, scored, per_token, scored.any((1, 2)), config.minibatches)
     fixed: dict[tuple[int, int], Targets] = {}
 
@@ -270,7 +275,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
             done[-1]["head_grad_norm"] = apart["grad_norm"]
             track(state.averaged, state.heads, config.polyak)
         metrics |= mean(done)
-    known = [(x.value, x.earned, batch.select(part).scored(rewards[part]))
+    known = [(x.value, x.earned, batch.select(part).scored(rewards[part], config.mask_truncated))
              for (i, j), x in fixed.items() for part in (steps[i][j],)]  # fmt: skip
     if known:
         value, earned = (torch.cat([row[i][row[2].to(row[i].device)] for row in known]) for i in range(2))

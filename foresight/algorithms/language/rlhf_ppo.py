@@ -63,6 +63,8 @@ class Config:
     """Completions a prompt (paper: 1)."""
     max_new_tokens: int = 16
     """Tokens a completion may have."""
+    mask_truncated: bool = False
+    """Whether completions that hit the limit are left out of both losses."""
     temperature: float = 1.0
     """Of sampling, and of actor and reference in all that follows."""
     learning_rate: float = 1e-5
@@ -163,7 +165,7 @@ def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, 
     old, reference = under(state.policy), under(state.reference)
     value = gather(state.critic.values, batch, config.micro_tokens)
     distance = kl.k1(old, reference) * batch.mask
-    mask = batch.scored(rewards)
+    mask = batch.scored(rewards, config.mask_truncated)
     score = rewards.nan_to_num() - config.missing_eos_penalty * ~batch.stopped
     reward = (-config.kl_coef * distance).scatter_add(-1, last, score[..., None])
     place = torch.arange(mask.shape[-1])
