@@ -124,8 +124,9 @@ def _rows(table: Table, name: str, world: Any, kinds: tuple[str, ...], marked: i
         lines.append(["ceiling without memory", "", *(f"{world.ceiling(length):.2f}" for length in world.lengths)])
     seeds = sorted({c["seed"] for key, found in table.items() if key[0] == name for c in found})
     run = f"; seeds {', '.join(map(str, seeds))}" if seeds else ""
+    apart = f" ({world.control:,} without memory, for learning to walk too)" if world.control else ""
     return (
-        f"`{name}`, at most {world.steps:,} steps a run{run}.\n\n"
+        f"`{name}`, at most {world.steps:,} steps a run{apart}{run}.\n\n"
         + "\n".join(f"| {' | '.join(line)} |" for line in lines)
         + "\n\nIn brackets: thousands of steps after which the run could stop, where all seeds could.\n"
     )
