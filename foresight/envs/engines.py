@@ -199,9 +199,12 @@ def in_envpool(request: Request) -> bool:
     """Whether EnvPool has the id, takes the options, and its spaces are ours."""
     if request.name not in envpool_ids():
         return False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        spec = importlib.import_module("envpool").make_spec(request.name)
+    try:
+        spec = _declared(request.name)
+    except UserError:
+        if request.name in gymnasium.registry:  # which may do without what is missing
+            return False
+        raise
     if not set(request.options) <= set(spec._config_keys):
         return False
     try:  # several players and nested actions are not ours
@@ -210,6 +213,16 @@ def in_envpool(request: Request) -> bool:
     except (UserError, NotImplementedError):
         return False
     return True
+
+
+def _declared(name: str) -> Any:
+    """EnvPool's spec of `name`. Raises UserError for a library of the system that is missing, as Procgen's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
+        try:
+            return importlib.import_module("envpool").make_spec(name)
+        except ImportError as error:
+            raise UserError(f"Environment '{name}': {error}") from error
 
 
 def envpool_env(request: Request) -> Env:
@@ -226,10 +239,10 @@ def envpool_env(request: Request) -> Env:
             raise unknown(request.name)
         raise UserError(f"EnvPool does not have '{request.name}'. engine='auto' picks another engine.")
     config = dict(request.options)
+    spec = _declared(request.name)
     limit = request.time_limit or (registered.max_episode_steps if registered is not None else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
-        spec = envpool.make_spec(request.name)
         unused = set(config) - set(spec._config_keys)
         if unused:
             raise UserError(f"EnvPool's '{request.name}' does not take these options: {', '.join(sorted(unused))}.")

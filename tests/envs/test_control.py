@@ -333,6 +333,20 @@ def test_a_wrong_number_of_actions_is_refused(engine: str) -> None:
         env.step(torch.zeros(2, dtype=torch.long))
 
 
+def test_a_library_of_the_system_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As EnvPool's Procgen without Qt. Gymnasium's world is taken instead where it has one."""
+    import envpool
+
+    def missing(name: str) -> Any:
+        raise ImportError("Procgen requires the system Qt 5 runtime.")
+
+    monkeypatch.setattr(envpool, "make_spec", missing)
+    for engine in ("auto", "envpool"):
+        said = error("StarpilotEasy-v0", engine=engine)
+        assert said == "Environment 'StarpilotEasy-v0': Procgen requires the system Qt 5 runtime."
+    assert make("MountainCar-v0", num_envs=2).reset(0).shape == (2, 2)
+
+
 def test_frame_stack_of_strange_spaces_is_refused() -> None:
     class Bits:
         name, num_envs, spaces = "bits", 1, make("CartPole-v1").spaces._replace(obs=gs.MultiBinary(3))
