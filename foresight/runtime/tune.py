@@ -84,7 +84,8 @@ def tune(
     searched in `ranges` (a YAML file; default: `foresight/presets/ranges/NAME.yaml`, or else ranges made from the
     Config's fields), `only` some of them.
 
-    Raises UserError for names that do not exist, for ranges that cannot be read, and if no trial succeeds.
+    Raises UserError for names that do not exist, for ranges that cannot be read, for a search that would go on with
+    other `steps`, and if no trial succeeds.
     """
     try:
         import optuna
@@ -105,6 +106,7 @@ def tune(
         storage=f"sqlite:///{path / STUDY}", study_name=label, direction="maximize", load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP) if prune else optuna.pruners.NopPruner(),
     )  # fmt: skip
+    _require_budget(study, path, resolved.config.get("steps"))
     ended = [trial for trial in study.trials if trial.state.is_finished()]
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # a search that goes on draws anew
     for trial in study.trials:  # cut short by a kill
@@ -145,6 +147,17 @@ def tune(
     found = Found(path, len(study.trials), len(complete), mean, values, command)
     _write(found, resolved, best.number, steps)
     return found
+
+
+def _require_budget(study: Any, path: Path, budget: int | None) -> None:
+    """Raise UserError where a search would go on with another budget: what a trial is worth depends on its steps."""
+    before = study.user_attrs.get("steps", budget)
+    if before != budget:
+        raise UserError(
+            f"The trials in {path} have {before:,} steps each, and those of {budget:,} cannot be compared with them. "
+            f"Go on with --steps {before}, or begin another search with --out."
+        )
+    study.set_user_attr("steps", budget)
 
 
 def search_space(

@@ -62,6 +62,20 @@ def test_it_finds_the_best_and_goes_on(tmp_path: Path, ranges: Path, trained: li
     assert {call["steps"] for call in trained} == {1000} and {call["seed"] for call in trained} == {0}
 
 
+def test_budgets_are_not_mixed(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+    """A return after 1,000 steps says nothing beside one after 2,000; those of the preset are a budget too."""
+    _tune(tmp_path, ranges, 2, steps=1000)
+    for other, count in ({"steps": 2000}, "2,000"), ({}, "100,000"):
+        with pytest.raises(UserError) as caught:
+            _tune(tmp_path, ranges, 3, **other)
+        assert str(caught.value) == (
+            f"The trials in {tmp_path / 'search'} have 1,000 steps each, and those of {count} cannot be compared with "
+            "them. Go on with --steps 1000, or begin another search with --out."
+        )
+    assert len(trained) == 2
+    assert _tune(tmp_path, ranges, 3, steps=1000).trials == 3
+
+
 def test_of_errors_less_is_better(tmp_path: Path, ranges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from foresight.runtime.evaluate import Evaluation
 
