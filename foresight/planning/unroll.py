@@ -53,7 +53,7 @@ class State:
 def check(config: Any, *also: str) -> None:
     """Raise UserError for settings with which nothing can be unrolled; the fields `also` must be at least 1 too."""
     names = ("num_envs", "unroll_steps", "n_steps", "batch", "update_every", "collect_steps", "target_every")
-    errors.at_least(1, config, *names, *also)
+    errors.at_least(1, config, *names, "simulations", "replay", "latent_size", "support", *also)
     length = config.unroll_steps + config.n_steps
     if config.warmup < config.num_envs * length:
         raise UserError(

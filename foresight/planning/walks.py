@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP, TableEnv
@@ -154,8 +155,8 @@ def check(config: Any) -> None:
         value = getattr(config, name, low)
         if not low <= value <= high:
             raise UserError(f"{name} must be between {low:g} and {high:g}, not {value:g}.")
-    if getattr(config, "steps", 1) < 0 or getattr(config, "every", 1) < 0:
-        raise UserError("steps and every must not be negative.")
+    for least, names in ((0, ("steps", "episodes", "every")), (1, ("horizon", "batch"))):
+        errors.at_least(least, config, *(name for name in names if hasattr(config, name)))
 
 
 def goes_on(state: Any) -> bool:

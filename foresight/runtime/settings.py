@@ -142,6 +142,10 @@ def resolve(
         raise UserError("--ray says where actors run: say how many, too (--actors 8).")
     if actors < 0:
         raise UserError(f"--actors must be at least 0, not {actors}.")
+    if episodes is not None and episodes < 1:
+        raise UserError(f"--evaluation-episodes must be at least 1, not {episodes}.")
+    if evaluate_every is not None and evaluate_every < 0:
+        raise UserError(f"--evaluate-every must be at least 0, not {evaluate_every}.")
     entry = catalog.entry(algorithm)
     if completer is not None and entry.world != "text":
         raise UserError(f"--completer is for language runs; {entry.name} acts in a '{entry.world}' world.")
@@ -194,7 +198,7 @@ def _check(config: dict[str, Any]) -> None:
     for name, value in config.items():
         if not isinstance(value, int | float):
             continue
-        if name.endswith("learning_rate") and not value >= 0:
+        if (name.endswith("learning_rate") or name in ("steps", "threads", "learning_starts")) and not value >= 0:
             raise UserError(f"{name} must be at least 0, not {value}.")
         if (name == "gamma" or name.endswith("_lambda")) and not 0 <= value <= 1:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")

@@ -83,7 +83,7 @@ State = unroll.State  # the network and its slow copy, optimiser, replay, genera
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
-    unroll.check(config, "horizon")
+    unroll.check(config, "horizon", "lstm")
     require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(f"EfficientZero needs discrete actions, not {spaces.action}: use sampled_muzero.")

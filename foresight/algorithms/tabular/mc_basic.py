@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import gridview
 from foresight.envs.base import Spaces
@@ -69,6 +70,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
+    errors.at_least(1, config, "episodes")
     walks.check(config)
     q = torch.zeros(walks.sizes(spaces), dtype=torch.float64, device=device)
     return State(config, q, q.argmax(1), np.random.default_rng(config.seed))

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import gridview
 from foresight.envs.base import Spaces
@@ -76,6 +77,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
+    errors.at_least(1, config, "every")
     walks.check(config)
     states, actions = walks.sizes(spaces)
     v = torch.full((states,), config.initial, dtype=torch.float64, device=device)

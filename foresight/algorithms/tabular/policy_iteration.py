@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.envs import gridview
 from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
-from foresight.errors import unknown
 from foresight.planning import dynamic
 
 WORLD = "mdp"
@@ -58,9 +58,10 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
-    """v = 0 for the S states and A actions of `spaces`. Raises UserError for an unknown kind of evaluation."""
+    """v = 0 for the S states and A actions of `spaces`. Raises UserError for an unknown evaluation."""
     if config.evaluation not in ("exact", "sweeps"):
-        raise unknown("evaluation", config.evaluation, ("exact", "sweeps"))
+        raise errors.unknown("evaluation", config.evaluation, ("exact", "sweeps"))
+    errors.at_least(1, config, "every")
     states = int(spaces.obs.n)  # type: ignore[attr-defined]
     values = torch.zeros(states, dtype=torch.float64, device=device)
     return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))

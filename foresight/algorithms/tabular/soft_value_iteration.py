@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.envs import gridview
 from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
@@ -59,6 +60,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """v = 0 for the S states and A actions of `spaces`. Raises UserError for a negative temperature."""
     if not config.temperature >= 0:
         raise UserError(f"temperature must be 0 or more, not {config.temperature:g}.")
+    errors.at_least(1, config, "every")
     states, actions = walks.sizes(spaces)
     values = torch.zeros(states, dtype=torch.float64, device=device)
     return State(config, values, torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.envs import gridview
 from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
@@ -61,6 +62,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
         raise UserError("span_bounds needs gamma < 1: without discount the bounds are infinite. Use span_bounds=False.")
     if config.evaluation_sweeps < 0:
         raise UserError(f"evaluation_sweeps must be 0 or more, not {config.evaluation_sweeps}.")
+    errors.at_least(1, config, "every")
     states = int(spaces.obs.n)  # type: ignore[attr-defined]
     values = torch.zeros(states, dtype=torch.float64, device=device)
     return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.envs import gridview
 from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
@@ -52,7 +53,8 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
-    """v = 0 for the S states and A actions of `spaces`."""
+    """v = 0 for the S states and A actions of `spaces`. Raises UserError for numbers out of range."""
+    errors.at_least(1, config, "every")
     states = int(spaces.obs.n)  # type: ignore[attr-defined]
     values = torch.zeros(states, dtype=torch.float64, device=device)
     return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))

@@ -250,5 +250,6 @@ def _check(config: Config) -> None:
         "updates",
         "target_every",
         "n_steps",
+        "atoms",
     )
     errors.between(0, 1, config, "gamma", "epsilon_start", "epsilon_end", "tau")

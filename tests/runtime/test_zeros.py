@@ -1,0 +1,65 @@
+"""Whole numbers of 0 (and below) with which nothing can be learnt: a sentence, never a traceback or a silent run."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from foresight.envs.make import make
+from foresight.errors import UserError
+from foresight.runtime import catalog, settings, worlds
+from tests.sabotage import sabotaged_by
+
+PLANNERS = ("value_iteration", "policy_iteration", "truncated_policy_iteration", "soft_value_iteration")
+SEARCHERS = ("muzero", "gumbel_muzero", "efficientzero", "stochastic_muzero", "sampled_muzero")
+NEVER = [
+    *((name, "every") for name in (*PLANNERS, "monte_carlo_prediction")),
+    *((name, "horizon") for name in ("mc_basic", "mc_epsilon_greedy", "mc_exploring_starts", "monte_carlo_prediction")),
+    *((name, "batch") for name in ("mc_epsilon_greedy", "mc_exploring_starts")),
+    ("mc_basic", "episodes"),
+    *((name, field) for name in SEARCHERS for field in ("simulations", "replay", "latent_size", "support")),
+    ("gumbel_muzero", "considered"), ("efficientzero", "lstm"), ("efficientzero", "horizon"), ("dqn", "atoms"),
+    *((name, "unroll_steps") for name in ("ppo", "a2c", "qac", "trpo", "ppg", "impala", "off_policy_ac", "sac", "dqn")),
+    *((name, "num_envs") for name in ("ppo", "a2c", "qac", "trpo", "ppg", "impala", "reinforce", "rainbow")),
+    ("reinforce", "longest"), ("ppo", "epochs"), ("ppo", "minibatches"), ("impala", "unrolls"), ("sac", "sequence"),
+]  # fmt: skip
+
+
+@functools.cache
+def _spaces(name: str) -> Any:
+    kind = catalog.module(name).WORLD
+    if kind == "mdp":
+        return worlds.spaces(make("CliffWalking-v1", kind))
+    return make("Pendulum-v1" if name in ("sac", "sampled_muzero") else "CartPole-v1", num_envs=1).spaces
+
+
+@sabotaged_by("foresight.errors.at_least", lambda f: lambda least, config, *names: None)
+@pytest.mark.parametrize("value", [0, -1])
+def test_none_of_these_may_be_nothing(value: int) -> None:
+    for name, field in NEVER:
+        said = ""
+        try:
+            catalog.module(name).build(catalog.config_class(name)(**{field: value}), _spaces(name))
+        except UserError as error:
+            said = str(error)
+        except (RuntimeError, ZeroDivisionError, ValueError) as error:
+            said = f"a traceback: {error}"
+        assert said == f"{field} must be at least 1, not {value}.", (name, said)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"given": {"steps": -5}}, "steps must be at least 0, not -5."),
+        ({"given": {"threads": -1}}, "threads must be at least 0, not -1."),
+        ({"given": {"learning_starts": -1}}, "learning_starts must be at least 0, not -1."),
+        ({"episodes": 0}, "--evaluation-episodes must be at least 1, not 0."),
+        ({"evaluate_every": -1}, "--evaluate-every must be at least 0, not -1."),
+    ],
+)
+def test_what_no_run_can_have(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        settings.resolve("dqn", env="CartPole-v1", **options)
+    assert str(caught.value) == said
