@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 
 import torch
 
-ROWS, GROUP, WIDTH = 8, 4, 6
+ROWS, GROUP, WIDTH, VOCABULARY = 8, 4, 6, 5
 FAMILY = {
     "grpo": {"loss_type": "grpo"},
     "grpo_kl": {"loss_type": "grpo", "beta": 0.1},
@@ -112,6 +112,52 @@ def scores(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
     return {"bradley_terry": {"loss": loss.item(), "grad": logits.grad.tolist()}}
 
 
+def leave_one_out(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
+    """RLOO at the policy that sampled, where its ratio of sequences is 1."""
+    from trl import RLOOTrainer
+
+    rewards, mask = inputs["rewards"].view(-1, GROUP), inputs["mask"]
+    others = (rewards.sum(1, keepdim=True) - rewards) / (GROUP - 1)
+    logprob = inputs["logprob"].clone().requires_grad_()
+    self = trainer()
+    self._get_per_token_logps_and_entropies.side_effect = lambda *a, **k: (logprob, torch.zeros(ROWS, WIDTH), None)
+    batch = {
+        "prompt_ids": torch.zeros(ROWS, 1, dtype=torch.int64), "prompt_mask": torch.ones(ROWS, 1),
+        "completion_ids": torch.zeros(ROWS, WIDTH, dtype=torch.int64), "completion_mask": mask,
+        "advantages": (rewards - others).flatten(), "old_logps": (inputs["logprob"] * mask).sum(1),
+    }  # fmt: skip
+    loss = RLOOTrainer._compute_loss(self, None, batch)
+    loss.backward()
+    return {"rloo": {"loss": loss.item(), "grad": logprob.grad.tolist()}}
+
+
+def demonstrations(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
+    """SFT's loss, of completions alone."""
+    from trl import SFTTrainer
+
+    mask = inputs["mask"]
+    logprob = inputs["logprob"].clone().requires_grad_()
+    self = trainer(compute_loss_func=None, label_smoother=None, _total_train_tokens=0, _tp_size=1)
+    self.args.loss_type, self.accelerator.parallelism_config = "nll", None
+    output = SimpleNamespace(log_probs=logprob * mask, label_mask=mask, entropy=torch.zeros(1), is_top1=torch.zeros(1))
+    loss = SFTTrainer.compute_loss(self, lambda **k: output, {"attention_mask": torch.ones(ROWS, WIDTH + 1)})
+    loss.backward()
+    return {"sft": {"loss": loss.item(), "grad": logprob.grad.tolist()}}
+
+
+def teachers(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
+    """Both ends of GKD's divergence: of the student from the teacher, and the other way."""
+    from trl.experimental.gkd import GKDTrainer
+
+    labels, found = torch.where(inputs["mask"] > 0, 0, -100), {}
+    for name, beta in (("gkd_reverse", 1), ("gkd_forward", 0)):
+        student = inputs["student"].clone().requires_grad_()
+        loss = GKDTrainer.generalized_jsd_loss(student, inputs["teacher"], labels, beta, temperature=0.7)
+        loss.backward()
+        found[name] = {"loss": loss.item(), "grad": student.grad.tolist()}
+    return found
+
+
 def main() -> None:
     """Draw the inputs, ask TRL, write the file."""
     generator = torch.Generator().manual_seed(0)
@@ -124,10 +170,13 @@ def main() -> None:
         "rewards": torch.randint(0, 3, (ROWS,), generator=generator).float(),
         "margin": torch.rand(ROWS // 2, generator=generator),
         "mask": (torch.arange(WIDTH) < lengths[:, None]).float(),
+        "student": 2 * torch.randn(ROWS, WIDTH, VOCABULARY, generator=generator),
+        "teacher": 2 * torch.randn(ROWS, WIDTH, VOCABULARY, generator=generator),
     }
     import trl
 
     losses = {**family(inputs), **preferences(inputs), **scores(inputs)}
+    losses |= {**leave_one_out(inputs), **demonstrations(inputs), **teachers(inputs)}
     document = {"trl": trl.__version__, "inputs": {k: v.tolist() for k, v in inputs.items()}, "losses": losses}
     Path(__file__).with_name("trl_losses.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
 

@@ -6,16 +6,30 @@ Where the two differ, the test says which equation decides.
 from __future__ import annotations
 
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from foresight.algorithms.language import cispo, dapo, dpo, dr_grpo, grpo, gspo, reward_model
+from foresight.algorithms.language import (
+    cispo,
+    dapo,
+    distill,
+    dpo,
+    dr_grpo,
+    grpo,
+    gspo,
+    reward_model,
+    rlhf_ppo,
+    rloo,
+    sft,
+)
 from foresight.data.text import TokenBatch
-from foresight.ops import preference
-from tests.sabotage import sabotaged_by, scaled, swap
+from foresight.ops import aggregate, preference
+from tests.sabotage import change, sabotaged_by, scaled, swap
 
 FILE = json.loads(Path(__file__).with_name("trl_losses.json").read_text())
 GIVEN = {name: torch.tensor(value) for name, value in FILE["inputs"].items()}
@@ -130,6 +144,92 @@ def test_reward_models():
     loss, _ = reward_model.pair_loss(state, _batch(), GIVEN["margin"], 4)
     loss.backward()
     _same("bradley_terry", loss.item(), scores.grad[:, None])
+
+
+@sabotaged_by("foresight.ops.advantage.leave_one_out", scaled(0.75))
+@sabotaged_by("foresight.ops.aggregate.per_budget", scaled(1.1))
+def test_rloo(monkeypatch):
+    """TRL has a ratio of sequences, and its loss at ratio 1 is −mean A = 0.
+
+    Ahmadian et al. 2024, eq. 7, decides: −1/N Σ_i A_i log π(o_i), which has the same gradient at the policy that
+    sampled, where it is taken.
+    """
+    loss, grad = _family(rloo, monkeypatch)
+    wanted = FILE["losses"]["rloo"]
+    torch.testing.assert_close(grad, torch.tensor(wanted["grad"]), atol=1e-5, rtol=1e-4)
+    rewards, summed, literal = GIVEN["rewards"].tolist(), (GIVEN["logprob"] * GIVEN["mask"]).sum(1).tolist(), 0.0
+    for i in range(8):
+        group = rewards[i // GROUP * GROUP :][:GROUP]
+        literal -= (rewards[i] - (sum(group) - rewards[i]) / (GROUP - 1)) * summed[i] / 8
+    assert abs(loss - literal) < 1e-5 and abs(wanted["loss"]) < 1e-6
+
+
+@sabotaged_by("foresight.ops.aggregate.per_token", lambda f: lambda mask: f(torch.ones_like(mask)))
+def test_sft(monkeypatch):
+    mask, shape = GIVEN["mask"], (8, 1, 6)
+    known = (GIVEN["logprob"] * mask).clone().requires_grad_()
+    length = mask.sum(1).long()[:, None]
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    batch = TokenBatch(tokens[:, 0], length[:, 0], tokens, length, torch.zeros(shape), length > 0)
+    state = SimpleNamespace(policy=SimpleNamespace(logprob=lambda _: (known.view(shape), torch.zeros(shape))))
+    made: list[torch.Tensor] = []
+    monkeypatch.setattr(sft, "fit", lambda _s, _m, _b, loss, _c: made.append(loss(torch.arange(8), batch)[0]) or {})
+    sft.update(state, batch)
+    made[0].backward()
+    _same("sft", made[0].item(), known.grad)
+
+
+@sabotaged_by("foresight.ops.kl.categorical", swap("logits", "ref_logits"))
+@pytest.mark.parametrize(("name", "on_policy"), [("gkd_reverse", True), ("gkd_forward", False)])
+def test_distillation(name, on_policy):
+    """The two ends of GKD (Agarwal et al. 2023, eq. 1): on-policy we have KL(π ‖ π_T), else KL(π_T ‖ π)."""
+    batch = _batch()
+    student = GIVEN["student"].clone().requires_grad_()
+
+    def model(logits: torch.Tensor) -> SimpleNamespace:
+        at = logits.view(*SHAPE, -1)
+        return SimpleNamespace(contexts=lambda few: few.mask, logits=lambda mask: at[mask], precision=nullcontext)
+
+    state = SimpleNamespace(
+        config=distill.Config(temperature=0.7, soft=True, on_policy=on_policy),
+        policy=model(student),
+        teacher=model(GIVEN["teacher"]),
+    )
+    weights = aggregate.per_token(batch.mask)
+    loss, _, _ = distill.soft_loss(state, batch, batch.mask, weights, None)
+    loss.backward()
+    _same(name, loss.item(), student.grad)
+
+
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", change("clip_low", lambda _: 0.5))
+@sabotaged_by("foresight.ops.value.clipped_loss", scaled(2.0))
+def test_ppo_for_rlhf():
+    """TRL 1.16 has no PPO any more: the equations at the head of `rlhf_ppo.py` decide, token by token."""
+    batch, mask = _batch(), GIVEN["mask"].view(SHAPE)
+    known = GIVEN["logprob"].view(SHAPE).clone().requires_grad_()
+    value = (GIVEN["reference"].view(SHAPE) / 3).clone().requires_grad_()
+    old, old_value = GIVEN["old"].view(SHAPE), GIVEN["old"].view(SHAPE) / 3
+    advantage, target = GIVEN["student"][..., 0].view(SHAPE), GIVEN["teacher"][..., 0].view(SHAPE)
+    entropy = GIVEN["teacher"][..., 1].view(SHAPE).abs()
+    targets = rlhf_ppo.Targets(old, old_value, advantage, target, batch.mask)
+    state = SimpleNamespace(
+        config=rlhf_ppo.Config(entropy_coef=0.1, clip_ratio=0.2, clip_value=0.1),
+        policy=SimpleNamespace(logprob=lambda *_: (known, entropy)),
+        critic=SimpleNamespace(values=lambda _: value),
+    )
+    weights = aggregate.per_token(batch.mask)
+    actor = rlhf_ppo.policy_loss(state, batch, targets, weights)[0]
+    critic = rlhf_ppo.value_loss(state, batch, targets, weights)[0]
+    wanted_actor, wanted_critic, n = 0.0, 0.0, int(mask.sum())
+    logprob, opinion = known.detach(), value.detach()
+    for place in mask.nonzero().tolist():
+        at = tuple(place)
+        rho, a = math.exp(logprob[at] - old[at]), float(advantage[at])
+        wanted_actor -= (min(rho * a, min(max(rho, 0.8), 1.2) * a) + 0.1 * float(entropy[at])) / n
+        v, before, goal = float(opinion[at]), float(old_value[at]), float(target[at])
+        near = before + min(max(v - before, -0.1), 0.1)
+        wanted_critic += 0.5 * max((v - goal) ** 2, (near - goal) ** 2) / n
+    assert abs(actor.item() - wanted_actor) < 1e-5 and abs(critic.item() - wanted_critic) < 1e-5
 
 
 def test_every_loss_that_dpo_may_use_is_compared():
