@@ -9,6 +9,7 @@ completions) over the levels above it, which it takes and returns as an explicit
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -351,7 +352,10 @@ class _Appending:
 
 
 def _check_tokenizer(module: Any, tokenizer: Any) -> None:
-    """Raise UserError for a tokenizer of another model, and for a template after which the user would go on talking."""
+    """Raise UserError for a tokenizer of another model, and for a template after which the user would go on talking.
+
+    Warns where the two only seem to be strangers.
+    """
     rows, words = module.get_input_embeddings().num_embeddings, len(tokenizer)
     if words > rows:
         raise UserError(
@@ -360,6 +364,10 @@ def _check_tokenizer(module: Any, tokenizer: Any) -> None:
         )
     if words < ALIKE * rows:
         raise UserError(f"The tokenizer has {words} tokens and the model {rows}: it belongs to another model.")
+    highest = max(tokenizer.get_vocab().values(), default=0)
+    if highest >= rows:
+        raise UserError(f"The tokenizer has a token {highest} and the model ends at {rows - 1}: it is another model's.")
+    _check_special(module, tokenizer)
     if tokenizer.chat_template is None:
         return
     asked = [{"role": "user", "content": "question"}]
@@ -374,6 +382,29 @@ def _check_tokenizer(module: Any, tokenizer: Any) -> None:
             "The chat template of the model drops the generation prompt: it writes the same with and without "
             "add_generation_prompt, so that no answer would begin. Give the tokenizer a template that opens the "
             "assistant's turn."
+        )
+
+
+def _check_special(module: Any, tokenizer: Any) -> None:
+    """Warn where model and tokenizer name two special tokens or more and agree on none, though there are as many words.
+
+    One that differs is no sign: those who teach a model to chat give it another end.
+    """
+    theirs: dict[str, tuple[int, set[int]]] = {}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        own, known = getattr(tokenizer, name, None), set[int]()
+        for config in (module.config, getattr(module, "generation_config", None)):
+            found = getattr(config, name, None)
+            known |= set(found if isinstance(found, list) else [] if found is None else [found])
+        if own is not None and known:
+            theirs[name[:3]] = own, known
+    if len(theirs) > 1 and not any(own in known for own, known in theirs.values()):
+        read = ", ".join(f"{name} {own}" for name, (own, _) in theirs.items())
+        meant = ", ".join(f"{name} {'/'.join(map(str, sorted(known)))}" for name, (_, known) in theirs.items())
+        warnings.warn(
+            f"The tokenizer may be another model's: its special tokens are {read}, and the model's {meant}. If it is, "
+            "every word means another one to the model: take the tokenizer from the model's own folder.",
+            stacklevel=3,
         )
 
 

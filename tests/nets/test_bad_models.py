@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -48,6 +50,40 @@ def test_a_vocabulary_that_grew_is_refused_until_the_model_grows_too():
 def test_a_tokenizer_of_another_model_is_refused():
     with pytest.raises(UserError, match="belongs to another model"):
         _again(rows=2 * len(tiny_language.CHARACTERS))
+
+
+def test_a_token_beyond_the_model_is_refused():
+    """As many tokens as the model, and one of them has a higher number: a table with a hole."""
+    model = tiny_language.model()
+    words = model.tokenizer.get_vocab()
+    model.tokenizer.get_vocab = lambda: {**words, "W": 99}
+    with pytest.raises(UserError, match="has a token 99 and the model ends at 41"):
+        LanguageModel(model.module, model.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("special", "warned"),
+    [
+        ({"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}, True),
+        ({"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": None}, True),
+        ({"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": None}, False),  # it chats: one of its ends is new
+        ({"bos_token_id": 5, "eos_token_id": 2, "pad_token_id": None}, False),
+        ({"bos_token_id": None, "eos_token_id": 2, "pad_token_id": None}, False),  # too little to tell
+        ({"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}, False),
+    ],
+)
+def test_a_tokenizer_whose_special_tokens_are_all_others_is_warned_of(special, warned):
+    """As many words as the model has, and strangers all the same: as StarCoder's 49,152 are to SmolLM2's."""
+    model = tiny_language.model()
+    model.tokenizer.bos_token = "4"  # 5 in the table
+    assert (model.tokenizer.bos_token_id, model.tokenizer.eos_token_id) == (5, 0)
+    for name, value in special.items():
+        setattr(model.module.config, name, value)
+        setattr(model.module.generation_config, name, value)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        LanguageModel(model.module, model.tokenizer)
+    assert [str(one.message).startswith("The tokenizer may be another model's") for one in found] == [True] * warned
 
 
 def test_a_padding_token_that_also_ends_is_learnt_and_not_masked():
