@@ -24,10 +24,12 @@ A mutation is any callable that takes the original function and returns the muta
 - `scaled(2.0)`: what it returns, times that;  `returns(f)`: f of what it returns;
 - `swap("a", "b")`: two arguments exchanged;   `drop("mask")`: the argument becomes None;
 - `shift("value")`: an argument shifted one step in time;
-- `change("cut", torch.zeros_like)`: an argument passed through a function.
+- `change("cut", torch.zeros_like)`: an argument passed through a function;
+- `begins_anew`: of a `train`, which forgets its generator where it goes on.
 
-The last four find the argument by its name, however it was passed, also where its default is used, and leave a
-call alone in which it is None. Tensors in tuples and dicts are reached too; integers and booleans have no sign to flip.
+`swap`, `drop`, `shift` and `change` find the argument by its name, however it was passed, also where its default is
+used, and leave a call alone in which it is None. Tensors in tuples and dicts are reached too; integers and booleans
+have no sign to flip.
 """
 
 from __future__ import annotations
@@ -202,6 +204,20 @@ def swap(first: str, second: str) -> Mutation:
 
     mutate.label = f"swap_{first}_{second}"  # type: ignore[attr-defined]
     return mutate
+
+
+# --- mutations of a `train`
+
+
+def begins_anew(train: Callable[..., Any]) -> Callable[..., Any]:
+    """A run that goes on draws the numbers that it began with."""
+
+    def mutant(config: Any, env: Any, state: Any = None, **kwargs: Any) -> Any:
+        if state is not None:
+            state.generator.manual_seed(config.seed)
+        return train(config, env, state, **kwargs)
+
+    return mutant
 
 
 def _with_arguments(

@@ -16,7 +16,7 @@ from foresight.ops import kl
 from foresight.planning.rollout import complete
 from foresight.runtime import run
 from tests import tiny_language
-from tests.sabotage import flip_sign, sabotaged_by, swap
+from tests.sabotage import flip_sign, returns, sabotaged_by, swap
 
 PROMPTS = ["1+1?", "22+3?", "4?"]
 
@@ -85,6 +85,7 @@ def test_the_sampled_reverse_kl_has_the_exact_gradient_on_average():
     torch.testing.assert_close(mine, exact)
 
 
+@sabotaged_by("foresight.ops.kl.k1", returns(lambda x: x + 0.1))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("soft", [True, False])
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(precision, soft):

@@ -14,7 +14,7 @@ from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.rollout import complete
 from tests import tiny_language
-from tests.sabotage import change, flip_sign, sabotaged_by, scaled
+from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?"]  # two are equal: groups are told apart by place, not by text
 
@@ -53,6 +53,7 @@ def test_the_first_gradient_is_the_policy_gradient():
         torch.testing.assert_close(mine, parameter.grad, atol=1e-6, rtol=1e-4)
 
 
+@sabotaged_by("foresight.ops.advantage.group_scaled", change("rewards", torch.nan_to_num, "none_is_zero"))
 def test_an_unscorable_completion_is_left_out_and_is_not_a_zero():
     state, batch, rewards = _rollout(max_grad_norm=math.inf)
     rewards[0, 1] = math.nan
@@ -79,11 +80,24 @@ def test_a_second_pass_is_clipped_against_the_first():
     assert sums["clip_fraction"] == batch.mask.sum()
 
 
+@sabotaged_by("foresight.nets.microbatch.descend", change("epochs", lambda n: 1))
 def test_several_passes_move_the_ratio_and_report_it():
     state, batch, rewards = _rollout(epochs=3, learning_rate=1e-2)
     assert grpo.update(state, batch, rewards)["clip_fraction"] > 0
 
 
+def steps_anyway(original):
+    def mutant(state, *rest):
+        metrics = original(state, *rest)
+        with torch.no_grad():
+            for weight in state.policy.parameters():
+                weight.add_(0 * metrics["loss"] * metrics["grad_norm"])
+        return metrics
+
+    return mutant
+
+
+@sabotaged_by("foresight.algorithms.language.grpo.update", steps_anyway)
 def test_a_loss_that_is_not_finite_leaves_the_policy_alone():
     """A reward or a log-probability that is infinite.
 
@@ -99,6 +113,7 @@ def test_a_loss_that_is_not_finite_leaves_the_policy_alone():
         assert torch.equal(value, before[name]), name
 
 
+@sabotaged_by("foresight.algorithms.language.grpo.train", begins_anew)
 def test_a_mid_run_state_continues_bit_for_bit():
     task = TextTask("t", [Example(p) for p in ["1?", "2?", "3?", "4?", "5?"]], [Example("6?")], _count_a)
     config = _config(steps=4, learning_rate=1e-3)

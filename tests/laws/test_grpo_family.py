@@ -338,6 +338,7 @@ def test_dynamic_sampling_refills_until_the_batch_is_full():
         assert rollout.batch.prompts()[p] == state.policy.encode(rollout.examples[p].prompt)
 
 
+@sabotaged_by("foresight.ops.advantage.differs", lambda f: lambda rewards: ~f(rewards))
 def test_dynamic_sampling_has_a_limit_and_says_how_full_it_is():
     from foresight.ops.advantage import differs
 

@@ -14,7 +14,7 @@ from foresight.errors import UserError
 from foresight.nets import learner
 from foresight.planning.rollout import complete
 from tests import tiny_language
-from tests.sabotage import sabotaged_by
+from tests.sabotage import change, sabotaged_by
 
 REWARDS = torch.tensor([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 2.0]])
 
@@ -127,6 +127,7 @@ def test_an_optimiser_that_is_not_there_is_refused_with_what_to_do(monkeypatch):
         _gradients("grpo", optimizer="adamw8bit")
 
 
+@sabotaged_by("foresight.nets.learner.adamw", change("weight_decay", lambda decay: 0.0))
 def test_the_8_bit_optimiser_gets_the_weights_that_learn(monkeypatch):
     made: dict[str, object] = {}
 

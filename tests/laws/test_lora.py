@@ -19,7 +19,7 @@ from foresight.nets.language import LanguageModel
 from foresight.planning.rollout import complete
 from foresight.runtime import checkpoint
 from tests import tiny_language
-from tests.sabotage import sabotaged_by, scaled
+from tests.sabotage import change, sabotaged_by, scaled
 
 PROMPTS = ["1+1?", "22+3?", "4?"]
 GROUPS = ("grpo", "dr_grpo", "dapo", "rloo", "cispo", "gspo", "rlhf_ppo", "distill", "mtp_critic")
@@ -143,10 +143,11 @@ def test_a_second_run_is_held_to_what_it_began_from(tmp_path):
     torch.testing.assert_close(began, batch.logprob, atol=1e-4, rtol=0)
 
 
+@sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
 def test_at_first_nothing_has_changed(name, precision):
-    module, state = _state(name, precision=precision, kl_coef=0.1)
+    module, state = _state(name, precision=precision, kl_coef=0.1, minibatches=1)
     batch = complete(state.policy, PROMPTS, 4, 6, generator=state.generator)
     metrics = module.update(state, batch, torch.tensor([[0.0, 1.0, 0.0, 2.0]] * 3))
     rounding = 1e-6 if precision == "float32" else 0.05  # of rloo, which compares with what the sampler said

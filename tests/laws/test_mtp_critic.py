@@ -15,7 +15,7 @@ from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.rollout import complete
 from tests import tiny_language
-from tests.sabotage import change, flip_sign, sabotaged_by, scaled, shift, swap
+from tests.sabotage import begins_anew, change, drop, flip_sign, sabotaged_by, scaled, shift, swap
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?", "5?", "678?"]
 REWARDS = torch.tensor([[1.0], [0.0], [0.5], [-1.0], [2.0], [0.0]])
@@ -167,6 +167,7 @@ def test_the_first_pass_is_its_own_old_policy(precision):
     assert all(math.isfinite(x) for x in metrics.values())
 
 
+@sabotaged_by("foresight.algorithms.language.mtp_critic.loss", drop("fixed"))
 def test_later_passes_are_held_against_the_first():
     state, batch = _rollout(epochs=3, learning_rate=1e-2)
     seen: list[float] = []
@@ -206,6 +207,7 @@ def test_each_minibatch_is_learnt_from_as_the_rollout_was_before_the_first():
             torch.testing.assert_close(mine, parameter.grad, atol=2e-5, rtol=1e-3)
 
 
+@sabotaged_by("foresight.nets.microbatch.split", lambda f: lambda *a: f(*a)[:1])
 def test_the_gradients_do_not_depend_on_the_micro_batches():
     whole = _gradients(*_rollout(micro_tokens=10_000))
     split = _gradients(*_rollout(micro_tokens=1))
@@ -276,6 +278,7 @@ def _peeking(seen):
     return dataclasses.replace(seen, context=children)
 
 
+@sabotaged_by("foresight.data.text.TokenBatch.scored", change("rewards", torch.nan_to_num, "none_is_zero"))
 def test_an_unscorable_answer_teaches_nothing():
     rewards = REWARDS.clone()
     rewards[1, 0] = math.nan
@@ -321,6 +324,7 @@ def test_an_answer_that_was_cut_off_can_be_punished():
         assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+@sabotaged_by("foresight.algorithms.language.mtp_critic.train", begins_anew)
 @pytest.mark.parametrize("fields", [{}, {"minibatches": 2, "epochs": 2}], ids=["once", "minibatches"])
 def test_a_mid_run_state_continues_bit_for_bit(fields):
     task = TextTask("t", [Example(p) for p in PROMPTS], [Example("9?")], lambda e, c: [float(x.count("a")) for x in c])
@@ -335,6 +339,7 @@ def test_a_mid_run_state_continues_bit_for_bit(fields):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@sabotaged_by("foresight.nets.pretrained.save_folder", drop("heads"))
 def test_its_export_brings_the_heads_back(tmp_path):
     state, batch = _rollout()
     mtp_critic.update(state, batch, REWARDS)
@@ -346,6 +351,7 @@ def test_its_export_brings_the_heads_back(tmp_path):
     assert len(fewer.heads) == 2 and not fewer.heads.worth.any()
 
 
+@sabotaged_by("foresight.nets.pretrained.save_folder", drop("heads"))
 @pytest.mark.parametrize("merged", [True, False])
 def test_adapters_take_the_heads_along(merged, tmp_path):
     state, batch = _rollout(lora=4, learning_rate=1e-2)
@@ -372,6 +378,7 @@ def test_no_heads_are_refused():
         _rollout(heads=0)
 
 
+@sabotaged_by("foresight.nets.microbatch.split", change("tokens", lambda n: 1))
 def test_the_trunk_is_run_once_a_part():
     state, batch = _rollout(micro_tokens=10_000)
     calls = []

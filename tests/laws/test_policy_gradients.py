@@ -131,6 +131,14 @@ def test_each_form_of_reinforce_has_less_variance_than_the_one_before():
     assert spread[0] > 1.2 * spread[1] > 1.2 * 1.2 * spread[2] > 0
 
 
+def nothing_after(original):
+    """A time limit is taken for an end."""
+    return lambda config, batch: original(
+        config, batch.replace(next_value=None if batch.next_value is None else 0 * batch.next_value)
+    )
+
+
+@sabotaged_by("foresight.algorithms.policy.reinforce.weights", nothing_after)
 def test_a_time_limit_is_bootstrapped_by_the_baseline_and_only_by_it():
     batch = MAZE.trajectories().map(lambda x: x[:1])  # three times action 0, each earns 1
     config = reinforce.Config(gamma=0.5, form="reward_to_go")

@@ -14,7 +14,7 @@ from foresight.data.text import pad
 from foresight.envs.text import Example, TextTask, make
 from foresight.errors import UserError
 from foresight.nets import pretrained
-from tests.sabotage import change, flip_sign, sabotaged_by, scaled
+from tests.sabotage import begins_anew, change, drop, flip_sign, sabotaged_by, scaled
 
 SMALL = {
     "layers": 2, "dim": 32, "heads": 2, "kv_heads": 1, "hidden": 32, "batch": 8, "steps": 4, "warmup": 0,
@@ -75,6 +75,7 @@ def test_the_loss_and_its_gradient_are_the_definitions():
         torch.testing.assert_close(one, part.grad, atol=1e-5, rtol=1e-3)
 
 
+@sabotaged_by("foresight.algorithms.language.pretrain.loss", change("lengths", lambda n: torch.full_like(n, n.max())))
 @pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"foresee": 2}], ids=["dense", "experts", "foresee"])
 def test_padding_and_neighbours_change_nothing(fields):
     state = _state(**fields)
@@ -112,6 +113,7 @@ def test_each_rule_of_balance_works_where_it_is_asked_for():
     assert not torch.allclose(*gradients, atol=1e-6)
 
 
+@sabotaged_by("foresight.algorithms.language.pretrain.train", begins_anew)
 @pytest.mark.parametrize("fields", [{"experts": 4, "bias_rate": 0.01}, {"foresee": 2}], ids=["experts", "foresee"])
 def test_a_mid_run_state_continues_bit_for_bit(fields):
     task, config = _task(), pretrain.Config(**{**SMALL, **fields})
@@ -156,6 +158,7 @@ def _peeking(query, key, value, allowed, dropout=0.0):
     return functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 
 
+@sabotaged_by("foresight.nets.pretrained.save_folder", drop("heads"))
 def test_its_export_is_where_the_others_begin(tmp_path):
     state = _state(foresee=2)
     pretrain.export(state, tmp_path / "export")

@@ -14,7 +14,7 @@ from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.rollout import complete, roll
 from tests import tiny_language
-from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
+from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled, swap
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?", "5?", "678?"]
 REWARDS = torch.tensor([[1.0], [0.0], [0.5], [-1.0], [2.0], [0.0]])
@@ -132,6 +132,7 @@ def test_the_first_gradients_are_those_of_policy_gradient_and_regression():
         torch.testing.assert_close(mine, grad, atol=1e-6, rtol=1e-4)
 
 
+@sabotaged_by("torch.randperm", lambda f: lambda n, **_: torch.arange(n))
 def test_minibatches_cover_every_answer_once_an_epoch():
     state, batch = _rollout(minibatches=3, epochs=2)
     seen: list[int] = []
@@ -149,6 +150,7 @@ def test_minibatches_cover_every_answer_once_an_epoch():
     assert seen[:6] != seen[6:]  # shuffled anew
 
 
+@sabotaged_by("foresight.data.text.TokenBatch.scored", change("rewards", torch.nan_to_num, "none_is_zero"))
 def test_an_unscorable_answer_teaches_neither_model():
     state, batch = _rollout()
     rewards = REWARDS.clone()
@@ -179,6 +181,7 @@ def test_a_reward_model_judges_the_very_tokens_that_were_sampled(tmp_path):
     assert metrics["grade"] == 0.5 and metrics["reward"] != 0.5
 
 
+@sabotaged_by("foresight.algorithms.language.rlhf_ppo.train", begins_anew)
 def test_a_mid_run_state_continues_bit_for_bit():
     task = TextTask("t", [Example(p) for p in PROMPTS], [Example("9?")], lambda e, c: [float(x.count("a")) for x in c])
     config = rlhf_ppo.Config(

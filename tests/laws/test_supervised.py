@@ -91,6 +91,7 @@ def test_packed_rows_are_what_they_are_alone(precision):
         assert (packed[k, 0, len(alone) :] == 0).all() and (entropy[k, 0, len(alone) :] == 0).all()
 
 
+@sabotaged_by("foresight.planning.corpus.corpus", change("max_tokens", lambda n: 64))
 def test_rows_that_are_too_long_are_left_out_and_counted():
     model = tiny_language.model()
     kept = corpus.corpus(model, SHOWN, lambda e: [e.columns["completion"]], 9)
@@ -99,6 +100,7 @@ def test_rows_that_are_too_long_are_left_out_and_counted():
         corpus.corpus(model, SHOWN, lambda e: [e.columns["completion"]], 2)
 
 
+@sabotaged_by("torch.randperm", lambda f: lambda n, **_: torch.arange(n))
 def test_every_epoch_has_every_row_once_in_an_order_of_its_own():
     model = tiny_language.model()
     rows = corpus.corpus(model, SHOWN, lambda e: [e.columns["completion"]], 64)
@@ -190,6 +192,16 @@ def test_a_process_reward_model_judges_the_end_of_every_step():
     _same(caught, scorer.parameters())
 
 
+def with_a_new_head(original):
+    def mutant(*args, **kwargs):
+        scorer = original(*args, **kwargs)
+        scorer.reset(0.5)
+        return scorer
+
+    return mutant
+
+
+@sabotaged_by("foresight.nets.pretrained.load_scorer", with_a_new_head)
 def test_a_reward_model_is_saved_with_its_head_and_gives_no_answers(tmp_path):
     state = _build(reward_model)
     reward_model.export(state, tmp_path / "rm")

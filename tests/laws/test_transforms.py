@@ -35,6 +35,8 @@ def test_squashing_has_an_inverse_a_sign_and_an_order(seed: int, scale: float) -
         assert (y.diff() > 0).all() and (y.abs() <= 1.001 * x.abs()).all()
 
 
+@sabotaged_by(TRANSFORMS + "signed_parabolic", scaled(1.01))
+@sabotaged_by(TRANSFORMS + "symexp", scaled(1.01))
 def test_squashing_is_accurate_in_float32() -> None:
     x = torch.tensor([1e-4, 0.1, 3.0, 299.0, 1e4])
     torch.testing.assert_close(transforms.signed_parabolic(transforms.signed_hyperbolic(x)), x, rtol=1e-4, atol=1e-6)
