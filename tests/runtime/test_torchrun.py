@@ -21,7 +21,7 @@ from tests import tiny_language
 
 TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "foresight")
 SAMPLED = {
-    "grpo": {"epochs": 2, "kl_coef": 0.1, "lora": 2},
+    "grpo": {"epochs": 2, "minibatches": 2, "kl_coef": 0.1, "lora": 2},
     "dapo": {"max_batches": 2},
     "rlhf_ppo": {"minibatches": 2},
     "distill": {"teacher": tiny_language.folder(1)},
