@@ -292,7 +292,7 @@ def test_an_unscorable_answer_teaches_nothing():
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
     state, batch = _rollout()
     metrics = mtp_critic.update(state, batch, torch.full_like(REWARDS, math.nan))
-    assert metrics == {"unscorable": 1.0}
+    assert metrics == {"unscorable": 1.0, "left_out_groups": 1.0}
 
 
 @sabotaged_by("foresight.data.text.TokenBatch.scored", change("whole", lambda whole: False, "all_answers"))
@@ -306,7 +306,7 @@ def test_an_answer_that_was_cut_off_can_be_left_out():
         for a, b in zip(one, two, strict=True):
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
     batch.stopped.fill_(False)
-    assert mtp_critic.update(state, batch, REWARDS) == {"unscorable": 0.0}
+    assert mtp_critic.update(state, batch, REWARDS) == {"unscorable": 0.0, "left_out_groups": 1.0}
 
 
 def unpunished(original):

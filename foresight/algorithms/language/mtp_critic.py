@@ -257,7 +257,10 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         value, fixed[i, j], sums = loss(state, few, rewards[part], weight, fixed.get((i, j)))
         return value, sums
 
-    metrics = {"unscorable": rewards.isnan().float().mean().item()}
+    metrics = {
+        "left_out_groups": (~scored.any((1, 2))).float().mean().item(),
+        "unscorable": rewards.isnan().float().mean().item(),
+    }
     rise = schedules.planned(1.0, state.step, config.steps, config.warmup, config.anneal)
     before_the_first(state, steps, piece)
     for _ in range(config.epochs if steps else 0):

@@ -179,6 +179,7 @@ def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, 
     return targets, {
         "kl": distance.sum().item() / batch.mask.sum().item(),
         "kl_sequence": distance.sum().item() / batch.length.numel(),
+        "left_out_groups": (~mask.any((1, 2))).float().mean().item(),
         "unscorable": rewards.isnan().float().mean().item(),
         **({"explained_variance": explained_variance(value[mask], targets.target[mask]).item()} if mask.any() else {}),
     }
