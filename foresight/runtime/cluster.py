@@ -8,6 +8,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ INLINE = 2**16  # bytes of weights up to which a request carries them; beyond, t
 DEATHS = 3  # of one actor in a row, without a message in between, until it is given up
 POLL, MISSES = 1.0, 5  # seconds between looks at the head, and how many must fail
 GRACE = 10.0  # seconds for Ray to end by itself
+SILENCE, PATIENCE = 3.0, 60.0  # seconds of waiting for free CPUs until a word is said, and until it is given up
 
 
 class FleetError(LostError):
@@ -31,7 +33,10 @@ class Fleet:
     Without an `address` a Ray of our own starts here (without a dashboard, on the loopback address) and ends with
     `close`. With one, or where Ray runs in this process already, that cluster is used and left running.
 
-    Raises UserError where Ray is missing, the address leads nowhere, or the cluster has too few CPUs.
+    Every actor takes one CPU. Where others hold them, `say` is told, and they are waited for, but not for ever.
+
+    Raises UserError where Ray is missing, the address leads nowhere, or the cluster has too few CPUs, and FleetError
+    where too few come free.
     """
 
     def __init__(
@@ -42,12 +47,13 @@ class Fleet:
         count: int,
         address: str | None = None,
         store: int = STORE,
+        say: Callable[[str], Any] = lambda text: None,
     ) -> None:
         self.size, self.restarts = count, 0
         self._recipe = (algorithm, config, make)
         self._ray, self._owned = _connect(count, address, store)
         self._errors = self._ray.exceptions
-        self._check_room()
+        self._find_room(say)
         self._class = self._ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Collector)
         self._lives, self._deaths = [0] * count, [0] * count
         self._answers: queue.SimpleQueue[tuple[int, int, int, Any]] = queue.SimpleQueue()
@@ -130,11 +136,26 @@ class Fleet:
             self._shared = weights.version, self._ray.put(weights)
         return self._shared[1]
 
-    def _check_room(self) -> None:
+    def _find_room(self, say: Callable[[str], Any]) -> None:
+        """Wait until there is a free CPU for each actor: Ray itself would wait for ever, without a word."""
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         if cpus < self.size:
             self._finish()
             raise UserError(f"The Ray cluster has {cpus} CPUs, too few for {self.size} actors. Ask for fewer --actors.")
+        began, silent = time.monotonic(), True
+        while (free := int(self._ray.available_resources().get("CPU", 0))) < self.size:
+            waited = time.monotonic() - began
+            missing = f"{self.size} actors need as many free CPUs, but the Ray cluster has {free} of {cpus}"
+            if waited >= PATIENCE:
+                self._finish()
+                raise FleetError(
+                    f"{missing}, and no more came free in {PATIENCE:g} seconds. "
+                    "Stop what else runs there, or ask for fewer --actors."
+                )
+            if waited >= SILENCE and silent:
+                say(f"{missing}: waiting {PATIENCE - waited:.0f} seconds more")
+                silent = False
+            time.sleep(POLL / 2)
 
     def _finish(self) -> None:
         if self._owned:

@@ -143,6 +143,32 @@ def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:
         cluster.Fleet("impala", fields, lambda: None, 5, nodes.address)
 
 
+def test_cpus_that_others_hold_are_asked_for_and_waited_for(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of the four are taken: two actors would wait for ever, so it is said, and given up or come to an end."""
+    from ray.util import placement_group, remove_placement_group
+
+    if not ray.is_initialized():
+        ray.init(address=nodes.address, log_to_driver=False)
+    held = placement_group([{"CPU": 1}] * 3)
+    assert held.wait(60)
+    said: list[str] = []
+    started: list[int] = []
+    monkeypatch.setattr(cluster.Fleet, "_start", lambda self, actor: started.append(actor))
+    monkeypatch.setattr(cluster, "SILENCE", 0.0)
+    monkeypatch.setattr(cluster, "PATIENCE", 3.0)
+    missing = "2 actors need as many free CPUs, but the Ray cluster has 1 of 4"
+    with pytest.raises(cluster.FleetError) as caught:
+        cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=said.append)
+    assert str(caught.value) == (
+        f"{missing}, and no more came free in 3 seconds. Stop what else runs there, or ask for fewer --actors."
+    )
+    assert len(said) == 1 and said[0].startswith(f"{missing}: waiting ") and not started
+    monkeypatch.setattr(cluster, "PATIENCE", 300.0)
+    fleet = cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=lambda _: remove_placement_group(held))
+    assert started == [0, 1]
+    fleet.close()
+
+
 class _Broken:
     def __init__(self, env: Any) -> None:
         self.env, self.steps = env, 0
