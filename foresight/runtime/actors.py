@@ -45,6 +45,7 @@ from foresight.runtime.settings import Settings
 
 AHEAD = 2  # messages that an actor may owe, so that it need not wait for the learner's answer
 APART = 100_003  # between the seeds of actors
+SHOWN = ("lag", "dropped_unrolls")  # on the screen, beside what the algorithm shows
 KEPT = 100  # finished episodes over which a return is a mean
 
 

@@ -83,8 +83,9 @@ class Session:
         self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
         self.stretch = checkpoint_every is None
         self.total = int(getattr(self.config, "steps", 0))
+        shown = tuple(dict.fromkeys(self.entry.metrics + (actors.SHOWN if resolved.actors else ())))
         self.progress = Progress(
-            f"{self.entry.name} on {resolved.env}", self.total, self.entry.unit, self.entry.metrics, quiet=not show
+            f"{self.entry.name} on {resolved.env}", self.total, self.entry.unit, shown, quiet=not show
         )
         self.services = services
         self.log: log.Log | None = None
@@ -221,7 +222,9 @@ class Session:
         if self.settings.actors:
             self.progress.status("starting the actors")
             fields, make = actors.plan(self.settings, self.settings.actors)
-            fleet = cluster.Fleet(self.settings.algorithm, fields, make, self.settings.actors, self.settings.ray)
+            fleet = cluster.Fleet(
+                self.settings.algorithm, fields, make, self.settings.actors, self.settings.ray, say=self.progress.note
+            )
             self.progress.status("")
             with profile.learning(self.module, self.profile):
                 yield from self._timed(actors.train(self.module, self.config, state, fleet, self.profile))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from foresight.envs import several
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime import actors, profile, settings
+from foresight.runtime.session import Session
 from tests.algorithms.policy.worlds import choice
 from tests.algorithms.states import weights
 from tests.sabotage import change, sabotaged_by
@@ -291,3 +293,16 @@ def test_a_profile_adds_up() -> None:
     assert times.shares() == {"profile/learning": 0.25, "profile/environment": 0.75}
     assert times.shares() == {}
     assert times.document() == {"environment": 3.0, "learning": 11.0}
+
+
+@pytest.mark.parametrize("name", ["impala", "ppo", "a2c", "dqn", "rainbow", "sac", "sac_discrete"])
+def test_lag_and_lost_unrolls_are_on_the_screen(name: str, tmp_path: Path) -> None:
+    task = "Pendulum-v1" if name == "sac" else "CartPole-v1"
+    for count in (0, 1):
+        resolved = settings.resolve(name, env=task, actors=count)
+        shown = Session(tmp_path, resolved, None, 3, False, False, ()).progress.metrics
+        assert shown[0] == "return" and len(set(shown)) == len(shown)
+        assert {"lag", "dropped_unrolls"} <= set(shown) or not count
+    config = ppo.Config(**{**dataclasses.asdict(PPO), "steps": 32})
+    (_, metrics, _), *_ = _apart(ppo, config, _fleet(ppo, config))
+    assert {"lag", "dropped_unrolls"} <= metrics.keys()
