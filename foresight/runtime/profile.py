@@ -1,4 +1,7 @@
-"""Where the time of a run goes: environment, inference (all else that acting costs), learning, waiting."""
+"""Where the time of a run goes: environment, inference (all else that acting costs), learning, waiting.
+
+Tables have two sections: learning, and walking, which is acting, the world and, in one compiled loop, learning too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-SECTIONS = ("environment", "inference", "learning", "waiting", "actors_waiting")
+SECTIONS = ("environment", "inference", "learning", "waiting", "actors_waiting", "walking")
 
 
 class Watch:

@@ -193,7 +193,8 @@ class Session:
                 machine.keep_memory(PASSING)
                 step, metrics, state = item
                 self._check_finite(step, metrics)
-                if profile_due(self.seconds):
+                # Rows of tables hold no seconds: those of a resumed run are equal to those of an uninterrupted one.
+                if self.settings.world == "control" and profile_due(self.seconds):
                     metrics = {**metrics, **self.profile.shares()}
                 self.log.row(step, self.seconds, metrics)
                 self.progress.update(step, metrics)
@@ -232,23 +233,30 @@ class Session:
             watched = profile.Watch(world)
             with profile.learning(self.module, self.profile):
                 steps = self.module.train(self.config, watched, state=state, device=self.device)
-                yield from self._timed(steps, watched)
+                yield from self._timed(steps, watched, "inference")
+        elif self.settings.world == "mdp":
+            with profile.learning(self.module, self.profile):
+                steps = self.module.train(self.config, world, state=state, device=self.device)
+                yield from self._timed(steps, rest="walking")
         else:
             yield from self._timed(self.module.train(self.config, world, state=state, device=self.device))
 
-    def _timed(self, steps: Any, watched: profile.Watch | None = None) -> Iterator[tuple[int, dict[str, Any], Any]]:
+    def _timed(
+        self, steps: Any, watched: profile.Watch | None = None, rest: str | None = None
+    ) -> Iterator[tuple[int, dict[str, Any], Any]]:
+        """The same steps; the seconds that are neither the `watched` world's nor learning's count to section `rest`."""
         steps = iter(steps)
         while True:
-            known = self.profile.seconds["learning"]
+            known = self.profile.seconds.get("learning", 0.0)
             before, outside = time.perf_counter(), watched.seconds if watched else 0.0
             item = next(steps, None)
             spent = time.perf_counter() - before
             self.seconds += spent
             if watched:
-                environment = watched.seconds - outside
-                rest = spent - environment - (self.profile.seconds["learning"] - known)
-                self.profile.add("environment", environment)
-                self.profile.add("inference", max(rest, 0.0))
+                self.profile.add("environment", watched.seconds - outside)
+                spent -= watched.seconds - outside
+            if rest is not None:
+                self.profile.add(rest, max(spent - (self.profile.seconds.get("learning", 0.0) - known), 0.0))
             if item is None:
                 return
             yield item

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foresight.algorithms.policy import ppo
-from foresight.runtime import profile, run
+from foresight.runtime import catalog, profile, run
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, Any] = {
@@ -63,6 +63,24 @@ def test_a_run_says_where_its_time_went(tmp_path: Path) -> None:
     total = finished.summary["seconds"]
     assert sum(seconds.values()) == pytest.approx(total, rel=0.05, abs=0.01)
     assert all(part > 0 for part in seconds.values()), "a section took no time"
+
+
+@sabotaged_by("foresight.runtime.profile.Profile.add", lambda f: lambda self, section, seconds: None)
+@pytest.mark.parametrize(
+    ("name", "env", "sections"),
+    [
+        ("value_iteration", "GridWorld4x4", {"learning", "walking"}),
+        ("monte_carlo_prediction", "RandomWalk5", {"learning", "walking"}),
+        ("q_learning", "CliffWalking-v1", {"walking"}),  # one compiled loop
+    ],
+)
+def test_a_run_on_tables_says_so_too(name: str, env: str, sections: set[str], tmp_path: Path) -> None:
+    update = catalog.module(name).update
+    finished = run.train(name, env=env, steps=500, out=tmp_path / "run", show=False)
+    assert catalog.module(name).update is update
+    seconds = finished.summary.get("profile", {})
+    assert set(seconds) == sections
+    assert sum(seconds.values()) == pytest.approx(finished.summary["seconds"], rel=0.05, abs=0.01)
 
 
 def test_shares_are_among_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
