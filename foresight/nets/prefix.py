@@ -46,8 +46,9 @@ class PrefixModel(nn.Module):
         self.head = MLP(latent_size, hidden, activation)
         self.policy = orthogonal(nn.Linear(self.head.size, actions), 0.01)
         self.value = Number(self.head.size, support)
-        self.projection = MLP(latent_size, (*hidden, latent_size), activation)
-        self.predictor = nn.Sequential(MLP(latent_size, hidden, activation), nn.Linear(hidden[-1], latent_size))
+        wide, narrow = self.head.size, max(self.head.size // 2, 1)
+        self.projection = nn.Sequential(*_layer(latent_size, wide), *_layer(wide, wide), *_layer(wide, wide)[:-1])
+        self.predictor = nn.Sequential(*_layer(wide, narrow), nn.Linear(narrow, wide))
         self.register_buffer("eye", torch.eye(actions), persistent=False)
 
     def represent(self, obs: Any) -> State:
@@ -84,3 +85,16 @@ class PrefixModel(nn.Module):
         ahead = self.head(after["latent"])
         after = self.renew({**after, "prefix": prefix})
         return after, reward, torch.full_like(reward, self.discount), self.policy(ahead), self.value(ahead)
+
+    def project(self, latents: Tensor) -> Tensor:
+        """What two views of one state must agree in: `[N, P]` of latents `[N, D]`, of mean 0 over the N rows.
+
+        Three layers with batch normalisation, the last one too (arXiv:2111.00210, appendix A; SimSiam): latents in
+        [0, 1] all point the same way, and without it a constant would agree with all of them.
+        """
+        return self.projection(latents)
+
+
+def _layer(inputs: int, outputs: int) -> list[nn.Module]:
+    """Linear, batch normalisation, ReLU. By the batch's own statistics: it is for the loss alone, never in a search."""
+    return [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs, track_running_stats=False), nn.ReLU()]

@@ -3,12 +3,12 @@
     minimise  Σ_{k=0..K} [ CE(p^k, π_{t+k}) + c_v · l(v^k, z_{t+k}) ] + Σ_{k=1..K} [ l(x^k, Σ u_{t+j}) - c_s · cos_k ]
 
 where x^k is the value prefix, the sum of rewards since the last reset, which an LSTM predicts; cos is between the
-predictor of the unrolled latent and the latent of what was really seen (no gradient into the latter). The rest is
-MuZero (arXiv:1911.08265).
+predictor of the unrolled latent's projection and the projection of the latent of what was really seen (no gradient into
+the latter). The rest is MuZero (arXiv:1911.08265).
 
 What is kept: the value prefix with its resets every `horizon` steps, in the unroll and in the search; self-supervised
-consistency through a projection and a predictor (SimSiam); off-policy correction, by which old rows bootstrap after
-fewer steps; policy targets searched again with a slow copy of the network, which also gives the values.
+consistency through a normalised projection and a predictor (SimSiam); off-policy correction, by which old rows
+bootstrap after fewer steps; policy targets searched again with a slow copy of the network, which also gives the values.
 
 Otherwise than there: a time limit is no termination; replay is uniform, without priorities; Adam; images are not
 augmented.
@@ -84,6 +84,8 @@ State = unroll.State  # the network and its slow copy, optimiser, replay, genera
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
     unroll.check(config, "horizon", "lstm")
+    if config.batch * config.unroll_steps < 2:
+        raise UserError("Consistency is measured over a batch: batch times unroll_steps must be at least 2.")
     require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(f"EfficientZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
@@ -153,15 +155,15 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         hidden = network.renew(hidden)
     states = torch.stack(latents, 1)  # of all steps: many small layers cost more than a large one
     ahead, reached = network.head(states), states[:, 1:]
-    with torch.no_grad():
-        real = trees.tree_map(lambda x: x[:, 1 : steps + 1].flatten(0, 1), batch.obs)
-        seen = network.projection(network.represent(real)["latent"]).view(*reached.shape[:2], -1)
-    agreed = latent.negative_cosine(network.predictor(network.projection(reached)), seen)
+    with torch.no_grad():  # the successor itself: also where an episode ended with it
+        real = trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), batch.extras["next_obs"])
+        seen = network.project(network.represent(real)["latent"])
+    agreed = latent.negative_cosine(network.predictor(network.project(reached.flatten(0, 1))), seen)
     terms = {
         "policy_loss": alive * latent.cross_entropy(network.policy(ahead), weights),
         "value_loss": known * network.value.loss(ahead, value),
         "prefix_loss": known[:, :steps] * network.prefix.loss(torch.stack(sums, 1), prefix),
-        "consistency": alive[:, 1:] * agreed,
+        "consistency": alive[:, :steps] * agreed.view(-1, steps),
     }
     return unroll.summed(terms, steps)
 
