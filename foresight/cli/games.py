@@ -177,10 +177,13 @@ def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
 
 
 def _names(game: Any, position: Any, actions: list[int]) -> list[str]:
+    """The moves by name, as far as they are legal: a search in a learned model may go on where the game does not."""
     import torch
 
-    names = []
+    names: list[str] = []
     for action in actions:
+        if not bool(game.legal(position)[0, action]):
+            break
         names.append(game.move_name(position, action))
         position = game.step(position, torch.tensor([action])).position
     return names

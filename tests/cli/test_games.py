@@ -7,9 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from foresight.cli.games import _names
 from foresight.cli.main import main
+from foresight.envs import games
 from foresight.runtime.run import train
+from tests.sabotage import sabotaged_by
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,26 @@ def test_a_game_in_the_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "'z9' is not legal here. Legal: " in out and "'a1' is not legal here." in out
     assert "move     visits   prior   value" in out and "line     " in out
     assert " 1 X" in out and out.rstrip().endswith("1 . . .\n 2 . . .\n 3 . . .")  # taken back
+
+
+def test_an_agent_that_learnt_the_rules_shows_its_thoughts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mu"
+    train("muzero", preset="tic_tac_toe", out=out, steps=16, num_envs=16, collect_steps=1, simulations=4, show=False,
+          evaluation_episodes=2, env_options={"opponent": "random"})  # fmt: skip
+    capsys.readouterr()
+    said = play(out, ["b2", "?", "quit"], monkeypatch, capsys, "--simulations", "30")
+    table = said[said.index("move     visits   prior   value") :].splitlines()
+    assert sum(int(row.split()[1]) for row in table[1:7]) in range(24, 31)  # six of seven moves are shown
+    assert any(row.startswith("line     ") and len(row.split()) > 1 for row in table)
+
+
+@sabotaged_by("foresight.envs.games.Native.legal", lambda f: lambda self, position: torch.ones_like(f(self, position)))
+def test_a_line_ends_where_it_leaves_the_rules() -> None:
+    """Both players at the middle: the second move is not one, whatever a learned model thinks of it."""
+    game = games.make("tic_tac_toe")
+    assert _names(game, game.start(1), [4, 0, 4, 8]) == ["b2", "a1"]
 
 
 def test_the_other_side_and_a_whole_game(

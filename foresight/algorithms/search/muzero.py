@@ -92,11 +92,11 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
 
 def act(
     state: State, obs: Any, carry: None = None, explore: bool = False, simulations: int | None = None
-) -> tuple[Tensor, dict[str, Tensor], None]:
+) -> tuple[Tensor, dict[str, Any], None]:
     """Search from every row of `obs`; with `explore` noise and temperature, else the most visited action.
 
-    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]`, the root's. `simulations` are the Config's unless
-    given; in a game `obs` may be positions.
+    Extras: `weights` `[B, A]`, the policy target, `value` `[B]`, the root's, `visits`, `prior` `[B, A]`, and `tree`.
+    `simulations` are the Config's unless given; in a game `obs` may be positions.
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
@@ -106,7 +106,8 @@ def act(
         noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
-    return found.action, {"weights": found.weights, "value": found.value}, carry
+    extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
+    return found.action, {**extras, "prior": found.tree.prior[:, 0], "tree": found.tree}, carry
 
 
 @torch.no_grad()
