@@ -54,6 +54,7 @@ def check(config: Any, *also: str) -> None:
     """Raise UserError for settings with which nothing can be unrolled; the fields `also` must be at least 1 too."""
     names = ("num_envs", "unroll_steps", "n_steps", "batch", "update_every", "collect_steps", "target_every")
     errors.at_least(1, config, *names, "simulations", "replay", "latent_size", "support", *also)
+    errors.at_least(0, config, "max_lag")
     length = config.unroll_steps + config.n_steps
     if config.warmup < config.num_envs * length:
         raise UserError(
@@ -114,17 +115,21 @@ def heat(state: Any) -> float:
     return float(heats[min(max(4 * state.step // state.config.steps - 1, 0), len(heats) - 1)])
 
 
-def collect(state: Any, env: Env, obs: Any, act: Callable[..., Any], keep: tuple[str, ...] = ("weights",)) -> Any:
-    """`collect_steps` of every world into the replay, chosen by `act`, from `obs` on; what was seen last.
+@torch.no_grad()
+def rollout(
+    state: Any, env: Env, obs: Any, act: Callable[..., Any], keep: tuple[str, ...] = ("weights",)
+) -> tuple[Trajectory, Any]:
+    """`collect_steps` of every world from `obs` on, chosen by `act`: rows `[B, T]`, and what was seen last.
 
     Rows keep the true successor (`next_obs`), and of what `act` says beside the action what `keep` names.
     """
+    rows = []
     for _ in range(state.config.collect_steps):
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())
         extras = {name: extras[name].cpu() for name in keep} | {"next_obs": feedback.final_obs}
-        state.replay.add(
+        rows.append(
             {
                 "obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount,
                 "cut": feedback.cut, "mask": feedback.mask, "extras": extras,
@@ -133,17 +138,26 @@ def collect(state: Any, env: Env, obs: Any, act: Callable[..., Any], keep: tuple
         state.step += env.num_envs
         state.episodes.note(feedback.info)
         obs = feedback.obs
-    return obs
+    return Trajectory(**trees.stack(rows)), obs
 
 
-def learn(state: Any, update: Callable[..., dict[str, float]]) -> dict[str, float]:
-    """One `update` for every `update_every` env steps after `warmup`; means of what they say, and the last returns."""
+def learn(state: Any, rows: Trajectory, update: Callable[..., dict[str, float]]) -> dict[str, float]:
+    """Remember `rows` `[B, T]`, then one `update` for every `update_every` env steps after `warmup`.
+
+    Returns the means of what the updates say, and the last returns.
+    """
     config, watched = state.config, []
+    state.replay.add(rows.map(lambda x: x.cpu()))
     while state.step >= config.warmup and state.updates < (state.step - config.warmup) // config.update_every:
         batch = state.replay.sample(config.batch, config.unroll_steps + config.n_steps, state.shuffler)
         watched.append(update(state, batch.map(lambda x: x.to(state.generator.device))))
     means = {name: sum(w[name] for w in watched) / len(watched) for name in (watched[0] if watched else ())}
     return {**means, **state.episodes.metrics()}
+
+
+def restart(state: Any) -> None:
+    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    state.replay.interrupt()
 
 
 @torch.no_grad()

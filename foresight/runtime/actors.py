@@ -17,8 +17,11 @@ How stale a message may be is the algorithm's matter. A Config with `max_lag` sa
 - A Config with `unrolls` takes so many messages for an update, each from `num_envs` worlds of one actor. `max_lag` is
   None (actors never wait), a number of updates (older messages are dropped), or 0 (lockstep: all act with the newest
   weights and wait for the update).
-- Without it the actors share `num_envs` worlds, and an update takes one message of each, in the order of the actors, so
-  that the rows of a world always follow each other, as in a replay they must. The actors act `max_lag` updates ahead.
+- Without it the actors share `num_envs` worlds (or `num_games`), and an update takes one message of each, in the order
+  of the actors, so that the rows of a world always follow each other, as in a replay they must. The actors act
+  `max_lag` updates ahead.
+
+A game for two is a world too, in which one agent plays both sides (`envs.selfplay`); `build` is given the game itself.
 
 The `Fleet` may be in this process (`Inline`) or on Ray (`cluster.Fleet`).
 """
@@ -38,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from foresight.data import trees
+from foresight.envs import selfplay
 from foresight.errors import UserError
 from foresight.ops import schedules
 from foresight.runtime import catalog, profile, worlds
@@ -105,8 +109,10 @@ class Collector:
         self._index = index
         seed = (config.get("seed", 0) + APART * (index + 1009 * life)) % 2**31
         torch.manual_seed(seed)
-        self._env = profile.Watch(make(), episodes=True)
-        self._state = self._module.build(self._module.Config(**{**config, "seed": seed}), self._env.spaces, "cpu")
+        world = make()
+        self._env = profile.Watch(world, episodes=True)
+        place = world.game if isinstance(world, selfplay.SelfPlay) else world.spaces
+        self._state = self._module.build(self._module.Config(**{**config, "seed": seed}), place, "cpu")
         self._seed, self._version = seed, -1
         self._position: tuple[Any, ...] = ()
         self._idle = perf_counter()
@@ -171,16 +177,20 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], A
     module, config = catalog.module(resolved.algorithm), dict(resolved.config)
     if count < 1:
         raise UserError(f"--actors must be at least 1, not {count}.")
-    if resolved.world != "control" or "obs" not in inspect.signature(getattr(module, "rollout", int)).parameters:
+    if (
+        resolved.world not in ("control", "game")
+        or "obs" not in inspect.signature(getattr(module, "rollout", lambda: None)).parameters
+    ):
         said = "\ndef rollout(state: State, env: Env, obs"
         able = [name for name, entry in catalog.algorithms().items() if said in entry.path.read_text(encoding="utf-8")]
         raise UserError(f"{module.__name__.rpartition('.')[2]} does not act apart from learning; {', '.join(able)} do.")
+    shared = "num_envs" if "num_envs" in config else "num_games"
     if "unrolls" not in config and count > 1:
-        if config["num_envs"] % count:
-            raise UserError(f"{count} actors cannot share {config['num_envs']} worlds equally. Change num_envs.")
-        config["num_envs"] //= count
+        if config[shared] % count:
+            raise UserError(f"{count} actors cannot share {config[shared]} worlds equally. Change {shared}.")
+        config[shared] //= count
     resolved = dataclasses.replace(resolved, config=config)
-    return config, lambda: worlds.training(resolved)
+    return config, lambda: selfplay.world(worlds.training(resolved), config[shared])
 
 
 def take(module: Any, state: Any, version: int) -> Weights:

@@ -23,7 +23,9 @@ import torch
 ray = pytest.importorskip("ray")
 
 from foresight.algorithms.policy import impala, ppo  # noqa: E402
+from foresight.algorithms.search import alphazero  # noqa: E402
 from foresight.algorithms.value import dqn  # noqa: E402
+from foresight.envs import games  # noqa: E402
 from foresight.envs.make import make  # noqa: E402
 from foresight.errors import UserError  # noqa: E402
 from foresight.runtime import actors, cluster, run, settings  # noqa: E402
@@ -131,6 +133,30 @@ def test_rows_for_a_replay_come_over_ray_in_their_order(nodes: Any) -> None:
         assert (step, metrics["lag"], len(state.replay)) == (800, 1, 800)
         ends.append(torch.cat([p.detach().flatten() for p in state.network.parameters()]))
     assert torch.equal(*ends)
+
+
+def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
+    """Two actors share the games of AlphaZero; one is killed, and what reaches the replay are whole games still."""
+    given = {"num_games": 32, "simulations": 4, "channels": 4, "blocks": 1, "learn_from": 10**6, "steps": 10**6}
+    resolved = settings.resolve("alphazero", env="tic_tac_toe", given=given, actors=2)
+    fields, tables = actors.plan(resolved, 2)
+    fleet = cluster.Fleet("alphazero", fields, tables, 2, nodes.address)
+    pids, killed, last = fleet.pids(), False, {}
+    state = alphazero.build(alphazero.Config(**given), games.make("tic_tac_toe"))
+    for _, last, _ in actors.train(alphazero, alphazero.Config(**given), state, fleet):
+        if not killed:
+            os.kill(pids[0], signal.SIGKILL)
+            killed = True
+        if last["actor_restarts"] == 1 and fleet._deaths == [0, 0]:
+            break
+    assert last["dropped_unrolls"] >= 1 and 0 < last["lag"] <= 1
+    assert state.replay.rows is not None
+    held = len(state.replay)
+    stones, ends = state.replay.rows.obs[0, :held, :2].sum((1, 2, 3)), state.replay.rows.cut[0, :held]
+    assert state.finished == ends.sum() > 64
+    assert torch.equal(stones[1:], torch.where(ends[:-1] > 0, 0.0, stones[:-1] + 1)) and ends[-1] == 1
+    fleet.close()
+    _gone(pids)
 
 
 def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:

@@ -20,7 +20,7 @@ momentum.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,10 @@ import torch
 from torch import Tensor
 
 from foresight import errors
+from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
+from foresight.envs.base import Env
 from foresight.envs.games import Game, Plays, replay
 from foresight.errors import UserError
 from foresight.nets import optim, precision
@@ -44,6 +46,8 @@ from foresight.planning.select import PUCT, Gumbel
 WORLD = "game"
 UNIT = "positions"
 METRICS = ("policy_loss", "value_loss", "value_error", "moves", "first_score")
+ACTING = ("network",)  # the fields of State that actors are sent
+Rows = list[dict[str, Tensor]]  # a game, move by move
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class Config:
     max_grad_norm: float = 5.0  # none in the paper; large games with a new network begin roughly
     value_coef: float = 1.0  # weight of the value loss; the paper's equal weight
     td_lambda: float = 1.0  # λ of the value target: 1 the game's end z, 0 the next search's value
+    max_lag: int = 1  # rounds of learning that a network of actors may be old; 0: they wait
     symmetries: bool = True  # each learnt position is laid on the board in one of the ways that the game allows
     precision: str = "float32"  # of the network in self-play; or "bfloat16", or "auto": what is faster
     threads: int = 1  # of torch; games beside each other use two cores better than one convolution does
@@ -103,6 +108,30 @@ class Running:
             [{name: x[i] for name, x in state["rows"].items()} for _, i in zip(actions, rows, strict=False)]
             for actions in self.actions
         ]
+
+
+@dataclass(frozen=True)
+class Played:
+    """Games that are over: what is to be learnt from them, `[N, 1]`; of each game `[G]` its moves and first score."""
+
+    rows: Trajectory
+    lengths: Tensor
+    scores: Tensor
+
+    @classmethod
+    def of(cls, state: State, rows: Rows, first_score: float) -> Played:
+        """One game, its targets made of how it ended."""
+        game = {name: torch.stack([row[name] for row in rows])[None] for name in rows[0]}  # [1, T, ...]
+        last = torch.zeros_like(game["value"])
+        last[:, -1] = 1.0
+        value, mover = game["value"], game["mover"]
+        discount = torch.where(mover.roll(-1, 1) != mover, -1.0, 1.0) * (1 - last)
+        target = returns.lambda_return(game["reward"], discount, last, value.roll(-1, 1), state.config.td_lambda)
+        extras = {"policy": game["policy"], "legal": game["legal"], "target": target}
+        kept = (game["learnt"][0] > 0).nonzero().flatten()
+        whole = Trajectory(game["obs"], game["action"], game["reward"], discount, last, extras=extras)
+        learnt = whole.map(lambda x: x[:, kept].transpose(0, 1))
+        return cls(learnt, torch.tensor([len(rows)]), torch.tensor([first_score]))
 
 
 @dataclass
@@ -185,9 +214,18 @@ def think(state: State, position: Tensor, simulations: int, generator: torch.Gen
     return found
 
 
+def begin(state: State) -> Tensor:
+    """The positions of the games that are being played; new games where none are yet."""
+    config, running = state.config, state.running
+    if len(running.actions) != config.num_games:
+        running.actions = [[] for _ in range(config.num_games)]
+        running.rows = [[] for _ in range(config.num_games)]
+    return replay(state.game, running.actions)
+
+
 @torch.inference_mode()
-def self_play(state: State, position: Tensor) -> Tensor:
-    """One move in every game; finished games go into the replay and new ones take their place."""
+def self_play(state: State, position: Tensor, ended: Callable[[State, Rows, float], None] | None = None) -> Tensor:
+    """One move in every game; new games take the place of finished ones, which go to `ended`: by default, to `add`."""
     config, game, running = state.config, state.game, state.running
     if state.player is not None:
         for mine, learnt in zip(state.player.parameters(), state.network.parameters(), strict=True):
@@ -209,7 +247,7 @@ def self_play(state: State, position: Tensor) -> Tensor:
         running.rows[b].append({name: column[b] for name, column in columns.items()})
     following = moved.position
     for b in moved.over.nonzero().flatten().tolist():
-        add(state, running.rows[b], float(game.first_score(following[b : b + 1])))
+        (ended or add)(state, running.rows[b], float(game.first_score(following[b : b + 1])))
         running.actions[b], running.rows[b] = [], []
         following[b : b + 1] = game.start(1)
     state.step += len(position)
@@ -226,22 +264,20 @@ def playouts(state: State, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return action, weights, (weights * values).sum(-1)
 
 
-def add(state: State, rows: list[dict[str, Tensor]], first_score: float) -> None:
+def add(state: State, rows: Rows, first_score: float) -> None:
     """A finished game's positions go into the replay with their targets."""
-    game = {name: torch.stack([row[name] for row in rows])[None] for name in rows[0]}  # [1, T, ...]
-    last = torch.zeros_like(game["value"])
-    last[:, -1] = 1.0
-    value, mover = game["value"], game["mover"]
-    discount = torch.where(mover.roll(-1, 1) != mover, -1.0, 1.0) * (1 - last)
-    target = returns.lambda_return(game["reward"], discount, last, value.roll(-1, 1), state.config.td_lambda)
-    extras = {"policy": game["policy"], "legal": game["legal"], "target": target}
-    kept = (game["learnt"][0] > 0).nonzero().flatten()
-    if len(kept):
-        whole = Trajectory(game["obs"], game["action"], game["reward"], discount, last, extras=extras)
-        state.replay.add(whole.map(lambda x: x[:, kept]))
-    state.finished += 1
-    state.lengths = [*state.lengths, len(rows)][-100:]
-    state.scores = [*state.scores, first_score][-100:]
+    remember(state, Played.of(state, rows, first_score))
+
+
+def remember(state: State, played: Played) -> int:
+    """Finished games go into the replay; how many positions these are."""
+    count = played.rows.shape[0]
+    if count:
+        state.replay.add(played.rows.map(lambda x: x.transpose(0, 1).cpu()))
+    state.finished += len(played.lengths)
+    state.lengths = [*state.lengths, *played.lengths.tolist()][-100:]
+    state.scores = [*state.scores, *played.scores.tolist()][-100:]
+    return count
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -279,32 +315,66 @@ def turned(state: State, planes: Tensor, policy: Tensor, legal: Tensor) -> tuple
     return planes, policy.gather(1, actions), legal.gather(1, actions)
 
 
+@torch.inference_mode()
+def rollout(state: State, env: Env, obs: Any) -> tuple[Played, Any]:
+    """For a learner elsewhere: a stretch of moves in every game, and those that ended in it.
+
+    Where the games stand is in the State, so that the world is not asked and what it shows stays as it is.
+    """
+    over: list[Played] = []
+    position = begin(state)
+    for _ in range(_stretch(state.config)):
+        position = self_play(state, position, lambda *game: over.append(Played.of(*game)))
+    if over:
+        return trees.join(over), obs
+    none = Played.of(state, state.running.rows[0], 0.0)  # nothing, in the form of something
+    return trees.merge(lambda leaves: leaves[0][:0], [none]), obs
+
+
+def learn(state: State, played: Played) -> dict[str, float]:
+    """Remember what actors played, then take the gradient steps that are due; means of what they said."""
+    return _summary(state, _due(state, remember(state, played)), len(played.lengths) > 0)
+
+
 def train(
     config: Config, game: Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Play a move in all games, learn from as many positions as are owed, until `steps`."""
     if state is None:
         state = build(config, game, device)
-    state.game, running = game, state.running
-    if len(running.actions) != config.num_games:
-        running.actions = [[] for _ in range(config.num_games)]
-        running.rows = [[] for _ in range(config.num_games)]
-    position = replay(game, running.actions)
+    state.game = game
+    position = begin(state)
     while state.step < config.steps:
         before = state.finished
         watched: list[dict[str, float]] = []
-        for _ in range(max(1, 512 // config.num_games)):  # a row of the log every few hundred positions
+        for _ in range(_stretch(config)):
             position = self_play(state, position)
-            if len(state.replay) >= min(config.learn_from, config.buffer):
-                state.owed += config.reuse * config.num_games * min(config.full_share, 1.0)
-                while state.owed >= config.batch:
-                    state.owed -= config.batch
-                    watched.append(update(state, state.replay.sample(config.batch, generator=state.generator)))
-        metrics = {name: sum(row[name] for row in watched) / len(watched) for name in watched[0]} if watched else {}
-        if state.finished > before:
-            metrics["moves"] = sum(state.lengths) / len(state.lengths)
-            metrics["first_score"] = sum(state.scores) / len(state.scores)
-        yield state.step, metrics, state
+            watched += _due(state, config.num_games * min(config.full_share, 1.0))
+        yield state.step, _summary(state, watched, state.finished > before), state
+
+
+def _stretch(config: Config) -> int:
+    """Moves of every game between two rows of the log, which are a few hundred positions apart."""
+    return max(1, 512 // config.num_games)
+
+
+def _due(state: State, positions: float) -> list[dict[str, float]]:
+    """The gradient steps that so many more positions are worth."""
+    config, watched = state.config, []
+    if len(state.replay) >= min(config.learn_from, config.buffer):
+        state.owed += config.reuse * positions
+        while state.owed >= config.batch:
+            state.owed -= config.batch
+            watched.append(update(state, state.replay.sample(config.batch, generator=state.generator)))
+    return watched
+
+
+def _summary(state: State, watched: list[dict[str, float]], finished: bool) -> dict[str, float]:
+    metrics = {name: sum(row[name] for row in watched) / len(watched) for name in watched[0]} if watched else {}
+    if finished:
+        metrics["moves"] = sum(state.lengths) / len(state.lengths)
+        metrics["first_score"] = sum(state.scores) / len(state.scores)
+    return metrics
 
 
 def _device(state: State) -> torch.device:
@@ -317,6 +387,7 @@ def _check(config: Config) -> None:
     for name in ("num_games", "simulations", "channels", "batch", "buffer", "learn_from", "cheap_simulations"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(0, config, "max_lag")
     if config.play_simulations < 0 or config.blocks < 0:
         raise UserError("play_simulations and blocks must be 0 or more.")
     if not 0 < config.full_share <= 1 or config.reuse <= 0:

@@ -37,7 +37,7 @@ from foresight.planning.search import PUCT, Dirichlet, search
 WORLD = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "prefix_loss", "consistency")
-KEPT = ("weights", "born")  # of what `act` says, to learn from
+ACTING = ("network",)  # the fields of State that actors are sent
 RULE = PUCT(normalize="tree", first_play="parent")  # an action never tried counts as its node: LightZero
 
 
@@ -55,7 +55,8 @@ class Config:
     shrink: float = 0.3  # share of training by which a row's returns lose a step; the paper's code
     batch: int = 128  # pieces a gradient step
     update_every: int = 4  # env steps for each gradient step
-    collect_steps: int = 32  # steps of each world between two rounds of updates
+    collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
+    max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
     warmup: int = 1_000  # env steps before the first gradient step
     replay: int = 100_000  # rows kept, of all worlds together
     reanalyze: float = 0.99  # share of policy targets searched again; the paper's code
@@ -109,7 +110,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """Search from every row of `obs`; with `explore` noise and temperature, else the most visited action.
 
-    Extras: `weights` `[B, A]`, the policy target, `value` `[B]`, the root's, and `born` `[B]`, the updates so far.
+    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]`, the root's.
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
@@ -118,8 +119,7 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
         noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
-    born = torch.full((len(found.action),), state.updates)
-    return found.action, {"weights": found.weights, "value": found.value, "born": born}, carry
+    return found.action, {"weights": found.weights, "value": found.value}, carry
 
 
 @torch.no_grad()
@@ -181,6 +181,20 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     return {name: term.item() for name, term in terms.items()}
 
 
+restart = unroll.restart
+
+
+def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+    """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
+    return unroll.rollout(state, env, obs, act)
+
+
+def learn(state: State, rows: Trajectory) -> dict[str, float]:
+    """Remember rows `[B, T]`, born now, then take the gradient steps that are due; means of what they said."""
+    born = torch.full(rows.shape, state.updates, device=rows.reward.device)
+    return unroll.learn(state, rows.replace(extras={**rows.extras, "born": born}), update)
+
+
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
@@ -188,9 +202,8 @@ def train(
     require_worlds(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
-    state.replay.interrupt()
+    restart(state)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:
-        obs = unroll.collect(state, env, obs, act, KEPT)
-        metrics = unroll.learn(state, update)
-        yield state.step, metrics, state
+        rows, obs = rollout(state, env, obs)
+        yield state.step, learn(state, rows), state

@@ -39,6 +39,7 @@ from foresight.planning.search import PUCT, Dirichlet, search
 WORLD = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
+ACTING = ("network",)  # the fields of State that actors are sent
 RULE = PUCT(normalize="tree", first_play="parent")  # an action never tried counts as its node: LightZero
 
 
@@ -55,7 +56,8 @@ class Config:
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
     batch: int = 128  # pieces a gradient step
     update_every: int = 4  # env steps for each gradient step
-    collect_steps: int = 32  # steps of each world between two rounds of updates
+    collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
+    max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
     warmup: int = 1_000  # env steps before the first gradient step
     replay: int = 100_000  # rows kept, of all worlds together
     reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
@@ -142,6 +144,19 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     return {name: term.item() for name, term in terms.items()}
 
 
+restart = unroll.restart
+
+
+def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+    """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
+    return unroll.rollout(state, env, obs, act)
+
+
+def learn(state: State, rows: Trajectory) -> dict[str, float]:
+    """Remember rows `[B, T]`, then take the gradient steps that are due; means of what they said."""
+    return unroll.learn(state, rows, update)
+
+
 def train(
     config: Config, env: Env | Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
@@ -150,9 +165,8 @@ def train(
     if state is None:
         state = build(config, env.game if isinstance(env, selfplay.SelfPlay) else env.spaces, device)
     require_worlds(env, config.num_envs)
-    state.replay.interrupt()
+    restart(state)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:
-        obs = unroll.collect(state, env, obs, act)
-        metrics = unroll.learn(state, update)
-        yield state.step, metrics, state
+        rows, obs = rollout(state, env, obs)
+        yield state.step, learn(state, rows), state
