@@ -1,0 +1,209 @@
+"""The losses of MuZero and its heirs against numbers made by hand, and reanalysis against acting.
+
+Two pieces of six rows, γ = 0.1: one terminates after row 2, the other meets a time limit after row 1. With K = 4:
+
+    alive  1 1 1 0 0   1 1 0 0 0       (a row of the episode)
+    known  1 1 1 1 1   1 1 0 0 0       (that, or absorbing)
+
+Fresh heads for numbers say all 41 bins are equally likely, so each row costs ln 41, whatever its target is.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foresight.algorithms.search import efficientzero, gumbel_muzero, sampled_muzero, stochastic_muzero
+from foresight.data.trajectory import Trajectory
+from foresight.nets import optim
+from foresight.nets.latent import Number
+from foresight.ops import latent
+from foresight.planning import unroll
+from tests.algorithms.search.test_muzero_family import ALL, DISCRETE, name, pieces, small
+from tests.sabotage import change, sabotaged_by
+
+BINS = math.log(41)
+
+
+def prepared(module: ModuleType, **fields: Any) -> tuple[Any, Trajectory]:
+    """A State whose policy prefers the second action 3 to 1, or N(0, 1) before tanh; and the pieces."""
+    _, _, state = small(
+        module, gamma=0.1, n_steps=2, unroll_steps=4, reanalyze=0.0, support=20,
+        **({"samples": 2} if module is sampled_muzero else {}), **fields,
+    )  # fmt: skip
+    batch = pieces(module, state)
+    torch.nn.init.zeros_(state.network.policy.weight)
+    if module is sampled_muzero:
+        drawn = torch.tensor([0.0, 0.5]).view(1, 1, 2, 1).expand(2, 6, 2, 1)
+        extras = {**batch.extras, "actions": drawn, "taken": torch.zeros(2, 6, 1)}
+        batch = batch.replace(obs=batch.obs[..., :3], extras={**extras, "next_obs": extras["next_obs"][..., :3]})
+    else:
+        state.network.policy.bias.data = torch.tensor([0.0, math.log(3.0)])
+    first, second = [1.0, 0.0], [0.0, 1.0]
+    weights = torch.tensor([[first, second, first, second, second, second], [first, second] + [first] * 4])
+    return state, batch.replace(extras={**batch.extras, "weights": weights})
+
+
+@pytest.mark.parametrize("module", ALL, ids=name)
+@sabotaged_by("foresight.ops.latent.unroll_masks", change("discount", torch.ones_like), change("cut", torch.zeros_like))
+@sabotaged_by("foresight.planning.unroll.summed", lambda f: lambda terms, unroll: f(terms, 1))
+def test_each_step_counts_as_it_should(module: ModuleType) -> None:
+    """The first step once, the K others 1 / K each; rewards of K steps; nothing of what is not known."""
+    state, batch = prepared(module)
+    terms = {key: float(term.detach()) for key, term in module.loss(state, batch).items()}
+    assert terms["value_loss"] == pytest.approx(BINS * ((1 + 4 / 4) + (1 + 1 / 4)) / 2, rel=1e-5)
+    reward = terms["prefix_loss" if module is efficientzero else "reward_loss"]
+    assert reward == pytest.approx(BINS * (4 / 4 + 2 / 4) / 2, rel=1e-5)
+    if module is stochastic_muzero:
+        assert terms["after_loss"] == pytest.approx(BINS * (4 / 4 + 2 / 4) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("module", ALL, ids=name)
+@sabotaged_by("foresight.planning.unroll.policies", lambda f: _late(f))
+def test_each_step_has_the_policy_target_of_its_row(module: ModuleType) -> None:
+    """-ln p of the action that the search chose at that row: at rows 0, 1, 2 of one piece and 0, 1 of the other."""
+    state, batch = prepared(module)
+    term = float(module.loss(state, batch)["policy_loss"].detach())
+    first, second = math.log(4.0), math.log(4.0 / 3.0)
+    if module is sampled_muzero:  # the densities of tanh(u), u ~ N(0, 1), at 0 and at ½
+        u, constant = math.atanh(0.5), 0.5 * math.log(2 * math.pi)
+        first, second = constant, constant + u * u / 2 + math.log(1 - 0.25)
+    one, other = first + (second + first) / 4, first + second / 4
+    assert term == pytest.approx((one + other) / 2, rel=1e-4)
+
+
+def _late(policies: Any) -> Any:
+    """Targets of the next row."""
+    return lambda *args: {key: x.roll(-1, 1) for key, x in policies(*args).items()}
+
+
+@pytest.mark.parametrize("module", ALL, ids=name)
+@sabotaged_by("foresight.planning.unroll.targets", lambda f: lambda state, batch, n: f(state, batch, 1))
+def test_numbers_are_told_what_happened(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards 1 2 3 and 4 5: returns of two steps read 1.2, 2.3, 3 and 4.5, 5; prefixes begin anew after three."""
+    state, batch = prepared(module, **({"horizon": 3} if module is efficientzero else {}))
+    told: list[Tensor] = []
+    loss = Number.loss
+
+    def noted(self: Number, x: Tensor, target: Tensor) -> Tensor:
+        told.append(target)
+        return loss(self, x, target)
+
+    monkeypatch.setattr(Number, "loss", noted)
+    module.loss(state, batch)
+    value, reward = told[:2]
+    close = {"atol": 1e-5, "rtol": 0}
+    torch.testing.assert_close(value, torch.tensor([[1.2, 2.3, 3, 0, 0], [4.5, 5, 0, 0, 0]]), **close)
+    if module is efficientzero:  # what is left of a prefix after the end of an episode is what it had come to
+        torch.testing.assert_close(reward, torch.tensor([[1.0, 3, 6, 0], [4, 9, 9, 0]]), **close)
+        return
+    torch.testing.assert_close(reward, torch.tensor([[1.0, 2, 3, 0], [4, 5, 0, 0]]), **close)
+    if module is stochastic_muzero:
+        torch.testing.assert_close(told[2], value[:, :4])
+
+
+@sabotaged_by("foresight.ops.latent.value_prefix", change("horizon", lambda h: h + 1), change("alive", torch.ones_like))
+def test_a_value_prefix_by_hand() -> None:
+    """Digits to be added, and what follows the end of the episode in row 1 of the second; new sums after three."""
+    reward, alive = torch.tensor([[1.0, 2, 3, 4, 5], [6, 7, 80, 90, 10]]), torch.ones(2, 5)
+    alive[1, 2:] = 0
+    assert latent.value_prefix(reward, alive, 3).tolist() == [[1, 3, 6, 4, 9], [6, 13, 13, 0, 0]]
+
+
+class Line(torch.nn.Module):
+    """A model whose state is a number that no action changes; its value's loss is that number."""
+
+    def __init__(self, kind: ModuleType) -> None:
+        super().__init__()
+        self.dict, self.eye = kind is efficientzero, torch.eye(2)
+        nothing = SimpleNamespace(loss=lambda x, _: 0 * x.sum(-1))
+        self.value = SimpleNamespace(loss=lambda x, _: x.sum(-1))
+        self.reward = self.prefix = self.after_value = nothing
+
+    def represent(self, obs: Tensor) -> Any:
+        return {"latent": obs[..., :1], "h": 0 * obs[..., :1]} if self.dict else obs[..., :1]
+
+    def advance(self, state: Any, action: Tensor) -> Any:
+        return dict(state) if self.dict else (state, state)
+
+    def policy(self, x: Tensor) -> Tensor:
+        return torch.zeros(*x.shape[:-1], 2)
+
+    def same(self, x: Any, *_: Any) -> Any:
+        return x
+
+    head = after = act = renew = project = predictor = same
+
+    def chance(self, after: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+        return after, after
+
+    def happening(self, obs: Tensor) -> Tensor:
+        return obs[..., :2]
+
+    def outcome(self, x: Tensor) -> Tensor:
+        return torch.zeros(*x.shape[:-1], 2)
+
+
+@pytest.mark.parametrize("module", DISCRETE, ids=name)
+@sabotaged_by("foresight.ops.latent.scale_gradient", change("factor", lambda _: 1.0))
+def test_what_comes_back_through_the_dynamics_is_halved(module: ModuleType) -> None:
+    """Two heads at ½ each: 1 + ½ (1 + ½). EfficientZero halves what a state's own heads send, too: 1 + ½ (½ + ¼)."""
+    _, _, state = small(module, n_steps=2, unroll_steps=2, reanalyze=0.0)
+    line, ones = Line(module), torch.ones(1, 4)
+    obs = torch.rand(1, 4, 4, requires_grad=True)
+    whole = torch.zeros(1, 4, dtype=torch.int64)
+    extras = {"weights": torch.full((1, 4, 2), 0.5), "next_obs": torch.rand(1, 4, 4), "born": whole}
+    batch = Trajectory(obs, whole, ones, ones, 0 * ones, ones, extras=extras)
+    state.network = line
+    module.loss(state, batch)["value_loss"].backward()
+    assert obs.grad is not None
+    assert obs.grad[0, :, 0].tolist() == [1.375 if module is efficientzero else 1.75, 0, 0, 0]
+
+
+@pytest.mark.parametrize("module", ALL, ids=name)
+@sabotaged_by("foresight.nets.optim.track", lambda f: lambda target, network, *_: None)
+def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
+    """Once the slow copy has caught up, searching again finds what acting found, from equal random numbers."""
+    _, env, state = small(module, simulations=8, unroll_steps=2, n_steps=1, reanalyze=1.0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # a network that prefers something
+        for p in state.network.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.5)
+    optim.track(state.target, state.network)
+    seen = torch.stack([env.reset(seed) for seed in range(3)], 1)  # [4, 3, ...]
+    names = ("weights", "actions") if module is sampled_muzero else ("weights",)
+    state.generator.manual_seed(7)
+    drawn = module is gumbel_muzero  # its search draws with and without exploring, but for noise
+    _, said, _ = module.act(state, seen.flatten(0, 1), explore=drawn)
+    ones, nothing = torch.ones(4, 3), {key: torch.zeros_like(said[key]).unflatten(0, (4, 3)) for key in names}
+    batch = Trajectory(seen, torch.zeros(4, 3), ones, ones, 0 * ones, ones, extras=nothing)
+    state.generator.manual_seed(7)
+    again = unroll.policies(state, batch, module.reanalyze, names)
+    for key in names:
+        assert said[key].std() > 0.01
+        torch.testing.assert_close(again[key].flatten(0, 1), said[key], atol=1e-6, rtol=0)
+
+
+@sabotaged_by("foresight.ops.latent.shrunk_horizon", lambda f: lambda age, total, n, share: f(0 * age, total, n, share))
+def test_the_older_a_row_the_sooner_it_bootstraps() -> None:
+    """200 updates in all, a share of 0.3: every 60 updates take one of five steps, and the last one stays."""
+    age = torch.tensor([0, 59, 60, 119, 120, 179, 180, 239, 240, 10_000])
+    assert latent.shrunk_horizon(age, 200, 5, 0.3).tolist() == [5, 5, 4, 4, 3, 3, 2, 2, 1, 1]
+
+
+@sabotaged_by("foresight.ops.latent.shrunk_horizon", lambda f: lambda age, total, n, share: f(0 * age, total, n, share))
+def test_rows_age_from_when_the_learner_had_them() -> None:
+    _, env, state = small(efficientzero, gamma=0.1, n_steps=2, unroll_steps=4, reanalyze=0.0)
+    rows, _ = efficientzero.rollout(state, env, env.reset(0))
+    state.updates = 3
+    efficientzero.learn(state, rows)
+    assert (state.replay.rows.extras["born"][:, : rows.shape[1]] == 3).all()
+    batch = pieces(efficientzero, state)
+    state.updates = 10**6
+    value = efficientzero.targets(state, batch)[2]
+    torch.testing.assert_close(value[:, :3], torch.tensor([[1.0, 2, 3], [4, 5, 0]]), atol=1e-5, rtol=0)
