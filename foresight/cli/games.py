@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -11,7 +13,7 @@ import tyro
 from foresight.cli import screen
 from foresight.errors import UserError
 
-HELP = "Type a move; ? for the agent's view, moves for the legal ones, undo, quit."
+HELP = "Type a move; ? for the agent's view, tree FILE for its search, moves for the legal ones, undo, quit."
 SHOWN = 6  # actions of the agent's view
 
 
@@ -131,6 +133,11 @@ def _answer(
     game, position = agent.world, history[-1]
     if line.lower() in ("?", "view", "hint"):
         console.print(view(agent, position, options), markup=False)
+    elif line.lower().split(" ")[0] == "tree":
+        try:
+            console.print(draw(agent, position, options, line[4:].strip()), markup=False)
+        except UserError as error:
+            console.print(str(error), style="yellow", markup=False)
     elif line.lower() == "moves":
         legal = game.legal(position)[0].nonzero().flatten().tolist()
         console.print("Legal: " + ", ".join(game.move_name(position, action) for action in legal), markup=False)
@@ -174,6 +181,34 @@ def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
         if tree is not None:
             words.append("line     " + " ".join(_names(game, position, line(tree))))
     return "\n".join(words)
+
+
+def draw(agent: Any, position: Any, options: dict[str, Any], out: str) -> str:
+    """Write the agent's search of one position to `out` and say so: .json, .dot (Graphviz), or a picture of its lines.
+
+    Moves have their names where these mean the same in every position, and their numbers elsewhere (chess). Raises
+    UserError for an agent that does not search and a file that cannot be written.
+    """
+    from foresight.envs.games import Spiel
+    from foresight.planning import draw as drawing
+
+    file = Path(out)
+    if file.suffix not in (".json", ".dot", ".png", ".svg", ".pdf"):
+        raise UserError(f"Name a file that ends in .json, .dot, .png, .svg or .pdf: tree search.png, not '{out}'.")
+    _, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
+    tree, game = extras.get("tree"), agent.world
+    if tree is None:
+        raise UserError("This agent does not search: there is no tree.")
+    names = str if isinstance(game, Spiel) else functools.partial(game.move_name, position)
+    try:
+        if file.suffix in (".json", ".dot"):
+            write = drawing.as_json if file.suffix == ".json" else drawing.as_dot
+            file.write_text(write(tree, names=names), encoding="utf-8")
+        else:
+            drawing.picture(tree, names=names).savefig(file)
+    except OSError as error:
+        raise UserError(f"Cannot write to {file}: {error.strerror or error}.") from error
+    return f"The search is in {file}"
 
 
 def _names(game: Any, position: Any, actions: list[int]) -> list[str]:

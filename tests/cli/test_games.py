@@ -57,6 +57,20 @@ def test_an_agent_that_learnt_the_rules_shows_its_thoughts_too(
     assert any(row.startswith("line     ") and len(row.split()) > 1 for row in table)
 
 
+def test_a_search_is_written_for_the_eye(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = ["tree a.json", "tree a.dot", "tree a.png", "tree", "tree nowhere/a.json", "quit"]
+    out = play(run, lines, monkeypatch, capsys, "--simulations", "30")
+    found = json.loads(Path("a.json").read_text())
+    assert found["visits"] in (30, 31) and {"a1", "b2"} & {child["action"] for child in found["children"]}
+    assert Path("a.dot").read_text().startswith("digraph search {") and Path("a.png").stat().st_size > 1000
+    assert "The search is in a.png" in out and "ends in .json, .dot, .png" in out and "Cannot write to nowhere" in out
+    play(run, ["tree a.json", "quit"], monkeypatch, capsys, "--simulations", "0")
+    assert json.loads(Path("a.json").read_text())["children"] == []  # the network alone
+
+
 @sabotaged_by("foresight.envs.games.Native.legal", lambda f: lambda self, position: torch.ones_like(f(self, position)))
 def test_a_line_ends_where_it_leaves_the_rules() -> None:
     """Both players at the middle: the second move is not one, whatever a learned model thinks of it."""
