@@ -91,10 +91,10 @@ def gather(folder: Path | None = None) -> list[Row]:
 
 
 def verified(algorithm: str, among: list[Row] | None = None) -> list[Row]:
-    """The rows of an algorithm that have a result, those that met their target first; a figure once."""
+    """The rows of an algorithm that have a result: those that met their target first, and presets; a figure once."""
     mine = [row for row in (rows() if among is None else among) if row.algorithm == algorithm and row.value is not None]
     once = {(row.name, row.task): row for row in reversed(mine)}
-    return sorted(reversed(once.values()), key=lambda row: {True: 0, None: 1, False: 2}[row.met])
+    return sorted(reversed(once.values()), key=lambda row: ({True: 0, None: 1, False: 2}[row.met], not row.steps))
 
 
 def document() -> str:

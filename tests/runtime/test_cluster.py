@@ -159,6 +159,20 @@ def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
     _gone(pids)
 
 
+def test_a_run_of_games_with_actors_is_stopped_and_goes_on(nodes: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    small = {"num_envs": 8, "simulations": 4, "collect_steps": 8, "warmup": 128, "latent_size": 8, "hidden": (16,)}
+    run.train("muzero", preset="tic_tac_toe", out=out, actors=2, ray=nodes.address, steps=256, show=False,
+              evaluation_episodes=2, env_options={"opponent": "random"}, **small)  # fmt: skip
+    assert len(run.load(out).state.replay) == 256
+    longer = run.resume(out, 384, show=False, ray=nodes.address)
+    last = next(row for row in reversed(longer.metrics()) if "lag" in row)
+    assert last["step"] == 384 and last["actor_restarts"] == 0 and last["length"] >= 5
+    state = run.load(out).state
+    assert state.updates == (384 - 128) // 8 and len(state.replay) == 384
+    assert (state.replay.rows.mask[:, :48] == 0).sum() == 8  # of each game the newest row when it was stopped
+
+
 def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:
     config, fields = impala.Config(**FIELDS), dataclasses.asdict(impala.Config(**FIELDS))
     fleet = cluster.Fleet("impala", fields, lambda: _Broken(make("CartPole-v1", num_envs=4)), 1, nodes.address)
@@ -251,17 +265,3 @@ def test_when_the_head_is_gone_the_checkpoint_is_saved(nodes: Any, tmp_path: Pat
     saved = sorted((out / "checkpoints").glob("step-*"))
     assert len(saved) == 1 and int(saved[0].name.split("-")[1]) == int(step)
     assert run.load(out).step == int(step)
-
-
-def test_a_run_of_games_with_actors_is_stopped_and_goes_on(nodes: Any, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    small = {"num_envs": 8, "simulations": 4, "collect_steps": 8, "warmup": 128, "latent_size": 8, "hidden": (16,)}
-    run.train("muzero", preset="tic_tac_toe", out=out, actors=2, ray=nodes.address, steps=256, show=False,
-              evaluation_episodes=2, env_options={"opponent": "random"}, **small)  # fmt: skip
-    assert len(run.load(out).state.replay) == 256
-    longer = run.resume(out, 384, show=False, ray=nodes.address)
-    last = next(row for row in reversed(longer.metrics()) if "lag" in row)
-    assert last["step"] == 384 and last["actor_restarts"] == 0 and last["length"] >= 5
-    state = run.load(out).state
-    assert state.updates == (384 - 128) // 8 and len(state.replay) == 384
-    assert (state.replay.rows.mask[:, :48] == 0).sum() == 8  # of each game the newest row when it was stopped
