@@ -384,9 +384,9 @@ def _device(state: State) -> torch.device:
 def _check(config: Config) -> None:
     if config.rule not in ("gumbel", "puct"):
         raise errors.unknown("search rule", config.rule, ("gumbel", "puct"))
-    for name in ("num_games", "simulations", "channels", "batch", "buffer", "learn_from", "cheap_simulations"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(
+        1, config, "num_games", "simulations", "channels", "batch", "buffer", "learn_from", "cheap_simulations"
+    )
     errors.at_least(0, config, "max_lag")
     if config.play_simulations < 0 or config.blocks < 0:
         raise UserError("play_simulations and blocks must be 0 or more.")
