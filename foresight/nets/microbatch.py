@@ -19,6 +19,7 @@ from foresight.errors import UserError
 from foresight.nets import sharded
 from foresight.nets.language import LanguageModel
 from foresight.ops import schedules
+from foresight.ops.diagnostics import mean
 
 Sums = dict[str, Tensor]
 
@@ -209,11 +210,6 @@ def before_the_first(state: Any, steps: list[list[Tensor]], recall: Callable[[in
         for i, parts in enumerate(steps[1:], 1):
             for piece in sharded.share(functools.partial(recall, i, j) for j in range(len(parts))):
                 piece()
-
-
-def mean(steps: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of the metrics of several gradient steps; what one of them lacks counts as 0 there."""
-    return {key: sum(one.get(key, 0.0) for one in steps) / len(steps) for key in (steps[-1] if steps else {})}
 
 
 def check_minibatches(config: Any) -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from foresight.ops.policy import clip_fraction
+
+
+def mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of the metrics of several gradient steps, by name; what one of them lacks counts as 0 there.
+
+    The names are those of the last; none of no steps.
+    """
+    return {name: sum(row.get(name, 0.0) for row in rows) / len(rows) for name in (rows[-1] if rows else {})}
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from foresight.envs.games import Game, Plays
 from foresight.errors import UserError
 from foresight.nets import encoders, optim
 from foresight.nets.latent import LatentModel
-from foresight.ops import latent, returns
+from foresight.ops import diagnostics, latent, returns
 
 Named = dict[str, Tensor]
 
@@ -151,8 +151,7 @@ def learn(state: Any, rows: Trajectory, update: Callable[..., dict[str, float]])
     while state.step >= config.warmup and state.updates < (state.step - config.warmup) // config.update_every:
         batch = state.replay.sample(config.batch, config.unroll_steps + config.n_steps, state.shuffler)
         watched.append(update(state, batch.map(lambda x: x.to(state.generator.device))))
-    means = {name: sum(w[name] for w in watched) / len(watched) for name in (watched[0] if watched else ())}
-    return {**means, **state.episodes.metrics()}
+    return {**diagnostics.mean(watched), **state.episodes.metrics()}
 
 
 def restart(state: Any) -> None:

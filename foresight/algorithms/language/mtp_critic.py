@@ -37,12 +37,12 @@ from foresight.envs.text import TextTask
 from foresight.errors import UserError
 from foresight.nets import learner, mtp, pretrained
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import before_the_first, check_minibatches, mean, plan, step
+from foresight.nets.microbatch import before_the_first, check_minibatches, plan, step
 from foresight.nets.mtp import MultiTokenHeads
 from foresight.nets.optim import track
 from foresight.ops import schedules
 from foresight.ops.aggregate import per_token
-from foresight.ops.diagnostics import explained_variance, rollout_sums
+from foresight.ops.diagnostics import explained_variance, mean, rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.ops.returns import discounted_return, gae, lambda_return
 from foresight.ops.tokens import token_divergence, token_logprob

@@ -27,12 +27,12 @@ from foresight.envs.text import TextTask
 from foresight.errors import UserError
 from foresight.nets import learner, pretrained
 from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import check_minibatches, gather, mean, split, step
+from foresight.nets.microbatch import check_minibatches, gather, split, step
 from foresight.nets.scorer import Scorer
 from foresight.ops import kl, schedules
 from foresight.ops.advantage import normalize
 from foresight.ops.aggregate import per_token
-from foresight.ops.diagnostics import explained_variance, rollout_sums
+from foresight.ops.diagnostics import explained_variance, mean, rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.ops.returns import gae
 from foresight.ops.value import clipped_loss

@@ -37,7 +37,7 @@ from foresight.envs.games import Game, Plays, replay
 from foresight.errors import UserError
 from foresight.nets import optim, precision
 from foresight.nets.board import PolicyValueNet
-from foresight.ops import returns, schedules
+from foresight.ops import diagnostics, returns, schedules
 from foresight.planning import rollouts
 from foresight.planning.rules import Rules
 from foresight.planning.search import Dirichlet, SearchResult, search
@@ -370,7 +370,7 @@ def _due(state: State, positions: float) -> list[dict[str, float]]:
 
 
 def _summary(state: State, watched: list[dict[str, float]], finished: bool) -> dict[str, float]:
-    metrics = {name: sum(row[name] for row in watched) / len(watched) for name in watched[0]} if watched else {}
+    metrics = diagnostics.mean(watched)
     if finished:
         metrics["moves"] = sum(state.lengths) / len(state.lengths)
         metrics["first_score"] = sum(state.scores) / len(state.scores)
