@@ -25,7 +25,8 @@ A mutation is any callable that takes the original function and returns the muta
 - `swap("a", "b")`: two arguments exchanged;   `drop("mask")`: the argument becomes None;
 - `shift("value")`: an argument shifted one step in time;
 - `change("cut", torch.zeros_like)`: an argument passed through a function;
-- `begins_anew`: of a `train`, which forgets its generator where it goes on.
+- `begins_anew`: of a `train`, which forgets its generator where it goes on;
+- `loses_generator`: of `copy.deepcopy`, by which a test stops a run: what the generator had drawn is forgotten.
 
 `swap`, `drop`, `shift` and `change` find the argument by its name, however it was passed, also where its default is
 used, and leave a call alone in which it is None. Tensors in tuples and dicts are reached too; integers and booleans
@@ -216,6 +217,18 @@ def begins_anew(train: Callable[..., Any]) -> Callable[..., Any]:
         if state is not None:
             state.generator.manual_seed(config.seed)
         return train(config, env, state, **kwargs)
+
+    return mutant
+
+
+def loses_generator(deepcopy: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a State has a generator that begins anew."""
+
+    def mutant(x: Any, *memo: Any) -> Any:
+        found = deepcopy(x, *memo)
+        if isinstance(getattr(found, "generator", None), torch.Generator):
+            found.generator.manual_seed(1)
+        return found
 
     return mutant
 

@@ -17,37 +17,53 @@ class SampledActions:
     """`model` with `samples` actions drawn from its policy in every state: K numbered actions instead of a space.
 
     `model` has the face of `planning.search.Model`, but for its logits, which are the numbers `[B, W]` that `head`
-    makes an `Output` of (`sample`, `logp`), and its `step`, which takes the actions themselves `[B, D]`. The state is
-    a dict: the model's own (`inner`) and the drawn `actions` `[B, K, D]`; the root's are `root_actions(tree)`.
+    makes an `Output` of (`sample`, `logp`), and its `step`, which takes the actions themselves: `[B, D]`, or int64
+    `[B]` where they are choices. The state is a dict: the model's own (`inner`) and the drawn `actions` `[B, K, D]` or
+    `[B, K]`; the root's are `root_actions(tree)`. `legal` bool `[B, A]` says which choices there are at the root.
 
-    The actions come from the policy itself (β = π), so all K have the same prior: (β̂/β) π is 1/K for each.
+    The actions come from the policy itself (β = π), so the prior (β̂/β) π is the share β̂ that an action has of the K
+    draws: 1/K for a real number. A choice that was drawn twice is one action, with twice that.
     """
 
     def __init__(
-        self, model: Any, head: Callable[[Tensor], Any], samples: int, generator: torch.Generator | None = None
+        self,
+        model: Any,
+        head: Callable[[Tensor], Any],
+        samples: int,
+        generator: torch.Generator | None = None,
+        legal: Tensor | None = None,
     ) -> None:
-        self.model, self.head, self.samples, self.generator = model, head, samples, generator
+        self.model, self.head, self.samples, self.generator, self.legal = model, head, samples, generator, legal
 
     def root(self, obs: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """`(logits [B, K], value [B], state)`."""
         numbers, value, inner = self.model.root(obs)
-        return self._logits(numbers), value, {"inner": inner, "actions": self._actions(numbers)}
+        if self.legal is not None:
+            numbers = numbers.masked_fill(~self.legal, torch.finfo(numbers.dtype).min)
+        actions = self._actions(numbers)
+        return _logits(actions), value, {"inner": inner, "actions": actions}
 
     def step(self, state: dict[str, Any], action: Tensor) -> tuple[dict[str, Any], Tensor, Tensor, Tensor, Tensor]:
         """`(state, reward, discount, logits, value)` after the drawn actions with the numbers `action` int64 `[B]`."""
         taken = state["actions"][torch.arange(len(action), device=action.device), action]
         inner, reward, discount, numbers, value = self.model.step(state["inner"], taken)
-        after = {"inner": inner, "actions": self._actions(numbers)}
-        return after, reward, discount, self._logits(numbers), value
+        actions = self._actions(numbers)
+        return {"inner": inner, "actions": actions}, reward, discount, _logits(actions), value
 
     def _actions(self, numbers: Tensor) -> Tensor:
         spread = numbers.unsqueeze(1).expand(-1, self.samples, -1)
         return self.head(spread).sample(self.generator)
 
-    def _logits(self, numbers: Tensor) -> Tensor:
-        return numbers.new_zeros(len(numbers), self.samples)
-
 
 def root_actions(tree: Any) -> Tensor:
-    """The actions `[B, K, D]` that were drawn at the root of a search with `SampledActions`."""
+    """The actions `[B, K, D]` or `[B, K]` that were drawn at the root of a search with `SampledActions`."""
     return tree.state["actions"][0]
+
+
+def _logits(actions: Tensor) -> Tensor:
+    """How often each was drawn, as logits `[B, K]`: -inf for what stands before it already."""
+    if actions.is_floating_point():  # no two are alike
+        return actions.new_zeros(actions.shape[:2])
+    same = actions.unsqueeze(2) == actions.unsqueeze(1)
+    first = same.int().argmax(2) == torch.arange(actions.shape[1], device=actions.device)
+    return same.sum(2).float().log().masked_fill(~first, -torch.inf)

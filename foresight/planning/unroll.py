@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from gymnasium import Space
+from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from foresight import errors
@@ -22,7 +23,7 @@ from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import selfplay
-from foresight.envs.base import Env, Episodes, Spaces
+from foresight.envs.base import Env, Episodes, Spaces, require_end
 from foresight.envs.games import Game, Plays
 from foresight.errors import UserError
 from foresight.nets import encoders, optim
@@ -77,8 +78,9 @@ def world_of(spaces: Spaces | Game) -> tuple[Spaces, Game | None]:
 
 def seen(state: Any, obs: Any) -> tuple[Any, Tensor | None]:
     """What the network is shown of `obs` (positions of the State's game, too) and which actions are legal there."""
-    if state.game is not None and not isinstance(obs, dict):
-        obs = selfplay.observe(state.game, obs)
+    game = getattr(state, "game", None)
+    if game is not None and not isinstance(obs, dict):
+        obs = selfplay.observe(game, obs)
     obs = trees.to(obs, state.generator.device)
     return obs, obs[encoders.ACTION_MASK] > 0 if isinstance(obs, dict) and encoders.ACTION_MASK in obs else None
 
@@ -107,6 +109,22 @@ def parts(config: Any, network: torch.nn.Module, device: str | torch.device) -> 
         "generator": torch.Generator(device).manual_seed(config.seed),
         "shuffler": torch.Generator().manual_seed(config.seed),
     }
+
+
+def choices(space: Space[Any], title: str) -> int:
+    """How many actions there are. Raises UserError for a space that is not discrete; `title` is who says so."""
+    if not isinstance(space, Discrete):
+        raise UserError(f"{title} needs discrete actions, not {space}: use sampled_muzero.")
+    return int(space.n)
+
+
+def begin(config: Any, spaces: Spaces | Game, title: str, device: str | torch.device) -> State:
+    """The State of MuZero itself, of control or a game for two. Raises UserError as `choices` and `require_end` do."""
+    spaces, game = world_of(spaces)
+    require_end(spaces, config.gamma)
+    actions = choices(spaces.action, title)
+    network = latent_model(config, spaces.obs, actions, actions, players=1 if game is None else 2)
+    return State(config, **parts(config, network, device), plays=Plays.of(game), game=game)
 
 
 def heat(state: Any) -> float:

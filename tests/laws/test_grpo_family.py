@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -19,7 +20,7 @@ from foresight.ops import advantage, aggregate
 from foresight.ops.advantage import overlong
 from foresight.planning.rollout import complete, roll_until
 from tests import tiny_language
-from tests.sabotage import change, flip_sign, returns, sabotaged_by, scaled
+from tests.sabotage import change, flip_sign, loses_generator, returns, sabotaged_by, scaled
 
 FAMILY = [grpo, dr_grpo, dapo, rloo, cispo, gspo]
 PROMPTS = ["1+1?", "22+3?", "4?", "4?"]
@@ -139,6 +140,7 @@ def test_each_slot_decides_the_gradient(module, slot, monkeypatch):
     assert any((a - b).abs().max() > 1e-3 * a.abs().max() for a, b in zip(sound, broken, strict=True))
 
 
+@sabotaged_by("copy.deepcopy", loses_generator)
 @pytest.mark.parametrize("minibatches", [1, 2])
 @family
 def test_a_mid_run_state_continues_bit_for_bit(module, minibatches):
@@ -149,19 +151,14 @@ def test_a_mid_run_state_continues_bit_for_bit(module, minibatches):
     """
     task = TextTask("t", [Example(f"{i}?") for i in range(5)], [Example("6?")], _count_a)
     fields = {"minibatches": minibatches, "epochs": minibatches} if module is not rloo else {}  # it has one step
-    config = module.Config(
-        tiny_language.folder(),
-        4,
-        prompts=4,
-        group=4,
-        max_new_tokens=6,
-        learning_rate=1e-3,
-        precision="float32",
-        **fields,
-    )
-    *_, (_, _, whole) = module.train(config, task)
-    halfway = next(state for step, _, state in module.train(config, task) if step == 2)
-    *_, (_, _, resumed) = module.train(config, task, copy.deepcopy(halfway))
+
+    def begun() -> Iterator:
+        state = _build(module, steps=4, learning_rate=1e-3, **fields)
+        return module.train(state.config, task, state)
+
+    *_, (_, _, whole) = begun()
+    halfway = next(state for step, _, state in begun() if step == 2)
+    *_, (_, _, resumed) = module.train(halfway.config, task, copy.deepcopy(halfway))
     for a, b in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -1,10 +1,12 @@
-"""MuZero learns a game for two whose every position is known, without its rules."""
+"""MuZero and Gumbel MuZero learn a game for two whose every position is known, without its rules."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from foresight.algorithms.search import muzero
+from foresight.algorithms.search import gumbel_muzero, muzero
 from foresight.envs import games
 from foresight.planning import opponents, proof
 from foresight.runtime import match
@@ -14,21 +16,44 @@ HEX = games.make("hex", size=2)
 B1, A2 = 1, 2  # the cells with two ways to the other edge: whoever begins there wins, whoever begins elsewhere loses
 
 
-@sabotaged_by("foresight.planning.unroll.latent_model", change("players", lambda _: 1))
-@sabotaged_by("foresight.planning.unroll.summed", flip_sign)
-def test_muzero_learns_to_win_at_hex() -> None:
-    config = muzero.Config(
+SABOTAGES = (
+    ("foresight.planning.unroll.latent_model", change("players", lambda _: 1)),
+    ("foresight.planning.unroll.summed", flip_sign),
+)
+
+
+def learnt(module: Any, **exploring: Any) -> Any:
+    """The State of `module` after 3,000 moves of Hex; it loses against nobody when it begins."""
+    config = module.Config(
         steps=3_000, num_envs=16, simulations=12, gamma=1.0, unroll_steps=3, n_steps=4, batch=64, update_every=8,
-        collect_steps=8, warmup=200, reanalyze=0.0, dirichlet_alpha=1.0, temperatures=(1.0,), latent_size=16,
-        hidden=(32,), support=2, learning_rate=5e-3, value_coef=1.0,
+        collect_steps=8, warmup=200, reanalyze=0.0, latent_size=16, hidden=(32,), support=2, learning_rate=5e-3,
+        value_coef=1.0, **exploring,
     )  # fmt: skip
-    *_, (_, _, state) = muzero.train(config, HEX)
-    agent = match.chooser(muzero, state)
+    *_, (_, _, state) = module.train(config, HEX)
+    assert proof.exhaust(HEX, match.chooser(module, state), first=True).lost == 0
+    return state
+
+
+@sabotaged_by(*SABOTAGES[0])
+@sabotaged_by(*SABOTAGES[1])
+def test_muzero_learns_to_win_at_hex() -> None:
+    state = learnt(muzero, dirichlet_alpha=1.0, temperatures=(1.0,))
     random = match.play(HEX, opponents.make("random", HEX, 1), opponents.make("random", HEX, 2), 40)
     assert 0.2 < random.score < 0.8
-    assert proof.exhaust(HEX, agent, first=True).lost == 0
     action, extras, _ = muzero.act(state, HEX.start(1))
     assert int(action[0]) in (B1, A2) and extras["value"][0] > 0.2  # with what the search tried in vain
     begun = HEX.step(HEX.start(4), torch.arange(4)).position  # by every first move: what is it worth to the second?
     _, extras, _ = muzero.act(state, begun, simulations=0)
     assert (extras["value"].sign() == torch.tensor([1, -1, -1, 1])).all()
+
+
+@sabotaged_by(*SABOTAGES[0])
+@sabotaged_by(*SABOTAGES[1])
+def test_gumbel_muzero_learns_to_win_at_hex() -> None:
+    state = learnt(gumbel_muzero, value_scale=1.0)
+    _, extras, _ = gumbel_muzero.act(state, HEX.start(1))
+    assert extras["weights"][0, [B1, A2]].sum() > 0.9
+    taken = HEX.step(HEX.start(1), torch.tensor([B1])).position
+    action, extras, _ = gumbel_muzero.act(state, taken)
+    assert int(action[0]) != B1 and extras["weights"][0, B1] == 0  # a cell that is taken is no move
+    assert gumbel_muzero.act(state, taken, simulations=0)[1]["value"][0] < 0

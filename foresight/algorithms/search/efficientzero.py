@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.data import trees
@@ -88,12 +87,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     if config.batch * config.unroll_steps < 2:
         raise UserError("Consistency is measured over a batch: batch times unroll_steps must be at least 2.")
     require_end(spaces, config.gamma)
-    if not isinstance(spaces.action, gs.Discrete):
-        raise UserError(f"EfficientZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
+    actions = unroll.choices(spaces.action, "EfficientZero")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = encoders.encoder(spaces.obs, config.hidden, "relu", config.images)
-        actions = int(spaces.action.n)
         network = PrefixModel(
             encoder,
             actions,
@@ -114,8 +111,9 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
+    obs, legal = unroll.seen(state, obs)
     found = search(
-        state.network, trees.to(obs, state.generator.device), config.simulations, RULE,
+        state.network, obs, config.simulations, RULE, legal=legal,
         noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
@@ -137,7 +135,8 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
     """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    return {"weights": search(state.target, obs, state.config.simulations, RULE).weights}
+    obs, legal = unroll.seen(state, obs)
+    return {"weights": search(state.target, obs, state.config.simulations, RULE, legal=legal).weights}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:

@@ -7,8 +7,8 @@ where π' = softmax(logits + σ(completedQ)) improves the policy however few sim
 Halving spends them on the m drawn actions. Model, returns and unroll are MuZero's (arXiv:1911.08265).
 
 What is kept: drawing without replacement by Gumbel noise, Sequential Halving at the root, the deterministic rule below
-it, completed values with v_mix, π' as the target, no Dirichlet noise and no temperature; reanalysis of a share of the
-targets with a slow copy of the network.
+it, completed values with v_mix, π' as the target, no Dirichlet noise and no temperature; games for two, with a
+model whose discount is -γ, as in `muzero`; reanalysis of a share of the targets with a slow copy of the network.
 
 Otherwise than there: a time limit is no termination; replay is uniform; Adam. KL and cross-entropy differ by a
 constant, so the loss is the latter. Playing without exploring takes the noise away.
@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gymnasium import spaces as gs
 from torch import Tensor
 
-from foresight.data import trees
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Spaces, require_end, require_worlds
-from foresight.errors import UserError
+from foresight.envs import selfplay
+from foresight.envs.base import Env, Spaces, require_worlds
+from foresight.envs.games import Game
 from foresight.ops import latent
 from foresight.planning import unroll
 from foresight.planning.search import Gumbel, search
@@ -76,27 +75,27 @@ class Config:
 State = unroll.State  # the network and its slow copy, optimiser, replay, generators, counts
 
 
-def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
     unroll.check(config, "considered")
-    require_end(spaces, config.gamma)
-    if not isinstance(spaces.action, gs.Discrete):
-        raise UserError(f"Gumbel MuZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
-    actions = int(spaces.action.n)
-    network = unroll.latent_model(config, spaces.obs, actions, actions)
-    return State(config, **unroll.parts(config, network, device))
+    return unroll.begin(config, spaces, "Gumbel MuZero", device)
 
 
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(
+    state: State, obs: Any, carry: None = None, explore: bool = False, simulations: int | None = None
+) -> tuple[Tensor, dict[str, Any], None]:
     """Search from every row of `obs`; with `explore` under Gumbel noise, else without.
 
-    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]`, the root's.
+    Extras: `weights` `[B, A]`, the policy target, `value` `[B]`, the root's, `visits`, `prior` `[B, A]`, and `tree`.
+    `simulations` are the Config's unless given; in a game `obs` may be positions.
     """
+    obs, legal = unroll.seen(state, obs)
     found = search(
-        state.network, trees.to(obs, state.generator.device), state.config.simulations, _rule(state.config),
-        generator=state.generator if explore else None,
+        state.network, obs, state.config.simulations if simulations is None else simulations, _rule(state.config),
+        legal=legal, generator=state.generator if explore else None,
     )  # fmt: skip
-    return found.action, {"weights": found.weights, "value": found.value}, carry
+    extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
+    return found.action, {**extras, "prior": found.tree.prior[:, 0], "tree": found.tree}, carry
 
 
 @torch.no_grad()
@@ -111,7 +110,10 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
     """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    found = search(state.target, obs, state.config.simulations, _rule(state.config), generator=state.generator)
+    obs, legal = unroll.seen(state, obs)
+    found = search(
+        state.target, obs, state.config.simulations, _rule(state.config), legal=legal, generator=state.generator
+    )
     return {"weights": found.weights}
 
 
@@ -145,12 +147,13 @@ def learn(state: State, rows: Trajectory) -> dict[str, float]:
 
 
 def train(
-    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+    config: Config, env: Env | Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
-    require_worlds(env, config.num_envs)
+    env = selfplay.world(env, config.num_envs)
     if state is None:
-        state = build(config, env.spaces, device)
+        state = build(config, env.game if isinstance(env, selfplay.SelfPlay) else env.spaces, device)
+    require_worlds(env, config.num_envs)
     restart(state)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:

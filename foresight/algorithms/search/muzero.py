@@ -24,14 +24,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.data.trajectory import Trajectory
 from foresight.envs import selfplay
-from foresight.envs.base import Env, Spaces, require_end, require_worlds
-from foresight.envs.games import Game, Plays
-from foresight.errors import UserError
+from foresight.envs.base import Env, Spaces, require_worlds
+from foresight.envs.games import Game
 from foresight.ops import latent
 from foresight.planning import unroll
 from foresight.planning.search import PUCT, Dirichlet, search
@@ -83,13 +81,7 @@ State = unroll.State  # the network and its slow copy, optimiser, replay, genera
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
     unroll.check(config)
-    spaces, game = unroll.world_of(spaces)
-    require_end(spaces, config.gamma)
-    if not isinstance(spaces.action, gs.Discrete):
-        raise UserError(f"MuZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
-    actions = int(spaces.action.n)
-    network = unroll.latent_model(config, spaces.obs, actions, actions, players=1 if game is None else 2)
-    return State(config, **unroll.parts(config, network, device), plays=Plays.of(game), game=game)
+    return unroll.begin(config, spaces, "MuZero", device)
 
 
 def act(

@@ -3,13 +3,13 @@
     minimise  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v - Σ_i π̂(a_i) ln p^k(a_i) - c_e H(p^k) ] + Σ_{k=1..K} l(r^k, u_{t+k})
 
 where a_1 … a_N are drawn from the policy at every node of the search, and π̂ are the visits of those at the root. The
-rest is MuZero (arXiv:1911.08265), for continuous actions.
+rest is MuZero (arXiv:1911.08265), for real actions, and for choices of which there are too many to search them all.
 
 What is kept: actions drawn anew at every node (β = π, so that the search's prior is uniform over them), the policy as a
 distribution that is fitted to the visits of the drawn actions, MuZero's model, returns and unroll; reanalysis of a
 share of the targets, with actions drawn anew, by a slow copy of the network.
 
-Otherwise than there: the policy is a normal squashed by tanh into the bounds of the actions; a time limit is no
+Otherwise than there: the policy over real actions is a normal squashed by tanh into their bounds; a time limit is no
 termination; replay is uniform; Adam; an entropy bonus (LightZero).
 """
 
@@ -23,12 +23,11 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
-from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
 from foresight.errors import UserError
-from foresight.nets.heads import TanhNormalHead
+from foresight.nets.heads import CategoricalHead, TanhNormalHead
 from foresight.nets.latent import LatentModel
 from foresight.planning import unroll
 from foresight.planning.sampled import SampledActions, root_actions
@@ -82,8 +81,8 @@ class State:
 
     config: Config
     network: LatentModel
-    head: TanhNormalHead  # makes a distribution of the network's numbers
-    low: Tensor  # bounds of the actions, [D]
+    head: TanhNormalHead | CategoricalHead  # makes a distribution of the network's numbers
+    low: Tensor  # bounds of real actions, [D]
     high: Tensor
     target: LatentModel  # the slow copy: values to bootstrap with, and reanalysis
     optimizer: torch.optim.Adam
@@ -96,33 +95,42 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser, replay. Raises UserError for actions that are not a bounded Box."""
+    """Networks, optimiser, replay. Raises UserError for actions that are neither choices nor a bounded Box."""
     unroll.check(config, "samples")
     require_end(spaces, config.gamma)
-    space = spaces.action
-    if not isinstance(space, gs.Box) or len(space.shape) != 1 or not space.is_bounded():
-        raise UserError(f"Sampled MuZero needs a bounded Box of one dim for actions, not {space}: use muzero.")
-    head = TanhNormalHead(space.shape[0], bounds=(-3.0, 1.0))
-    network = unroll.latent_model(config, spaces.obs, space.shape[0], head.width)
-    low, high = (torch.as_tensor(bound, device=device) for bound in (space.low, space.high))
+    space, head = spaces.action, _head(spaces.action)
+    features = head.width if isinstance(head, CategoricalHead) else head.width // 2
+    network = unroll.latent_model(config, spaces.obs, features, head.width)
+    bounds = (space.low, space.high) if isinstance(space, gs.Box) else ((), ())
+    low, high = (torch.as_tensor(bound, device=device) for bound in bounds)
     return State(config, head=head, low=low, high=high, **unroll.parts(config, network, device))
+
+
+def _head(space: gs.Space[Any]) -> TanhNormalHead | CategoricalHead:
+    if isinstance(space, gs.Discrete):
+        return CategoricalHead(int(space.n))
+    if not isinstance(space, gs.Box) or len(space.shape) != 1 or not space.is_bounded():
+        raise UserError(f"Sampled MuZero needs choices or a bounded Box of one dim for actions, not {space}.")
+    return TanhNormalHead(space.shape[0], bounds=(-3.0, 1.0))
 
 
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """Search from every row of `obs`; with `explore` in proportion to visits, else the most visited drawn action.
 
     Extras: the drawn `actions` `[B, N, D]` in (-1, 1), their `weights` `[B, N]`, the `value` `[B]` of the root, and
-    `taken` `[B, D]`, the action before it was stretched to its bounds.
+    `taken` `[B, D]`, the action before it was stretched to its bounds. Of choices `actions` are int64 `[B, N]`, and
+    `taken` `[B]` is the action.
     """
     heat = unroll.heat(state) if explore else 0.0
-    found, drawn = _search(state, state.network, trees.to(obs, state.generator.device), heat)
+    found, drawn = _search(state, state.network, obs, heat)
     taken = drawn[torch.arange(len(drawn), device=drawn.device), found.action]
-    action = state.low + (taken + 1) / 2 * (state.high - state.low)
+    action = taken if _choices(state) else state.low + (taken + 1) / 2 * (state.high - state.low)
     return action, {"actions": drawn, "weights": found.weights, "value": found.value, "taken": taken}, carry
 
 
 def _search(state: State, network: LatentModel, obs: Any, temperature: float) -> tuple[SearchResult, Tensor]:
-    model = SampledActions(network, state.head, state.config.samples, state.generator)
+    obs, legal = unroll.seen(state, obs)
+    model = SampledActions(network, state.head, state.config.samples, state.generator, legal)
     found = search(
         model, obs, state.config.simulations, RULE, temperature=temperature,
         generator=state.generator,
@@ -134,7 +142,7 @@ def _search(state: State, network: LatentModel, obs: Any, temperature: float) ->
 def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`(alive, known, value, weights, actions)` of the first K + 1 rows of pieces `[B, K + n]`; see `unroll.targets`.
 
-    Weights `[B, K + 1, N]` are of the drawn actions `[B, K + 1, N, D]`.
+    Weights `[B, K + 1, N]` are of the drawn actions `[B, K + 1, N, D]` or, of choices, `[B, K + 1, N]`.
     """
     alive, known, value = unroll.targets(state, batch, state.config.n_steps)
     policy = unroll.policies(state, batch, reanalyze, ("weights", "actions"))
@@ -156,7 +164,9 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         fitted = -(weights * state.head(wide).logp(actions)).sum(-1)
         return {"policy_loss": fitted, "entropy": state.head(numbers).entropy()}
 
-    return unroll.losses(state.network, batch, batch.extras["taken"], goals, policy)
+    taken = batch.extras["taken"]
+    features = state.network.eye[taken] if _choices(state) else taken
+    return unroll.losses(state.network, batch, features, goals, policy)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -192,3 +202,7 @@ def train(
     while state.step < config.steps:
         rows, obs = rollout(state, env, obs)
         yield state.step, learn(state, rows), state
+
+
+def _choices(state: State) -> bool:
+    return isinstance(state.head, CategoricalHead)

@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gymnasium import spaces as gs
 from torch import Tensor
+from torch.nn import functional
 
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Env, Spaces, require_end, require_worlds
-from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.chance import ChanceModel
 from foresight.ops import latent
@@ -84,13 +83,12 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
     unroll.check(config, "codes")
     require_end(spaces, config.gamma)
-    if not isinstance(spaces.action, gs.Discrete):
-        raise UserError(f"Stochastic MuZero needs discrete actions, not {spaces.action}: use sampled_muzero.")
+    actions = unroll.choices(spaces.action, "Stochastic MuZero")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder, watcher = (encoders.encoder(spaces.obs, config.hidden, "relu", config.images) for _ in range(2))
         network = ChanceModel(
-            encoder, watcher, int(spaces.action.n), config.codes, config.latent_size, config.hidden, config.support,
+            encoder, watcher, actions, config.codes, config.latent_size, config.hidden, config.support,
             config.gamma,
         )  # fmt: skip
     return State(config, **unroll.parts(config, network, device))
@@ -108,8 +106,9 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
+    obs, legal = _seen(state, obs)
     found = search(
-        state.network, trees.to(obs, state.generator.device), config.simulations, rule(config),
+        state.network, obs, config.simulations, rule(config), legal=legal,
         noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
@@ -128,7 +127,8 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
     """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    found = search(state.target, obs, state.config.simulations, rule(state.config))
+    obs, legal = _seen(state, obs)
+    found = search(state.target, obs, state.config.simulations, rule(state.config), legal=legal)
     return {"weights": found.weights[:, : state.network.actions]}
 
 
@@ -201,3 +201,9 @@ def train(
     while state.step < config.steps:
         rows, obs = rollout(state, env, obs)
         yield state.step, learn(state, rows), state
+
+
+def _seen(state: State, obs: Any) -> tuple[Any, Tensor | None]:
+    """See `unroll.seen`; beside the actions stand the outcomes of chance, of which none is ruled out."""
+    obs, legal = unroll.seen(state, obs)
+    return obs, None if legal is None else functional.pad(legal, (0, state.config.codes), value=True)

@@ -6,17 +6,20 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces as gs
 
 from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
 from foresight.data.trajectory import Trajectory
 from foresight.envs import games
+from foresight.envs.base import Feedback, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.nets.latent import Number
 from foresight.ops import transforms
-from foresight.planning import unroll
+from foresight.planning import sampled, unroll
 from foresight.planning.search import search
 from foresight.runtime import checkpoint
 from tests.algorithms.states import refusal
@@ -218,13 +221,64 @@ def test_sampled_actions_reach_the_model_as_they_were_drawn() -> None:
     torch.testing.assert_close(found.tree.child_values(), drawn.sum(-1), atol=1e-5, rtol=0)
 
 
+@sabotaged_by("foresight.planning.sampled._logits", lambda f: lambda actions: torch.zeros(actions.shape))
+def test_choices_that_were_drawn_twice_are_one_action() -> None:
+    drawn = torch.tensor([[2, 0, 2, 2], [1, 1, 1, 1], [3, 2, 1, 0]])
+    prior = torch.softmax(sampled._logits(drawn), -1)
+    torch.testing.assert_close(prior, torch.tensor([[0.75, 0.25, 0, 0], [1, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]]))
+
+
+class Bandit:
+    """Fifty choices, of which every third is legal; the higher, the better."""
+
+    num_envs, name = 4, "bandit"
+    spaces = Spaces(gs.Dict({"x": gs.Box(0, 1, (1,)), "action_mask": gs.MultiBinary(50)}), gs.Discrete(50))
+
+    def reset(self, seed: int) -> Any:
+        mask = (torch.arange(50) % 3 == 1).to(torch.int8).expand(4, 50)
+        return {"x": torch.zeros(4, 1), "action_mask": mask}
+
+    def step(self, action: torch.Tensor) -> Feedback:
+        assert (action % 3 == 1).all(), "not legal"
+        obs, zero, one = self.reset(0), torch.zeros(4), torch.ones(4)
+        return Feedback(obs, action / 49, zero, one, one, obs, {"episode_return": [], "episode_length": []})
+
+
+def _unmasked(seen: Any) -> Any:
+    return lambda state, obs: (seen(state, obs)[0], None)
+
+
+@sabotaged_by("foresight.planning.unroll.seen", _unmasked)
+@pytest.mark.parametrize("module", DISCRETE, ids=name)
+def test_only_what_is_legal_is_chosen_and_learnt(module: ModuleType) -> None:
+    state = module.build(module.Config(**SMALL), Bandit.spaces)
+    obs = Bandit().reset(0)
+    illegal = obs["action_mask"] == 0
+    for explore in (False, True):
+        action, extras, _ = module.act(state, obs, explore=explore)
+        assert (action % 3 == 1).all() and extras["weights"][illegal].abs().sum() == 0
+    weights = module.reanalyze(state, obs)["weights"]
+    assert weights.shape == (4, 50) and weights[illegal].abs().sum() == 0
+
+
+@sabotaged_by("foresight.planning.unroll.seen", _unmasked)
+def test_sampled_muzero_chooses_what_is_legal_and_learns_it() -> None:
+    settings = {**SMALL, "steps": 800, "update_every": 8, "simulations": 12, "samples": 8, "learning_rate": 2e-2}
+    config = sampled_muzero.Config(**{**settings, "n_steps": 1, "unroll_steps": 1, "reanalyze": 0.5})
+    *_, (_, _, state) = sampled_muzero.train(config, Bandit())
+    action, extras, _ = sampled_muzero.act(state, Bandit().reset(0))
+    assert action.dtype == torch.int64 and (action % 3 == 1).all() and action.min() >= 40
+    assert torch.equal(action, extras["taken"]) and extras["actions"].shape == (4, 8)
+
+
 @pytest.mark.parametrize("module", DISCRETE, ids=name)
 def test_mistakes_are_told(module: ModuleType) -> None:
     env = make("Pendulum-v1", num_envs=2)
     with pytest.raises(UserError, match="discrete actions"):
         module.build(module.Config(), env.spaces)
-    with pytest.raises(UserError, match="bounded Box"):
-        sampled_muzero.build(sampled_muzero.Config(), make("CartPole-v1", num_envs=2).spaces)
+    with pytest.raises(UserError, match="choices or a bounded Box"):
+        spaces = env.spaces._replace(action=gs.Box(-np.inf, np.inf, (2,)))
+        sampled_muzero.build(sampled_muzero.Config(), spaces)
     cart = make("CartPole-v1", num_envs=2)
     for wrong, message in [
         ({"batch": 0}, "batch must be at least 1"), ({"warmup": 3}, "warmup is 3"), ({"reanalyze": 2.0}, "a share"),
