@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import bench, book, catalog, reproduce, suites
+from foresight.runtime import bench, book, catalog, reproduce, results, suites
 from tests.cli.conftest import call as call  # the command line as a fixture
 
 CORRIDOR = suites.Experiment("foresight.runtime.book:short_corridor", "short-corridor")
@@ -210,12 +210,15 @@ def test_the_command_lists_and_runs(call: Callable, tmp_path: Path, monkeypatch:
     wrong = call("reproduce", "sutton")
     assert wrong.code == 2 and "Did you mean 'sutton-barto'" in wrong.err
     table = call("reproduce", "language", "--list", "--only", "distill-smollm2-addition").out
-    assert "grpo-addition-10-minutes" in table and "not run" in table and "sft" not in table
+    assert "grpo-addition-10-minutes" in table and "sft" not in table
     (row,) = call("reproduce", "model-free", "--list", "--only", "trpo-CartPole-v1", "--json").json
     assert (row["met"], row["target"], row["done_seeds"], row["steps"]) == (True, ">= 475", 5, 100_000)
     assert row["command"] == "foresight reproduce model-free --only trpo-CartPole-v1"
     assert "Did you mean" in call("reproduce", "model-free", "--only", "trpo-CartPole").err
-    suite = suites.Suite("small", "t", (CORRIDOR,))
-    monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
-    files = call("reproduce", "small", "--quick", "--out", str(tmp_path), "--json").json
+    suite = suites.Suite("small", "t", (CORRIDOR,), (suites.Trained("trpo", "CartPole-v1", "of-no-run"),))
+    for module in (reproduce, results):
+        monkeypatch.setattr(module, "suites", lambda: {"small": suite})
+    table = call("reproduce", "small", "--list", "--only", "of-no-run").out
+    assert "of-no-run" in table and "not run" in table
+    files = call("reproduce", "small", "--only", "short-corridor", "--quick", "--out", str(tmp_path), "--json").json
     assert [Path(file).name for file in files] == ["short-corridor.json", "short-corridor.png"]
