@@ -1,8 +1,9 @@
 """MLPs side by side, made for speed: small networks are bound by the number of calls, not by arithmetic.
 
 On a CPU a layer of 64x64 costs less than the machinery around it. `Towers` therefore keeps all weights in one flat
-parameter (the optimiser and the gradient clip see one tensor), is one node for autograd whatever its depth, and
-uses numpy where that is the faster of the two: for tanh, and for products with few rows or columns.
+parameter (the optimiser and the gradient clip see one tensor), is one node for autograd whatever its depth, uses
+numpy where that is the faster of the two (for tanh, and for some products with few rows or columns), and multiplies
+the other way round where there are few outputs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from foresight import errors
 from foresight.nets.mlp import ACTIVATIONS, SQRT2
 
-FEW_COLUMNS = 32  # inputs up to which numpy multiplies faster than torch
+FEW_COLUMNS = 8  # of a product, up to which torch takes several times as long as it needs
 FEW_ROWS = 64  # rows up to which all of numpy is faster than torch
 
 
@@ -212,10 +213,8 @@ def _through(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor
     """The output of every layer of one tower. Each row's bits do not depend on the other rows."""
     outputs, last = [], len(layers) - 1
     for i, layer in enumerate(layers):
-        if i < last and x.shape[1] <= FEW_COLUMNS:
-            array = np.dot(x.numpy(), layer.array_t)
-            array += layer.offset
-            x = torch.from_numpy(array)
+        if 1 < len(layer.bias) <= FEW_COLUMNS:  # one output is a product with a vector, and quick
+            x = torch.addmm(layer.bias.unsqueeze(1), layer.weight, x.t()).t().contiguous()
         else:
             x = torch.addmm(layer.bias, x, layer.weight_t)
         if i < last:
@@ -257,7 +256,7 @@ def _back(
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """`a @ b`, in numpy where it is narrow and small (and numpy stays on one thread)."""
-    if min(*a.shape, *b.shape) <= FEW_COLUMNS and a.numel() * b.shape[1] <= 2**18:
+    if min(out.shape) <= FEW_COLUMNS and a.numel() * b.shape[1] <= 2**18:
         np.dot(a.numpy(), b.numpy(), out=out.numpy())
         return out
     return torch.mm(a, b, out=out)
