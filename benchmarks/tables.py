@@ -103,7 +103,7 @@ def speed(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     for name, r in results:
         peer = r.get("peer")
         theirs = f"{peer['name']}: {figure(peer['rate'])}" if peer else "–"
-        ratio = f"{r['ratio']:.1f}×" if peer else "–"
+        ratio = f"{r['ratio']:.4g}×" if peer else "–"
         target = f"{r['target']:g}×{'' if r['met'] else ' (missed)'}" if peer and r.get("target") else "–"
         lines.append(
             f"| [{r['what']}](../results/{name}) ({r['unit']}) | {figure(r['ours']['rate'])} | {theirs} | {ratio} | "

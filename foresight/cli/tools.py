@@ -151,7 +151,7 @@ def _print_bench(console: Console, result: dict[str, Any]) -> None:
     rows += [(key, *(_cell(side.get(key)) for side in sides.values())) for key in keys]
     console.print(screen.table((f"median of {result['rounds']}", *sides), rows))
     if "ratio" in result and result["ratio"] is not None:
-        words = f"\n{result['ratio']:.2f} times as fast"
+        words = f"\n{result['ratio']:.4g} times as fast"
         if result["met"] is not None:
             words += f"; the target is {result['target']:g}: {'met' if result['met'] else 'NOT met'}"
         console.print(

@@ -209,6 +209,15 @@ def test_only_the_adapters_learn(name):
     assert bool(whole) == (name == "mtp_critic")
 
 
+def _without_momentum(restore):
+    def mutant(path, state):
+        restore(path, state)
+        state.optimizer.state.clear()
+
+    return mutant
+
+
+@sabotaged_by("foresight.runtime.checkpoint.restore", _without_momentum)
 @every
 def test_a_checkpoint_continues_bit_for_bit(name, tmp_path):
     module, whole = _state(name)

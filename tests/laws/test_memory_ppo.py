@@ -17,7 +17,7 @@ from foresight.nets import memory
 from foresight.nets.outputs import Categorical
 from foresight.ops import policy
 from tests.algorithms.policy.worlds import Clock
-from tests.sabotage import change, sabotaged_by
+from tests.sabotage import change, loses_generator, sabotaged_by
 
 SMALL = ppo.Config(
     num_envs=6, unroll_steps=32, minibatches=3, hidden=(16,), memory="gru", memory_size=16, memory_heads=2,
@@ -136,6 +136,7 @@ def test_rows_that_only_reset_are_not_learnt_from():
         assert 0 < metrics["value_loss"] < 1000
 
 
+@sabotaged_by("copy.deepcopy", loses_generator)
 @pytest.mark.parametrize("kind", ["lstm", "gtrxl"])
 def test_a_resumed_run_is_the_uninterrupted_one(kind: str):
     """Where the world begins anew with the run: one-step episodes, so the memory is empty at every row."""
