@@ -68,20 +68,23 @@ def test_one_tower_alone_is_the_same_and_gives_the_others_no_gradient():
     assert moved == [False, True, False]
 
 
+@pytest.mark.parametrize("hidden", [(64, 64), (256, 256)])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("rows", [1, 8, 300])
-def test_without_gradient_it_is_the_same(rows):
-    module, x = _random(4, (64, 64), "tanh"), torch.randn(rows, 4)
+def test_without_gradient_it_is_the_same(rows, activation, hidden):
+    module, x = _random(4, hidden, activation), torch.randn(rows, 4)
     with torch.inference_mode():
         for fast, slow in zip(module(x), _plain(module, x), strict=True):
             torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
         assert torch.equal(module.only(0, x), module(x)[0])
 
 
+@pytest.mark.parametrize("hidden", [64, 256])
 @pytest.mark.parametrize("sizes", [(4, 2), (17, 6), (64, 4), (2, 3)])
-def test_a_row_has_the_same_bits_in_every_batch(sizes):
+def test_a_row_has_the_same_bits_in_every_batch(sizes, hidden):
     """What makes the first ratio of PPO exactly 1, though minibatches have other rows than the rollout."""
     inputs, outputs = sizes
-    module, x = Towers(inputs, (64, 64), (outputs, 1), (1.0, 1.0)), torch.randn(1024, inputs)
+    module, x = Towers(inputs, (hidden, hidden), (outputs, 1), (1.0, 1.0)), torch.randn(1024, inputs)
     with torch.no_grad():
         whole = module(x)[0]
     for rows in (65, 128, 250, 256, 512):
@@ -90,9 +93,10 @@ def test_a_row_has_the_same_bits_in_every_batch(sizes):
 
 
 @sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 2 * g))
+@pytest.mark.parametrize("hidden", [(64, 64), (256, 256)])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_the_way_back_without_autograd_is_autograds(activation):
-    module, x = _random(4, (64, 64), activation), torch.randn(300, 4)
+def test_the_way_back_without_autograd_is_autograds(activation, hidden):
+    module, x = _random(4, hidden, activation), torch.randn(300, 4)
     for _ in range(2):  # twice: the memory is used again
         found = module.vjp(x)
         assert found is not None
