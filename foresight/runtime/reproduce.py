@@ -74,7 +74,7 @@ def reproduce(
             say(f"  left out: {why}")
             continue
         if row.needs:
-            prepare(row.needs, say)
+            prepare(row.needs.format(runs=shlex.quote(str(runs))), say)
         if isinstance(row, Trained):
             written.append(trained(row, results, runs, command, quick, say, seeds))
         elif row.is_command:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Experiment:
     # nothing where no code can do it yet
     result: str = ""  # the stem of the JSON; of a function: its name
     figures: tuple[Figure, ...] = ()
-    needs: str = ""  # a command that makes its input, see `made_by`
+    needs: str = ""  # a command that makes its input, see `made_by`; {runs} is where runs are
     after: tuple[str, ...] = ()  # rows that must be there before
 
     @property
@@ -135,7 +136,7 @@ def met(target: str, value: float, known: Mapping[str, float] | None = None) -> 
 
 def made_by(command: str) -> Path:
     """The file that a command says it makes: the word after `--out`."""
-    words = command.split()
+    words = shlex.split(command)
     return Path(words[words.index("--out") + 1])
 
 
