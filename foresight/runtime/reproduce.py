@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import shlex
 import statistics
 import subprocess
@@ -173,7 +174,8 @@ def trained(
             key: value.format(runs=runs, seed=seed) if isinstance(value, str) else value
             for key, value in what.options.items()
         }
-        summaries.append(one(what.algorithm, what.preset, seed, out, what.episodes, steps, False, **fields))
+        summary = one(what.algorithm, what.preset, seed, out, what.episodes, steps, False, **fields)
+        summaries.append({**summary, "last": last(what.algorithm, out)})
         say(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
     file = results / f"{what.result}.json"
     document = collect(what.algorithm, what.preset, summaries, command)
@@ -210,6 +212,18 @@ def one(
     ).summary
 
 
+def last(name: str, out: Path) -> dict[str, float]:
+    """What a run says of itself at its end: the mean of each of the algorithm's own metrics over a tenth of the log."""
+    from foresight.runtime import log
+
+    found: dict[str, float] = {}
+    for key in catalog.algorithms()[name].metrics:
+        values = [row[key] for row in log.read(out) if math.isfinite(row.get(key, math.nan))]
+        if values:
+            found[key] = round(statistics.fmean(values[-math.ceil(len(values) / 10) :]), 6)
+    return found
+
+
 def _aside(out: Path) -> Path:
     """Where the run directory `out` is kept from now on."""
     aside = next(path for i in itertools.count(1) if not (path := out.with_name(f"{out.name}-before-{i}")).exists())
@@ -238,7 +252,10 @@ def collect(name: str, preset: str, summaries: Sequence[dict[str, Any]], command
         "worst": max(means) if evaluate.falls(first["evaluation"]["metric"]) else min(means),
         "baseline": statistics.fmean(summary["baseline"]["mean"] for summary in summaries),
         "seconds": [summary["seconds"] for summary in summaries],
-        "runs": [{key: summary[key] for key in ("seed", "evaluation", "baseline", "seconds")} for summary in summaries],
+        "runs": [
+            {key: summary[key] for key in ("seed", "evaluation", "baseline", "last", "seconds") if key in summary}
+            for summary in summaries
+        ],
         "versions": first["versions"],
         "machine": first["machine"],
     }

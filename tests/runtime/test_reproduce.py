@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import bench, book, catalog, reproduce, results, suites
+from foresight.runtime import bench, book, catalog, log, reproduce, results, suites
 from tests.cli.conftest import call as call  # the command line as a fixture
 
 CORRIDOR = suites.Experiment("foresight.runtime.book:short_corridor", "short-corridor")
@@ -85,6 +87,8 @@ def test_a_suite_is_run_and_its_presets_are_read_the_second_time(
     assert corridor["best_probability"] == pytest.approx(2 - 2**0.5, abs=1e-6)
     assert corridor["best_value"] == pytest.approx(corridor["published"]["best_value"], abs=1e-3)
     assert trained["seeds"] == [0, 1] and trained["iqm"] >= -17 > trained["baseline"]
+    shown = [row["return"] for row in log.read(tmp_path / "runs" / "sarsa-CliffWalking-v1-0") if "return" in row]
+    assert trained["runs"][0]["last"]["return"] == pytest.approx(statistics.fmean(shown[-math.ceil(len(shown) / 10) :]))
     made = (tmp_path / "runs" / "sarsa-CliffWalking-v1-0" / "summary.json").stat().st_mtime_ns
     reproduce.reproduce("small", tmp_path)
     assert (tmp_path / "runs" / "sarsa-CliffWalking-v1-0" / "summary.json").stat().st_mtime_ns == made
