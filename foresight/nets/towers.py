@@ -218,7 +218,7 @@ def _through(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor
     outputs, last = [], len(layers) - 1
     for i, layer in enumerate(layers):
         if large := _large(layer.weight):
-            x = _linear(x, layer.weight, layer.bias, "relu" if i < last and activation == "relu" else "none")
+            x = linear(x, layer.weight, layer.bias, "relu" if i < last and activation == "relu" else "none")
         else:
             x = torch.addmm(layer.bias, x, layer.weight_t)
         if i < last:
@@ -254,7 +254,7 @@ def _back(
             _product(grad.t(), below, weight)
         if i or inputs:
             if _large(layers[i].weight):
-                grad = _linear(grad, layers[i].weight_t)
+                grad = linear(grad, layers[i].weight_t)
             else:
                 into = _scratch(i % 2, below) if i else torch.empty_like(below)
                 grad = _product(grad, layers[i].weight, into)
@@ -267,7 +267,7 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
         np.dot(a.numpy(), b.numpy(), out=out.numpy())
         return out
     if a.numel() * b.shape[1] >= LARGE_GRADIENT and ONEDNN:
-        return out.copy_(_linear(a, b.t()))
+        return out.copy_(linear(a, b.t()))
     return torch.mm(a, b, out=out)
 
 
@@ -275,7 +275,7 @@ def _large(weight: Tensor) -> bool:
     return weight.numel() >= LARGE and ONEDNN
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
     """A linear layer, and what follows it ("relu"), by oneDNN; without autograd."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
     return result
