@@ -148,14 +148,23 @@ def _grade_last_integer(examples: Sequence[Example], completions: Sequence[str])
     return [float(last_integer(c) == int(e.answer or "")) for e, c in zip(examples, completions, strict=True)]
 
 
-def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0) -> TextTask:
+def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0, reach: int | None = None) -> TextTask:
     """Questions like "What is 7 + 12?": every pair of addends in [low, high], `held_out` of them reserved by the seed.
 
-    The last integer in the completion is the answer. The larger the sum, the harder it is taken to be.
+    With `reach`, pairs with a larger addend, up to it, are trained on too: the held-out questions stay the same. The
+    last integer in the completion is the answer. The larger the sum, the harder it is taken to be.
     """
-    pairs = [(a, b) for a in range(low, high + 1) for b in range(low, high + 1)]
-    examples = [Example(f"What is {a} + {b}?", str(a + b), {"difficulty": a + b}) for a, b in pairs]
-    return _split("addition", examples, held_out, seed, _grade_last_integer)
+    top = high if reach is None else reach
+    if top < high:
+        raise UserError(f"reach must be at least high, which is {high}, but is {reach}.")
+    examples = {
+        (a, b): Example(f"What is {a} + {b}?", str(a + b), {"difficulty": a + b})
+        for a, b in itertools.product(range(low, top + 1), repeat=2)
+    }
+    small = [example for pair, example in examples.items() if max(pair) <= high]
+    large = [example for pair, example in examples.items() if max(pair) > high]
+    task = _split("addition", small, held_out, seed, _grade_last_integer)
+    return dataclasses.replace(task, train=[*task.train, *large])
 
 
 def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int = 0) -> TextTask:

@@ -198,7 +198,8 @@ def one(
 
     given = {**fields, "seed": seed, **({} if steps is None else {"steps": steps})}
     if (out / "config.yaml").is_file():
-        wanted = settings.resolve(name, preset=preset, episodes=episodes, given=given)
+        world = given.pop("env_options", None)
+        wanted = settings.resolve(name, preset=preset, env_options=world, episodes=episodes, given=given)
         if changed := settings.differences(settings.Settings.read(out), wanted):
             print(f"{out} was trained with another {', '.join(changed)}: it is {_aside(out)} now", file=sys.stderr)
     elif any((out / part).exists() for part in run.HOLDS_A_RUN):

@@ -141,8 +141,9 @@ def _asked(suite: Suite, found: Mapping[str, Any]) -> Iterator[Row]:
             )  # fmt: skip
     for run in suite.runs:
         unit = catalog.entry(run.algorithm).unit
+        world = " ".join(f"{key}={value}" for key, value in run.options.get("env_options", {}).items())
         blank = Row(
-            run.algorithm, run.preset, run.result, suite.name, run.target,
+            run.algorithm, " ".join(filter(None, (run.preset, world))), run.result, suite.name, run.target,
             f"foresight reproduce {suite.name} --only {run.result}", run.seeds, run.budget, unit, run.minutes,
         )  # fmt: skip
         yield _reached(blank, found) if run.result in found else blank

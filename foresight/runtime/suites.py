@@ -54,7 +54,7 @@ class Trained:
     episodes: int | None = None  # of an evaluation; None: the preset's
     steps: int | None = None  # None: the preset's
     minutes: float | None = None  # that a seed may take
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # fields of the Config; {runs} and {seed}
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the Config, env_options; {runs}, {seed}
     target: str | None = None  # see `met`
     needs: str = ""
     after: tuple[str, ...] = ()

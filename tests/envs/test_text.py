@@ -23,6 +23,17 @@ def test_addition_reserves_the_same_hundred_questions_for_a_seed():
     assert task.grade([example] * 4, ["7 + 12 = 19.", "It is 18", "19 is 7 + 12", "none"]) == [1, 0, 0, 0]
 
 
+def test_larger_sums_are_trained_on_and_the_held_out_questions_stay():
+    plain, wide = text.make("addition", high=9, held_out=20), text.make("addition", high=9, held_out=20, reach=12)
+    assert [e.question for e in wide.test] == [e.question for e in plain.test]
+    assert len(wide.train) == 13**2 - len(wide.test)
+    assert {e.question for e in plain.train} < {e.question for e in wide.train}
+    assert not {e.question for e in wide.train} & {e.question for e in wide.test}
+    assert "What is 12 + 12?" in {e.question for e in wide.train}
+    with pytest.raises(UserError, match="reach must be at least high"):
+        text.make("addition", reach=18)
+
+
 def test_largest_asks_about_four_different_numbers_and_knows_the_answer():
     task = text.make("largest", size=50, held_out=10)
     assert (len(task.train), len(task.test)) == (40, 10)

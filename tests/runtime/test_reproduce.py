@@ -46,7 +46,8 @@ def test_every_suite_names_what_exists() -> None:
         for run in suite.runs:
             assert run.preset in catalog.presets(run.algorithm), run
             assert run.seeds >= 1
-            assert set(run.options) <= {field.name for field in dataclasses.fields(catalog.config_class(run.algorithm))}
+            fields = {field.name for field in dataclasses.fields(catalog.config_class(run.algorithm))}
+            assert set(run.options) <= fields | {"env_options"}
             if run.needs:  # what it makes is what the preset reads
                 assert catalog.presets(run.algorithm)[run.preset]["data"] == str(suites.made_by(run.needs))
 
@@ -108,6 +109,9 @@ def test_a_run_of_other_settings_is_kept_aside(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "run" / "config.yaml").unlink()  # as of a run that died before it wrote one
     assert made()["evaluation"] == first["evaluation"]
     assert "run-before-3" in capsys.readouterr().err
+    slippery = made(env_options={"is_slippery": True})
+    assert "env_options" in capsys.readouterr().err
+    assert slippery != first and made(env_options={"is_slippery": True}) == slippery
 
 
 def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
