@@ -132,16 +132,10 @@ class TextTask:
                 )
 
 
-def integers(text: str) -> list[int]:
-    """All integers in a text, in order; "1,000" is one thousand and "3.5" is no integer."""
-    found = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", text)
-    return [int(word.replace(",", "")) for word in found if "." not in word]
-
-
 def last_integer(text: str) -> int | None:
-    """The last integer in a text, or None."""
-    numbers = integers(text)
-    return numbers[-1] if numbers else None
+    """The last number in a text; None if it is no integer, or if there is none. "1,000" is one thousand."""
+    last = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", text)[-1:]
+    return int(last[0].replace(",", "")) if last and "." not in last[0] else None
 
 
 def _grade_last_integer(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
@@ -152,7 +146,7 @@ def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0, r
     """Questions like "What is 7 + 12?": every pair of addends in [low, high], `held_out` of them reserved by the seed.
 
     With `reach`, pairs with a larger addend, up to it, are trained on too: the held-out questions stay the same. The
-    last integer in the completion is the answer. The larger the sum, the harder it is taken to be.
+    last number in the completion is the answer. The larger the sum, the harder it is taken to be.
     """
     top = high if reach is None else reach
     if top < high:
@@ -170,7 +164,7 @@ def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0, r
 def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int = 0) -> TextTask:
     """Questions like "Which number is the largest: 34, 71, 15, 60?": `size` of them, of different two-digit numbers.
 
-    The last integer in the completion is the answer. The nearer the second largest, the harder it is taken to be.
+    The last number in the completion is the answer. The nearer the second largest, the harder it is taken to be.
     """
     draw, seen = random.Random(seed), set[tuple[int, ...]]()
     while len(seen) < size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
@@ -21,6 +22,7 @@ def test_addition_reserves_the_same_hundred_questions_for_a_seed():
     assert {e.prompt for e in task.test} != {e.prompt for e in other.test}
     example = next(e for e in task.train if e.prompt == "What is 7 + 12?")
     assert task.grade([example] * 4, ["7 + 12 = 19.", "It is 18", "19 is 7 + 12", "none"]) == [1, 0, 0, 0]
+    assert task.grade([example] * 4, ["It is 19 ", "19, or 19.5.", "It is 19.", "1,019"]) == [1, 0, 1, 0]
 
 
 def test_larger_sums_are_trained_on_and_the_held_out_questions_stay():
@@ -38,7 +40,7 @@ def test_largest_asks_about_four_different_numbers_and_knows_the_answer():
     task = text.make("largest", size=50, held_out=10)
     assert (len(task.train), len(task.test)) == (40, 10)
     for example in task.train:
-        numbers = text.integers(example.question)
+        numbers = [int(word) for word in re.findall(r"\d+", example.question)]
         assert len(set(numbers)) == 4
         assert str(max(numbers)) == example.answer
 
@@ -50,6 +52,7 @@ def test_largest_asks_about_four_different_numbers_and_knows_the_answer():
         ("1,234", 1234),
         ("it is -5", -5),
         ("3.5", None),
+        ("5 makes 0.5", None),
         ("", None),
         ("20 apples, 3", 3),
         ("9-4", 4),
@@ -60,7 +63,7 @@ def test_the_last_integer(words, last):
 
 
 def first_integer(original):
-    return lambda text_: next(iter(text.integers(text_)), None)
+    return lambda words: next((int(word) for word in re.findall(r"\d+", words)), None)
 
 
 @sabotaged_by("foresight.envs.text.last_integer", first_integer)
