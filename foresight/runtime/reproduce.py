@@ -174,6 +174,11 @@ def trained(
             key: value.format(runs=runs, seed=seed) if isinstance(value, str) else value
             for key, value in what.options.items()
         }
+        inputs = [runs / f"{row}-{seed}" / "summary.json" for row in what.after]
+        if what.needs:
+            inputs.append(made_by(what.needs.format(runs=shlex.quote(str(runs)))))
+        if newer := _made_since(out, inputs):
+            print(f"{out} is older than {newer}, which it learns from: it is {_aside(out)} now", file=sys.stderr)
         summary = one(what.algorithm, what.preset, seed, out, what.episodes, steps, False, **fields)
         summaries.append({**summary, "last": last(what.algorithm, out)})
         say(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
@@ -223,6 +228,14 @@ def last(name: str, out: Path) -> dict[str, float]:
         if values:
             found[key] = round(statistics.fmean(values[-math.ceil(len(values) / 10) :]), 6)
     return found
+
+
+def _made_since(out: Path, inputs: Sequence[Path]) -> Path | None:
+    """The first of these files that was written after the run at `out` began, if there is one."""
+    if not (out / "config.yaml").is_file():
+        return None
+    began = (out / "config.yaml").stat().st_mtime_ns
+    return next((file for file in inputs if file.is_file() and file.stat().st_mtime_ns > began), None)
 
 
 def _aside(out: Path) -> Path:

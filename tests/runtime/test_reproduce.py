@@ -6,7 +6,9 @@ import dataclasses
 import importlib
 import json
 import math
+import os
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,31 @@ def test_fields_of_a_row_may_name_other_runs(tmp_path: Path, monkeypatch: pytest
     what = suites.Trained("distill", "x", "student", seeds=2, options={"teacher": "{runs}/t-{seed}/export", "group": 3})
     reproduce.trained(what, tmp_path, Path("R"), "c", False)
     assert given == [(f"student-{i}", {"teacher": f"R/t-{i}/export", "group": 3}) for i in (0, 1)]
+
+
+def test_a_run_that_is_older_than_what_it_learns_from_is_kept_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, first = tmp_path / "data.jsonl", tmp_path / "runs" / "first-0" / "summary.json"
+    what = suites.Trained(
+        "sarsa", "CliffWalking-v1", "second", seeds=1, steps=40, episodes=2, after=("first",),
+        needs=f"foresight brew --out {data}",
+    )  # fmt: skip
+    first.parent.mkdir(parents=True)
+
+    def runs() -> list[str]:
+        reproduce.trained(what, tmp_path, tmp_path / "runs", "c", False)
+        return sorted(path.name for path in (tmp_path / "runs").iterdir() if path.name != "first-0")
+
+    for file in (data, first):
+        file.write_text("")
+        os.utime(file, (1, 1))
+    assert runs() == runs() == ["second-0"] and not capsys.readouterr().err
+    for i, file in enumerate((data, first), 1):
+        os.utime(file, (time.time() + 1, time.time() + 1))
+        assert runs() == ["second-0", *(f"second-0-before-{j}" for j in range(1, i + 1))]
+        assert f"older than {file}" in capsys.readouterr().err.replace("\n", "")
+        os.utime(file, (1, 1))
 
 
 @pytest.mark.parametrize(("metric", "worst"), [("return", 1.0), ("rms_error", 3.0)])
