@@ -170,7 +170,7 @@ def trained(
     summaries = []
     for seed in range(1 if quick else min(seeds or what.seeds, what.seeds)):
         out = runs / f"{what.result}-{seed}"
-        fields = {
+        fields: dict[str, Any] = {
             key: value.format(runs=runs, seed=seed) if isinstance(value, str) else value
             for key, value in what.options.items()
         }
@@ -196,6 +196,7 @@ def one(
     episodes: int | None,
     steps: int | None,
     show: bool = True,
+    env_options: dict[str, Any] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
     """The summary of one seed: read, resumed or made. A run of other settings in its place is kept aside."""
@@ -203,8 +204,7 @@ def one(
 
     given = {**fields, "seed": seed, **({} if steps is None else {"steps": steps})}
     if (out / "config.yaml").is_file():
-        world = given.pop("env_options", None)
-        wanted = settings.resolve(name, preset=preset, env_options=world, episodes=episodes, given=given)
+        wanted = settings.resolve(name, preset=preset, env_options=env_options, episodes=episodes, given=given)
         if changed := settings.differences(settings.Settings.read(out), wanted):
             print(f"{out} was trained with another {', '.join(changed)}: it is {_aside(out)} now", file=sys.stderr)
     elif any((out / part).exists() for part in run.HOLDS_A_RUN):
@@ -214,8 +214,9 @@ def one(
     if (out / "config.yaml").is_file():
         return run.resume(out, show=show).summary
     return run.train(
-        name, preset=preset, seed=seed, out=out, evaluation_episodes=episodes, steps=steps, show=show, **fields
-    ).summary
+        name, preset=preset, seed=seed, out=out, env_options=env_options, evaluation_episodes=episodes, steps=steps,
+        show=show, **fields,
+    ).summary  # fmt: skip
 
 
 def last(name: str, out: Path) -> dict[str, float]:

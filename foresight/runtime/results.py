@@ -143,7 +143,7 @@ def _asked(suite: Suite, found: Mapping[str, Any]) -> Iterator[Row]:
         unit = catalog.entry(run.algorithm).unit
         world = " ".join(f"{key}={value}" for key, value in run.options.get("env_options", {}).items())
         blank = Row(
-            run.algorithm, " ".join(filter(None, (run.preset, world))), run.result, suite.name, run.target,
+            run.algorithm, f"{run.preset} {world}".strip(), run.result, suite.name, run.target,
             f"foresight reproduce {suite.name} --only {run.result}", run.seeds, run.budget, unit, run.minutes,
         )  # fmt: skip
         yield _reached(blank, found) if run.result in found else blank
