@@ -121,6 +121,8 @@ def embed(model: LanguageModel, tokens: Tensor) -> Tensor:
 
 def logits(model: LanguageModel, features: Tensor) -> Tensor:
     """The model's logits `[..., V]` of a head's features `[..., D]`: gradients flow to these alone."""
+    if not torch.is_grad_enabled():
+        return model.logits(features)  # whose weights autocast keeps, or are packed
     unembedding: Any = model.module.get_output_embeddings()
     fixed = {name: weight.detach() for name, weight in unembedding.named_parameters()}
     return torch.func.functional_call(unembedding, fixed, (features,))  # type: ignore[no-any-return]

@@ -18,6 +18,7 @@ from torch.nn import functional
 from foresight.data.text import TokenBatch, common_prefix, pad
 from foresight.errors import UserError
 from foresight.nets.language import Cache, LanguageModel, Level, Seats
+from foresight.nets.packed import packed
 from foresight.ops.tokens import token_logprob
 from foresight.planning import constrain
 
@@ -25,6 +26,7 @@ SLOTS = 64  # rows that are decoded at once on a CPU: with more, a token costs n
 PLACES = 32  # tokens by which the memory of the slots grows, or by half
 READ = 4096  # tokens of prompts that are read at once
 WORTH = 8  # prompts are read when this part of the slots is free: reading few costs as much as reading many
+PACK = 24  # tokens a row may have from which on it pays to pack the weights first
 NUCLEUS = 512  # tokens among which a nucleus is looked for at first
 BLOCK = 128  # weights that are summed up before one of them is looked for
 
@@ -147,8 +149,10 @@ def generate(
     nodes = [] if tries is None else [trie for trie in tries for _ in range(group)]
     same = tries is None and not top_k and top_p >= 1 and temperature in (0.0, 1.0)  # as the model's own distribution
 
-    with model.precision():
-        table = _Slots(model, prompts, group, slots or (SLOTS if device.type == "cpu" else 8 * SLOTS), max_new_tokens)
+    slots = min(slots or (SLOTS if device.type == "cpu" else 8 * SLOTS), count)
+    kind = model.autocast if max_new_tokens >= PACK else None
+    with model.precision(), packed(kind, slots, model.module):
+        table = _Slots(model, prompts, group, slots, max_new_tokens)
         while table.fill():
             live = table.live()
             rows = table.row[live]
@@ -210,13 +214,13 @@ class _Slots:
 
     A token sees three levels: the stem that all prompts begin with, its prompt, and its own row. A prompt stands in
     memory once, however many slots its group has: each slot knows its prompt's place, and the place is free when the
-    whole group has ended.
+    whole group has ended. A prompt with one row becomes the beginning of that row, as two levels cost less than three.
     """
 
     def __init__(
         self, model: LanguageModel, prompts: Sequence[Sequence[int]], group: int, slots: int, places: int
     ) -> None:
-        self.model, self.group, self.limit = model, group, places
+        self.model, self.group, self.alone = model, group, group == 1
         self.total = len(prompts) * group
         shared = common_prefix(prompts) if len(prompts) > 1 else 0
         self.stem: Cache | None = None
@@ -224,10 +228,11 @@ class _Slots:
             stem = torch.tensor([list(prompts[0][:shared])], device=model.device)
             self.stem = model(stem, torch.tensor([shared], device=model.device))[1]
         self.shared, self.prompts = shared, [list(prompt[shared:]) for prompt in prompts]
+        self.limit = places + (max(map(len, self.prompts)) if self.alone else 0)
         count = min(slots, self.total)
         self.row = torch.full((count,), -1)  # which row of the batch each slot has; -1: none
         self.owner = torch.zeros(count, dtype=torch.int64)  # the place of its prompt
-        self.filled = torch.zeros(count, dtype=torch.int64)  # its tokens in the cache
+        self.filled = torch.zeros(count, dtype=torch.int64)  # its tokens in the cache, its prompt's where it is alone
         self.next = 0  # the first row of the queue
         self.place: dict[int, int] = {}  # of each prompt that has rows to come or in slots
         self.width = torch.zeros(0, dtype=torch.int64)  # tokens of the prompt at each place
@@ -269,8 +274,10 @@ class _Slots:
         entered = torch.zeros(len(self.row), dtype=torch.int64)
         entered[live] = tokens
         self._make_room(int(self.filled.max()) + 1)
-        levels = [*([] if self.stem is None else self.stem.levels), self._above()]
-        cache = Cache(levels, (self.shared + self.width[self.owner]).to(device))
+        stem = [] if self.stem is None else self.stem.levels
+        levels = stem if self.alone else [*stem, self._above()]
+        begun = self.shared if self.alone else self.shared + self.width[self.owner]
+        cache = Cache(levels, torch.as_tensor(begun).expand(len(self.row)).to(device))
         self.hidden = self.model.step(entered.to(device), cache, self.own, self.filled.to(device))
         self.filled[live] += 1
 
@@ -289,6 +296,12 @@ class _Slots:
         place = self.place[row // self.group]
         self.row[slot], self.owner[slot], self.filled[slot] = row, place, 0
         self.hidden[slot], self.above = self.last[place], None
+        if self.alone:
+            self.filled[slot] = width = int(self.width[place])
+            self._make_room(width)
+            for own, read in ((self.own.keys, self.read_level.keys), (self.own.values, self.read_level.values)):
+                for mine, prompt in zip(own, read, strict=True):
+                    mine[slot, :, :width] = prompt[place, :, :width]
 
     def _read(self, count: int) -> None:
         """Read the next prompts of the queue, so many or as many as there are, to places that are free."""

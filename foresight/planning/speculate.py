@@ -21,8 +21,10 @@ from foresight.errors import UserError
 from foresight.nets import mtp
 from foresight.nets.language import LanguageModel, Level
 from foresight.nets.mtp import MultiTokenHeads
+from foresight.nets.packed import packed
 from foresight.ops.speculation import accepted, distribution, residual
 from foresight.ops.tokens import token_logprob
+from foresight.planning.decode import PACK
 
 Draw = Callable[[Tensor], int]  # a token from a distribution [V]
 Propose = Callable[[Sequence[int], Tensor], tuple[list[int], Tensor]]
@@ -74,7 +76,8 @@ def speculate(
     def draw(probability: Tensor) -> int:
         return int(torch.multinomial(probability.cpu(), 1, generator=generator))
 
-    with model.precision():
+    kind = model.autocast if max_new_tokens * len(prompts) * group >= PACK else None
+    with model.precision(), packed(kind, 1 + depth, model, draft):
         for prompt in [prompt for prompt in prompts for _ in range(group)]:
             reader = _Reader(model, prompt, max_new_tokens + depth)
             if isinstance(draft, MultiTokenHeads):

@@ -31,6 +31,8 @@ class _Words:
 class _Chain(nn.Module):
     """A language model whose next token depends on the last one alone, by a table of logits `[V, V]`."""
 
+    autocast = None
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         table = 1.2 * torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))
