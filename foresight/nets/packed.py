@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,10 @@ def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator
     weights), away from CPUs and where torch has no such products, nothing changes. What is computed with a gradient
     does not see the copies.
     """
-    layers = {part: None for module in modules for part in module.modules() if type(part) is nn.Linear}
     able = kind is torch.bfloat16 and torch.backends.mkldnn.is_available()
-    taken = [layer for layer in layers if able and layer.weight.device.type == "cpu" and "forward" not in vars(layer)]
+    able = able and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    layers = dict.fromkeys(part for module in modules for part in module.modules() if able and _whole(part))
+    taken = [layer for layer in layers if "forward" not in vars(layer)]  # those that nobody has packed around this
     try:
         with torch.no_grad():
             for layer in taken:
@@ -35,6 +37,11 @@ def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator
     finally:
         for layer in taken:
             vars(layer).pop("forward", None)
+
+
+def _whole(part: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether this is a linear layer whose weight is here, and not one part of it (FSDP)."""
+    return type(part) is nn.Linear and type(part.weight) is nn.Parameter and part.weight.device.type == "cpu"
 
 
 def _multiply(layer: nn.Linear, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
