@@ -46,7 +46,7 @@ SHORT = {  # how shapes are brought together, which a table need not say
 PRESET = "smollm2-addition"
 PLAIN = "dr_grpo"  # the shortest of them, from which the others are told apart
 SHOWN = {
-    "reward": "accuracy: sampled (line), greedy on held-out prompts (dots)",
+    "reward": "accuracy: sampled (line),\ngreedy on held-out prompts (dots)",
     "length": "tokens an answer",
     "entropy": "entropy, nats",
 }
