@@ -24,7 +24,7 @@ from foresight.ops.tokens import token_logprob
 
 Message = dict[str, str]
 ALIKE = 0.9  # of the model's rows that its tokenizer must have: tables are padded to round numbers, but by no more
-FEW = 16  # queries of one row and head, at most so many a step of decoding
+FEW = 16  # queries of one row and head, as in decoding: with fewer, keys are not turned round for the product
 ATTENTION = "foresight_tree"  # the name under which transformers finds `_tree_attention`
 
 
@@ -93,7 +93,7 @@ class Cache:
 def _scores(query: Tensor, keys: Tensor, blocked: Tensor | None, seats: Seats | None = None) -> Tensor:
     """Scores `[B, KV, R, t]` of queries `[B, KV, R, D]` against keys `[b, KV, t, D]` of the rows that own them."""
     seated = _seated(query, keys.shape[0], seats)
-    if seated.shape[2] < FEW:  # a product with transposed keys would take twice as long
+    if seated.shape[2] < FEW:  # the product with transposed keys would take twice as long
         scores = (keys @ seated.transpose(-1, -2)).transpose(-1, -2)
     else:
         scores = seated @ keys.transpose(-1, -2)

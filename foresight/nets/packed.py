@@ -14,6 +14,9 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+PACK = 24  # tokens that are written one after another from which on it pays to pack the weights first
+ABLE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
 
 @contextlib.contextmanager
 def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator[None]:
@@ -23,8 +26,7 @@ def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator
     weights), away from CPUs and where torch has no such products, nothing changes. What is computed with a gradient
     does not see the copies.
     """
-    able = kind is torch.bfloat16 and torch.backends.mkldnn.is_available()
-    able = able and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    able = ABLE and kind is torch.bfloat16
     layers = dict.fromkeys(part for module in modules for part in module.modules() if able and _whole(part))
     taken = [layer for layer in layers if "forward" not in vars(layer)]  # those that nobody has packed around this
     try:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from foresight.data.text import TokenBatch, common_prefix, pad
 from foresight.errors import UserError
 from foresight.nets.language import Cache, LanguageModel, Level, Seats
-from foresight.nets.packed import packed
+from foresight.nets.packed import PACK, packed
 from foresight.ops.tokens import token_logprob
 from foresight.planning import constrain
 
@@ -26,7 +26,6 @@ SLOTS = 64  # rows that are decoded at once on a CPU: with more, a token costs n
 PLACES = 32  # tokens by which the memory of the slots grows, or by half
 READ = 4096  # tokens of prompts that are read at once
 WORTH = 8  # prompts are read when this part of the slots is free: reading few costs as much as reading many
-PACK = 24  # tokens a row may have from which on it pays to pack the weights first
 NUCLEUS = 512  # tokens among which a nucleus is looked for at first
 BLOCK = 128  # weights that are summed up before one of them is looked for
 

@@ -21,10 +21,9 @@ from foresight.errors import UserError
 from foresight.nets import mtp
 from foresight.nets.language import LanguageModel, Level
 from foresight.nets.mtp import MultiTokenHeads
-from foresight.nets.packed import packed
+from foresight.nets.packed import PACK, packed
 from foresight.ops.speculation import accepted, distribution, residual
 from foresight.ops.tokens import token_logprob
-from foresight.planning.decode import PACK
 
 Draw = Callable[[Tensor], int]  # a token from a distribution [V]
 Propose = Callable[[Sequence[int], Tensor], tuple[list[int], Tensor]]
