@@ -13,6 +13,7 @@ checkpoints/
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -37,8 +38,8 @@ def save(
 
     Everything is written under a temporary name, synced to the disk and renamed, so that a kill at any
     instant leaves the checkpoints before it whole. Then all but the `keep` newest and the best are
-    deleted. `extra` (any tree of plain values and tensors) comes back from `restore`; `best` marks this
-    checkpoint as the best.
+    deleted; on a full disk all but the newest and the best go first, and it is tried again. `extra` (any tree of
+    plain values and tensors) comes back from `restore`; `best` marks this checkpoint as the best.
 
     Raises UserError if the directory cannot be written or is full: nothing that was there is lost.
     """
@@ -49,8 +50,14 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob(".draft-*"):
             shutil.rmtree(stale, ignore_errors=True)
-        draft.mkdir()
-        _write(draft, state, step, extra or {})
+        try:
+            _write(draft, state, step, extra or {})
+        except OSError as error:
+            if error.errno != errno.ENOSPC or len(all_steps(folder)) < 2:
+                raise
+            rotate(folder, 1)  # the oldest make room: what was learnt since is worth more
+            shutil.rmtree(draft)
+            _write(draft, state, step, extra or {})
         if path.exists():
             path.rename(folder / f".draft-old-{path.name}")
         draft.rename(path)
@@ -168,6 +175,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _write(folder: Path, state: Any, step: int, extra: dict[str, Any]) -> None:
+    folder.mkdir()
     encode = Encoder()
     files: dict[str, dict[str, Any]] = {}
     tree: dict[str, Any] = {}

@@ -59,15 +59,16 @@ def reproduce(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
-    command = shlex.join(
-        ["foresight", "reproduce", name]
-        + (["--only", *only] if only else [])
-        + (["--seeds", str(seeds)] if seeds else [])
-        + (["--quick"] if quick else [])
-    )
     written: list[Path] = []
     for row in rows:
         say(row.result)
+        asked = only if row.result in only else (row.result,)  # one that another row needs names itself
+        command = shlex.join(
+            ["foresight", "reproduce", name]
+            + (["--only", *asked] if only else [])
+            + (["--seeds", str(seeds)] if seeds else [])
+            + (["--quick"] if quick else [])
+        )
         if missing and (results / f"{row.result}.json").is_file():
             say("  there already")
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import errno
 import json
 import os
 import random
@@ -375,6 +376,25 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["step-000000001"]
     assert {p: p.read_bytes() for p in good.iterdir()} == before
     checkpoint.restore(good, Box())
+
+
+def test_on_a_full_disk_old_checkpoints_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with room for three: the fourth takes the place of the oldest, and what is best stays."""
+    write = checkpoint._write
+
+    def disk(folder: Path, *rest: Any) -> None:
+        write(folder, *rest)
+        if len(list(tmp_path.glob("step-*"))) >= 3:
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(checkpoint, "_write", disk)
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, Box(step), step, keep=5, best=step == 1)
+    checkpoint.save(tmp_path, Box(4), 4, keep=5)
+    assert list(checkpoint.all_steps(tmp_path)) == [1, 3, 4]
+    box = Box()
+    checkpoint.restore(tmp_path / "step-000000004", box)
+    assert box.value == 4 and not list(tmp_path.glob(".draft*"))
 
 
 def test_what_a_kill_left_behind_is_ignored_and_cleared(tmp_path: Path) -> None:

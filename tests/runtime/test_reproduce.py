@@ -118,9 +118,11 @@ def test_a_run_of_other_settings_is_kept_aside(tmp_path: Path, capsys: pytest.Ca
 
 def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, int, dict[str, Any]]] = []
+    commands: list[str] = []
 
     def trained(what: Any, results: Path, runs: Path, *rest: Any) -> Path:
         made.append((what.result, min(rest[-1] or what.seeds, what.seeds), dict(what.options)))
+        commands.append(rest[0])
         (results / f"{what.result}.json").write_text("{}")
         return results / f"{what.result}.json"
 
@@ -137,6 +139,7 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
     said: list[str] = []
     reproduce.reproduce("small", tmp_path, only=("second",), seeds=2)
     assert made == [("first", 2, {}), ("second", 2, {"learning_rate": 1.0})]
+    assert commands == [f"foresight reproduce small --only {name} --seeds 2" for name in ("first", "second")]
     with pytest.raises(UserError, match=r"foresight brew.* failed"):
         reproduce.reproduce("small", tmp_path, missing=True)
     (tmp_path / "data.jsonl").write_text("")
