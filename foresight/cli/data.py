@@ -59,19 +59,29 @@ def data(
     machine.keep_memory(PASSING)
     policy = pretrained.load(model, machine.pick_device(device, "text"))
     generator = torch.Generator().manual_seed(seed)
-    rows, total = [], min(len(world.train), prompts or len(world.train))
-    with screen.stderr().status("") as status:
-        done = 0
-        for rollout in graded.answered(policy, world, prompts, group, max_new_tokens, temperature, generator):
-            rows += graded.make(kind, rollout, most, least)
-            done += len(rollout.examples)
-            status.update(f"{done} of {total} prompts answered, {len(rows)} {kind}")
-    if not rows:
+    count = done = 0
+    total = min(len(world.train), prompts or len(world.train))
+    draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what is there when something fails on the way
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("w", encoding="utf-8") as file, screen.stderr().status("") as status:
+            for rollout in graded.answered(policy, world, prompts, group, max_new_tokens, temperature, generator):
+                rows = graded.make(kind, rollout, most, least)
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                file.flush()
+                count, done = count + len(rows), done + len(rollout.examples)
+                status.update(f"{done} of {total} prompts answered, {count} {kind}")
+        if count:
+            draft.rename(path)
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.") from error
+    except UserError as error:
+        raise UserError(f"{error} The {count} {kind} made so far are in {draft}.") from error
+    if not count:
+        draft.unlink()
         raise UserError(
             f"None of the {total} prompts gave {kind}: no two answers differed in reward, or none was good enough. "
             "Raise --group or --max-new-tokens, or take an easier task."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    screen.stdout().print(f"{len(rows)} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
+    screen.stdout().print(f"{count} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
     return 0

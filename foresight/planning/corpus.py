@@ -13,7 +13,7 @@ from foresight.data.text import TokenBatch, pad
 from foresight.envs import text
 from foresight.envs.text import Example, Prompt, TextTask
 from foresight.errors import UserError
-from foresight.nets.language import LanguageModel
+from foresight.nets.language import LanguageModel, templated
 
 Answers = Callable[[Example], Sequence[str]]
 
@@ -71,12 +71,19 @@ def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str
     """
     if not data and task.grader is not None:
         raise UserError(f"{name} learns from data: give --data FILE, or make it from the task (see `foresight data`).")
-    rows = (task if task.grader is None else text.dataset(data)).train
+    own = task.grader is None and data in ("", task.path)
+    return of_form((task if own else text.dataset(data)).train, wanted, name, data or task.name)
+
+
+def of_form(
+    rows: Sequence[Example], wanted: str | tuple[str, ...], name: str, source: str = "the held-out data"
+) -> Sequence[Example]:
+    """The same rows. Raises UserError unless they are of (one of) the wanted forms, which `name` learns from."""
     found = forms.form(rows[0].columns)
     forms_wanted = (wanted,) if isinstance(wanted, str) else wanted
     if found not in forms_wanted:
         raise UserError(
-            f"{name} needs rows of the form '{' or '.join(forms_wanted)}', but {data or task.name} has '{found}': see "
+            f"{name} needs rows of the form '{' or '.join(forms_wanted)}', but {source} has '{found}': see "
             "docs/data.md."
         )
     return rows
@@ -114,7 +121,7 @@ def encode(policy: LanguageModel, prompt: Prompt, completion: str) -> tuple[list
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         messages = [*messages, {"role": "assistant", "content": completion}]
-        whole = list(tokenizer.apply_chat_template(messages, return_dict=False))
+        whole = list(templated(tokenizer, messages, return_dict=False))
         if whole[: len(head)] != head:
             raise UserError(
                 "The chat template writes the prompt otherwise when an answer follows (it drops the generation prompt "

@@ -124,6 +124,28 @@ def check_group(group: int) -> None:
         raise UserError(f"group is {group}: the completions of a prompt are compared, so it needs at least 2.")
 
 
+def check_lengths(policy: LanguageModel, task: TextTask, config: Any) -> None:
+    """Raise UserError, naming the example, if a prompt that `config` has answered leaves no room for the answer.
+
+    At the beginning of a run, for what the evaluations and (of a Config with a temperature) training will ask.
+    """
+    room = policy.context - getattr(config, "max_new_tokens", 0)
+    sides = {"training": task.train} if hasattr(config, "temperature") else {}
+    if task.grader is not None and hasattr(config, "max_new_tokens"):
+        sides["held-out"] = task.test
+    for side, examples in sides.items():
+        for number, example in enumerate(examples, 1):
+            said = example.prompt if isinstance(example.prompt, str) else "".join(m["content"] for m in example.prompt)
+            if len(said.encode()) <= room // 2:  # no token is shorter than a byte, and templates say little more
+                continue
+            if (tokens := len(policy.encode(example.prompt))) > room:
+                raise UserError(
+                    f"The {side} prompt {number} of '{task.name}' ({said[:40]!r}) has {tokens} tokens, and with "
+                    f"{policy.context - room} new ones it does not fit into the model's context of {policy.context}: "
+                    "shorten it, leave it out, or lower max_new_tokens."
+                )
+
+
 def roll(
     policy: LanguageModel,
     task: TextTask,

@@ -87,12 +87,15 @@ class Server:
         top_k: int = 0,
         top_p: float = 1.0,
         stop: Sequence[str] = (),
+        choices: Sequence[Any] | None = None,
     ) -> TokenBatch:
         """See `planning.decode.generate`; the server's own random numbers are seeded by the generator.
 
         Servers tell the log-probabilities of the model itself, so that those of the sampling distribution are known at
         temperature 1 (and 0) without truncation only. Raises UserError beyond that, and where the server gives no ids.
         """
+        if choices:
+            raise UserError("A server cannot be held to choices here: leave --completer out, or choose from its text.")
         if temperature not in (0.0, 1.0) or top_k or top_p < 1:
             raise UserError(
                 "A server tells log-probabilities of the model, not of a tempered or truncated distribution: to learn "
@@ -243,6 +246,8 @@ class Server:
 
 def attach(state: Any, url: str, weights: str | Path | None = None) -> None:
     """Have the server at `url` sample for the policy of a State, see `Server`. Raises UserError if it has none."""
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--completer is the address of a server, such as http://localhost:8000/v1, but is '{url}'.")
     policy = getattr(state, "policy", None)
     if not isinstance(policy, LanguageModel):
         raise UserError("--completer is for algorithms whose model answers; this one completes nothing.")

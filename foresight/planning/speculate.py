@@ -83,7 +83,7 @@ def speculate(
                 propose = _by_heads(model, draft, temperature, draw)
             else:
                 smaller = _Reader(draft, prompt, max_new_tokens + depth)
-                propose = _by_model(smaller, ahead, temperature, draw)
+                propose = _by_model(smaller, ahead, temperature, draw, model.words)
             row, logprob, spent = _complete(reader, propose, max_new_tokens, temperature, draw, generator)
             rows.append(row)
             logprobs.append(logprob)
@@ -178,8 +178,12 @@ def _by_heads(model: LanguageModel, heads: MultiTokenHeads, temperature: float, 
     return propose
 
 
-def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw) -> Propose:
-    """The smaller model goes on from what was written, of which it may have read a part."""
+def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw, words: int) -> Propose:
+    """The smaller model goes on from what was written, of which it may have read a part.
+
+    It offers probabilities for the `words` rows of the larger one's table: tables of one vocabulary may be padded
+    differently, and a draft is only what is drawn from what is offered.
+    """
 
     def propose(written: Sequence[int], feature: Tensor) -> tuple[list[int], Tensor]:
         model, drafts, offered = reader.model, list[int](), list[Tensor]()
@@ -190,7 +194,9 @@ def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw) -> Pr
         with model.precision():
             hidden = reader.read(written[known:])[-1]
             while True:
-                offered.append(distribution(model.logits(hidden[None])[0], temperature))
+                logits = model.logits(hidden[None])[0, :words]
+                logits = torch.nn.functional.pad(logits, (0, words - len(logits)), value=-torch.inf)
+                offered.append(distribution(logits, temperature))
                 drafts.append(draw(offered[-1]))
                 if len(drafts) == ahead:
                     return drafts, torch.stack(offered)
@@ -202,10 +208,12 @@ def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw) -> Pr
 def _check(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
-    draft: MultiTokenHeads | LanguageModel,
+    draft: MultiTokenHeads | LanguageModel | None,
     depth: int,
     limit: int,
 ) -> None:
+    if draft is None:
+        raise UserError("There is nothing to draft with: this model was saved without multi-token heads.")
     if depth < 1:
         raise UserError("There is nothing to draft with: give heads with foresee 2 or more, or ahead of at least 1.")
     smaller = None if isinstance(draft, MultiTokenHeads) else draft

@@ -53,7 +53,8 @@ class Agent:
         """
         if self.settings.world == "text":
             single = not isinstance(obs, list | tuple)
-            completions, _, _ = self.module.act(self.state, [obs] if single else list(obs), explore=explore)
+            asked = [self.world.ask(x) if isinstance(x, str | list) else x for x in ([obs] if single else obs)]
+            completions, _, _ = self.module.act(self.state, asked, explore=explore)
             return completions[0] if single else completions
         if self.settings.world == "game":  # positions of `world`
             with torch.no_grad():

@@ -119,7 +119,8 @@ def objective(doc: str) -> str:
 
 
 def _row(label: str, found: dict[str, Any]) -> str:
-    return f"| {label} | {found['mean']:.4g} | {found['std']:.4g} | {found['n']} |"
+    mean, std = (f"{found[name]:.4g}" if found["n"] else "unknown" for name in ("mean", "std"))
+    return f"| {label} | {mean} | {std} | {found['n']} |"
 
 
 def _front(file: Path) -> dict[str, Any]:

@@ -46,15 +46,26 @@ class Evaluation:
 
     @property
     def worth(self) -> float:
-        """The mean as a score of which more is better: of an error, its negative."""
+        """The mean as a score of which more is better: of an error, its negative; of nothing, minus infinity."""
+        if not self.n:
+            return -math.inf
         return -self.mean if falls(self.metric) else self.mean
 
     def document(self) -> dict[str, Any]:
-        """`{"metric", "mean", "std", "n"}` for JSON, and `"also"` where there are other figures."""
-        document = {"metric": self.metric, "mean": self.mean, "std": self.std, "n": self.n}
+        """`{"metric", "mean", "std", "n"}` for JSON, and `"also"` where there are other figures; of nothing None."""
+        mean, std = (self.mean, self.std) if self.n else (None, None)
+        document = {"metric": self.metric, "mean": mean, "std": std, "n": self.n}
         return {**document, "also": self.also} if self.also else document
 
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Evaluation:
+        """What `document` wrote."""
+        unknown = {} if document["n"] else {"mean": math.nan, "std": math.nan}
+        return cls(**{**document, **unknown})
+
     def __str__(self) -> str:
+        if not self.n:
+            return f"{self.metric} unknown: the grader could tell of none of the answers"
         spread = f" ± {self.std:.4g} ({self.n} of them)" if self.n > 1 else ""
         return f"{self.metric} {self.mean:.4g}{spread}"
 
@@ -260,4 +271,5 @@ def _text(module: Any, state: Any, task: Any, episodes: int | None) -> Evaluatio
         return Evaluation.of(metric, values)
     completions, _, _ = module.act(state, examples, explore=False)
     rewards = [float(reward) for reward in task.grade(examples, completions)]
-    return Evaluation.of(getattr(task, "metric", "reward"), [reward for reward in rewards if not math.isnan(reward)])
+    metric, told = getattr(task, "metric", "reward"), [reward for reward in rewards if not math.isnan(reward)]
+    return Evaluation.of(metric, told) if told else Evaluation(metric, math.nan, math.nan, 0)

@@ -86,12 +86,18 @@ def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
         raise UserError(f"{path} has no adapter: train with --lora, or export it as merged.")
     if not found.summary:
         raise UserError(f"{path} has not ended, so its card would have no numbers: run `foresight resume {path}`.")
+    from foresight.nets import pretrained  # late: it brings transformers
+
+    pretrained.check_folder(out)
     agent = run.load(path, checkpoint, device="cpu")
     try:
         written: Path = agent.module.export(agent.state, out, kind == "merged")
+        summary = found.summary
+        if agent.step != summary["steps"]:  # the card speaks of what is in the folder
+            summary = {**summary, "steps": agent.step, "evaluation": agent.evaluate().document()}
     finally:
         agent.close()
-    card.write(written, found.settings, found.summary)
+    card.write(written, found.settings, summary)
     return written
 
 

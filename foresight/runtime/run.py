@@ -200,7 +200,7 @@ def find(path: str | Path) -> Path:
 def _evaluation(document: dict[str, Any] | None) -> Any:
     from foresight.runtime.evaluate import Evaluation
 
-    return Evaluation(**document) if document else None
+    return Evaluation.read(document) if document else None
 
 
 def _directory(out: str | Path | None, resolved: settings.Settings) -> Path:

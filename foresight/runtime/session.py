@@ -118,6 +118,10 @@ class Session:
                 if self.settings.note:
                     self.progress.note(self.settings.note)
                 evaluation_world = worlds.evaluation(self.settings, world)
+                if self.settings.world == "text" and hasattr(state, "policy"):
+                    from foresight.planning import rollout  # late: only language models have prompts
+
+                    rollout.check_lengths(state.policy, world, self.config)
                 if self.baseline is None:
                     self.baseline = self._measure(state, evaluation_world, untrained=True)
                 state = self._loop(state, world, evaluation_world, interruption)
@@ -159,7 +163,7 @@ class Session:
         extra = checkpoint.restore(self.start, state, self.device)
         self.saved = extra["step"]
         self.seconds, self.evaluation_seconds = extra["seconds"], extra["evaluation_seconds"]
-        self.baseline, self.best = Evaluation(**extra["baseline"]), extra["best"]
+        self.baseline, self.best = Evaluation.read(extra["baseline"]), extra["best"]
         self.profile = profile.Profile(extra.get("profile"))
         machine.set_global_rng(extra["rng"])
         moved = checkpoint.set_aside(self.path / "checkpoints", extra["step"])
@@ -188,6 +192,7 @@ class Session:
             while True:
                 back = evaluate.remember(state) if self.entry.world == "text" else None
                 item = next(steps, None)
+                back = None  # whatever fails from here on, this step is made
                 if item is None:
                     return state
                 machine.keep_memory(PASSING)
@@ -212,11 +217,16 @@ class Session:
                         checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
                 if interruption.signal:
                     raise Interrupted(self.path, self.saved, self.entry.unit, interruption.signal)
-        except LostError:
+        except UserError as error:
+            lost = isinstance(error, LostError)
+            if not lost and (back is None or int(state.step) == first):
+                raise  # nothing was learnt yet, or it is not about a step, or a world may be in the middle of one
             if back is not None:
                 back()  # what was drawn since the last step is drawn again
             self._save(state, int(state.step))
-            raise
+            if lost:
+                raise
+            raise LostError(str(error)) from error
 
     def _steps(self, state: Any, world: Any) -> Generator[tuple[int, dict[str, Any], Any], None, None]:
         """What the algorithm's `train` yields, or the learner over actors. Where its time goes is noted on the way."""

@@ -157,7 +157,7 @@ def test_a_reward_of_nan_is_one_that_could_not_be_told():
 def test_files_are_read_with_the_row_in_the_error(tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "a", "answer": "b"}\n{"prompt": ')
-    with pytest.raises(UserError, match="row 2 is not JSON"):
+    with pytest.raises(UserError, match="line 2 is not JSON"):
         text.make(str(bad))
     bad.write_text('{"prompt": "a", "answer": "b"}\n{"question": "a"}')
     with pytest.raises(UserError, match=r"row 2: no column 'prompt'\. It has: question"):

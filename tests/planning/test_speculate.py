@@ -32,6 +32,7 @@ class _Chain(nn.Module):
     """A language model whose next token depends on the last one alone, by a table of logits `[V, V]`."""
 
     autocast = None
+    words = 4
 
     def __init__(self, seed: int) -> None:
         super().__init__()

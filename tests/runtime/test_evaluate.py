@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
 from pathlib import Path
@@ -256,8 +257,11 @@ def test_unscorable_is_not_zero() -> None:
     result = evaluate(*text_module({}), task)
     assert result.mean == 0.5 and result.n == 2
     nothing = dataclasses.replace(task, grader=lambda e, c: [math.nan] * len(e))
-    with pytest.raises(UserError, match="nothing to evaluate on"):
-        evaluate(*text_module({}), nothing)
+    unknown = evaluate(*text_module({}), nothing)
+    assert unknown.n == 0 and math.isnan(unknown.mean) and unknown.worth == -math.inf
+    assert str(unknown) == "reward unknown: the grader could tell of none of the answers"
+    assert '"mean": null' in json.dumps(unknown.document())
+    assert math.isnan(Evaluation.read(unknown.document()).mean)
 
 
 def test_an_evaluation_as_json_and_words() -> None:

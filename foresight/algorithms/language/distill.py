@@ -14,8 +14,6 @@ with discount 0: a token answers for itself alone. Off-policy without soft targe
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,11 +141,12 @@ def soft_loss(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Of the whole vocabulary: KL(π_θ ‖ π_T) on the student's answers, KL(π_T ‖ π_θ) on the teacher's."""
     config, mask = state.config, batch.mask.to(gain.device)
+    words = min(state.policy.words, state.teacher.words)  # tables of one vocabulary may be padded differently
 
     def logits(model: LanguageModel) -> Tensor:
         with model.precision():
             narrow = model.logits(model.contexts(batch))
-        return narrow.float() / config.temperature
+        return narrow[..., :words].float() / config.temperature
 
     with torch.no_grad():
         teacher = logits(state.teacher)
@@ -179,7 +178,7 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     writer = state.policy if config.on_policy else state.teacher
     graded = env.grader is not None
-    env = env if graded else dataclasses.replace(env, grader=lambda examples, answers: [math.nan] * len(answers))
+    env = env if graded else env.ungraded()
     while state.step < config.steps:
         rollout = roll(
             writer, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator

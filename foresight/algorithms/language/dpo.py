@@ -26,7 +26,7 @@ from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import fit
 from foresight.ops import preference
-from foresight.planning.corpus import Corpus, corpus, examples
+from foresight.planning.corpus import Corpus, corpus, examples, of_form
 from foresight.planning.rollout import answer
 
 WORLD = "text"
@@ -140,7 +140,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """Whether the implicit reward of each held-out pair puts the chosen first: how it is measured without a grader."""
-    rows, values = _corpus(state, held_out), list[float]()
+    rows, values = _corpus(state, of_form(held_out, "preference", "dpo")), list[float]()
     for batch in rows.batches(state.config.batch):
         with torch.no_grad():
             odds = log_odds(state, batch)

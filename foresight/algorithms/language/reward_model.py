@@ -29,11 +29,12 @@ from foresight.nets import learner, pretrained
 from foresight.nets.microbatch import fit
 from foresight.nets.scorer import Scorer
 from foresight.ops import preference
-from foresight.planning.corpus import Corpus, corpus, encode, examples, step_ends, token_batch
+from foresight.planning.corpus import Corpus, corpus, encode, examples, of_form, step_ends, token_batch
 
 WORLD = "text"
 UNIT = "updates"
 METRICS = ("loss", "accuracy", "margin")
+FORMS = ("preference", "stepwise")  # of data
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """Whether each held-out pair is put the right way round, or each held-out step judged rightly."""
-    rows, values = _corpus(state, held_out), list[float]()
+    rows, values = _corpus(state, of_form(held_out, FORMS, "reward_model")), list[float]()
     for i in range(0, len(rows), state.config.batch):
         few = range(i, min(i + state.config.batch, len(rows)))
         batch, trunk = rows.batch(few), state.scorer.trunk
@@ -185,7 +186,7 @@ def train(
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
     """Draw pairs or answers, epoch after epoch, and learn to judge them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
-    rows = _corpus(state, examples(config.data, env, ("preference", "stepwise"), "reward_model"))
+    rows = _corpus(state, examples(config.data, env, FORMS, "reward_model"))
     while state.step < config.steps:
         chosen = rows.draw(config.batch, state.step, config.seed)
         metrics = update(state, rows.batch(chosen), [rows.examples[i] for i in chosen])

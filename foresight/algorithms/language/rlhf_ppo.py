@@ -15,7 +15,7 @@ and the adaptive β of Ziegler et al.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import TextTask
+from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets import learner, pretrained
 from foresight.nets.language import LanguageModel
@@ -36,7 +36,7 @@ from foresight.ops.diagnostics import explained_variance, mean, rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.ops.returns import gae
 from foresight.ops.value import clipped_loss
-from foresight.planning.rollout import Rollout, answer, sample
+from foresight.planning.rollout import Rollout, answer, complete, sample
 
 WORLD = "text"
 UNIT = "updates"
@@ -142,6 +142,20 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
 
 
 act = answer
+
+
+def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
+    """What the reward model says of greedy answers: how a run is measured whose task has no grader."""
+    config, values = state.config, list[float]()
+    if state.judge is None:
+        raise UserError(
+            "rlhf_ppo has nothing to learn from: give --reward-model FOLDER, a reward function (--env-options "
+            "reward=rewards.py:score), or another --task."
+        )
+    for i in range(0, len(held_out), config.prompts):
+        batch = complete(state.policy, held_out[i : i + config.prompts], 1, config.max_new_tokens, 0.0)
+        values += state.judge.scores(batch).flatten().tolist()
+    return "score of the reward model", values
 
 
 @dataclass(frozen=True)
@@ -262,11 +276,14 @@ def train(
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
     """Sample, judge, update; yields after every rollout. `grade` is the task's own grader where a judge rewards."""
     state = build(config, env.spaces, device) if state is None else state
+    graded = env.grader is not None
+    env = env if graded or state.judge is None else env.ungraded()
     while state.step < config.steps:
         rollout = sample(state, env)
         rewards, metrics = judged(state, rollout), rollout.metrics()
         if state.judge is not None:
-            metrics |= {"grade": metrics["reward"], "reward": rewards.mean().item()}
+            metrics |= {"grade": metrics["reward"]} if graded else {}
+            metrics["reward"] = rewards.mean().item()
         metrics |= update(state, rollout.batch, rewards)
         state.step += 1
         yield state.step, metrics, state

@@ -26,7 +26,7 @@ from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import fit, rows
 from foresight.ops.aggregate import per_token
-from foresight.planning.corpus import Corpus, corpus, examples
+from foresight.planning.corpus import Corpus, corpus, examples, of_form
 from foresight.planning.rollout import answer
 
 WORLD = "text"
@@ -113,7 +113,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """The mean log-probability of a token of each held-out completion, in nats: how it is measured without a grader."""
-    known, values = _corpus(state, held_out), list[float]()
+    known, values = _corpus(state, of_form(held_out, "demonstration", "sft")), list[float]()
     for batch in known.batches(state.config.batch):
         with torch.no_grad():
             logprob, _ = state.policy.logprob(batch)

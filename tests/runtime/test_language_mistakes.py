@@ -1,0 +1,298 @@
+"""What people get wrong with language data, models and rewards: one sentence that says what to do, nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from foresight.cli.main import main
+from foresight.data import forms
+from foresight.envs import text
+from foresight.errors import LostError, UserError
+from foresight.nets import pretrained
+from foresight.planning import corpus
+from foresight.planning.speculate import speculate
+from foresight.runtime import evaluate, run
+from foresight.runtime.agent import Agent
+from tests import tiny_language
+
+DEMONSTRATIONS = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(10)]
+PREFERENCES = [{"prompt": f"{i}+1=", "chosen": str(i + 1), "rejected": "?"} for i in range(10)]
+SMALL: dict[str, Any] = {"precision": "float32", "show": False, "prompts": 4, "max_new_tokens": 4}
+REWARDS = """
+def digits(completions, **_):
+    return [sum(map(str.isdigit, c)) / 4 for c in completions]
+
+def nothing(completions, **_):
+    return [None] * len(completions)
+"""
+
+
+def rows(folder: Path, name: str, table: list[dict[str, Any]]) -> str:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in table))
+    return str(folder / name)
+
+
+def prompts(folder: Path, longest: int = 3) -> str:
+    table = [{"prompt": f"{i}+{j}?"} for i in range(5) for j in range(5)]
+    return rows(folder, "prompts.jsonl", [*table, {"prompt": "1" * longest}])
+
+
+def rewarded(folder: Path, name: str) -> dict[str, str]:
+    (folder / "rewards.py").write_text(REWARDS)
+    return {"reward": f"{folder / 'rewards.py'}:{name}", "reward_timeout": 0}
+
+
+def padded(folder: Path, seed: int = 0, rows: int = 3) -> Path:
+    """The tiny model with some rows of its table that no token has."""
+    shutil.copytree(tiny_language.folder(seed), folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(len(tiny_language.CHARACTERS) + rows)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "has"),
+    [("sft", PREFERENCES, "preference"), ("dpo", DEMONSTRATIONS, "demonstration"),
+     ("reward_model", DEMONSTRATIONS, "demonstration")],
+)  # fmt: skip
+def test_data_of_another_form_are_refused_before_anything_is_measured(name, table, has, tmp_path):
+    data = rows(tmp_path, "data.jsonl", table)
+    with pytest.raises(UserError, match=rf"{name} needs rows of the form .* has '{has}'"):
+        run.train(name, data=data, model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False)
+
+
+def test_a_task_measures_and_the_data_teach(tmp_path):
+    """Both are demonstrations: what is learnt from are the data, and the task is only what is measured."""
+    data = rows(tmp_path, "data.jsonl", [{"prompt": f"{i}+2=", "completion": str(i + 2)} for i in range(10)])
+    task = text.make(rows(tmp_path, "task.jsonl", DEMONSTRATIONS))
+    assert all("+2=" in row.prompt for row in corpus.examples(data, task, "demonstration", "sft"))
+    assert len(corpus.examples(task.path, task, "demonstration", "sft")) == len(task.train) < len(DEMONSTRATIONS)
+    assert corpus.examples("", task, "demonstration", "sft") == task.train
+
+
+def test_forms_that_others_write(tmp_path):
+    chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    bad = [chat[0], {"role": "assistant", "content": "3"}]
+    _, (row,) = forms.check([{"prompt": "1+1=", "messages": chat}], "x")
+    assert (row["prompt"], row["completion"]) == (chat[:1], "2")
+    _, (row,) = forms.check([{"prompt": "1+1=", "chosen": chat, "rejected": bad}], "x")
+    assert (row["prompt"], row["chosen"], row["rejected"]) == (chat[:1], "2", "3")
+    with pytest.raises(UserError, match="row 1 is an answer that was judged bad"):
+        forms.check([{"prompt": "a", "completion": "b", "label": False}], "x")
+
+
+def test_a_text_may_hold_any_character(tmp_path):
+    """Some characters end a line for Python, but not in JSON; lines are counted as an editor does."""
+    file = tmp_path / "a.jsonl"
+    odd = [{"prompt": "a\u2028b\u0085c", "completion": "\u2029"}]
+    file.write_text(json.dumps(odd[0], ensure_ascii=False) + "\n\n{", encoding="utf-8")
+    with pytest.raises(UserError, match="line 3 is not JSON"):
+        forms.read(str(file))
+    file.write_text(json.dumps(odd[0], ensure_ascii=False) + "\n\n", encoding="utf-8")
+    assert forms.read(str(file)) == odd
+
+
+def test_an_export_replaces_a_model_and_nothing_else(tmp_path, capsys):
+    table = rows(tmp_path, "data.jsonl", DEMONSTRATIONS)
+    run.train(
+        "sft", data=table, model=tiny_language.folder(), out=tmp_path / "run", steps=1, batch=2, precision="float32",
+        show=False,
+    )  # fmt: skip
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    assert main(["export", str(tmp_path / "run"), "--format", "merged", "--out", str(precious)]) == 2
+    assert "is not a model: choose another folder" in " ".join(capsys.readouterr().err.split())
+    assert (precious / "thesis.txt").read_text() == "years of work"
+    for _ in range(2):  # an older export may be replaced
+        assert main(["export", str(tmp_path / "run"), "--format", "merged", "--out", str(tmp_path / "model")]) == 0
+    assert (tmp_path / "model" / "config.json").is_file()
+
+
+def test_a_reward_model_judges_prompts_alone(tmp_path):
+    judge = pretrained.load_scorer(tiny_language.folder(1), precision="float32", std=1.0)
+    pretrained.save_folder(judge.trunk.module, judge.trunk.tokenizer, tmp_path / "judge")
+    made = run.train(
+        "rlhf_ppo", task=prompts(tmp_path), model=tiny_language.folder(), reward_model=str(tmp_path / "judge"),
+        out=tmp_path / "run", steps=2, minibatches=1, **SMALL,
+    )  # fmt: skip
+    assert made.evaluation.metric == "score of the reward model" and math.isfinite(made.evaluation.mean)
+    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert math.isfinite(logged[0]["reward"]) and "grade" not in logged[0]
+    with pytest.raises(UserError, match="rlhf_ppo has nothing to learn from: give --reward-model"):
+        run.train(
+            "rlhf_ppo", task=prompts(tmp_path), model=tiny_language.folder(), out=tmp_path / "none", steps=2, **SMALL
+        )
+
+
+def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path):
+    made = run.train(
+        "grpo", task=prompts(tmp_path), env_options=rewarded(tmp_path, "nothing"), model=tiny_language.folder(),
+        out=tmp_path / "run", steps=2, group=2, **SMALL,
+    )  # fmt: skip
+    assert made.evaluation.n == 0 and math.isnan(made.evaluation.mean) and made.evaluation.worth == -math.inf
+    assert "the grader could tell of none" in str(made.evaluation)
+    assert (tmp_path / "run" / "export" / "config.json").is_file()
+    assert run.resume(tmp_path / "run", steps=3, show=False).evaluation.n == 0
+
+
+def test_a_prompt_that_is_too_long_is_named_at_the_beginning(tmp_path):
+    with pytest.raises(UserError, match=r"(training|held-out) prompt \d+ of 'prompts' \('1+'\) has 90 tokens"):
+        run.train(
+            "grpo", task=prompts(tmp_path, 90), env_options=rewarded(tmp_path, "digits"), model=tiny_language.folder(),
+            out=tmp_path / "run", steps=2, group=2, **SMALL,
+        )  # fmt: skip
+
+
+def test_what_was_learnt_before_a_mistake_is_saved_and_goes_on_as_if_nothing_were(tmp_path, monkeypatch):
+    """Of a step that fails its draws are taken back; of an evaluation that fails those of the step before stay."""
+
+    def trained(name: str, **more: Any) -> run.Run:
+        return run.train(
+            "grpo", task=prompts(tmp_path), env_options=rewarded(tmp_path, "digits"), model=tiny_language.folder(),
+            out=tmp_path / name, steps=6, group=4, evaluate_every=3, learning_rate=1e-3, **SMALL, **more,
+        )  # fmt: skip
+
+    def logged(name: str) -> list[float]:
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [row["reward"] for row in map(json.loads, lines) if "reward" in row]
+
+    trained("whole")
+
+    def at(when: int, function: Any, error: UserError) -> Any:
+        """The function, which fails when it is called for the `when`-th time."""
+        calls = itertools.count(1)
+
+        def called(*given: Any) -> Any:
+            if next(calls) == when:
+                raise error
+            return function(*given)
+
+        return called
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text.TextTask, "reward", at(2, text.TextTask.reward, UserError("A server refuses.")))
+        with pytest.raises(
+            LostError, match=r"refuses\. The checkpoint at 1 updates is saved\. When .*foresight resume"
+        ):
+            trained("step")
+    run.resume(tmp_path / "step", show=False)
+    assert logged("step") == logged("whole")
+
+    with monkeypatch.context() as patch:  # the first evaluation is the baseline
+        patch.setattr(evaluate, "_text", at(2, evaluate._text, LostError("A server went away.")))
+        with pytest.raises(LostError, match="The checkpoint at 3 updates is saved"):
+            trained("evaluation")
+    run.resume(tmp_path / "evaluation", show=False)
+    assert logged("evaluation") == logged("whole")
+
+
+def test_tables_of_one_vocabulary_may_be_padded_differently(tmp_path):
+    plain, wide = tiny_language.model(), pretrained.load(str(padded(tmp_path / "wide", 1)), precision="float32")
+    assert (plain.words, wide.words) == (len(tiny_language.CHARACTERS), len(tiny_language.CHARACTERS) + 3)
+    for model, draft in ((plain, wide), (wide, plain)):
+        prompt = [model.encode("1+1")]
+        found = speculate(model, prompt, draft, 1, 8, temperature=0.0).batch
+        assert torch.equal(found.completion, speculate(model, prompt, model, 1, 8, temperature=0.0).batch.completion)
+    made = run.train(
+        "distill", task="addition", model=tiny_language.folder(), teacher=str(tmp_path / "wide"), soft=True, group=2,
+        out=tmp_path / "run", steps=1, evaluation_episodes=4, **SMALL,
+    )  # fmt: skip
+    assert made.summary["steps"] == 1
+    with pytest.raises(UserError, match="saved without multi-token heads"):
+        speculate(plain, [plain.encode("1+1")], pretrained.load_heads(tiny_language.folder()), 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("grpo", {"temperature": 0.0}, "temperature must be more than 0"),
+        ("grpo", {"temperature": -1.0}, "temperature must be more than 0"),
+        ("grpo", {"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
+        ("sft", {"batch": 0}, "batch must be at least 1, not 0"),
+        ("grpo", {"lora_targets": ("q_proj",)}, "says where adapters go"),
+        ("grpo", {"completer": "foo"}, "is the address of a server"),
+    ],
+)
+def test_numbers_that_make_no_sense(name, options, said, tmp_path):
+    if name == "sft":
+        options = {**options, "data": rows(tmp_path, "data.jsonl", DEMONSTRATIONS)}
+    else:
+        options = {"task": "addition", **options}
+    with pytest.raises(UserError, match=said):
+        run.train(name, model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False, **options)
+
+
+def test_a_model_that_is_cut_off(tmp_path):
+    shutil.copytree(tiny_language.folder(), tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match="damaged or cut off"):
+        pretrained.load(str(tmp_path / "model"))
+
+
+def test_a_template_that_refuses(tmp_path):
+    model = tiny_language.model()
+    model.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    )
+    with pytest.raises(UserError, match=r"conversation of system, user \(no system role\)"):
+        model.encode([{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}])
+
+
+def test_a_reward_of_another_scale_is_the_users_own(tmp_path):
+    table = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
+    options = rewarded(tmp_path, "digits")
+    assert text.make(rows(tmp_path, "data.jsonl", table), **options).metric == "reward"
+
+
+def test_what_a_person_asks_is_asked_as_in_training():
+    """A run whose completions are traces learnt from prompts that ask for one."""
+    seen: list[Any] = []
+    agent = Agent.__new__(Agent)
+    agent.settings, agent.state, agent.world = SimpleNamespace(world="text"), None, text.make("addition", trace=True)
+    agent.module = SimpleNamespace(act=lambda state, obs, explore: (seen.extend(obs) or ["answer"], {}, None))
+    one = agent.world.test[0]
+    question = next(row.question for row in text.make("addition").test if row.answer == one.answer)
+    assert agent.act(question) == "answer" and agent.act([[{"role": "user", "content": question}], one]) == ["answer"]
+    assert (seen[0].prompt, seen[0].stop) == (one.prompt, one.stop) and seen[2] is one
+    assert seen[1].prompt == [{"role": "user", "content": one.prompt}] and seen[1].stop == one.stop
+
+
+def test_the_card_of_an_older_checkpoint_speaks_of_that_one(tmp_path):
+    made = run.train(
+        "grpo", task=prompts(tmp_path), env_options=rewarded(tmp_path, "digits"), group=4, learning_rate=3e-3,
+        model=tiny_language.folder(), out=tmp_path / "run", steps=4, checkpoint_every=0, **SMALL,
+    )  # fmt: skip
+    assert main(["export", str(made.path), "--format", "merged", "--checkpoint", "2"]) == 0
+    card = (made.path / "merged" / "README.md").read_text()
+    assert "after 2 updates" in card and "after 4 updates" not in card
+    agent = made.load(2)
+    assert f"{agent.evaluate().mean:.4g}" in card
+
+
+def test_data_that_cannot_be_written_or_fail_on_the_way(tmp_path, capsys, monkeypatch):
+    asked = ["data", "preferences", "--task", "addition", "--model", tiny_language.folder()]
+    assert main([*asked, "--out", "/proc/nothing/a.jsonl"]) == 2
+    assert "Cannot write /proc/nothing/a.jsonl" in capsys.readouterr().err
+    monkeypatch.setattr(text.TextTask, "reward", _fail)
+    assert main([*asked, "--out", str(tmp_path / "a.jsonl")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "It broke. The 0 preferences made so far are in" in said and "a.partial.jsonl" in said.replace(" ", "")
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def _fail(*given: Any) -> Any:
+    raise UserError("It broke.")
