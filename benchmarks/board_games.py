@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -80,7 +81,11 @@ def once(one: Any, step: int, what: str, measure: Callable[[], Any]) -> Any:
     """What `measure` finds at this step of a run, kept apart from it, so that it is not measured again."""
     file = RUNS / "measured" / ("-".join(one.path.resolve().parts[1:]) + ".json")
     file.parent.mkdir(parents=True, exist_ok=True)
+    manifests = b"".join(path.read_bytes() for path in sorted(one.path.glob("checkpoints/step-*/manifest.json")))
+    weights = hashlib.sha256(manifests).hexdigest()
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if known.get("weights") != weights:  # nothing of it, or of another run that stood here before
+        known = {"weights": weights}
     key = f"{step}: {what}"
     if key not in known:
         known[key] = measure()
