@@ -15,6 +15,10 @@ class LostError(UserError):
     """What a run depends on is gone (a cluster, a server): what was learnt is saved before the run ends."""
 
 
+class NotFinite(UserError):
+    """A network gave, or a loss became, a number that is not finite: the run ends before it reaches a weight."""
+
+
 def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """The error for a name that does not exist: the nearest name, then all valid ones."""
     names = sorted(valid)

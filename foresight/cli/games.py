@@ -99,13 +99,14 @@ def _ladder(name: str, count: int, games: int, openings: int, simulations: int |
 
 def sit(agent: Any, person_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
     """Play one game against `agent`, moves from `lines`, until it is over or the lines end."""
-    from foresight.envs.games import named
+    from foresight.envs.games import Native, named
 
     game, console = agent.world, screen.stdout()
     options = {} if simulations is None else {"simulations": simulations}
     history = [game.start(1)]
     person = 0 if person_first else 1
-    console.print(f"{game.title}: you move {'first (X)' if person_first else 'second (O)'}. {HELP}", style="dim")
+    sign = (" (X)" if person_first else " (O)") if isinstance(game, Native) else ""  # other boards have letters
+    console.print(f"{game.title}: you move {'first' if person_first else 'second'}{sign}. {HELP}", style="dim")
     while not bool(game.over(history[-1])[0]):
         position = history[-1]
         if int(game.mover(position)[0]) != person:
@@ -165,11 +166,13 @@ def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
     from foresight.runtime.match import line
 
     game = agent.world
-    _, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
+    action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
+    played = int(action[0])
     words = [f"For you to move the agent expects {_expects(float(extras['value'][0]))}."]
     if "visits" in extras:
         visits, prior = extras["visits"][0], extras["prior"][0]
         order = (visits.double() + prior.double()).argsort(descending=True).tolist()
+        order.sort(key=lambda one: one != played)  # what it would play stands first
         order = [action for action in order if visits[action] > 0 or prior[action] > 0][:SHOWN]
         tree = extras.get("tree")
         values = tree.child_values()[0] if tree is not None else extras.get("values", [None])[0]
@@ -179,7 +182,7 @@ def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
             name = game.move_name(position, action)
             words.append(f"{name:<8} {int(visits[action]):>6}   {100 * float(prior[action]):>4.0f}%   {seen:>5}")
         if tree is not None:
-            words.append("line     " + " ".join(_names(game, position, line(tree))))
+            words.append("line     " + " ".join(_names(game, position, line(tree, played))))
     return "\n".join(words)
 
 
@@ -198,7 +201,11 @@ def draw(agent: Any, position: Any, options: dict[str, Any], out: str) -> str:
     _, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
     tree, game = extras.get("tree"), agent.world
     if tree is None:
-        raise UserError("This agent does not search: there is no tree.")
+        raise UserError(
+            "This agent keeps no tree: of its search it tells the visits and values (?)."
+            if "visits" in extras
+            else "This agent does not search: there is no tree."
+        )
     names = str if isinstance(game, Spiel) else functools.partial(game.move_name, position)
     try:
         if file.suffix in (".json", ".dot"):

@@ -34,7 +34,7 @@ def read(game: Game, path: str | Path) -> list[list[int]]:
         raise UserError(f"There is no SGF or PGN file at {path}.")
     found = []
     for file in files:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
         kind = file.suffix.lower()
         if kind not in SUFFIXES:
             raise UserError(f"{file} is neither an .sgf nor a .pgn file.")
@@ -48,7 +48,7 @@ def read(game: Game, path: str | Path) -> list[list[int]]:
 def sgf(text: str, file: str = "SGF") -> list[Recorded]:
     """The main line of every game tree. Raises UserError for text that is no SGF."""
     games: list[Recorded] = []
-    at, depth, number = 0, 0, 0
+    at, depth, number = max(text.find("("), 0), 0, 0  # what stands before the first game is nobody's
     tags: dict[str, str] = {}
     moves: list[str] = []
     closed = 0  # how deep the first branch that ended was: what comes beside it is no main line
@@ -73,6 +73,8 @@ def sgf(text: str, file: str = "SGF") -> list[Recorded]:
         elif name is not None and not closed:
             values = re.findall(r"\[((?:\\.|[^\]\\])*)\]", match.group("values"), re.DOTALL)
             if name in ("B", "W"):
+                if name == "W" and not moves:
+                    raise UserError(f"{file}: white moves first, which is not supported.")
                 if (name == "W") != (len(moves) % 2 == 1):
                     raise UserError(f"{file}, move {len(moves) + 1}: {name} moves twice in a row.")
                 moves.append(values[0].strip())
@@ -98,32 +100,42 @@ def pgn(text: str, file: str = "PGN") -> list[Recorded]:
         tags.clear()
         moves.clear()
 
-    plain = re.sub(r"\{[^}]*\}|;[^\n]*|\$\d+", " ", text)
-    while re.search(r"\([^()]*\)", plain):
-        plain = re.sub(r"\([^()]*\)", " ", plain)
-    for line in plain.splitlines():
-        tag = re.match(r'\s*\[(\w+)\s+"(.*)"\]', line)
-        if tag:
-            if moves:
-                close()
-            tags[tag.group(1)] = tag.group(2)
-            continue
-        for word in line.split():
-            word = re.sub(r"^\d+\.+", "", word)
+    def play(lines: list[str]) -> None:
+        plain = re.sub(r"\{[^}]*\}|;[^\n]*|\$\d+", " ", "\n".join(lines))
+        while re.search(r"\([^()]*\)", plain):
+            plain = re.sub(r"\([^()]*\)", " ", plain)
+        for word in plain.split():
+            word = re.sub(r"^(\d+\.|\.\.)\.*", "", word)  # 12. or 12... or, alone, ...
             if word in RESULTS:
                 close()
             elif word:
                 moves.append(word)
+        lines.clear()
+
+    waiting: list[str] = []  # lines of moves, whose comments may go over several
+    for line in text.splitlines():
+        tag = re.match(r'\s*\[(\w+)\s+"(.*)"\]', line)
+        if line.startswith("%"):  # a line of another program's
+            continue
+        if tag is None:
+            waiting.append(line)
+            continue
+        play(waiting)
+        if moves:
+            close()
+        if tag.group(1) == "FEN":
+            raise UserError(f"{file}: a game begins with a position of its own (FEN), which is not supported.")
+        tags[tag.group(1)] = tag.group(2)
+    play(waiting)
     close()
     return games
 
 
 def _actions(game: Game, recorded: Recorded, kind: str) -> list[int]:
     size = recorded.tags.get("SZ")
-    if kind == ".sgf" and size and size.split(":")[0] != str(game.shape[-1]):
-        raise UserError(
-            f"{recorded.where}: the board is {size}x{size}, but {game.title} is played on {game.shape[-1]}."
-        )
+    if kind == ".sgf" and size and set(size.split(":")) != {str(game.shape[-1])}:
+        said = size.replace(":", "x") if ":" in size else f"{size}x{size}"
+        raise UserError(f"{recorded.where}: the board is {said}, but {game.title} is played on {game.shape[-1]}.")
     position, actions = game.start(1), []
     for t, word in enumerate(recorded.moves):
         if bool(game.over(position)[0]):

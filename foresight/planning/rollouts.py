@@ -198,7 +198,8 @@ def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: f
         import pyspiel
 
         evaluator = pyspiel.RandomRolloutEvaluator(1, seed_of(random))
-        bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations, 1000, True, seed_of(random), False)
+        # OpenSpiel's first simulation ends at the root itself: one more, so that each tries an action.
+        bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations + 1, 1000, True, seed_of(random), False)
         for b, number in enumerate(position.tolist()):
             for child in bot.mcts_search(game.state(number)).children:
                 counts[b, child.action] = child.explore_count

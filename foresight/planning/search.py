@@ -21,7 +21,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data import trees
 from foresight.data.trajectory import tree_map
-from foresight.errors import UserError
+from foresight.errors import NotFinite, UserError
 from foresight.planning import select
 from foresight.planning.select import PUCT, UCT, Gumbel, Node
 from foresight.planning.tree import NONE, Tree, _write, plant, priors
@@ -335,9 +335,9 @@ def _not_finite(model: Model, roots: Any, row: int, path: str) -> UserError:
     where = f" after the actions {path}" if path else ""
     picture = getattr(model, "picture", None)  # a model that knows what a position looks like may say so
     shown = f" Row {row} is this position:\n{picture(roots, row)}" if picture else ""
-    return UserError(
+    return NotFinite(
         f"The model gave a number that is not finite for row {row}{where}. The search stops, so that nothing is "
-        f"learnt from it: go on from the last checkpoint, with a lower learning rate.{shown}"
+        f"learnt from it.{shown}"
     )
 
 

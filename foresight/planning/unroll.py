@@ -25,7 +25,7 @@ from foresight.data.trajectory import Trajectory
 from foresight.envs import selfplay
 from foresight.envs.base import Env, Episodes, Spaces, require_end
 from foresight.envs.games import Game, Plays
-from foresight.errors import UserError
+from foresight.errors import NotFinite, UserError
 from foresight.nets import encoders, optim
 from foresight.nets.latent import LatentModel
 from foresight.ops import diagnostics, latent, returns
@@ -269,10 +269,7 @@ def descend(state: Any, loss: Tensor) -> None:
     Raises UserError for a loss that is not finite, and leaves the network alone.
     """
     if not loss.isfinite():
-        raise UserError(
-            f"The loss is not finite after {state.updates} updates. Go on from the last checkpoint with a lower "
-            "learning_rate."
-        )
+        raise NotFinite(f"The loss is not finite after {state.updates} updates.")
     config = state.config
     for group in state.optimizer.param_groups:
         group["lr"] = config.learning_rate * config.learning_rate_decay ** min(1.0, state.step / config.steps)

@@ -34,6 +34,7 @@ class Entry:
     unit: str  # what a step counts: "env steps", "sweeps", "updates"
     metrics: tuple[str, ...]  # the few worth showing live
     doc: str  # the whole module docstring
+    games: bool = False  # whether it also plays games for two, by their names
 
 
 @functools.cache
@@ -134,7 +135,7 @@ def _read(path: Path) -> Entry | None:
     constants = {}
     for node in tree.body:
         target, value = _assignment(node)
-        if target in ("WORLD", "UNIT", "METRICS") and value is not None:
+        if target in ("WORLD", "UNIT", "METRICS", "GAMES") and value is not None:
             constants[target] = ast.literal_eval(value)
     if "WORLD" not in constants:
         return None  # a helper beside the algorithms, not an algorithm
@@ -148,6 +149,7 @@ def _read(path: Path) -> Entry | None:
         unit=constants.get("UNIT", "steps"),
         metrics=tuple(constants.get("METRICS", ())),
         doc=doc,
+        games=constants.get("GAMES", False),
     )
 
 

@@ -162,14 +162,19 @@ def chooser(module: Any, state: Any, **options: Any) -> Chooser:
     return choose
 
 
-def line(tree: Any, longest: int = LONGEST_LINE) -> list[int]:
-    """The principal variation of a search of one position: the most visited action, again and again."""
+def line(tree: Any, first: int | None = None, longest: int = LONGEST_LINE) -> list[int]:
+    """The principal variation of a search of one position: `first`, what is played, then the most visited actions.
+
+    Gumbel's search gives its last two candidates equal visits, so that these alone do not tell what it plays.
+    """
     actions: list[int] = []
     node = 0
     while len(actions) < longest:
         counts = tree.child_visits(node)[0]
         if int(counts.max()) < 1:
             break
-        actions.append(int(counts.argmax()))
+        actions.append(first if first is not None and not actions else int(counts.argmax()))
+        if int(counts[actions[-1]]) < 1:
+            break
         node = int(tree.children[0, node, actions[-1]])
     return actions

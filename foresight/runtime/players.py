@@ -25,6 +25,8 @@ def player(name: str, game: Game | None, seed: int = 0, simulations: int | None 
         raise UserError(f"{name} is a run of {agent.settings.algorithm} on {agent.settings.env}, which is no game.")
     if game is not None and (agent.world.name, agent.world.options) != (game.name, game.options):
         raise UserError(f"{name} plays {_called(agent.world)}, but the other player plays {_called(game)}.")
+    if game is not None and (type(agent.world), agent.world.shape) != (type(game), game.shape):
+        raise UserError(f"{name} was trained with other rules= than the other player: it sees other boards.")
     if game is not None and hasattr(agent.state, "game"):
         agent.state.game = game  # both players must know the same positions
     options = {} if simulations is None else {"simulations": simulations}

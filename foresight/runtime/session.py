@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import yaml
 
-from foresight.errors import LostError, UserError
+from foresight.errors import LostError, NotFinite, UserError
 from foresight.nets import sharded
 from foresight.runtime import (
     actors,
@@ -130,6 +130,9 @@ class Session:
                 if isinstance(error, Interrupted):
                     raise
                 raise Interrupted(self.path, self.saved, self.entry.unit) from None
+            except NotFinite as error:
+                again = f"lower learning_rate in {self.path / 'config.yaml'}, then: foresight resume {self.path}"
+                raise NotFinite(f"{error} In {self.path} {self._kept()}: {again}") from error
             except LostError as error:
                 if self.log is None:  # there is no run yet
                     raise
@@ -352,11 +355,14 @@ class Session:
                 raise UserError(self._poisoned(step, f"'{name}'"))
 
     def _poisoned(self, step: int, what: str) -> str:
-        kept = "there is no checkpoint yet" if self.saved is None else f"the last good checkpoint is at {self.saved:,}"
         return (
-            f"Training stopped at {step:,} {self.entry.unit}: {what} became NaN or infinite; {kept} (in {self.path}). "
-            "Try a lower learning rate or a smaller gradient norm limit."
+            f"Training stopped at {step:,} {self.entry.unit}: {what} became NaN or infinite; {self._kept()} (in "
+            f"{self.path}). Try a lower learning rate or a smaller gradient norm limit."
         )
+
+    def _kept(self) -> str:
+        """What there is to go on from when numbers became too large."""
+        return "there is no checkpoint yet" if self.saved is None else f"the last good checkpoint is at {self.saved:,}"
 
     def _record(self, state: Any) -> None:
         if self.settings.world != "control":

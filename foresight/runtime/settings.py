@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 import types
 import typing
@@ -15,6 +16,7 @@ from foresight.runtime import catalog
 
 RUNTIME_KEYS = ("env", "task", "world", "env_options", "evaluation", "source")  # of a preset; others: Config
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch")  # of an algorithm whose model answers
+GAME = re.compile(r"[a-z][a-z0-9_]*")  # the name of a game for two; those of Gymnasium's worlds have capitals
 EPISODES = {"control": 20, "mdp": 1, "text": None, "game": 20}  # of an evaluation; None means all that are held out
 
 
@@ -177,6 +179,8 @@ def resolve(
     _check(config)
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("world", entry.world)  # some algorithms act in worlds of two kinds
+    if kind == "control" and GAME.fullmatch(name):
+        kind = _game_or(kind, name, entry)
     return Settings(
         algorithm=str(entry.path) if algorithm.endswith(".py") else algorithm,  # found again from anywhere
         world=kind,
@@ -192,6 +196,16 @@ def resolve(
         ray=ray,
         completer=completer,
     )
+
+
+def _game_or(kind: str, name: str, entry: catalog.Entry) -> str:
+    """The kind of a world with the name of a game. Raises UserError for a game that other algorithms play."""
+    from foresight.envs.games import TITLES  # late: it brings torch
+
+    if not entry.games and name in TITLES:
+        others = [one.name for one in catalog.algorithms().values() if one.games or one.world == "game"]
+        raise UserError(f"{TITLES[name]} is a game for two, which {entry.name} does not play: {', '.join(others)} do.")
+    return "game" if entry.games else kind
 
 
 def _check(config: dict[str, Any]) -> None:

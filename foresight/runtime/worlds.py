@@ -19,6 +19,8 @@ def training(resolved: Settings) -> Any:
 
 def evaluation(resolved: Settings, world: Any) -> Any:
     """The world for evaluations: its own where acting changes it, `world` itself where it is a table or a text task."""
+    if resolved.world == "game":
+        return _make(resolved)  # a game may hold the positions that are played, and forget those of another player
     if resolved.world != "control":
         return world
     return _make(resolved, num_envs=max(len(several.tasks(resolved.env)), min(TOGETHER, resolved.episodes or 1)))

@@ -30,7 +30,24 @@ def test_a_pgn_gives_its_moves(tmp_path: Path) -> None:
     assert chess.picture(position).startswith(" r  .  b  q  k  b  n  r\n p  p  p  p  .  p  p  p\n .  .  n")
 
 
+def test_files_of_other_programs(tmp_path: Path) -> None:
+    """What programs write around the moves: marks of the encoding, escapes, comments in tags, dots of their own."""
+    chess, file = games.make("chess"), tmp_path / "a.pgn"
+    head = '[Event "Club; round 1"]\n% an escape, 1. a4\n'
+    file.write_text(head + "1. e4 e5 ; the usual\n2. Nf3 {over\ntwo lines} 2... Nc6 *\n", encoding="utf-8-sig")
+    (found,) = records.read(chess, file)
+    assert [chess.move_name(games.replay(chess, [found[:t]]), found[t]) for t in range(4)] == ["e4", "e5", "Nf3", "Nc6"]
+    file.write_text("1. e4 e5 2. Nf3 {a word} 2. ... Nc6 *\n")
+    assert records.read(chess, file) == [found]
+    sgf = tmp_path / "a.sgf"
+    sgf.write_text("from somebody\n" + GOOD, encoding="utf-8-sig")
+    assert records.read(games.make("go", size=5), sgf) == [[12, 17, 25, 25]]
+
+
 BAD = [
+    ("a.pgn", '[FEN "8/8/8/8/8/8/8/K1k5 w - - 0 1"]\n\n1. Ka2 *', "a.pgn: a game begins with a position of its own"),
+    ("a.sgf", "(;SZ[5];W[cc])", "a.sgf: white moves first, which is not supported"),
+    ("a.sgf", "(;SZ[5:9];B[cc])", "a.sgf: the board is 5x9, but Go is played on 5"),
     ("a.sgf", "(;SZ[5];B[cc];W[cc])", "a.sgf, move 2: 'c3' is not legal here. Legal: a1, b1"),
     ("a.sgf", "(;SZ[5];B[cc];B[dd])", "a.sgf, move 2: B moves twice in a row"),
     ("a.sgf", "(;SZ[5];B[zz])", "a.sgf, move 1: 'zz' is no point of a board of 5x5"),

@@ -234,7 +234,7 @@ def test_a_number_that_is_not_finite_stops_the_search(bad: str, number: float, b
     world = random_world(0, states=4, actions=2)
     world["next"] = torch.tensor([[1, 1], [2, 2], [3, 3], [3, 3]])
     world[bad][2] = number
-    with pytest.raises(UserError, match=r"not finite for row 1.*last checkpoint"):
+    with pytest.raises(UserError, match=r"not finite for row 1.*The search stops"):
         search(TableModel(world), torch.tensor([3, 0]), 20, PUCT(), backend=backend)
     with pytest.raises(UserError, match="not finite for row 0"):
         world["value"][0] = torch.inf

@@ -365,7 +365,8 @@ def train(
 
 def _learnt(owners: Tensor, held_out: float) -> Tensor:
     """Whether a row is of a game that is learnt from: every so many games one is held out."""
-    return owners % round(1 / held_out) != 0 if held_out > 0 else torch.ones_like(owners, dtype=torch.bool)
+    kept = owners % round(1 / held_out) != 0 if held_out > 0 else torch.ones_like(owners, dtype=torch.bool)
+    return kept if kept.any() else ~kept  # a single game is learnt from
 
 
 def _sound(loss: Tensor) -> Tensor:

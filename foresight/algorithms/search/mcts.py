@@ -67,13 +67,13 @@ def act(
     visits, values = rollouts.uct(
         state.game, obs, simulations or state.config.simulations, state.random, state.config.c
     )
+    legal = state.game.legal(obs)
     share = visits / visits.sum(-1, keepdim=True)
     if explore:
         seed = rollouts.seed_of(state.random)
         action = torch.multinomial(share, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
     else:
-        action = (visits + 0.25 * values).argmax(-1)
-    legal = state.game.legal(obs)
+        action = (visits + 0.25 * values).masked_fill(~legal, -1.0).argmax(-1)
     extras = {
         "value": (share * values).sum(-1), "visits": visits, "values": values,
         "prior": legal / legal.sum(-1, keepdim=True),

@@ -35,6 +35,7 @@ from foresight.planning import unroll
 from foresight.planning.search import PUCT, Dirichlet, search
 
 WORLD = "control"
+GAMES = True  # and games for two
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
 ACTING = ("network",)  # the fields of State that actors are sent

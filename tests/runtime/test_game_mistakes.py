@@ -1,0 +1,123 @@
+"""What people meet with games for two: measured on the way, misnamed, with other rules, with too few of everything."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foresight.algorithms.search import alphazero, mcts
+from foresight.cli.games import view
+from foresight.cli.main import main
+from foresight.envs import games
+from foresight.errors import NotFinite, UserError
+from foresight.runtime import match, run, settings
+from tests.sabotage import sabotaged_by
+
+SMALL: dict[str, Any] = {
+    "steps": 300, "num_games": 4, "simulations": 2, "play_simulations": 1, "channels": 4, "blocks": 1,
+    "learn_from": 50, "batch": 16, "show": False, "evaluation_episodes": 2,
+}  # fmt: skip
+BREAKTHROUGH = {"opponent": "random", "rows": 5, "columns": 3}
+
+
+@sabotaged_by("foresight.runtime.worlds.evaluation", lambda f: lambda resolved, world: world)
+def test_self_play_goes_on_after_an_evaluation(tmp_path: Path) -> None:
+    """A game of OpenSpiel's holds the positions that are played, and an evaluation forgets its own."""
+    try:
+        made = run.train(
+            "alphazero", env="breakthrough", env_options=BREAKTHROUGH, out=tmp_path / "a", evaluate_every=400,
+            **{**SMALL, "steps": 900},
+        )  # fmt: skip
+    except KeyError as lost:
+        raise AssertionError(f"position {lost} is forgotten") from lost
+    rows = [json.loads(line) for line in (made.path / "metrics.jsonl").read_text().splitlines()]
+    assert sum("evaluation/score against random" in row for row in rows) >= 2
+    made = run.train(
+        "muzero", env="breakthrough", env_options=BREAKTHROUGH, out=tmp_path / "b", num_envs=2, steps=240, warmup=80,
+        simulations=2, collect_steps=8, latent_size=8, hidden=(8,), evaluation_episodes=2, evaluate_every=80,
+        show=False,
+    )  # fmt: skip
+    assert made.summary["steps"] >= 240
+
+
+def test_games_are_found_by_their_names() -> None:
+    assert settings.resolve("muzero", env="othello").world == "game"
+    assert settings.resolve("gumbel_muzero", env="connect_four").world == "game"
+    assert settings.resolve("muzero", env="CartPole-v1").world == "control"
+    for name in ("efficientzero", "sampled_muzero"):
+        with pytest.raises(UserError, match=f"a game for two, which {name} does not play: .*alphazero.*muzero.* do"):
+            settings.resolve(name, env="tic_tac_toe")
+
+
+def test_what_is_shown_first_is_what_is_played() -> None:
+    """Gumbel's last two candidates have equal visits: the first of them is not always the one that is played."""
+    state = alphazero.build(alphazero.Config(channels=4, blocks=1), games.make("connect_four"))
+    agent = type("Agent", (), {"world": state.game, "module": alphazero, "state": state})()
+    position, differs = state.game.start(1), 0
+    for _ in range(8):
+        action, extras, _ = alphazero.act(state, position, simulations=16)
+        played = state.game.move_name(position, int(action))
+        table = view(agent, position, {"simulations": 16}).splitlines()
+        assert table[2].split()[0] == played and table[-1].split()[1] == played
+        assert match.line(extras["tree"], int(action))[0] == int(action)
+        differs += match.line(extras["tree"])[0] != int(action)
+        position = state.game.step(position, action).position
+    assert differs
+
+
+def test_one_simulation_is_one_legal_move_tried() -> None:
+    """OpenSpiel's own search spends its first simulation on the root."""
+    for name in ("breakthrough", "tic_tac_toe"):
+        game = games.make(name)
+        state = mcts.build(mcts.Config(simulations=1), game)
+        for explore in (False, True):
+            action, extras, _ = mcts.act(state, game.start(2), explore=explore)
+            assert game.legal(game.start(2)).gather(1, action[:, None]).all()
+            assert extras["visits"].sum(-1).tolist() == [1, 1] and extras["value"].isfinite().all()
+
+
+def test_a_search_that_keeps_no_tree_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    run.train("mcts", env="tic_tac_toe", out=tmp_path / "a", steps=2, simulations=4, show=False, evaluation_episodes=2)
+    monkeypatch.setattr("sys.stdin", io.StringIO("tree a.json\nquit\n"))
+    assert main(["play", str(tmp_path / "a")]) == 0
+    assert "This agent keeps no tree" in capsys.readouterr().out
+
+
+def test_players_with_other_rules_do_not_meet(tmp_path: Path) -> None:
+    for name, rules in (("a", "native"), ("b", "openspiel")):
+        options = {"opponent": "random", "rules": rules}
+        run.train("alphazero", env="tic_tac_toe", env_options=options, out=tmp_path / name, **{**SMALL, "steps": 64})
+    assert main(["match", str(tmp_path / "a"), str(tmp_path / "b"), "--games", "2"]) == 2
+    from foresight.runtime import players
+
+    _, game = players.player(str(tmp_path / "a"), None)
+    with pytest.raises(UserError, match="was trained with other rules= than the other player"):
+        players.player(str(tmp_path / "b"), game)
+
+
+def test_one_recorded_game_is_learnt_from(tmp_path: Path) -> None:
+    file = tmp_path / "one.sgf"
+    file.write_text("(;SZ[5];B[cc];W[cb];B[bb];W[];B[])")
+    made = run.train(
+        "alphago", env="go", env_options={"size": 5, "opponent": "random"}, games=str(file), out=tmp_path / "a",
+        steps=4, supervised=4, reinforce=1, regress=1, channels=4, show=False, evaluation_episodes=2,
+        play_simulations=2,
+    )  # fmt: skip
+    assert made.summary["steps"] == 4
+
+
+def test_numbers_that_are_not_finite_name_the_run_and_the_way_on(tmp_path: Path) -> None:
+    def poison(step: int, metrics: dict[str, Any], state: Any) -> None:
+        with torch.no_grad():
+            next(state.network.parameters()).fill_(torch.nan)
+
+    with pytest.raises(NotFinite, match=r"(?s)not finite for row.*there is no checkpoint yet: lower learning_rate in"):
+        run.train(
+            "alphazero", env="tic_tac_toe", env_options={"opponent": "random"}, out=tmp_path / "a", callbacks=(poison,),
+            **{**SMALL, "steps": 2000},
+        )  # fmt: skip
