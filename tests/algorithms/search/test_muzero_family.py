@@ -295,7 +295,7 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
     next(muzero.train(config, env, state))
     with torch.no_grad():
         state.network.policy.weight.fill_(torch.nan)
-    with pytest.raises(UserError, match="last checkpoint"):
+    with pytest.raises(UserError, match="is not finite for row"):
         for _ in muzero.train(config, env, state):
             pass
 
