@@ -101,6 +101,8 @@ def sit(agent: Any, person_first: bool, simulations: int | None, lines: Iterator
     """Play one game against `agent`, moves from `lines`, until it is over or the lines end."""
     from foresight.envs.games import Native, named
 
+    if simulations is not None and simulations < 0:
+        raise UserError(f"--simulations must be 0 (the raw policy) or more, not {simulations}.")
     game, console = agent.world, screen.stdout()
     options = {} if simulations is None else {"simulations": simulations}
     history = [game.start(1)]

@@ -101,6 +101,8 @@ class Session:
         machine.keep_memory(LASTING)  # weights, gradients and moments would leave holes in the pool
         with machine.threads(getattr(self.config, "threads", None)), Interruption(self.progress.note) as interruption:
             apart = self.settings.actors > 0
+            if apart:
+                actors.plan(self.settings, self.settings.actors)  # says what cannot be done before anything is
             world = worlds.single(self.settings) if apart else worlds.training(self.settings)
             evaluation_world = None
             try:

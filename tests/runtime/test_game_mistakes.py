@@ -88,6 +88,14 @@ def test_a_search_that_keeps_no_tree_says_so(tmp_path: Path, monkeypatch: pytest
     assert "This agent keeps no tree" in capsys.readouterr().out
 
 
+def test_what_cannot_be_done_is_said_before_anything_is(tmp_path: Path, capsys: Any) -> None:
+    assert main(["play", "connect_four", "--simulations", "-1"]) == 2
+    assert "--simulations must be 0 (the raw policy) or more, not -1." in capsys.readouterr().err
+    with pytest.raises(UserError, match="alphago does not act apart from learning"):
+        run.train("alphago", preset="hex5", actors=2, out=tmp_path / "a", show=False)
+    assert not (tmp_path / "a").exists()
+
+
 def test_players_with_other_rules_do_not_meet(tmp_path: Path) -> None:
     for name, rules in (("a", "native"), ("b", "openspiel")):
         options = {"opponent": "random", "rules": rules}
