@@ -76,7 +76,10 @@ def data(
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.") from error
     except UserError as error:
-        raise UserError(f"{error} The {count} {kind} made so far are in {draft}.") from error
+        if count:
+            raise UserError(f"{error} The {count} {kind} made so far are in {draft}.") from error
+        draft.unlink()
+        raise
     if not count:
         draft.unlink()
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str
     """
     if not data and task.grader is not None:
         raise UserError(f"{name} learns from data: give --data FILE, or make it from the task (see `foresight data`).")
-    own = task.grader is None and data in ("", task.path)
+    own = task.grader is None and (not data or Path(data).resolve() == Path(task.path).resolve())
     return of_form((task if own else text.dataset(data)).train, wanted, name, data or task.name)
 
 

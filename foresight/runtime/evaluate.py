@@ -255,11 +255,14 @@ def _game(module: Any, state: Any, game: Any, episodes: int | None, seed: int, r
 
     other = opponents.make(game.opponent, game, seed + APART)
     one = opponents.make("random", game, seed) if random else match.chooser(module, state)
-    mine, state.game = state.game, game  # whose positions the State is shown
+    mine = getattr(state, "game", None)
     try:
+        if hasattr(state, "game"):
+            state.game = game  # whose positions it is shown
         result = match.play(game, one, other, max(2, episodes or 2), seed=seed)
     finally:
-        state.game = mine
+        if hasattr(state, "game"):
+            state.game = mine
     won, drawn, lost = result.counts
     also = {"won": float(won), "drawn": float(drawn), "lost": float(lost)}
     return dataclasses.replace(Evaluation.of(f"score against {game.opponent}", list(result.scores)), also=also)

@@ -19,7 +19,7 @@ from foresight.data import forms
 from foresight.envs import text
 from foresight.errors import LostError, UserError
 from foresight.nets import pretrained
-from foresight.planning import corpus
+from foresight.planning import corpus, graded
 from foresight.planning.speculate import speculate
 from foresight.runtime import evaluate, run
 from foresight.runtime.agent import Agent
@@ -287,12 +287,14 @@ def test_data_that_cannot_be_written_or_fail_on_the_way(tmp_path, capsys, monkey
     asked = ["data", "preferences", "--task", "addition", "--model", tiny_language.folder()]
     assert main([*asked, "--out", "/proc/nothing/a.jsonl"]) == 2
     assert "Cannot write /proc/nothing/a.jsonl" in capsys.readouterr().err
-    monkeypatch.setattr(text.TextTask, "reward", _fail)
+
+    def answered(*given: Any) -> Any:
+        yield SimpleNamespace(examples=[1, 2])
+        raise UserError("It broke.")
+
+    monkeypatch.setattr(graded, "answered", answered)
+    monkeypatch.setattr(graded, "make", lambda kind, rollout, *rest: [{"prompt": "1+1="}] * len(rollout.examples))
     assert main([*asked, "--out", str(tmp_path / "a.jsonl")]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "It broke. The 0 preferences made so far are in" in said and "a.partial.jsonl" in said.replace(" ", "")
-    assert not (tmp_path / "a.jsonl").exists()
-
-
-def _fail(*given: Any) -> Any:
-    raise UserError("It broke.")
+    assert "It broke. The 2 preferences made so far are in" in said and "a.partial.jsonl" in said.replace(" ", "")
+    assert not (tmp_path / "a.jsonl").exists() and len((tmp_path / "a.partial.jsonl").read_text().splitlines()) == 2
