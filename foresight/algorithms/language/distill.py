@@ -141,16 +141,17 @@ def soft_loss(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Of the whole vocabulary: KL(π_θ ‖ π_T) on the student's answers, KL(π_T ‖ π_θ) on the teacher's."""
     config, mask = state.config, batch.mask.to(gain.device)
-    words = min(state.policy.words, state.teacher.words)  # tables of one vocabulary may be padded differently
 
     def logits(model: LanguageModel) -> Tensor:
         with model.precision():
             narrow = model.logits(model.contexts(batch))
-        return narrow[..., :words].float() / config.temperature
+        return narrow.float() / config.temperature
 
     with torch.no_grad():
         teacher = logits(state.teacher)
     student = logits(state.policy)
+    words = min(student.shape[-1], teacher.shape[-1])  # tables of one vocabulary may be padded differently
+    student, teacher = student[..., :words], teacher[..., :words]
     terms = kl.categorical(student, teacher) if config.on_policy else kl.categorical(teacher, student)
     return (weights[mask] * terms).sum(), gain, {"divergence": terms.detach().sum()}
 
