@@ -11,14 +11,14 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from foresight import errors
 from foresight.data import forms, traces
-from foresight.envs.apart import Apart, function
-from foresight.errors import LostError, UserError
+from foresight.envs.rewards import function_grader, reward_at
+from foresight.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # plain, or a conversation of {"role", "content"} messages
 Grader = Callable[["Sequence[Example]", Sequence[str]], list[float]]
@@ -282,17 +282,9 @@ def dataset(
     held_out = min(held_out, len(rows) // 5 or 1)
     if reward is None and not answered:
         return dataclasses.replace(_split_prompts(Path(path).stem, examples, held_out, seed), path=path)
-    grade = _grade_ending if reward is None else function_grader(_reward(reward, reward_timeout))
+    grade = _grade_ending if reward is None else function_grader(reward_at(reward, reward_timeout))
     task = _split(Path(path).stem, examples, held_out, seed, grade)
     return dataclasses.replace(task, path=path, metric=task.metric if reward is None else "reward")
-
-
-def _reward(place: str | Callable[..., Any], limit: float) -> Callable[..., Any]:
-    """A reward function that was given, or the one at a place, apart. Raises UserError where there is none."""
-    if limit < 0:
-        raise UserError(f"reward_timeout is {limit}: it is a number of seconds, 0 for no limit.")
-    found = function(place)
-    return found if callable(place) or limit == 0 else Apart(place, limit)
 
 
 def _grade_ending(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
@@ -301,73 +293,6 @@ def _grade_ending(examples: Sequence[Example], completions: Sequence[str]) -> li
         return ending == answer or bool(re.search(rf"(?<!\w){re.escape(answer)}$", ending))
 
     return [float(right(str(e.answer).strip().rstrip("."), c)) for e, c in zip(examples, completions, strict=True)]
-
-
-def function_grader(reward: Callable[..., Any]) -> Grader:
-    """A grader from a reward function in the form that TRL users write. None becomes NaN: unscorable.
-
-    Raises UserError, naming the sample, if the function raises, returns NaN, or returns too few rewards.
-    """
-    name = getattr(reward, "__name__", "reward")
-
-    def call(examples: Sequence[Example], completions: Sequence[str]) -> list[Any]:
-        columns = {key: [e.columns.get(key) for e in examples] for key in examples[0].columns if key != "prompt"}
-        shaped = [
-            c if isinstance(e.prompt, str) else [{"role": "assistant", "content": c}]
-            for e, c in zip(examples, completions, strict=True)
-        ]
-        result = reward(prompts=[e.prompt for e in examples], completions=shaped, **columns)
-        if not isinstance(result, Iterable):
-            raise LostError(f"The reward function '{name}' must return a list of rewards, but returned {result!r}.")
-        return list(result)
-
-    def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
-        if not examples:
-            return []
-        try:
-            rewards = call(examples, completions)
-        except UserError:
-            raise
-        except Exception as error:
-            raise _blame(name, error, call, examples, completions) from error
-        if len(rewards) != len(completions):
-            raise LostError(
-                f"The reward function '{name}' returned {len(rewards)} rewards for {len(completions)} completions: "
-                "return one for each, None where it cannot tell."
-            )
-        return [_number(name, r, e, c) for r, e, c in zip(rewards, examples, completions, strict=True)]
-
-    return grade
-
-
-def _number(name: str, reward: Any, example: Example, completion: str) -> float:
-    if reward is None:
-        return math.nan
-    try:
-        value = float(reward)
-    except (TypeError, ValueError):
-        value = math.inf
-    if math.isinf(value):
-        raise LostError(
-            f"The reward function '{name}' returned {reward!r} for the completion {completion!r} to "
-            f"{example.question!r}: return a finite number, or None (or NaN) where it cannot tell."
-        )
-    return value
-
-
-def _blame(
-    name: str, error: Exception, call: Callable[..., Any], examples: Sequence[Example], completions: Sequence[str]
-) -> LostError:
-    """Find the one sample on which a reward function fails, to name it."""
-    for example, completion in zip(examples, completions, strict=True):
-        try:
-            call([example], [completion])
-        except Exception as single:
-            return LostError(
-                f"The reward function '{name}' raised {type(single).__name__}: {single}, on the completion "
-                f"{completion!r} to {example.question!r}."
-            )
-    return LostError(f"The reward function '{name}' raised {type(error).__name__}: {error}.")
 
 
 def _split(name: str, examples: Sequence[Example], held_out: int, seed: int, grader: Grader) -> TextTask:
@@ -491,7 +416,7 @@ def _part(task: TextTask, name: str, weight: float, limit: float) -> Part:
         return Part(name, weight, known[name])
     if ":" not in name:
         raise errors.unknown("part of a reward", name, [*known, "FILE.py:FUNCTION"])
-    return Part(name.rpartition(":")[2], weight, function_grader(_reward(name, limit)))
+    return Part(name.rpartition(":")[2], weight, function_grader(reward_at(name, limit)))
 
 
 def _weighted(weights: Sequence[float], grades: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from foresight.envs import text
+from foresight.envs import rewards, text
 from foresight.envs.text import Example
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
@@ -130,7 +130,7 @@ def test_completions_of_conversations_are_messages():
         return [1.0] * len(completions)
 
     example = Example([{"role": "user", "content": "hi"}], columns={})
-    assert text.function_grader(reward)([example], ["yo"]) == [1.0]
+    assert rewards.function_grader(reward)([example], ["yo"]) == [1.0]
     assert seen == [[{"role": "assistant", "content": "yo"}]]
 
 
@@ -146,11 +146,11 @@ def test_completions_of_conversations_are_messages():
 )
 def test_a_bad_reward_function_is_told_which_sample(reward, message):
     with pytest.raises(UserError, match=message):
-        text.function_grader(reward)([Example("q1"), Example("q2")], ["a", "ab"])
+        rewards.function_grader(reward)([Example("q1"), Example("q2")], ["a", "ab"])
 
 
 def test_a_reward_of_nan_is_one_that_could_not_be_told():
-    grade = text.function_grader(lambda completions, **k: [float("nan"), 1.0])
+    grade = rewards.function_grader(lambda completions, **k: [float("nan"), 1.0])
     assert [math.isnan(reward) for reward in grade([Example("q1"), Example("q2")], ["a", "ab"])] == [True, False]
 
 
