@@ -25,6 +25,7 @@ def data(
     temperature: float = 1.0,
     seed: int = 0,
     device: str = "auto",
+    completer: str | None = None,
     env_options: tuple[str, ...] = (),
 ) -> int:
     """Make data for sft, dpo and reward_model from a model's own graded answers to a task's training prompts.
@@ -42,13 +43,14 @@ def data(
         temperature: of sampling.
         seed: of sampling.
         device: auto, cpu, cuda, cuda:1 or mps.
+        completer: the URL of a server that answers instead, with the weights that it has; `model` tells its tokenizer.
         env_options: what the task is made with, as key=value (reward=rewards.py:score).
     """
     import torch
 
     from foresight.envs.make import make
     from foresight.nets import pretrained
-    from foresight.planning import graded
+    from foresight.planning import graded, server
     from foresight.runtime import machine
     from foresight.runtime.session import PASSING
 
@@ -58,6 +60,8 @@ def data(
     world = make(task, "text", **fields.options(env_options))
     machine.keep_memory(PASSING)
     policy = pretrained.load(model, machine.pick_device(device, "text"))
+    if completer is not None:
+        policy.completer = server.Server(completer, policy)
     generator = torch.Generator().manual_seed(seed)
     count = done = 0
     total = min(len(world.train), prompts or len(world.train))

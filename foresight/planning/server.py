@@ -66,6 +66,10 @@ class Server:
         wait: float = WAIT,
         patience: float = PATIENCE,
     ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(
+                f"--completer is the address of a server, such as http://localhost:8000/v1, but is '{url}'."
+            )
         self.root = url.rstrip("/").removesuffix("/v1")
         self.policy, self.weights = policy, None if weights is None else Path(weights).resolve()
         self.tries, self.wait, self.patience = tries, wait, patience
@@ -246,8 +250,6 @@ class Server:
 
 def attach(state: Any, url: str, weights: str | Path | None = None) -> None:
     """Have the server at `url` sample for the policy of a State, see `Server`. Raises UserError if it has none."""
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"--completer is the address of a server, such as http://localhost:8000/v1, but is '{url}'.")
     policy = getattr(state, "policy", None)
     if not isinstance(policy, LanguageModel):
         raise UserError("--completer is for algorithms whose model answers; this one completes nothing.")

@@ -164,8 +164,16 @@ class Session:
         if self.settings.world == "control" and sharded.processes() > 1:
             torchrun.share_(state)
         if self.start is None:
+            if hasattr(self.module, "prepare"):  # a file that is refused is refused before there is a run
+                self.module.prepare(state)
             return state
+        optimizers = [value for value in vars(state).values() if isinstance(value, torch.optim.Optimizer)]
+        built = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
         extra = checkpoint.restore(self.start, state, self.device)
+        if extra.get("rates", self._rates()) != self._rates():  # the user's change is meant; the checkpoint has the old
+            for optimizer, rates in zip(optimizers, built, strict=True):
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate
         self.saved = extra["step"]
         self.seconds, self.evaluation_seconds = extra["seconds"], extra["evaluation_seconds"]
         self.baseline, self.best = Evaluation.read(extra["baseline"]), extra["best"]
@@ -175,6 +183,9 @@ class Session:
         if moved:
             self.progress.note(f"newer checkpoints were set aside: {', '.join(p.name for p in moved)}")
         return state
+
+    def _rates(self) -> dict[str, float]:
+        return {name: float(x) for name, x in self.settings.config.items() if name.endswith("learning_rate")}
 
     def _loop(self, state: Any, world: Any, evaluation_world: Any, interruption: Interruption) -> Any:
         steps = self._steps(state, world)
@@ -339,6 +350,7 @@ class Session:
             "best": self.best,
             "rng": machine.global_rng(),
             "profile": dict(self.profile.seconds),
+            "rates": self._rates(),
         }
         if self.slow:
             self.progress.status("saving")

@@ -9,6 +9,7 @@ import pytest
 from foresight.cli.main import main
 from foresight.runtime.run import Run
 from tests import tiny_language
+from tests.openai_server import Stub, serve
 
 
 @pytest.fixture
@@ -45,6 +46,17 @@ def test_demonstrations_are_good_enough(digits, tmp_path):
     out = tmp_path / "shown.jsonl"
     assert main(["data", "demonstrations", *digits, "--out", str(out), "--max-new-tokens", "30", "--least", "2"]) == 0
     assert all(sum(map(str.isdigit, row["completion"])) >= 2 for row in _rows(out))
+
+
+def test_a_server_answers_in_place_of_the_model(digits, tmp_path, capsys):
+    out = tmp_path / "shown.jsonl"
+    arguments = ["data", "demonstrations", *digits, "--max-new-tokens", "30", "--group", "3", "--out"]
+    with serve(Stub(tiny_language.model())) as stub:
+        assert main([*arguments, str(out), "--completer", stub.url]) == 0
+        assert len(stub.requests) == 20 and not stub.loaded
+    assert _rows(out)
+    assert main([*arguments, str(tmp_path / "b.jsonl"), "--completer", "localhost:8000"]) == 2
+    assert "--completer is the address of a server" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_mistakes_are_told(digits, tmp_path, capsys):

@@ -119,6 +119,17 @@ def test_one_recorded_game_is_learnt_from(tmp_path: Path) -> None:
     assert made.summary["steps"] == 4
 
 
+def test_recorded_games_that_break_the_rules_leave_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.sgf"
+    file.write_text("(;SZ[5];B[cc];W[cc])")
+    with pytest.raises(UserError, match=r"wrong\.sgf.*2"):
+        run.train(
+            "alphago", env="go", env_options={"size": 5, "opponent": "random"}, games=str(file), out=tmp_path / "a",
+            channels=4, show=False,
+        )  # fmt: skip
+    assert not (tmp_path / "a").exists()
+
+
 def test_numbers_that_are_not_finite_name_the_run_and_the_way_on(tmp_path: Path) -> None:
     def poison(step: int, metrics: dict[str, Any], state: Any) -> None:
         with torch.no_grad():

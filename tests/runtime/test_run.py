@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -63,6 +64,16 @@ def test_the_run_directory(tmp_path: Path) -> None:
     assert any((run.path / "tensorboard").iterdir())
     assert list(checkpoint.all_steps(run.path / "checkpoints"))[-1] == 600
     assert "200" in repr(run.path) or "accuracy" in repr(run)
+
+
+def test_a_learning_rate_that_is_changed_between_is_the_one_that_is_used(tmp_path: Path) -> None:
+    same, lower = adder(tmp_path / "a", steps=10, decay=0.9), adder(tmp_path / "b", steps=10, decay=0.9)
+    text = (lower.path / "config.yaml").read_text()
+    assert "learning_rate: 0.05" in text
+    (lower.path / "config.yaml").write_text(text.replace("learning_rate: 0.05", "learning_rate: 0.001"))
+    for one, rate in ((same, 0.05 * 0.9**10), (lower, 0.001)):
+        state = foresight.load(str(foresight.resume(one.path, steps=20, show=False).path)).state
+        assert math.isclose(state.optimizer.param_groups[0]["lr"], rate * 0.9**10, rel_tol=1e-6)
 
 
 def test_evaluating_changes_nothing(tmp_path: Path) -> None:

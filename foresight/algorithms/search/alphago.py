@@ -114,6 +114,12 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
     )  # fmt: skip
 
 
+def prepare(state: State) -> None:
+    """Read the files of a new run's games before anything is measured. Raises UserError where one breaks the rules."""
+    if state.config.games and state.config.supervised:
+        state.expert = expert_games(state)
+
+
 @torch.inference_mode()
 def act(
     state: State, obs: Tensor, carry: None = None, explore: bool = False, simulations: int | None = None
