@@ -115,13 +115,8 @@ def reproduce(
 
 
 def _print_rows(console: Console, rows: list[Any]) -> None:
-    from foresight.runtime.results import band, figure
-
     columns = ("row", "what", "target", "budget", "reached", "verdict")
-    cells = [
-        (row.name, f"{row.algorithm}: {row.task}", row.aim, row.budget, figure(row.value) + band(row.interval),
-         row.verdict) for row in rows
-    ]  # fmt: skip
+    cells = [(row.name, f"{row.algorithm}: {row.task}", row.aim, row.budget, row.reached, row.verdict) for row in rows]
     console.print(screen.table(columns, cells, wrap=("what", "target", "budget", "reached")))
     if rows:
         console.print(f"\nforesight reproduce {rows[0].suite} --only ROW reruns a row.", style="dim", highlight=False)

@@ -66,6 +66,13 @@ class Row:
         return " ".join(part for part in parts if part)
 
     @property
+    def reached(self) -> str:
+        """The figure with its interval, and of how many seeds it is where there are fewer than were asked for."""
+        fewer = self.done_seeds is not None and self.seeds is not None and self.done_seeds < self.seeds
+        few = f", {self.done_seeds} of {self.seeds} seeds" if fewer else ""
+        return figure(self.value) + band(self.interval) + few
+
+    @property
     def verdict(self) -> str:
         """In a word or two."""
         return "not run" if self.value is None else {True: "met", False: "missed", None: "–"}[self.met]

@@ -66,7 +66,7 @@ def test_rows_are_what_is_asked_for_and_what_there_is(few: Path) -> None:
     assert (ppo.done_minutes, ppo.budget, ppo.verdict, walk.verdict) == (2.0, "5 × 900 env steps", "met", "missed")
     assert walk.words() == "2 on walk, 7 seeds (missed: <= 1)"
     assert (ppo.value, ppo.met, ppo.interval) == (480.0, True, (470.0, 490.0))
-    assert (ppo.done_seeds, ppo.done_steps, ppo.episodes) == (2, 300, 10)
+    assert (ppo.done_seeds, ppo.done_steps, ppo.episodes) == (2, 300, 10) and ppo.reached.endswith(", 2 of 5 seeds")
     assert (
         ppo.words() == "480 [470, 490] on CartPole-v1, 2 seeds (>= 475)" and ppo.file == "results/ppo-CartPole-v1.json"
     )
