@@ -16,7 +16,7 @@ def data(
     kind: Annotated[Literal["preferences", "demonstrations"], tyro.conf.Positional],
     task: str,
     out: str,
-    model: str = "smollm2",
+    model: tuple[str, ...] = ("smollm2",),
     prompts: int | None = None,
     group: int = 8,
     most: int = 4,
@@ -34,10 +34,11 @@ def data(
         kind: preferences (prompt, chosen, rejected), or demonstrations (prompt, completion).
         task: the text task: addition, largest, reasoning_gym:NAME, or a .jsonl file with a reward function.
         out: the JSONL file to write.
-        model: "smollm2", a Hugging Face folder (such as the export/ of a run), or a hub id.
+        model: "smollm2", a Hugging Face folder (such as the export/ of a run), or a hub id. Several answer one after
+            the other, and both answers of a pair are one model's.
         prompts: how many training prompts to answer; default: all of them.
-        group: answers to each.
-        most: rows of each prompt.
+        group: answers of each model to each prompt.
+        most: rows of each model for each prompt.
         least: the reward that a demonstration needs.
         max_new_tokens: tokens an answer may have; one that hits the limit is left out.
         temperature: of sampling.
@@ -57,24 +58,28 @@ def data(
     path = Path(out)
     if path.exists():
         raise UserError(f"{path} exists already: choose another --out.")
+    if completer is not None and len(model) > 1:
+        raise UserError("One server has one model's weights: give --completer with one --model.")
     world = make(task, "text", **fields.options(env_options))
     machine.keep_memory(PASSING)
-    policy = pretrained.load(model, machine.pick_device(device, "text"))
+    where = machine.pick_device(device, "text")
+    policies = [pretrained.load(name, where) for name in model]  # one that is not there is told at once
     if completer is not None:
-        policy.completer = server.Server(completer, policy)
+        policies[0].completer = server.Server(completer, policies[0])
     generator = torch.Generator().manual_seed(seed)
     count = done = 0
-    total = min(len(world.train), prompts or len(world.train))
+    total = len(model) * min(len(world.train), prompts or len(world.train))
     draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what is there when something fails on the way
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8") as file, screen.stderr().status("") as status:
-            for rollout in graded.answered(policy, world, prompts, group, max_new_tokens, temperature, generator):
-                rows = graded.make(kind, rollout, most, least)
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                file.flush()
-                count, done = count + len(rows), done + len(rollout.examples)
-                status.update(f"{done} of {total} prompts answered, {count} {kind}")
+            for policy in policies:
+                for rollout in graded.answered(policy, world, prompts, group, max_new_tokens, temperature, generator):
+                    rows = graded.make(kind, rollout, most, least)
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                    file.flush()
+                    count, done = count + len(rows), done + len(rollout.examples)
+                    status.update(f"{done} of {total} prompts answered, {count} {kind}")
         if count:
             draft.rename(path)
     except OSError as error:

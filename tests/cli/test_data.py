@@ -59,6 +59,20 @@ def test_a_server_answers_in_place_of_the_model(digits, tmp_path, capsys):
     assert "--completer is the address of a server" in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_several_models_answer(digits, tmp_path, capsys):
+    one, two, common = tmp_path / "one.jsonl", tmp_path / "two.jsonl", ["--max-new-tokens", "30", "--group", "4"]
+    assert main(["data", "preferences", *digits, *common, "--out", str(one)]) == 0
+    assert (
+        main(["data", "preferences", *digits, *common, "--model", *[tiny_language.folder()] * 2, "--out", str(two)])
+        == 0
+    )
+    assert _rows(two)[: len(_rows(one))] == _rows(one) and len(_rows(two)) > len(_rows(one))
+    assert "from 40 prompts" in capsys.readouterr().out
+    servers = ["--model", "a", "b", "--completer", "http://localhost:8000"]
+    assert main(["data", "preferences", *digits, *servers, "--out", str(tmp_path / "x.jsonl")]) == 2
+    assert "One server has one model's weights" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_mistakes_are_told(digits, tmp_path, capsys):
     out = tmp_path / "x.jsonl"
     out.write_text("")
