@@ -70,7 +70,10 @@ def match(
     console.print(f"{first} against {second} at {game.title}, {games} games", markup=False)
     console.print(f"won {won}, drawn {drawn}, lost {lost}: {100 * result.score:.1f}% of the points "
                   f"(95%: {100 * low:.1f} to {100 * high:.1f})", markup=False)  # fmt: skip
-    console.print(f"moving first {100 * document['score_first']:.1f}%, second {100 * document['score_second']:.1f}%")
+    if games > 1:
+        console.print(
+            f"moving first {100 * document['score_first']:.1f}%, second {100 * document['score_second']:.1f}%"
+        )
     middle, bottom, top = (_elo(x) for x in result.elo())
     console.print(f"Elo {middle} (95%: {bottom} to {top})", markup=False)
     return 0

@@ -273,7 +273,7 @@ class Spiel:
         self._inner: tuple[int, int, int] = tuple(int(x) for x in inner)  # type: ignore[assignment]
         self.shape = (self._inner[0] + 1, self._inner[1], self._inner[2])  # and a plane that tells who moves
         self._first = self.spiel.new_initial_state().current_player()  # in chess white is OpenSpiel's player 1
-        self._limit = max(abs(self.spiel.min_utility()), abs(self.spiel.max_utility()))
+        self.limit = max(abs(self.spiel.min_utility()), abs(self.spiel.max_utility()))
         self._states: dict[int, Any] = {}
         self._next = 0
         self.symmetries = _spiel_symmetries(name, *self.shape[1:], self.actions)
@@ -296,7 +296,7 @@ class Spiel:
                 mover, state = state.current_player(), state.clone()
                 state.apply_action(choice)
                 number = self._hold(state)
-                reward = state.returns()[mover] / self._limit if state.is_terminal() else 0.0
+                reward = state.returns()[mover] / self.limit if state.is_terminal() else 0.0
             numbers.append(number)
             rewards.append(reward)
             over.append(state.is_terminal())
@@ -335,7 +335,7 @@ class Spiel:
     def first_score(self, position: Tensor) -> Tensor:
         """See `Game`."""
         found = [self._states[n] for n in position.tolist()]
-        scores = [0.5 + s.returns()[self._first] / self._limit / 2 if s.is_terminal() else torch.nan for s in found]
+        scores = [0.5 + s.returns()[self._first] / self.limit / 2 if s.is_terminal() else torch.nan for s in found]
         return torch.tensor(scores, dtype=torch.float32)
 
     def picture(self, position: Tensor) -> str:
@@ -408,7 +408,10 @@ def _square(height: int, width: int, actions: int, k: int) -> Symmetry:
 
 
 def _spiel_symmetries(name: str, height: int, width: int, actions: int) -> tuple[Symmetry, ...]:
-    """Where actions are cells (and a pass), the board's own; in Breakthrough the mirror; else the identity alone."""
+    """Where actions are cells (and a pass), the board's own; in Breakthrough the mirror; else the identity alone.
+
+    Hex has none: its planes say which edge a stone is joined to, and turning the board changes the edges.
+    """
     same = Symmetry(torch.arange(height * width), torch.arange(actions))
     if name in ("tic_tac_toe", "go") and height == width and actions - height * width in (0, 1):
         return tuple(_square(height, width, actions, k) for k in range(8))
@@ -416,8 +419,6 @@ def _spiel_symmetries(name: str, height: int, width: int, actions: int) -> tuple
         return tuple(_square(height, width, actions, k) for k in (0, 2, 4, 6))
     if name == "connect_four":
         return tuple(_square(height, width, actions, k) for k in (0, 1))
-    if name == "hex" and height == width:
-        return tuple(_square(height, width, actions, k) for k in (0, 2))
     if name == "breakthrough" and actions == height * width * 12:
         # An action is (row, column, one of six directions, whether it takes); directions go left, ahead, right.
         number = np.arange(actions).reshape(height, width, 2, 3, 2)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from foresight.envs.games import Game, named
+from foresight.envs.games import Game, Spiel, named
 from foresight.errors import UserError
 
 SUFFIXES = (".sgf", ".pgn")
@@ -142,7 +142,7 @@ def _actions(game: Game, recorded: Recorded, kind: str) -> list[int]:
             raise UserError(f"{recorded.where}, move {t + 1}: the game was over before '{word}'.")
         try:
             if kind == ".sgf" and game.name == "go":
-                action = named(game, position, _point(word, game.shape[-1]))
+                action = named(game, position, _point(word, game.shape[-1], isinstance(game, Spiel)))
             elif kind == ".pgn":
                 action = _san(game, position, word)
             else:
@@ -151,16 +151,21 @@ def _actions(game: Game, recorded: Recorded, kind: str) -> list[int]:
             raise UserError(f"{recorded.where}, move {t + 1}: {error}") from error
         actions.append(action)
         position = game.step(position, torch.tensor([action])).position
+        game.forget(position)
     return actions
 
 
-def _point(word: str, size: int) -> str:
-    """SGF counts rows from the top with letters; an empty word is a pass, on boards up to 19 `tt` too."""
+def _point(word: str, size: int, skips: bool) -> str:
+    """SGF counts rows from the top with letters; an empty word is a pass, on boards up to 19 `tt` too.
+
+    `skips`: whether the game's columns go from h to j, as OpenSpiel's do.
+    """
     if word in ("", "tt"):
         return "pass"
     if not re.fullmatch("[a-s]{2}", word) or ord(word[1]) - 97 >= size:
         raise UserError(f"'{word}' is no point of a board of {size}x{size}.")
-    return f"{word[0]}{size - (ord(word[1]) - 97)}"
+    columns = "abcdefghjklmnopqrst" if skips else "abcdefghijklmnopqrs"
+    return f"{columns[ord(word[0]) - 97]}{size - (ord(word[1]) - 97)}"
 
 
 def _san(game: Game, position: torch.Tensor, word: str) -> int:

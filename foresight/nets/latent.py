@@ -19,7 +19,7 @@ from foresight.ops import latent, transforms
 class Number(nn.Module):
     """A layer that gives a number as a categorical over whole numbers in [-support, support] of h(x).
 
-    h is the signed hyperbolic transform: support 20 reaches ±416. Weights start at 0, so the first prediction is 0
+    h is the signed hyperbolic transform: support 20 reaches ±422. Weights start at 0, so the first prediction is 0
     (MuZero, appendix F; the zero start is EfficientZero's).
     """
 

@@ -24,7 +24,7 @@ def as_dict(tree: Tree, row: int = 0, least: int = 1, names: Names = str) -> dic
     built: dict[int, dict[str, Any]] = {}
     for node in range(tree.size):  # a node comes after its parent
         visits, parent = int(tree.visits[row, node]), int(tree.parent[row, node])
-        if visits < max(least, 1) or (node > 0 and parent not in built):
+        if node > 0 and (visits < max(least, 1) or parent not in built):
             continue
         own: dict[str, Any] = {"visits": visits, "value": float(tree.value[row, node])}
         if node > 0:

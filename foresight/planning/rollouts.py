@@ -179,7 +179,7 @@ def playouts(game: Game, position: Tensor, count: int, random: np.ndarray) -> Te
                 legal = state.legal_actions()
                 state.apply_action(legal[boards.draw(random.view(np.uint64), len(legal))])
             total += state.returns()[player]
-        found.append(total / (1 if start.is_terminal() else count))
+        found.append(total / game.limit / (1 if start.is_terminal() else count))
     return torch.tensor(found, dtype=torch.float32)
 
 
@@ -187,7 +187,8 @@ def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: f
     """Search every position with random playouts: visits int64 `[B, A]` and mean values float32 `[B, A]`.
 
     Values are those of the player to move, 0 where an action was never tried. `random` is changed. None of the games
-    may be over.
+    may be over. OpenSpiel's search, which its games have, proves results on the way: a proven defeat counts as not
+    visited, and once the position itself is proven all visits are those of the best action.
     """
     counts = np.zeros((len(position), game.actions), np.int64)
     values = np.zeros((len(position), game.actions))
@@ -201,9 +202,19 @@ def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: f
         # OpenSpiel's first simulation ends at the root itself: one more, so that each tries an action.
         bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations + 1, 1000, True, seed_of(random), False)
         for b, number in enumerate(position.tolist()):
-            for child in bot.mcts_search(game.state(number)).children:
-                counts[b, child.action] = child.explore_count
-                values[b, child.action] = child.total_reward / max(child.explore_count, 1)
+            root = bot.mcts_search(game.state(number))
+            lost = []
+            for child in root.children:
+                worth = child.total_reward / max(child.explore_count, 1)
+                if child.outcome:
+                    worth = child.outcome[child.player]
+                    lost += [child.action] if worth < 0 else []
+                counts[b, child.action], values[b, child.action] = child.explore_count, worth / game.limit
+            if root.outcome:  # it stopped early, whatever was tried how often
+                counts[b] = 0
+                counts[b, root.best_child().action] = simulations
+            elif counts[b].sum() > counts[b, lost].sum():
+                counts[b, lost] = 0
     return torch.from_numpy(counts), torch.from_numpy(values).float()
 
 

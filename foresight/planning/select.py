@@ -209,8 +209,8 @@ class PUCT:
 
         argmax_a prior(a) / (1 + N(a))
 
-    so that every outcome is tried as often as it is likely, and the node's value becomes their expectation. Source:
-    Stochastic MuZero (Antonoglou et al. 2022), appendix.
+    so that every outcome is tried as often as it is likely, and the node's value tends to their expectation (as with
+    every node, its own first value is part of the mean). Source: Stochastic MuZero (Antonoglou et al. 2022), appendix.
     """
 
     c_init: float = 1.25

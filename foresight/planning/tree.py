@@ -86,7 +86,8 @@ def plant(logits: Tensor, value: Tensor, state: Any, simulations: int, reuse: Tr
     """A tree of only its root, with room for `simulations` more; with `reuse` the nodes and counts of that one too.
 
     Shapes: logits `[B, A]`, value `[B]`, state with leading B. The root's prior, raw value and state are always the
-    given ones; where `reuse` has nothing (visits 0), its mean value too.
+    given ones; where `reuse` has nothing (visits 0), its mean value too. What `reuse` has below actions that are
+    illegal now is let go, and stays in the mean value of the root.
     """
     rows, actions = logits.shape
     old = 1 if reuse is None else reuse.size
@@ -122,6 +123,7 @@ def plant(logits: Tensor, value: Tensor, state: Any, simulations: int, reuse: Tr
         _copy(tree.state, reuse.state, old)
     fresh = tree.visits[:, 0] == 0
     tree.logits[:, 0], tree.prior[:, 0] = priors(logits)
+    tree.children[:, 0].masked_fill_(logits == -torch.inf, NONE)  # tried while it was not known to be illegal
     tree.raw[:, 0] = value
     tree.value[:, 0] = torch.where(fresh, value.float(), tree.value[:, 0])
     tree.visits[:, 0] += fresh.int()

@@ -62,6 +62,14 @@ def check(config: Any, *also: str) -> None:
             f"warmup is {config.warmup}: before the first update every world needs {length} rows (unroll_steps + "
             f"n_steps), so {config.num_envs * length} env steps."
         )
+    if config.replay < config.num_envs * length:
+        raise UserError(
+            f"replay is {config.replay}: every world needs {length} rows in it (unroll_steps + n_steps), so at least "
+            f"{config.num_envs * length}."
+        )
+    heats = getattr(config, "temperatures", (1.0,))  # Gumbel searches have none
+    if not heats or min(heats) < 0:
+        raise UserError(f"temperatures must be numbers of at least 0, one or more, not {tuple(heats)}.")
     if not 0 <= config.reanalyze <= 1:
         raise UserError(f"reanalyze is a share: between 0 and 1, not {config.reanalyze}.")
     if not 0 < config.learning_rate_decay <= 1:

@@ -61,7 +61,7 @@ class Result:
             "games": len(self.scores), "won": won, "drawn": drawn, "lost": lost, "score": self.score,
             "interval_95": list(self.interval()), **whole,
             "score_first": math.fsum(self.scores[:half]) / half,
-            "score_second": math.fsum(self.scores[half:]) / max(1, len(self.scores) - half),
+            "score_second": math.fsum(self.scores[half:]) / (len(self.scores) - half) if self.scores[half:] else None,
         }  # fmt: skip
 
 
@@ -128,9 +128,10 @@ def play(
     for first, count in ((True, half), (False, games - half)):
         openers = opponents.make("random", game, seed) if openings else chooser
         for start in range(0, count, together):
-            position = game.start(min(together, count - start))
+            position = game.start(min(together, half - start))  # as many in both halves, for the same random moves
             for _ in range(openings):
                 position = _safe(game, position, openers)
+            position = position[: count - start]
             ours = game.mover(position) == (0 if first else 1)
             while not bool((over := game.over(position)).all()):
                 live = (~over).nonzero().flatten()

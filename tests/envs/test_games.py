@@ -77,7 +77,8 @@ def turned_game(game: Any, way: games.Symmetry, count: int, moves: int, seed: in
 
 SYMMETRIC = [
     ("tic_tac_toe", {}, 8), ("connect_four", {}, 2), ("hex", {"size": 5}, 2), ("go", {"size": 5}, 8),
-    ("othello", {}, 4), ("breakthrough", {}, 2),
+    ("othello", {}, 4), ("breakthrough", {}, 2), ("hex", {"size": 5, "rules": "openspiel"}, 1),
+    ("go", {"size": 5, "rules": "openspiel"}, 8),
 ]  # fmt: skip
 
 

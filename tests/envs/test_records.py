@@ -13,7 +13,7 @@ from tests.sabotage import sabotaged_by
 GOOD = "(;GM[1]FF[4]SZ[5]C[a \\] in a comment];B[cc](;W[cb];B[];W[])(;W[dd]))"
 
 
-@sabotaged_by("foresight.envs.records._point", lambda f: lambda word, size: f(word[::-1], size))
+@sabotaged_by("foresight.envs.records._point", lambda f: lambda word, *rest: f(word[::-1], *rest))
 def test_an_sgf_gives_its_main_line(tmp_path: Path) -> None:
     (tmp_path / "a.sgf").write_text(GOOD)
     # c3 is the middle; the second line from the top is row 4.
@@ -28,6 +28,13 @@ def test_a_pgn_gives_its_moves(tmp_path: Path) -> None:
     assert [len(game) for game in found] == [5, 1]
     position = games.replay(chess, found[:1])
     assert chess.picture(position).startswith(" r  .  b  q  k  b  n  r\n p  p  p  p  .  p  p  p\n .  .  n")
+
+
+def test_columns_of_openspiels_go_have_no_i(tmp_path: Path) -> None:
+    file = tmp_path / "a.sgf"
+    file.write_text("(;SZ[13];B[jj];W[ii];B[hh];W[])")
+    read = [records.read(games.make("go", size=13, rules=rules), str(file)) for rules in ("native", "openspiel")]
+    assert [[action % 13 for action in game[0][:3]] for game in read] == [[9, 8, 7]] * 2
 
 
 def test_files_of_other_programs(tmp_path: Path) -> None:

@@ -107,6 +107,26 @@ def test_tree_search_takes_a_win_and_stops_a_loss(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("rules", ["native", "openspiel"])
+def test_tree_search_plays_what_is_proven(rules: str) -> None:
+    """A win in one is taken however few visits it needed, and what loses by force is not, however many it got."""
+    game = games.make("tic_tac_toe", rules=rules)
+    wins = games.replay(game, [[6, 0, 7, 1]]).repeat(20, *[1] * (game.start(1).ndim - 1))
+    assert (opponents.make("mcts:300", game, 0)(wins) == 8).all()
+    visits, values = rollouts.uct(game, wins, 300, rollouts.stream(1))
+    assert (visits.argmax(-1) == 8).all() and (values[:, 8] == 1).all() and (visits.sum(-1) == 300).all()
+    held = games.replay(game, [[0, 3, 1]]).repeat(20, *[1] * (game.start(1).ndim - 1))
+    assert (opponents.make("mcts:300", game, 2)(held) == 2).all()
+
+
+def test_values_of_games_for_more_than_a_point_are_scaled() -> None:
+    game = games.make("dots_and_boxes", utility_margin=True)
+    assert game.limit > 1
+    position = games.replay(game, [[0, 1, 2]])
+    assert rollouts.playouts(game, position, 50, rollouts.stream(0)).abs().max() <= 1
+    assert rollouts.uct(game, position, 50, rollouts.stream(0))[1].abs().max() <= 1
+
+
 @sabotaged_by("foresight.planning.minimax.minimax", lambda f: lambda game, p, *_: game.legal(p).int().argmax(-1))
 def test_alpha_beta_to_the_end_is_perfect() -> None:
     positions = scattered(TTT, 4, 24, 0)

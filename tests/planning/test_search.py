@@ -272,6 +272,20 @@ def test_a_reused_tree_keeps_what_was_found_below(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_what_turns_out_to_be_illegal_at_a_reused_root_is_let_go(backend: str) -> None:
+    """A learned model does not know what is legal below its root; the next real position says it."""
+    model, obs = TableModel(random_world(2, states=6, actions=3)), torch.tensor([0, 1])
+    first = search(model, obs, 60, PUCT(), backend=backend)
+    below = advance(first.tree, first.action)
+    known = int(below.child_visits()[0].argmax())
+    assert below.child_visits()[0, known] > 0
+    legal = torch.ones(2, 3, dtype=torch.bool)
+    legal[0, known] = False
+    again = search(model, model.next[obs, first.action], 30, PUCT(), reuse=below, legal=legal, backend=backend)
+    assert again.visits[0, known] == 0 and again.weights[0, known] == 0 and again.action[0] != known
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_depth_limit_holds(backend: str) -> None:
     result = search(TableModel(random_world(0)), torch.arange(3), 100, PUCT(), max_depth=2, backend=backend)
     tree, depth = result.tree, torch.zeros(3, 101, dtype=torch.int64)

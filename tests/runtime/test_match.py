@@ -93,6 +93,20 @@ def test_openings_are_shared_by_both_colours() -> None:
     assert len(seen) == 2 and seen[0] == seen[1]
 
 
+def test_openings_are_shared_in_an_odd_number_of_games() -> None:
+    seen: dict[int, list[list[int]]] = {}
+
+    def note(p: torch.Tensor) -> torch.Tensor:
+        if int(TTT.moves(p).min()) == 2:
+            seen.setdefault(len(p), p[:, :9].tolist())
+        return TTT.legal(p).int().argmax(-1)
+
+    match.play(TTT, note, note, 7, openings=2, seed=5)
+    assert len(seen[4]) == 4 and seen[3] == seen[4][:3]
+    alone = match.play(TTT, first_free, first_free, 1).document()
+    assert alone["score_first"] is not None and alone["score_second"] is None
+
+
 def test_a_learned_model_plays_too(tmp_path: Path) -> None:
     """MuZero knows no rules, but its run is one of a game: evaluated, matched and measured as such."""
     run = train(

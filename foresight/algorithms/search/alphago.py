@@ -227,7 +227,7 @@ def imitate(state: State) -> dict[str, float]:
     metrics = {"policy_loss": float(loss.detach())}
     if state.step % 50 == 0 and len(test):
         with torch.inference_mode():
-            rows = test[:2048]
+            rows = test[:: -(-len(test) // 2048)]  # of all moves of the games: they stand ply by ply
             guess = state.sl(planes[rows].to(_device(state))).argmax(-1).cpu()
         metrics["accuracy"] = float((guess == actions[rows]).float().mean())
     return metrics
@@ -283,7 +283,7 @@ def reinforce(state: State) -> dict[str, float]:
 
 @torch.inference_mode()
 def value_positions(state: State, games: int, per_game: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Planes, outcomes and games of positions of self-play of ρ, `per_game` of each game (0: all after the break).
+    """Planes, outcomes and games of positions of self-play of ρ, one of each game (`per_game` 0: all after the break).
 
     σ plays to a random time, then comes one random legal move, then ρ: the first position after it is the paper's.
     """
@@ -404,6 +404,8 @@ def _check(config: Config) -> None:
     for name in ("supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch", "pool_every"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    if config.per_game not in (0, 1):
+        raise UserError(f"per_game is 1 position (the paper's) or 0, all of them, not {config.per_game}.")
     if config.steps > config.supervised + config.reinforce + config.regress:
         raise UserError(
             f"steps is {config.steps}, but the stages have {config.supervised} + {config.reinforce} + "

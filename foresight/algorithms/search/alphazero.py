@@ -388,6 +388,10 @@ def _check(config: Config) -> None:
         1, config, "num_games", "simulations", "channels", "batch", "buffer", "learn_from", "cheap_simulations"
     )
     errors.at_least(0, config, "max_lag")
+    if config.playout_steps > 0:
+        errors.at_least(1, config, "playout_simulations")
+    if not 0 <= config.td_lambda <= 1:
+        raise UserError(f"td_lambda must be between 0 and 1, not {config.td_lambda}.")
     if config.play_simulations < 0 or config.blocks < 0:
         raise UserError("play_simulations and blocks must be 0 or more.")
     if not 0 < config.full_share <= 1 or config.reuse <= 0:

@@ -71,7 +71,7 @@ class Config:
     temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, half and three quarters on; appendix D
     latent_size: int = 64  # numbers of a state
     hidden: tuple[int, ...] = (128,)  # layers of each function
-    support: int = 20  # bins on each side of 0, for h(x): 20 reaches ±416; 300 in the paper
+    support: int = 20  # bins on each side of 0, for h(x): 20 reaches ±422; 300 in the paper
     images: str = "nature"  # the encoder of pixels: "nature", "nips" or "impala"
     threads: int = 1  # of torch, on a CPU
 

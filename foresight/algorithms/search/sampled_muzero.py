@@ -70,7 +70,7 @@ class Config:
     temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, half and three quarters on
     latent_size: int = 64  # numbers of a state
     hidden: tuple[int, ...] = (128,)  # layers of each function
-    support: int = 40  # bins on each side of 0, for h(x): 40 reaches ±1,560
+    support: int = 40  # bins on each side of 0, for h(x): 40 reaches ±1,555
     images: str = "nature"  # the encoder of pixels: "nature", "nips" or "impala"
     threads: int = 1  # of torch, on a CPU
 
