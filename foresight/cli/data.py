@@ -39,7 +39,7 @@ def data(
         prompts: how many training prompts to answer; default: all of them.
         group: answers of each model to each prompt.
         most: rows of each model for each prompt.
-        least: the reward that a demonstration needs.
+        least: the grade that a demonstration needs.
         max_new_tokens: tokens an answer may have; one that hits the limit is left out.
         temperature: of sampling.
         seed: of sampling.
@@ -74,11 +74,13 @@ def data(
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8") as file, screen.stderr().status("") as status:
             for policy in policies:
-                for rollout in graded.answered(policy, world, prompts, group, max_new_tokens, temperature, generator):
-                    rows = graded.make(kind, rollout, most, least)
+                for found in graded.answered(
+                    policy, world, prompts, group, max_new_tokens, temperature, generator, kind == "preferences"
+                ):
+                    rows = graded.make(kind, found, most, least)
                     file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                     file.flush()
-                    count, done = count + len(rows), done + len(rollout.examples)
+                    count, done = count + len(rows), done + len(found.examples)
                     status.update(f"{done} of {total} prompts answered, {count} {kind}")
         if count:
             draft.rename(path)

@@ -81,7 +81,7 @@ class TextTask:
     def grade(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
         """A reward per completion; NaN where the grader could not tell.
 
-        Raises UserError, naming the sample, if the grader fails or returns what is no finite number.
+        Raises UserError, naming the sample, if the grader fails or returns what is infinite or no number.
         """
         if self.grader is None:
             raise UserError(
@@ -219,10 +219,14 @@ def _story(who: str, other: str, thing: str, has: int, moved: int, gives: bool) 
     return Example(told, f" {has + moved if gives else has - moved}.")
 
 
-def reasoning_gym(name: str, size: int = 1000, held_out: int = 100, seed: int = 0, **options: Any) -> TextTask:
+def reasoning_gym(
+    name: str, size: int = 1000, held_out: int = 100, seed: int = 0, exact: bool = False, **options: Any
+) -> TextTask:
     """Any task of the package reasoning-gym, with its own scorer; `options` go to its generator.
 
-    The answer is what stands in the last `<answer>...</answer>`, or the whole completion if there is none.
+    The answer is what stands in the last `<answer>...</answer>`; if there is none, the last number where the task asks
+    for a whole number, and the whole completion elsewhere. Scorers may give a part of a point for what is not right:
+    with `exact` only a full score counts, as 1, and all else is 0.
     """
     try:
         gym = importlib.import_module("reasoning_gym")
@@ -237,19 +241,23 @@ def reasoning_gym(name: str, size: int = 1000, held_out: int = 100, seed: int = 
         raise UserError(f"reasoning-gym cannot make '{name}' with {options}: {error}") from error
 
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
-        return [
-            float(dataset.score_answer(_answer_tag(c), entry=e.columns["entry"]))
+        scores = [
+            float(dataset.score_answer(_answer_of(c, str(e.answer)), entry=e.columns["entry"]))
             for e, c in zip(examples, completions, strict=True)
         ]
+        return [float(score >= 1) for score in scores] if exact else scores
 
     entries = [dataset[i] for i in range(size + held_out)]
     examples = [Example(entry["question"], str(entry["answer"]), {"entry": entry}) for entry in entries]
-    return TextTask(f"reasoning_gym:{name}", examples[held_out:], examples[:held_out], grade)
+    metric = "accuracy" if exact else "score"
+    return TextTask(f"reasoning_gym:{name}", examples[held_out:], examples[:held_out], grade, metric)
 
 
-def _answer_tag(text: str) -> str:
-    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    return (found[-1] if found else text).strip()
+def _answer_of(completion: str, gold: str) -> str:
+    found = re.findall(r"<answer>(.*?)</answer>", completion, re.DOTALL)
+    if not found and re.fullmatch(r"-?\d+", gold) and (number := last_integer(completion)) is not None:
+        return str(number)
+    return (found[-1] if found else completion).strip()
 
 
 def dataset(
@@ -282,7 +290,8 @@ def dataset(
     held_out = min(held_out, len(rows) // 5 or 1)
     if reward is None and not answered:
         return dataclasses.replace(_split_prompts(Path(path).stem, examples, held_out, seed), path=path)
-    grade = _grade_ending if reward is None else function_grader(reward_at(reward, reward_timeout))
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+    grade = _grade_ending if reward is None else function_grader(reward_at(reward, reward_timeout), columns)
     task = _split(Path(path).stem, examples, held_out, seed, grade)
     return dataclasses.replace(task, path=path, metric=task.metric if reward is None else "reward")
 

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foresight.errors import UserError
@@ -193,6 +193,10 @@ class DecoderScorer(PreTrainedModel):  # type: ignore[misc]
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
         self.post_init()
         _initialise(self, config.num_hidden_layers)
+
+    def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> SequenceClassifierOutput:
+        """The numbers `[B, labels]` at the last of tokens `[B, T]`: rows of one length, without padding."""
+        return SequenceClassifierOutput(logits=self.score(self.model(input_ids, **inputs).last_hidden_state[:, -1]))
 
 
 @torch.no_grad()

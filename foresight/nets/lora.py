@@ -72,10 +72,12 @@ def merged(module: Any) -> Any:
 
 
 def merge(module: Any) -> None:
-    """Add each adapter of a transformers model to the weight of its layer and take it out."""
+    """Add each adapter of a transformers model to the weight of its layer and take it out: what is left is a model."""
     for _, _, layer in _adapters(module):
         layer.merge()
     _remove(module)
+    module.requires_grad_(True)  # whoever put the adapters in froze the rest
+    vars(module).pop("_weight_conversions", None)  # by which transformers would save it under an adapter's names
 
 
 def _remove(module: Any) -> None:

@@ -35,7 +35,10 @@ def load(name: str, device: torch.device | str = "cpu", precision: str = "auto",
     """
     from transformers import AutoModelForCausalLM
 
-    return _load(AutoModelForCausalLM, name, device, precision, narrow)[0]
+    model, missing = _load(AutoModelForCausalLM, name, device, precision, narrow)
+    if missing:
+        raise UserError(f"{name} is no language model: it has no weights for {_few(missing)}.")
+    return model
 
 
 def load_scorer(
@@ -45,8 +48,9 @@ def load_scorer(
     std: float | None = None,
     generator: torch.Generator | None = None,
     narrow: bool = False,
+    trained: bool = False,
 ) -> Scorer:
-    """A model that gives a number: one that was saved with its head, or a language model with a new one.
+    """A model that gives a number: one that was saved with its head or, if it need not be `trained`, with a new one.
 
     A new head is drawn with the standard deviation `std`; None is 1 / √(D + 1), as reward models have it (Stiennon
     et al. 2020, arXiv:2009.01325, appendix B.1), and is in float32 always. Raises UserError as `load` does.
@@ -54,6 +58,10 @@ def load_scorer(
     from transformers import AutoModelForSequenceClassification
 
     trunk, missing = _load(AutoModelForSequenceClassification, name, device, precision, narrow, num_labels=1)
+    if lacking := missing - {"score.weight"}:
+        raise UserError(f"{name} is no language model: it has no weights for {_few(lacking)}.")
+    if trained and missing:
+        raise UserError(f"{name} is no reward model, since it has no head: give the export of a run of reward_model.")
     scorer = Scorer(trunk)
     if "score.weight" in missing:
         scorer.reset((scorer.head.in_features + 1) ** -0.5 if std is None else std, generator)
@@ -79,6 +87,10 @@ def _load(
         )
     except SafetensorError as error:
         raise UserError(f"The weights of {name} are damaged or cut off ({error}): copy them again.") from error
+    except RuntimeError as error:
+        if "mismatch" not in str(error):
+            raise
+        raise UserError(f"The weights of {name} have other shapes than are needed: {error}") from error
     except (OSError, ValueError) as error:
         raise UserError(
             f"No model '{name}': give '{DEFAULT}', a Hugging Face folder, or a hub id that can be reached ({error})."
@@ -90,6 +102,11 @@ def _load(
             if not key.startswith("score."):
                 weight.data = weight.data.to(computed)
     return LanguageModel(module.to(device), tokenizer, computed), set(found["missing_keys"])
+
+
+def _few(names: set[str]) -> str:
+    first, *rest = sorted(names)
+    return f"{first} and {len(rest)} others" if rest else first
 
 
 def packaged() -> Path:

@@ -34,8 +34,9 @@ def _trie(model: LanguageModel, answers: Sequence[str]) -> Trie:
     root: Trie = {}
     for answer in answers:
         node = root
-        for token in [*model.tokenizer.encode(answer, add_special_tokens=False), model.stop_ids[0]]:
+        for token in model.tokenizer.encode(answer, add_special_tokens=False):
             node = node.setdefault(token, {})
+        node.update({stop: {} for stop in model.stop_ids})  # whichever of them the model ends its answers with
     if not root:
         raise UserError("A list of choices is empty: give at least one answer.")
     return root

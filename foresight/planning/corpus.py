@@ -146,7 +146,8 @@ def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example])
     for p, row in enumerate(rows):
         ids = batch.completion[p, 0, : batch.length[p, 0]].tolist()
         written = [len(policy.decode(ids[: t + 1])) for t in range(len(ids))]  # characters after each token
-        target = -1
+        first = str(row.columns["completions"][0]).strip()
+        target = max(policy.decode(ids).find(first), 0) - 1  # what a template writes before the first is no step
         for step, right in zip(row.columns["completions"], row.columns["labels"], strict=True):
             target += len(step) + 1
             place = next((t for t, count in enumerate(written) if count >= target), len(ids) - 1)

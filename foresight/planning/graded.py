@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from foresight.envs.text import TextTask
+from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import LanguageModel
-from foresight.planning.rollout import Rollout, complete, texts
+from foresight.planning.rollout import complete, texts
+from foresight.planning.server import Server
 
 CHUNK = 64  # prompts in one batch of answers
+
+
+@dataclass(frozen=True)
+class Graded:
+    """G answers to each of P prompts: texts, prompt by prompt; whether each ended by itself and its grade, `[P, G]`."""
+
+    examples: list[Example]
+    answers: list[str]
+    stopped: Tensor
+    rewards: Tensor
 
 
 def answered(
@@ -24,25 +37,35 @@ def answered(
     max_new_tokens: int,
     temperature: float,
     generator: torch.Generator,
-) -> Iterator[Rollout]:
-    """`group` graded answers to each of the first `prompts` training prompts (all if None), some prompts at a time."""
+    composite: bool = True,
+) -> Iterator[Graded]:
+    """`group` graded answers to each of the first `prompts` training prompts (all if None), some prompts at a time.
+
+    By the reward of training or, if not `composite`, by the task's own grader: whether an answer is right.
+    """
     examples = list(task.train)[:prompts]
     for start in range(0, len(examples), CHUNK):
         few = examples[start : start + CHUNK]
-        batch = complete(policy, few, group, max_new_tokens, temperature, generator, stop=task.stop)
-        answers = texts(policy, batch)
-        rewards, _ = task.reward([example for example in few for _ in range(group)], answers)
-        yield Rollout(few, batch, answers, torch.tensor(rewards).view(len(few), group))
+        if isinstance(policy.completer, Server):  # texts are enough here, and all that some servers give
+            ids = [policy.encode(example.prompt) for example in few]
+            answers, ended = policy.completer.told(ids, group, max_new_tokens, temperature, generator, stop=task.stop)
+            stopped = torch.tensor(ended).view(len(few), group)
+        else:
+            batch = complete(policy, few, group, max_new_tokens, temperature, generator, stop=task.stop)
+            answers, stopped = texts(policy, batch), batch.stopped
+        asked = [example for example in few for _ in range(group)]
+        rewards = task.reward(asked, answers)[0] if composite else task.grade(asked, answers)
+        yield Graded(few, answers, stopped, torch.tensor(rewards).view(len(few), group))
 
 
-def preferences(rollout: Rollout, most: int) -> list[dict[str, Any]]:
+def preferences(found: Graded, most: int) -> list[dict[str, Any]]:
     """Up to `most` pairs a prompt of different answers with different rewards: every good answer before any again.
 
     Answers that hit the limit or could not be scored are in none. Rows have prompt, chosen, rejected and both rewards.
     """
     return [
         {"prompt": prompt, "chosen": chosen, "rejected": rejected, "chosen_reward": high, "rejected_reward": low}
-        for prompt, group in _ranked(rollout)
+        for prompt, group in _ranked(found)
         for (chosen, high), (rejected, low) in itertools.islice(_pairs(group), most)
     ]
 
@@ -56,32 +79,32 @@ def _pairs(group: list[tuple[str, float]]) -> Iterator[tuple[tuple[str, float], 
                 yield better, worse[(i + turn) % len(worse)]
 
 
-def demonstrations(rollout: Rollout, most: int, least: float) -> list[dict[str, Any]]:
+def demonstrations(found: Graded, most: int, least: float) -> list[dict[str, Any]]:
     """Up to `most` different answers a prompt whose reward is at least `least`: rejection sampling."""
     return [
         {"prompt": prompt, "completion": text, "reward": reward}
-        for prompt, group in _ranked(rollout)
+        for prompt, group in _ranked(found)
         for text, reward in [pair for pair in group if pair[1] >= least][:most]
     ]
 
 
-def _ranked(rollout: Rollout) -> Iterator[tuple[Any, list[tuple[str, float]]]]:
+def _ranked(found: Graded) -> Iterator[tuple[Any, list[tuple[str, float]]]]:
     """Each prompt with its different, whole, scored answers, the best first."""
-    size = rollout.rewards.shape[1]
-    for p, example in enumerate(rollout.examples):
-        found: dict[str, float] = {}
+    size = found.rewards.shape[1]
+    for p, example in enumerate(found.examples):
+        seen: dict[str, float] = {}
         for g in range(size):
-            reward, text = rollout.rewards[p, g].item(), rollout.answers[p * size + g]
-            if reward == reward and rollout.batch.stopped[p, g] and text.strip():
-                found.setdefault(text, reward)
-        if found:
-            yield example.prompt, sorted(found.items(), key=lambda pair: -pair[1])
+            reward, text = found.rewards[p, g].item(), found.answers[p * size + g]
+            if reward == reward and found.stopped[p, g] and text.strip():
+                seen.setdefault(text, reward)
+        if seen:
+            yield example.prompt, sorted(seen.items(), key=lambda pair: -pair[1])
 
 
-def make(kind: str, rollout: Rollout, most: int, least: float = 1.0) -> list[dict[str, Any]]:
+def make(kind: str, found: Graded, most: int, least: float = 1.0) -> list[dict[str, Any]]:
     """The rows of one kind. Raises UserError for a kind that does not exist."""
     if kind == "preferences":
-        return preferences(rollout, most)
+        return preferences(found, most)
     if kind == "demonstrations":
-        return demonstrations(rollout, most, least)
+        return demonstrations(found, most, least)
     raise UserError(f"There is no data of the kind '{kind}': preferences or demonstrations.")

@@ -133,8 +133,21 @@ class Server:
         **options: Any,
     ) -> list[str]:
         """One completion of each prompt as text, which any server can give."""
-        found = self._complete(prompts, 1, max_new_tokens, temperature, generator, **options)
-        return [choice.text if choice.tokens is None else self.policy.decode(choice.tokens) for choice in found]
+        return self.told(prompts, 1, max_new_tokens, temperature, generator, **options)[0]
+
+    def told(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group: int,
+        max_new_tokens: int,
+        temperature: float,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> tuple[list[str], list[bool]]:
+        """`group` completions of each prompt as texts, prompt by prompt, and whether each ended by itself."""
+        found = self._complete(prompts, group, max_new_tokens, temperature, generator, **options)
+        said = [choice.text if choice.tokens is None else self.policy.decode(choice.tokens) for choice in found]
+        return said, [choice.stopped for choice in found]
 
     def deliver(self) -> None:
         """Have the server load the policy's weights, if they changed since the last time (or it is the first)."""

@@ -84,6 +84,8 @@ def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
         raise UserError(f"'{kind}' is for language models, and {path} is a run on '{found.settings.env}'.")
     if kind == "adapter" and not found.settings.config.get("lora"):
         raise UserError(f"{path} has no adapter: train with --lora, or export it as merged.")
+    if kind == "adapter" and (Path(found.settings.config["model"]) / "adapter_config.json").is_file():
+        raise UserError(f"{path} began from an adapter, so its own tells only what came after: export it as merged.")
     if not found.summary:
         raise UserError(f"{path} has not ended, so its card would have no numbers: run `foresight resume {path}`.")
     from foresight.nets import pretrained  # late: it brings transformers

@@ -88,7 +88,13 @@ def test_any_reasoning_gym_task():
     )
     assert (len(task.train), len(task.test)) == (20, 5)
     assert task.grade(task.test, [f"I think <answer>{e.answer}</answer>" for e in task.test]) == [1.0] * 5
-    assert max(task.grade(task.test, ["<answer>no</answer>"] * 5)) < 1
+    assert max(task.grade(task.test, ["<answer>no</answer>"] * 5)) < 1 and task.metric == "score"
+    assert task.grade(task.test, [f"{e.question} That is {e.answer}." for e in task.test]) == [1.0] * 5
+    assert all(0 < score < 1 for score in task.grade(task.test, [f"It is 77{e.answer}" for e in task.test]))
+    options = {"size": 20, "held_out": 5, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    exact = text.make("reasoning_gym:chain_sum", exact=True, **options)
+    assert exact.metric == "accuracy" and exact.grade(exact.test, [str(e.answer) for e in exact.test]) == [1.0] * 5
+    assert exact.grade(exact.test, [f"It is 77{e.answer}" for e in exact.test]) == [0.0] * 5
     with pytest.raises(UserError, match="Did you mean 'chain_sum'"):
         text.make("reasoning_gym:chain_sun")
     with pytest.raises(UserError, match="reasoning-gym cannot make"):

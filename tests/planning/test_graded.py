@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +16,8 @@ ANSWERS = {"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.0, "e": 0.0, "cut": 1.0, "unscor
 
 def _rollout():
     whole = [text != "cut" for text in ANSWERS]
-    batch = SimpleNamespace(stopped=torch.tensor([whole]))
-    return SimpleNamespace(
-        examples=[Example("1+1?")], answers=list(ANSWERS), rewards=torch.tensor([list(ANSWERS.values())]), batch=batch
-    )
+    rewards = torch.tensor([list(ANSWERS.values())])
+    return graded.Graded([Example("1+1?")], list(ANSWERS), torch.tensor([whole]), rewards)
 
 
 @sabotaged_by("foresight.planning.graded._pairs", lambda f: lambda group: ((b, a) for a, b in f(group)))

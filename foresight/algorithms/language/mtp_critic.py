@@ -97,7 +97,7 @@ class Config:
     td_lambda: float = 0.0
     """λ of the values' target: 0 is r + γ v̄, 1 the return itself (VAPO, arXiv:2504.05118: 1)."""
     polyak: float = 0.1
-    """How far the averaged heads follow in an update (DDPG: 0.001, with a hundred times as many updates)."""
+    """How far the averaged heads follow in a gradient step (DDPG: 0.001, with a hundred times as many steps)."""
     value_coef: float = 0.1
     """λ₂ of the value loss."""
     value_clip: float = 1.0
@@ -143,7 +143,9 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     check_minibatches(config)
     policy, optimizer, generator = learner.build(config, device)
     heads = pretrained.load_heads(config.model, device)
-    if heads is None or len(heads) != config.heads:
+    if heads is not None and len(heads) != config.heads:
+        raise UserError(f"{config.model} has {len(heads)} heads and heads is {config.heads}: say --heads {len(heads)}.")
+    if heads is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             heads = mtp.heads_for(policy, config.heads)

@@ -25,7 +25,7 @@ from torch import Tensor
 from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner, pretrained
+from foresight.nets import learner, lora, pretrained
 from foresight.nets.microbatch import fit
 from foresight.nets.scorer import Scorer
 from foresight.ops import preference
@@ -175,10 +175,18 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
 def export(state: State, directory: str | Path, merged: bool = True) -> Path:
     """Write a Hugging Face folder for sequence classification with one label; `rlhf_ppo` takes it as `reward_model`.
 
-    Adapters are merged into the weights or, if not `merged`, are written alone.
+    Adapters are merged into the weights; alone they would not hold the head, so UserError is raised if not `merged`.
     """
     trunk = state.scorer.trunk
-    return pretrained.save_folder(trunk.module, trunk.tokenizer, directory, merged)
+    if not merged and lora.has(trunk.module):
+        raise UserError("An adapter does not hold the head of a reward model: export it as merged.")
+    config, padding = trunk.module.config, trunk.module.config.pad_token_id
+    try:
+        if padding in trunk.stop_ids:  # transformers would take the end of an answer for padding, and read before it
+            config.pad_token_id = None
+        return pretrained.save_folder(trunk.module, trunk.tokenizer, directory, merged)
+    finally:
+        config.pad_token_id = padding
 
 
 def train(

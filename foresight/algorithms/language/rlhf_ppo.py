@@ -133,7 +133,9 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     critic = learner.scorer(config, device, config.critic or config.model, std=0.0)
     judge = None
     if config.reward_model:
-        judge = pretrained.load_scorer(config.reward_model, device, config.precision).requires_grad_(False)
+        judge = pretrained.load_scorer(config.reward_model, device, config.precision, trained=True).requires_grad_(
+            False
+        )
     for scorer, name in ((critic, config.critic), (judge, config.reward_model)):
         if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(f"{name} has another tokenizer than {config.model}, so it cannot read its tokens.")
