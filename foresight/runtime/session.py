@@ -164,8 +164,8 @@ class Session:
         if self.settings.world == "control" and sharded.processes() > 1:
             torchrun.share_(state)
         if self.start is None:
-            if hasattr(self.module, "prepare"):  # a file that is refused is refused before there is a run
-                self.module.prepare(state)
+            if hasattr(self.module, "read_files"):  # a file that is refused is refused before there is a run
+                self.module.read_files(state)
             return state
         optimizers = [value for value in vars(state).values() if isinstance(value, torch.optim.Optimizer)]
         built = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]

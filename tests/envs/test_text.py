@@ -90,11 +90,11 @@ def test_any_reasoning_gym_task():
     assert task.grade(task.test, [f"I think <answer>{e.answer}</answer>" for e in task.test]) == [1.0] * 5
     assert max(task.grade(task.test, ["<answer>no</answer>"] * 5)) < 1 and task.metric == "score"
     assert task.grade(task.test, [f"{e.question} That is {e.answer}." for e in task.test]) == [1.0] * 5
-    assert all(0 < score < 1 for score in task.grade(task.test, [f"It is 77{e.answer}" for e in task.test]))
+    assert all(0 < score < 1 for score in task.grade(task.test, [f"It is {e.answer}77" for e in task.test]))
     options = {"size": 20, "held_out": 5, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     exact = text.make("reasoning_gym:chain_sum", exact=True, **options)
     assert exact.metric == "accuracy" and exact.grade(exact.test, [str(e.answer) for e in exact.test]) == [1.0] * 5
-    assert exact.grade(exact.test, [f"It is 77{e.answer}" for e in exact.test]) == [0.0] * 5
+    assert exact.grade(exact.test, [f"It is {e.answer}77" for e in exact.test]) == [0.0] * 5
     with pytest.raises(UserError, match="Did you mean 'chain_sum'"):
         text.make("reasoning_gym:chain_sun")
     with pytest.raises(UserError, match="reasoning-gym cannot make"):
@@ -209,3 +209,21 @@ def test_a_hugging_face_dataset_on_disk_and_a_parquet_file(tmp_path):
         task = text.make(str(path))
         assert (len(task.train), len(task.test)) == (8, 2)
         assert task.train[0].question.startswith("say ")
+
+
+def test_a_reward_function_is_given_every_column_whichever_row_comes_first(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{i}?", **({"tolerance": 0.5} if i % 2 else {})} for i in range(10)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    seen = []
+
+    def close(completions, tolerance, **_):
+        seen.append(tolerance)
+        return [1.0] * len(completions)
+
+    task = text.dataset(str(path), reward=close)
+    by = {e.prompt: e for e in [*task.train, *task.test]}
+    task.grade([by["0?"], by["1?"]], ["a", "b"])
+    task.grade([by["1?"], by["0?"]], ["a", "b"])
+    task.grade([by["0?"]], ["a"])
+    assert seen == [[None, 0.5], [0.5, None], [None]]

@@ -143,6 +143,27 @@ def test_a_second_run_is_held_to_what_it_began_from(tmp_path):
     torch.testing.assert_close(began, batch.logprob, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("name", ["grpo", "sft"])
+def test_a_run_that_begins_from_an_adapter_learns_and_exports_all_of_it(name, rank, tmp_path):
+    first = _model()
+    folder = pretrained.save_folder(first.module, first.tokenizer, tmp_path / "adapter", merged=False)
+    module, state = _state(name, model=str(folder), lora=rank)
+    assert any(p.requires_grad for p in state.policy.parameters())
+    if rank:
+        _disturb(state.policy)
+    batch = complete(state.policy, PROMPTS, 3, 6, generator=torch.Generator().manual_seed(2))
+    again = pretrained.load(str(module.export(state, tmp_path / "export")), precision="float32")
+    with torch.no_grad():
+        torch.testing.assert_close(again.logprob(batch)[0], state.policy.logprob(batch)[0], atol=1e-4, rtol=0)
+
+
+def test_an_adapter_of_a_reward_model_is_not_written_without_its_head(tmp_path):
+    module, state = _state("reward_model")
+    with pytest.raises(UserError, match="does not hold the head"):
+        module.export(state, tmp_path / "export", False)
+
+
 @sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["grpo", "rloo"])

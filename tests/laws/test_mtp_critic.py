@@ -347,8 +347,8 @@ def test_its_export_brings_the_heads_back(tmp_path):
     again = mtp_critic.build(dataclasses.replace(state.config, model=str(tmp_path / "export")))
     for a, b in zip(state.heads.parameters(), again.heads.parameters(), strict=True):
         assert torch.equal(a, b)
-    fewer = mtp_critic.build(dataclasses.replace(state.config, model=str(tmp_path / "export"), heads=2))
-    assert len(fewer.heads) == 2 and not fewer.heads.worth.any()
+    with pytest.raises(UserError, match="has 3 heads and heads is 2: say --heads 3"):
+        mtp_critic.build(dataclasses.replace(state.config, model=str(tmp_path / "export"), heads=2))
 
 
 @sabotaged_by("foresight.nets.pretrained.save_folder", drop("heads"))

@@ -192,6 +192,17 @@ def test_a_process_reward_model_judges_the_end_of_every_step():
     _same(caught, scorer.parameters())
 
 
+def test_what_a_template_writes_before_an_answer_is_no_step():
+    state = _build(reward_model)
+    batch = reward_model._corpus(state, STEPS).batch(range(4))
+    plain, _ = corpus.step_ends(state.scorer.trunk, batch, STEPS)
+    said = torch.full_like(batch.completion[..., :2], state.scorer.trunk.encode("x")[0])
+    completion = torch.cat([said, batch.completion], -1)
+    opened = dataclasses.replace(batch, completion=completion, length=batch.length + 2)
+    ends, _ = corpus.step_ends(state.scorer.trunk, opened, STEPS)
+    assert torch.equal(ends[:, 2:], plain) and not ends[:, :2].any()
+
+
 def with_a_new_head(original):
     def mutant(*args, **kwargs):
         scorer = original(*args, **kwargs)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
 
+from foresight.algorithms.language import reward_model, rlhf_ppo
 from foresight.errors import UserError
+from foresight.nets import pretrained
 from foresight.nets.language import LanguageModel
+from foresight.planning import corpus
 from tests import tiny_language
 
 TURNS = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
@@ -103,3 +110,47 @@ def test_a_padding_token_that_also_ends_is_learnt_and_not_masked():
     logprob, _ = model.logprob(batch)
     assert (logprob[0, rows, last] < 0).all()
     assert batch.mask.sum() == batch.length.sum()
+
+
+def test_a_folder_without_the_weights_that_are_needed_is_refused(tmp_path):
+    judge = reward_model.build(reward_model.Config(model=tiny_language.folder(), precision="float32"))
+    folder = reward_model.export(judge, tmp_path / "judge")
+    fields = {"model": tiny_language.folder(), "precision": "float32"}
+    assert rlhf_ppo.build(rlhf_ppo.Config(**fields, reward_model=str(folder))).judge is not None
+    with pytest.raises(UserError, match="is no reward model, since it has no head"):
+        rlhf_ppo.build(rlhf_ppo.Config(**fields, reward_model=tiny_language.folder()))
+    renamed = tmp_path / "renamed"
+    shutil.copytree(tiny_language.folder(), renamed)
+    weights = {f"other.{name}": x for name, x in load_file(renamed / "model.safetensors").items()}
+    save_file(weights, renamed / "model.safetensors", {"format": "pt"})
+    for load in (pretrained.load, pretrained.load_scorer):
+        with pytest.raises(UserError, match="is no language model: it has no weights for "):
+            load(str(renamed))
+
+
+@pytest.mark.parametrize("kind", ["tiny", "decoder"])
+def test_transformers_reads_a_reward_model_at_the_token_that_we_read(kind, tmp_path):
+    """The end of an answer is the padding, too, in the tiny model as in SmolLM2: transformers would read before it."""
+    model = tiny_language.folder() if kind == "tiny" else str(_decoder(tmp_path / "decoder"))
+    state = reward_model.build(reward_model.Config(model=model, precision="float32"))
+    state.scorer.reset(1.0, torch.Generator().manual_seed(0))
+    theirs = AutoModelForSequenceClassification.from_pretrained(reward_model.export(state, tmp_path / "judge"))
+    ids, answer = corpus.encode(state.scorer.trunk, "1+1?", "2")
+    assert answer[-1] in state.scorer.trunk.stop_ids
+    with torch.no_grad():
+        read = theirs(torch.tensor([[*ids, *answer]])).logits[0, 0].item()
+    (score,), _, _ = reward_model.act(state, [("1+1?", "2")])
+    assert math.isclose(score, read, rel_tol=1e-4)
+    assert state.scorer.trunk.module.config.pad_token_id is not None
+
+
+def _decoder(folder):
+    from foresight.nets import decoder
+
+    torch.manual_seed(0)
+    words = len(tiny_language.CHARACTERS)
+    config = decoder.DecoderConfig(
+        vocab_size=words, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=32, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    return pretrained.save_folder(decoder.Decoder(config), tiny_language.model().tokenizer, folder)

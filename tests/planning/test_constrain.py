@@ -97,6 +97,19 @@ def test_every_prompt_may_have_answers_of_its_own():
             assert set(texts[6 * p : 6 * p + 6]) <= set(answers)
 
 
+def test_any_token_that_ends_an_answer_ends_a_choice():
+    """A model with two of them ends its turns with the one of the higher id."""
+    model = tiny_language.model()
+    ends = model.tokenizer.convert_tokens_to_ids("W")
+    model.stop_ids = [*model.stop_ids, ends]
+    tries = constrain.tries(model, ["1", "12"], 1)
+    after = tries[0][model.tokenizer.encode("1")[0]]
+    assert {*model.stop_ids} <= set(after) and constrain.depth(tries[0]) == 3
+    batch = decode.generate(model, PROMPTS[:1], 200, 6, 1.0, _seeded(), choices=["1", "12"])
+    last = {row[n - 1] for row, n in zip(batch.completion[0].tolist(), batch.length[0].tolist(), strict=True)}
+    assert last <= set(model.stop_ids) and ends in last
+
+
 def test_lists_that_make_no_sense_are_refused():
     model = tiny_language.model()
     with pytest.raises(UserError, match="longest choice has 4 tokens"):

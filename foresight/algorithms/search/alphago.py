@@ -114,7 +114,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
     )  # fmt: skip
 
 
-def prepare(state: State) -> None:
+def read_files(state: State) -> None:
     """Read the files of a new run's games before anything is measured. Raises UserError where one breaks the rules."""
     if state.config.games and state.config.supervised:
         state.expert = expert_games(state)
