@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 
 demo: install ## Teach a small language model to add (four minutes on two cores) and show it before and after.
 	run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
-	$(BIN)/foresight train grpo --preset smollm2-addition --out $$run && \
+	$(BIN)/foresight train grpo --preset smollm2-addition --prompts 8 --group 8 --max-new-tokens 16 --out $$run && \
 	$(BIN)/python examples/demo.py $$run
 
 test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae").
