@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -131,7 +132,9 @@ def met(target: str, value: float, known: Mapping[str, float] | None = None) -> 
     if of is None:
         return None
     bound = float(form["times"] or 1) * of - float(form["less"] or 0)
-    return value >= bound if form["sign"] == ">=" else value <= bound
+    if math.isclose(value, bound, rel_tol=1e-12):  # a mean of three that is 0.95 may be 0.9499999999999998
+        return True
+    return value > bound if form["sign"] == ">=" else value < bound
 
 
 def made_by(command: str) -> Path:

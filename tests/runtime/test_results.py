@@ -37,6 +37,7 @@ def test_a_target_is_met_or_not(target: str, good: float, bad: float) -> None:
 
 def test_a_target_may_be_another_number() -> None:
     known = {"baseline": 0.3, "grpo-addition": 0.9}
+    assert suites.met(">= 0.95", (0.96 + 0.94 + 0.95) / 3 - 2e-16) is True and suites.met(">= 0.95", 0.9499) is False
     assert suites.met(">= 2 × baseline", 0.6, known) is True and suites.met(">= 2 × baseline", 0.59, known) is False
     assert suites.met(">= grpo-addition - 0.03", 0.871, known) is True
     assert suites.met(">= grpo-addition - 0.03", 0.869, known) is False
