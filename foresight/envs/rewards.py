@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,24 +20,21 @@ def reward_at(place: str | Callable[..., Any], limit: float) -> Callable[..., An
     return found if callable(place) or limit == 0 else Apart(place, limit)
 
 
-def function_grader(
-    reward: Callable[..., Any], columns: Sequence[str] = ()
-) -> Callable[[Examples, Sequence[str]], list[float]]:
+def function_grader(reward: Callable[..., Any]) -> Callable[[Examples, Sequence[str]], list[float]]:
     """A grader from a reward function in the form that TRL users write. None and NaN mean that it cannot tell.
 
-    The function is given all `columns` and those that any example has, None where a row lacks one. Raises UserError,
-    naming the sample, if it raises, returns what is infinite or no number, or returns too few rewards.
+    Raises UserError, naming the sample, if the function raises, returns what is infinite or no number, or returns too
+    few rewards.
     """
     name = getattr(reward, "__name__", "reward")
 
     def call(examples: Examples, completions: Sequence[str]) -> list[Any]:
-        names = dict.fromkeys([*columns, *itertools.chain.from_iterable(e.columns for e in examples)])
-        given = {name: [e.columns.get(name) for e in examples] for name in names if name != "prompt"}
+        columns = {key: [e.columns.get(key) for e in examples] for key in examples[0].columns if key != "prompt"}
         shaped = [
             c if isinstance(e.prompt, str) else [{"role": "assistant", "content": c}]
             for e, c in zip(examples, completions, strict=True)
         ]
-        result = reward(prompts=[e.prompt for e in examples], completions=shaped, **given)
+        result = reward(prompts=[e.prompt for e in examples], completions=shaped, **columns)
         if not isinstance(result, Iterable):
             raise LostError(f"The reward function '{name}' must return a list of rewards, but returned {result!r}.")
         return list(result)

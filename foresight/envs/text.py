@@ -282,6 +282,8 @@ def dataset(
     if not rows or (forms.form(rows[0]) == "prompt" and len(rows) < 2):
         raise UserError(f"{path} has {len(rows)} rows: at least 2 are needed, one to train on and one held out.")
     _, rows = forms.check(rows, path)
+    columns = dict.fromkeys(itertools.chain.from_iterable(rows))
+    rows = [{**columns, **row} for row in rows]  # a reward function is given all of them, None where a row has none
     answered = any(row.get("answer") is not None for row in rows)
     for number, row in enumerate(rows, 1):
         if reward is None and answered and row.get("answer") is None:
@@ -290,8 +292,7 @@ def dataset(
     held_out = min(held_out, len(rows) // 5 or 1)
     if reward is None and not answered:
         return dataclasses.replace(_split_prompts(Path(path).stem, examples, held_out, seed), path=path)
-    columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
-    grade = _grade_ending if reward is None else function_grader(reward_at(reward, reward_timeout), columns)
+    grade = _grade_ending if reward is None else function_grader(reward_at(reward, reward_timeout))
     task = _split(Path(path).stem, examples, held_out, seed, grade)
     return dataclasses.replace(task, path=path, metric=task.metric if reward is None else "reward")
 

@@ -35,10 +35,7 @@ def load(name: str, device: torch.device | str = "cpu", precision: str = "auto",
     """
     from transformers import AutoModelForCausalLM
 
-    model, missing = _load(AutoModelForCausalLM, name, device, precision, narrow)
-    if missing:
-        raise UserError(f"{name} is no language model: it has no weights for {_few(missing)}.")
-    return model
+    return _load(AutoModelForCausalLM, name, device, precision, narrow)[0]
 
 
 def load_scorer(
@@ -57,21 +54,19 @@ def load_scorer(
     """
     from transformers import AutoModelForSequenceClassification
 
-    trunk, missing = _load(AutoModelForSequenceClassification, name, device, precision, narrow, num_labels=1)
-    if lacking := missing - {"score.weight"}:
-        raise UserError(f"{name} is no language model: it has no weights for {_few(lacking)}.")
-    if trained and missing:
+    trunk, headless = _load(AutoModelForSequenceClassification, name, device, precision, narrow, num_labels=1)
+    if trained and headless:
         raise UserError(f"{name} is no reward model, since it has no head: give the export of a run of reward_model.")
     scorer = Scorer(trunk)
-    if "score.weight" in missing:
+    if headless:
         scorer.reset((scorer.head.in_features + 1) ** -0.5 if std is None else std, generator)
     return scorer
 
 
 def _load(
     kind: Any, name: str, device: torch.device | str, precision: str, narrow: bool, **options: Any
-) -> tuple[LanguageModel, set[str]]:
-    """The model, and the names of the weights that its folder does not have."""
+) -> tuple[LanguageModel, bool]:
+    """The model, and whether its folder lacks the head of a scorer. Raises UserError if it lacks anything else."""
     computed = precisions.dtype(precision, device)
     from transformers import AutoTokenizer
 
@@ -95,18 +90,16 @@ def _load(
         raise UserError(
             f"No model '{name}': give '{DEFAULT}', a Hugging Face folder, or a hub id that can be reached ({error})."
         ) from error
+    headless = "score.weight" in found["missing_keys"]
+    if lacking := sorted(set(found["missing_keys"]) - {"score.weight"}):
+        raise UserError(f"{name} is no language model: {len(lacking)} of its weights are not there, as {lacking[0]}.")
     if lora.has(module):
         lora.merge(module)
     if narrow and computed is not None:
         for key, weight in module.named_parameters():
             if not key.startswith("score."):
                 weight.data = weight.data.to(computed)
-    return LanguageModel(module.to(device), tokenizer, computed), set(found["missing_keys"])
-
-
-def _few(names: set[str]) -> str:
-    first, *rest = sorted(names)
-    return f"{first} and {len(rest)} others" if rest else first
+    return LanguageModel(module.to(device), tokenizer, computed), headless
 
 
 def packaged() -> Path:

@@ -124,7 +124,7 @@ def test_a_folder_without_the_weights_that_are_needed_is_refused(tmp_path):
     weights = {f"other.{name}": x for name, x in load_file(renamed / "model.safetensors").items()}
     save_file(weights, renamed / "model.safetensors", {"format": "pt"})
     for load in (pretrained.load, pretrained.load_scorer):
-        with pytest.raises(UserError, match="is no language model: it has no weights for "):
+        with pytest.raises(UserError, match=r"is no language model: \d+ of its weights are not there, as "):
             load(str(renamed))
 
 
