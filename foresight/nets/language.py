@@ -98,7 +98,7 @@ def _scores(query: Tensor, keys: Tensor, blocked: Tensor | None, seats: Seats | 
     else:
         scores = seated @ keys.transpose(-1, -2)
     if blocked is not None:
-        scores = scores.masked_fill(blocked[:, None, None, :], -torch.inf)
+        scores.masked_fill_(blocked[:, None, None, :], -torch.inf)
     return _unseated(scores, query.shape[2], seats)
 
 
@@ -150,7 +150,7 @@ def _tree_attention(
     if width > 1:
         future = torch.ones(width, width, dtype=torch.bool, device=query.device).triu(1)
         mine = mine.view(rows, kv_heads, -1, width, width).masked_fill(future, -torch.inf).view_as(mine)
-    weights = torch.cat([*scores, mine], -1).float().softmax(-1).to(query.dtype)
+    weights = torch.cat([*scores, mine], -1).softmax(-1)
     parts = weights.split([s.shape[-1] for s in scores] + [mine.shape[-1]], -1)
     mixed = parts[-1] @ own[1]
     for part, level in zip(parts[:-1], above, strict=True):

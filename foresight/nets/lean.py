@@ -17,10 +17,9 @@ NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        wide = x.float()
-        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        result, scale = _normed(x, weight, eps, dtype)
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).mul_(weight).to(dtype)
+        return result
 
     @staticmethod
     @once_differentiable
@@ -34,6 +33,12 @@ class _RMSNorm(torch.autograd.Function):
         return inner.sub_(normed.mul_(along)).mul_(scale).to(x.dtype), to_weight, None, None
 
 
+def _normed(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    wide = x.float()
+    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (wide * scale).mul_(weight).to(dtype), scale
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """w · x / √(mean x² + ε) (Zhang and Sennrich 2019, eq. 4) of x `[..., D]` and w `[D]`, computed in float32.
 
@@ -41,7 +46,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    return _RMSNorm.apply(x, weight, eps, dtype)
+    if torch.is_grad_enabled():
+        return _RMSNorm.apply(x, weight, eps, dtype)
+    return _normed(x, weight, eps, dtype)[0]  # a step of decoding has many norms, and each is soon done
 
 
 def use(module: nn.Module) -> None:

@@ -1,21 +1,27 @@
 """Weights in the order in which oneDNN multiplies by them, for sampling on a CPU: the same products, sooner.
 
 A plain weight is put in order anew at every product, which is most of the work where few rows are decoded: a product of
-1 to 16 rows in bfloat16 takes half the time with a packed one, one of 64 rows a tenth less.
+1 to 16 rows in bfloat16 takes half the time with a packed one, one of 64 rows a tenth less. Half of a step of decoding
+is the calling of small operations. So layers of the usual kind have fewer of them: what has the same input is one
+product, and queries and keys are rotated together.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import TypeGuard
+from collections.abc import Callable, Iterator
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 PACK = 24  # tokens that are written one after another from which on it pays to pack the weights first
+KIND = torch.bfloat16  # the type of packed weights
 ABLE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")  # of transformers
+LINEAR = (*(f"self_attn.{x}_proj" for x in "qkvo"), *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
+Product = Callable[[Tensor], Tensor]
 
 
 @contextlib.contextmanager
@@ -26,19 +32,23 @@ def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator
     weights), away from CPUs and where torch has no such products, nothing changes. What is computed with a gradient
     does not see the copies.
     """
-    able = ABLE and kind is torch.bfloat16
-    layers = dict.fromkeys(part for module in modules for part in module.modules() if able and _whole(part))
-    taken = [layer for layer in layers if "forward" not in vars(layer)]  # those that nobody has packed around this
+    able = ABLE and kind is KIND
+    parts = dict.fromkeys(part for module in modules if able for part in module.modules())
+    layers = [part for part in parts if _usual(part)]
+    inside = {part for layer in layers for part in layer.modules()}
+    linear = [part for part in parts if _whole(part) and part not in inside]
+    forward = {part: vars(part).get("forward") for part in (*layers, *linear)}  # `lean.recompute` sets one, too
+    taken = [part for part, own in forward.items() if not isinstance(own, functools.partial)]  # not packed around this
     try:
         with torch.no_grad():
-            for layer in taken:
-                weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.to(kind), rows)
-                bias = None if layer.bias is None else layer.bias.to(kind)
-                layer.forward = functools.partial(_multiply, layer, weight, bias)  # type: ignore[method-assign]
+            for part in taken:
+                part.forward = _linear(part, rows) if _whole(part) else _layer(part, rows)
         yield
     finally:
-        for layer in taken:
-            vars(layer).pop("forward", None)
+        for part in taken:
+            vars(part).pop("forward", None)
+            if own := forward[part]:
+                part.forward = own
 
 
 def _whole(part: nn.Module) -> TypeGuard[nn.Linear]:
@@ -46,8 +56,75 @@ def _whole(part: nn.Module) -> TypeGuard[nn.Linear]:
     return type(part) is nn.Linear and type(part.weight) is nn.Parameter and part.weight.device.type == "cpu"
 
 
-def _multiply(layer: nn.Linear, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+def _usual(part: nn.Module) -> bool:
+    """Whether this is a layer that `_run` computes, with plain weights: no adapters, no experts."""
+    if type(part).__name__ not in USUAL:
+        return False
+    return all(_whole(part.get_submodule(name)) for name in LINEAR)
+
+
+def _product(rows: int, *layers: nn.Linear) -> Product:
+    """x ↦ the outputs `[..., O]` of linear layers one after another, in bfloat16."""
+    weight = torch.cat([layer.weight.to(KIND) for layer in layers])
+    weight = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    biases = [layer.bias.to(KIND) for layer in layers if layer.bias is not None]
+    bias = torch.cat(biases) if biases else None
+
+    def multiply(x: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(KIND), weight, bias, "none", [], "")
+        return result
+
+    return multiply
+
+
+def _linear(layer: nn.Linear, rows: int) -> functools.partial[Tensor]:
+    return functools.partial(_multiply, layer, _product(rows, layer))
+
+
+def _multiply(layer: nn.Linear, product: Product, x: Tensor) -> Tensor:
+    return nn.Linear.forward(layer, x) if torch.is_grad_enabled() else product(x)
+
+
+def _layer(layer: Any, rows: int) -> functools.partial[Tensor]:
+    attend, feed = layer.self_attn, layer.mlp
+    products = (
+        _product(rows, attend.q_proj, attend.k_proj, attend.v_proj),
+        _product(rows, attend.o_proj),
+        _product(rows, feed.gate_proj, feed.up_proj),
+        _product(rows, feed.down_proj),
+    )
+    from transformers import AttentionInterface
+
+    attention = AttentionInterface()[attend.config._attn_implementation]
+    return functools.partial(_run, layer, layer.forward, attention, products)
+
+
+def _run(
+    layer: Any,
+    plain: Callable[..., Tensor],
+    attention: Callable[..., tuple[Tensor, Any]],
+    products: tuple[Product, Product, Product, Product],
+    hidden: Tensor,  # [B, T, D]
+    *,
+    position_embeddings: tuple[Tensor, Tensor],
+    **kwargs: Any,
+) -> Tensor:
+    """One layer of the usual kind, as transformers has it: attention after a norm, then a gated MLP after another."""
     if torch.is_grad_enabled():
-        return nn.Linear.forward(layer, x)
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(weight.dtype), weight, bias, "none", [], "")
-    return result
+        return plain(hidden, position_embeddings=position_embeddings, **kwargs)
+    attend, (project, out, widen, narrow) = layer.self_attn, products
+    size, shape = attend.head_dim, hidden.shape[:-1]
+    heads = project(layer.input_layernorm(hidden)).view(*shape, -1, size)
+    turned, value = heads.tensor_split([-attend.v_proj.out_features // size], 2)  # queries and keys, and values
+    if hasattr(attend, "q_norm"):
+        query, key = turned.tensor_split([attend.q_proj.out_features // size], 2)
+        turned = torch.cat([attend.q_norm(query), attend.k_norm(key)], 2)
+    cos, sin = (x[:, :, None] for x in position_embeddings)
+    first, second = sin.chunk(2, -1)
+    turned = torch.addcmul(turned * cos, turned.roll(size // 2, -1), torch.cat([-first, second], -1)).to(value.dtype)
+    query, key = turned.tensor_split([attend.q_proj.out_features // size], 2)
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    mixed, _ = attention(attend, query, key, value, scaling=attend.scaling, **kwargs)
+    hidden = hidden + out(mixed.reshape(*shape, -1))
+    gate, up = widen(layer.post_attention_layernorm(hidden)).chunk(2, -1)
+    return hidden.add_(narrow(layer.mlp.act_fn(gate) * up))

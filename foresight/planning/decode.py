@@ -27,6 +27,7 @@ PLACES = 32  # tokens by which the memory of the slots grows, or by half
 READ = 4096  # tokens of prompts that are read at once
 WORTH = 8  # prompts are read when this part of the slots is free: reading few costs as much as reading many
 NUCLEUS = 512  # tokens among which a nucleus is looked for at first
+AT_ONCE = 1 << 20  # weights of a few rows, which a processor's cache holds from one pass to the next
 BLOCK = 128  # weights that are summed up before one of them is looked for
 
 
@@ -62,18 +63,26 @@ def choose(
     Returns tokens `[B]` and their log-probabilities `[B]` under the distribution sampled from (under the model's own,
     where greedy).
     """
-    scaled = logits.float() if temperature in (0.0, 1.0) else logits.float() / temperature
     if temperature == 0.0:
+        scaled = logits.float()
         token = scaled.argmax(-1)
         return token, scaled.gather(-1, token[:, None])[:, 0] - scaled.logsumexp(-1)
+    scaled = logits if temperature == 1.0 else logits.float() / temperature
     if top_k or top_p < 1:
-        kept, index = _truncated(scaled, top_k, top_p)
-    else:
-        kept, index = scaled, None
-    weights = (kept - kept.amax(-1, keepdim=True)).exp_()
+        kept, index = _truncated(scaled.float(), top_k, top_p)
+        place, logprob = _drawn(kept, uniform)
+        return index.gather(-1, place[:, None])[:, 0], logprob
+    rows = max(1, AT_ONCE // scaled.shape[-1]) if scaled.device.type == "cpu" else len(scaled)
+    drawn = [_drawn(*part) for part in zip(scaled.split(rows), uniform.split(rows), strict=True)]
+    place, logprob = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    return place, logprob
+
+
+def _drawn(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """A place of softmax(logits `[B, N]`) and its log-probability, `[B]` each, in float32."""
+    weights = (logits - logits.amax(-1, keepdim=True).float()).exp_()
     place, total = _invert(weights, uniform)
-    logprob = (weights.gather(-1, place[:, None])[:, 0] / total).log()
-    return place if index is None else index.gather(-1, place[:, None])[:, 0], logprob
+    return place, (weights.gather(-1, place[:, None])[:, 0] / total).log()
 
 
 def _truncated(scaled: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
@@ -94,7 +103,8 @@ def _invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
     First among sums of blocks and then within a block: one pass over the weights. Never a weight of 0.
     """
-    blocks = functional.pad(weights, (0, -weights.shape[-1] % BLOCK)).view(len(weights), -1, BLOCK)
+    beyond = -weights.shape[-1] % BLOCK
+    blocks = (functional.pad(weights, (0, beyond)) if beyond else weights).view(len(weights), -1, BLOCK)
     sums = blocks.sum(-1).cumsum(-1)
     target = uniform.to(sums)[:, None] * sums[:, -1:]
     block = _first(sums, target)

@@ -28,6 +28,62 @@ def test_products_are_those_of_autocast():
     torch.testing.assert_close(found.float(), plain.float(), atol=0.02, rtol=0.02)
 
 
+def _decoder(family: str) -> nn.Module:
+    """Two layers of a transformers model, with biases where the family has them, and norms that are not 1."""
+    import transformers
+
+    from foresight.nets import lean
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=96, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for name, weight in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            nn.init.normal_(weight, 1.0, 0.3)
+    lean.use(model)
+    return model
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@sabotaged_by("foresight.nets.packed._product", change("layers", lambda layers: layers[::-1]))
+@sabotaged_by("foresight.nets.packed._run", change("position_embeddings", lambda both: (both[0], -both[1])))
+@torch.no_grad()
+def test_whole_layers_are_those_of_transformers(family):
+    model, ids = _decoder(family), torch.randint(96, (3, 20), generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model(ids).logits.float()
+        with packed(torch.bfloat16, 3, model):
+            assert "forward" in vars(model.model.layers[1]) and "forward" not in vars(model.model.layers[1].mlp.up_proj)
+            found = model(ids).logits.float()
+    exact = model(ids).logits
+    assert (found - exact).abs().mean() < 1.1 * (plain - exact).abs().mean() + 1e-4  # no worse than autocast
+    assert plain.std() > 10 * (plain - found).abs().mean()
+
+
+def test_layers_that_compute_again_do_so_afterwards_and_where_there_is_a_gradient():
+    from foresight.nets import lean
+
+    model, ids = _decoder("Llama"), torch.arange(12)[None]
+    lean.recompute(model)
+    before = [vars(layer)["forward"] for layer in model.model.layers]
+    with packed(torch.bfloat16, 3, model):
+        model(ids).logits.sum().backward()
+    assert [vars(layer)["forward"] for layer in model.model.layers] == before
+    assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+
+
+def test_a_layer_with_an_adapter_is_packed_by_its_parts():
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(_decoder("Llama"), LoraConfig(target_modules=["q_proj"], r=2))
+    layer = adapted.get_base_model().model.layers[0]
+    with packed(torch.bfloat16, 3, adapted):
+        assert "forward" not in vars(layer) and "forward" in vars(layer.mlp.up_proj)
+
+
 def test_a_gradient_flows_and_nothing_stays_behind():
     layers, x = _layers(), torch.randn(4, 48)
     with packed(torch.bfloat16, 4, layers), packed(torch.bfloat16, 4, layers):
