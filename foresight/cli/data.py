@@ -58,6 +58,11 @@ def data(
     path = Path(out)
     if path.exists():
         raise UserError(f"{path} exists already: choose another --out.")
+    for option, value in (("prompts", prompts), ("group", group), ("most", most), ("max-new-tokens", max_new_tokens)):
+        if value is not None and value < 1:
+            raise UserError(f"--{option} must be at least 1, not {value}.")
+    if not temperature >= 0:
+        raise UserError(f"--temperature must be at least 0, not {temperature:g}.")
     if completer is not None and len(model) > 1:
         raise UserError("One server has one model's weights: give --completer with one --model.")
     world = make(task, "text", **fields.options(env_options))

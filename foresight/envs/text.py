@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import math
@@ -180,6 +181,10 @@ def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int =
 
     The last number in the completion is the answer. The nearer the second largest, the harder it is taken to be.
     """
+    if not 2 <= numbers <= 90:
+        raise UserError(f"numbers is {numbers}: it must be from 2 to 90, as many as have two digits.")
+    if size > (most := math.perm(90, numbers) // 2):  # half: they are drawn until they differ
+        raise UserError(f"size is {size:,}: with {numbers} numbers it must be at most {most:,}.")
     draw, seen = random.Random(seed), set[tuple[int, ...]]()
     while len(seen) < size:
         seen.add(tuple(draw.sample(range(10, 100), numbers)))
@@ -196,6 +201,7 @@ def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int =
 
 NAMES = {"Tom": "he", "Ben": "he", "Max": "he", "Sam": "he", "Ann": "she", "Eva": "she", "Mia": "she", "Zoe": "she"}
 THINGS = ("figs", "nuts", "eggs", "keys", "hats", "pens")
+STORIES = 8 * 7 * 6 * 40 * 9 * 2  # that there are: who, with whom, of what, how many, how many moved, and whither
 
 
 def stories(size: int = 8000, held_out: int = 200, seed: int = 0) -> TextTask:
@@ -204,6 +210,8 @@ def stories(size: int = 8000, held_out: int = 200, seed: int = 0) -> TextTask:
     They are drawn evenly, and without repetition, from the 8 · 7 · 6 · 40 · 9 · 2 = 241,920 that there are: no model
     that has not seen a story can foresee it for less than log 241,920 nats. The number that it ends with is the answer.
     """
+    if size > STORIES // 2:  # half: they are drawn until they differ
+        raise UserError(f"size is {size:,}: it must be at most {STORIES // 2:,}, half of the stories that there are.")
     draw, seen = random.Random(seed), set[tuple[Any, ...]]()
     while len(seen) < size:
         who, other = draw.sample(list(NAMES), 2)
@@ -362,12 +370,14 @@ def make(
     Raises UserError for an unknown name or option, and if the grader does not accept its own gold answers.
     """
     kind, _, rest = name.partition(":")
+    _check_options(name, make, {"trace": trace, "curriculum": curriculum, "reward_timeout": reward_timeout})
+    _check_options(name, TASKS.get(name, reasoning_gym if kind == "reasoning_gym" else dataset), options)
     try:
         if kind == "reasoning_gym" and rest:
             task = reasoning_gym(rest, **options)
         elif name in TASKS:
             task = TASKS[name](**options)
-        elif "reward" in options or Path(name).exists() or Path(name).suffix:
+        elif "reward" in options or Path(name).exists() or Path(name).suffix or "/" in name:
             task = dataset(name, reward_timeout=reward_timeout, **options)
         else:
             raise errors.unknown("task", name, [*TASKS, "reasoning_gym:NAME", "FILE.jsonl"])
@@ -386,6 +396,22 @@ def make(
     if rewards is not None:
         task = dataclasses.replace(task, parts=tuple(_part(task, *pair, reward_timeout) for pair in _pairs(rewards)))
     return task if curriculum == 1 else _graduated(task, curriculum)
+
+
+NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}  # what fits each
+
+
+def _check_options(name: str, make: Callable[..., TextTask], options: dict[str, Any]) -> None:
+    """Raise UserError for an option that is no number, or no yes or no, where `make` takes one."""
+    for option, parameter in inspect.signature(make).parameters.items():
+        wanted, value = str(parameter.annotation).partition(" ")[0], options.get(option)
+        if wanted not in NUMBERS or value is None:
+            continue
+        if not isinstance(value, NUMBERS[wanted]) or isinstance(value, bool) != (wanted == "bool"):
+            raise UserError(
+                f"The option '{option}' of the task '{name}' must be {wanted}, not {value!r}. Options are words of "
+                "their own, as in --env-options high=29 held_out=50."
+            )
 
 
 def _traced(task: TextTask) -> TextTask:

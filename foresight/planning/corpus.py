@@ -70,9 +70,9 @@ def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str
     A file is split as it is where it is the task, so its held-out rows are never learnt from. Raises UserError where
     there is no data or it has another form.
     """
-    if not data and task.grader is not None:
+    if not data and not task.path:
         raise UserError(f"{name} learns from data: give --data FILE, or make it from the task (see `foresight data`).")
-    own = task.grader is None and (not data or Path(data).resolve() == Path(task.path).resolve())
+    own = bool(task.path) and (not data or Path(data).resolve() == Path(task.path).resolve())
     return of_form((task if own else text.dataset(data)).train, wanted, name, data or task.name)
 
 
@@ -146,8 +146,9 @@ def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example])
     for p, row in enumerate(rows):
         ids = batch.completion[p, 0, : batch.length[p, 0]].tolist()
         written = [len(policy.decode(ids[: t + 1])) for t in range(len(ids))]  # characters after each token
-        first = str(row.columns["completions"][0]).strip()
-        target = max(policy.decode(ids).find(first), 0) - 1  # what a template writes before the first is no step
+        first = str(row.columns["completions"][0])
+        ahead = len(first) - len(first.lstrip())  # which a template may leave out, as it may write before the step
+        target = max(policy.decode(ids).find(first.strip()), 0) - ahead - 1
         for step, right in zip(row.columns["completions"], row.columns["labels"], strict=True):
             target += len(step) + 1
             place = next((t for t, count in enumerate(written) if count >= target), len(ids) - 1)

@@ -145,7 +145,7 @@ def generate(
     constrained) and whose `model_logprob` that of the model itself. Raises UserError if a prompt leaves no room in the
     context, or if an answer does not fit into `max_new_tokens`.
     """
-    _check(model, prompts, max_new_tokens, top_k, top_p, stop)
+    _check(model, prompts, group, max_new_tokens, temperature, top_k, top_p, stop)
     tries = None if choices is None else constrain.tries(model, choices, len(prompts))
     if tries is not None and (longest := max(map(constrain.depth, tries))) > max_new_tokens:
         raise UserError(f"The longest choice has {longest} tokens with its end: raise max_new_tokens to that.")
@@ -199,11 +199,18 @@ def generate(
 def _check(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
+    group: int,
     max_new_tokens: int,
+    temperature: float,
     top_k: int,
     top_p: float,
     stop: Sequence[str],
 ) -> None:
+    if min(group, max_new_tokens) < 1 or not temperature >= 0:
+        raise UserError(
+            f"group and max_new_tokens must be at least 1 and temperature at least 0, but they are {group}, "
+            f"{max_new_tokens} and {temperature}."
+        )
     if not prompts or not all(prompts):
         raise UserError("There is nothing to complete: give at least one prompt, and each at least one token.")
     if isinstance(stop, str) or not all(stop):

@@ -15,6 +15,7 @@ from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
 
 RUNTIME_KEYS = ("env", "task", "world", "env_options", "evaluation", "source")  # of a preset; others: Config
+COUNTED = ("epochs", "minibatches", "batch", "max_batches", "heads", "kv_heads", "layers")  # of no algorithm none
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch")  # of an algorithm whose model answers
 GAME = re.compile(r"[a-z][a-z0-9_]*")  # the name of a game for two; those of Gymnasium's worlds have capitals
 EPISODES = {"control": 20, "mdp": 1, "text": None, "game": 20}  # of an evaluation; None means all that are held out
@@ -217,6 +218,8 @@ def _check(config: dict[str, Any]) -> None:
             raise UserError(f"{name} must be at least 0, not {value}.")
         if "max_new_tokens" in config and name in SAMPLING and not value > 0:
             raise UserError(f"{name} must be {'at least 1' if type(value) is int else 'more than 0'}, not {value}.")
+        if name in COUNTED and type(value) is int and value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}.")
         if (name == "gamma" or name.endswith("_lambda")) and not 0 <= value <= 1:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
 

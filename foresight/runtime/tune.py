@@ -142,6 +142,7 @@ def tune(
         ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
         + ([] if resolved.preset else ["--task" if resolved.world == "text" else "--env", resolved.env])
         + [word for field, value in values.items() for word in settings.option(field, value)]
+        + ([] if steps is None else settings.option("steps", steps))
     )
     mean = float(best.user_attrs.get("mean", best.value or 0.0))
     found = Found(path, len(study.trials), len(complete), mean, values, command)
@@ -202,8 +203,9 @@ def _range(name: str, field: str, spoken: Any, config: Mapping[str, Any]) -> Ran
 
 
 def _guess(field: str, value: Any, hint: Any) -> Range | None:
-    if field in CHOICES:
-        return Range(choices=tuple(CHOICES[field]))
+    choices = CHOICES.get(field, [])
+    if choices and isinstance(value, tuple if isinstance(choices[0], list) else type(choices[0])):
+        return Range(choices=tuple(choices))
     if field in COUNTS and isinstance(value, int) and value > 0:
         return Range(choices=tuple(sorted({max(1, value // 4), max(1, value // 2), value, 2 * value, 4 * value})))
     if hint in (float, float | None) and any(part in field for part in WIDE) and value:

@@ -82,5 +82,11 @@ def test_mistakes_are_told(digits, tmp_path, capsys):
     assert main(["data", "demonstrations", *digits, "--out", str(out), "--least", "99", "--prompts", "2"]) == 2
     assert "None of the 2 prompts gave demonstrations" in capsys.readouterr().err.replace("\n", " ")
     assert not out.exists()
+    for option in ("--max-new-tokens", "--group", "--prompts", "--most"):
+        assert main(["data", "demonstrations", *digits, "--out", str(out), option, "0"]) == 2
+        assert f"{option} must be at least 1, not 0" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["data", "demonstrations", *digits, "--out", str(out), "--temperature", "-1"]) == 2
+    assert "--temperature must be at least 0" in capsys.readouterr().err.replace("\n", " ")
+    assert sorted(tmp_path.iterdir()) == sorted(tmp_path / name for name in ("task.jsonl", "rewards.py"))
     assert main(["train", "dpo", "--model", tiny_language.folder()]) == 2
     assert "Say what dpo shall learn" in capsys.readouterr().err.replace("\n", " ")

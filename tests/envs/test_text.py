@@ -189,6 +189,32 @@ def test_unknown_names_give_the_nearest():
         text.make("addition", held_out=400)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("addition", {"reach": "29,held_out=50"}, "'reach' of the task 'addition' must be int.*words of their own"),
+        ("addition", {"held_out": True}, "must be int, not True"),
+        ("addition", {"curriculum": "25%"}, "'curriculum' .* must be float"),
+        ("addition", {"trace": 1}, "'trace' .* must be bool"),
+        ("largest", {"numbers": 200}, "from 2 to 90"),
+        ("largest", {"numbers": 1}, "from 2 to 90"),
+        ("largest", {"numbers": 2, "size": 5000}, "at most 4,005"),
+        ("stories", {"size": 300_000}, "at most 120,960"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_told(name, options, message):
+    with pytest.raises(UserError, match=message):
+        text.make(name, **options)
+
+
+def test_a_hub_id_is_a_task(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        text.forms, "read", lambda path: asked.append(path) or [{"prompt": f"{i}?", "answer": "1"} for i in range(9)]
+    )
+    assert len(text.make("someone/questions").test) == 1 and asked == ["someone/questions"]
+
+
 def test_where_the_reward_function_is(tmp_path, rows):
     with pytest.raises(UserError, match=r"file\.py:name"):
         text.make(str(rows), reward="reward")

@@ -349,6 +349,7 @@ def test_dynamic_sampling_has_a_limit_and_says_how_full_it_is():
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] == 1
 
 
-def test_an_overlong_buffer_longer_than_the_limit_is_refused():
+def test_an_overlong_buffer_longer_than_the_limit_is_refused_where_there_is_a_punishment():
     with pytest.raises(UserError, match="overlong_buffer"):
         _build(dapo, overlong_buffer=7)
+    assert _build(dapo, overlong_buffer=7, overlong_penalty=0.0).step == 0

@@ -145,6 +145,11 @@ def test_smoothing_is_of_dpo_and_less_than_a_half(loss, smoothing):
         _build(dpo, loss=loss, label_smoothing=smoothing)
 
 
+def test_a_beta_of_nothing_is_refused():
+    with pytest.raises(UserError, match="beta is 0"):
+        _build(dpo, loss="ipo", beta=0.0)
+
+
 def test_an_unknown_loss_names_the_nearest():
     with pytest.raises(UserError, match="Did you mean 'sigmoid'"):
         _build(dpo, loss="sigmoidal")
@@ -190,6 +195,18 @@ def test_a_process_reward_model_judges_the_end_of_every_step():
     loss.backward()
     assert math.isclose(metrics["loss"], loss.item(), rel_tol=1e-5)
     _same(caught, scorer.parameters())
+
+
+def test_steps_end_where_they_do_whatever_stands_before_the_first():
+    state = _build(reward_model)
+    scorer = state.scorer.trunk
+    rows = [Example("1?", columns={"prompt": "1?", "completions": ["   1", "ab"], "labels": [True, False]})]
+    batch = reward_model._corpus(state, rows).batch(range(1))
+    known, shift = batch.completion[0, 0].tolist(), 3
+    bare = dataclasses.replace(batch, completion=batch.completion[..., shift:], length=batch.length - shift)
+    assert scorer.decode(known).startswith("   1")
+    for tokens, places in ((batch, [shift, shift + 3]), (bare, [0, 3])):  # a template may strip an answer
+        assert corpus.step_ends(scorer, tokens, rows)[0][0].nonzero()[:, 0].tolist() == places
 
 
 def test_what_a_template_writes_before_an_answer_is_no_step():

@@ -373,6 +373,9 @@ def test_settings_that_make_no_sense_are_refused():
     for fields in ({"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}, {"stop": "x"}, {"stop": [""]}):
         with pytest.raises(UserError, match=next(iter(fields)).removesuffix("_")):
             decode.generate(model, PROMPTS, 1, 2, **fields)
+    for group, limit, temperature in ((0, 2, 1.0), (1, 0, 1.0), (1, 2, -1.0), (1, 2, float("nan"))):
+        with pytest.raises(UserError, match="at least"):
+            decode.generate(model, PROMPTS, group, limit, temperature)
     with pytest.raises(UserError, match="nothing to complete"):
         decode.generate(model, [], 1, 2)
     with pytest.raises(UserError, match="nothing to complete"):

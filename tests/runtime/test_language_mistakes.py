@@ -21,7 +21,7 @@ from foresight.errors import LostError, UserError
 from foresight.nets import pretrained
 from foresight.planning import corpus, graded
 from foresight.planning.speculate import speculate
-from foresight.runtime import evaluate, run
+from foresight.runtime import evaluate, run, settings
 from foresight.runtime.agent import Agent
 from tests import tiny_language
 
@@ -81,6 +81,32 @@ def test_a_task_measures_and_the_data_teach(tmp_path):
     assert corpus.examples("", task, "demonstration", "sft") == task.train
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"seed": 1}, {"held_out": 5}, {"reward": lambda completions, **_: [1.0] * len(completions)}]
+)
+def test_what_is_held_out_is_never_learnt_from_however_it_is_graded(options, tmp_path):
+    graded = {} if "reward" in options else {"answer": "1"}
+    table = [{**row, **graded, "answer": row["completion"]} if graded else row for row in DEMONSTRATIONS * 3]
+    task = text.make(rows(tmp_path, "task.jsonl", table), **options)
+    held = {row.prompt for row in task.test}
+    assert held and held.isdisjoint(row.prompt for row in corpus.examples(task.path, task, "demonstration", "sft"))
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("grpo", "epochs"),
+        ("dapo", "max_batches"),
+        ("pretrain", "heads"),
+        ("pretrain", "kv_heads"),
+        ("reward_model", "batch"),
+    ],
+)
+def test_a_count_of_nothing_is_refused(name, field):
+    with pytest.raises(UserError, match=f"{field} must be at least 1, not 0"):
+        settings.resolve(name, task="addition", given={field: 0})
+
+
 def test_forms_that_others_write(tmp_path):
     chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     bad = [chat[0], {"role": "assistant", "content": "3"}]
@@ -136,7 +162,7 @@ def test_a_reward_model_judges_prompts_alone(tmp_path):
         )
 
 
-def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path):
+def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path, capsys):
     made = run.train(
         "grpo", task=prompts(tmp_path), env_options=rewarded(tmp_path, "nothing"), model=tiny_language.folder(),
         out=tmp_path / "run", steps=2, group=2, **SMALL,
@@ -145,6 +171,8 @@ def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path):
     assert "the grader could tell of none" in str(made.evaluation)
     assert (tmp_path / "run" / "export" / "config.json").is_file()
     assert run.resume(tmp_path / "run", steps=3, show=False).evaluation.n == 0
+    assert main(["eval", str(tmp_path / "run")]) == 0
+    assert "reward unknown: the grader could tell of none" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_a_prompt_that_is_too_long_is_named_at_the_beginning(tmp_path):

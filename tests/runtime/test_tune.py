@@ -105,6 +105,7 @@ def test_bad_trials_are_stopped_early(
 ) -> None:
     monkeypatch.setattr(tune, "WARM_UP", 2)
     found = _tune(tmp_path, ranges, 8, steps=4)
+    assert found.command.endswith(" --steps 4")
     good = [call for call in trained if call["learning_rate"] <= 0.85]
     assert found.trials == 8 and 2 <= found.complete < len(good)
 
@@ -122,6 +123,7 @@ def test_ranges_from_the_fields_themselves() -> None:
     assert guessed["learning_rate"] == tune.Range(1e-4, 1e-2, log=True)
     assert guessed["num_envs"] == tune.Range(choices=(2, 4, 8, 16, 32))
     assert guessed["gamma"] == tune.Range(choices=tuple(tune.CHOICES["gamma"]))
+    assert tune._guess("hidden", 64, int) is None  # of pretrain, which has one number there
     assert guessed["seed"] is guessed["steps"] is guessed["threads"] is None
 
 

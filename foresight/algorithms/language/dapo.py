@@ -112,7 +112,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load the policy and make the optimiser."""
     check_group(config.group)
     check_minibatches(config)
-    if not 0 < config.overlong_buffer <= config.max_new_tokens:
+    if config.overlong_penalty > 0 and not 0 < config.overlong_buffer <= config.max_new_tokens:
         raise UserError(
             f"overlong_buffer is {config.overlong_buffer}: it is the end of max_new_tokens ({config.max_new_tokens})."
         )

@@ -103,6 +103,8 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
             f"label_smoothing is {config.label_smoothing:g} with the loss '{config.loss}': it is the share of wrong "
             "labels that cDPO expects, in [0, 0.5), and the losses ipo and hinge have none."
         )
+    if not config.beta > 0:
+        raise UserError(f"beta is {config.beta:g}: the reward is β times a log-ratio, so it must be more than 0.")
     policy, optimizer, generator = learner.build(config, device)
     return State(config, policy, learner.frozen(policy), optimizer, generator)
 
