@@ -154,7 +154,12 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
 
 def test_fields_of_a_row_may_name_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    summary = {"evaluation": {"mean": 1.0, "metric": "m", "n": 1}, "steps": 1, "unit": "u", "baseline": {"mean": 0.0}}
+    summary = {
+        "evaluation": {"mean": 1.0, "metric": "m", "n": 1},
+        "steps": 1,
+        "unit": "u",
+        "baseline": {"mean": 0.0, "n": 1},
+    }
     summary |= {"seconds": 1.0, "versions": {}, "machine": {}}
 
     def one(name: str, preset: str, seed: int, out: Path, *rest: Any, **fields: Any) -> dict[str, Any]:
