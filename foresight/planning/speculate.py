@@ -63,10 +63,10 @@ def speculate(
 ) -> Speculation:
     """Sample `group` completions of each prompt as `planning.decode.generate` does, in the same distribution.
 
-    A draft model writes `ahead` tokens at a time; K heads write K - 1. Raises UserError if a prompt leaves no room in
-    the context, if there is nothing to draft with, or if the draft model has another vocabulary.
+    A draft model writes `ahead` tokens at a time; K heads as many, and at most K - 1. Raises UserError if a prompt
+    leaves no room in the context, if there is nothing to draft with, or if the draft model has another vocabulary.
     """
-    depth = len(draft) - 1 if isinstance(draft, MultiTokenHeads) else ahead
+    depth = min(ahead, len(draft) - 1) if isinstance(draft, MultiTokenHeads) else ahead
     _check(model, prompts, draft, depth, max_new_tokens)
     rows: list[list[int]] = []
     logprobs: list[list[float]] = []
@@ -80,7 +80,7 @@ def speculate(
         for prompt in [prompt for prompt in prompts for _ in range(group)]:
             reader = _Reader(model, prompt, max_new_tokens + depth)
             if isinstance(draft, MultiTokenHeads):
-                propose = _by_heads(model, draft, temperature, draw)
+                propose = _by_heads(model, draft, depth, temperature, draw)
             else:
                 smaller = _Reader(draft, prompt, max_new_tokens + depth)
                 propose = _by_model(smaller, ahead, temperature, draw, model.words)
@@ -163,12 +163,12 @@ class _Reader:
         return hidden
 
 
-def _by_heads(model: LanguageModel, heads: MultiTokenHeads, temperature: float, draw: Draw) -> Propose:
+def _by_heads(model: LanguageModel, heads: MultiTokenHeads, ahead: int, temperature: float, draw: Draw) -> Propose:
     """Head k goes on from the features of head k - 1 and the token drafted before."""
 
     def propose(written: Sequence[int], feature: Tensor) -> tuple[list[int], Tensor]:
         token, features, drafts, offered = written[-1], feature[None], list[int](), list[Tensor]()
-        for head in range(2, len(heads) + 1):
+        for head in range(2, ahead + 2):
             features = heads.extend(head, features, mtp.embed(model, torch.tensor([token])))
             offered.append(distribution(mtp.logits(model, features)[0], temperature))
             token = draw(offered[-1])

@@ -152,6 +152,16 @@ def _same_text(model, draft):
 
 
 @torch.no_grad()
+def test_heads_write_no_further_ahead_than_asked():
+    model = tiny_language.model()
+    torch.manual_seed(0)
+    heads, prompts = mtp.heads_for(model, 4), [model.encode(text) for text in ("1+1?", "abc")]
+    found = speculate(model, prompts, heads, 1, 20, 0.0, ahead=1)
+    assert torch.equal(found.batch.completion, generate(model, prompts, 1, 20, 0.0).completion)
+    assert found.drafted == found.passes - len(prompts)  # one a pass, but for the last pass of each row
+
+
+@torch.no_grad()
 def test_sampled_tokens_carry_the_models_log_probabilities():
     model = tiny_language.model()
     prompts = [model.encode(text) for text in ("1+1?", "12+3?")]
