@@ -70,9 +70,9 @@ def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str
     A file is split as it is where it is the task, so its held-out rows are never learnt from. Raises UserError where
     there is no data or it has another form.
     """
-    if not data and not task.path:
+    if not data and not task.path and task.grader is not None:
         raise UserError(f"{name} learns from data: give --data FILE, or make it from the task (see `foresight data`).")
-    own = bool(task.path) and (not data or Path(data).resolve() == Path(task.path).resolve())
+    own = not data or (bool(task.path) and Path(data).resolve() == Path(task.path).resolve())
     return of_form((task if own else text.dataset(data)).train, wanted, name, data or task.name)
 
 
