@@ -187,7 +187,9 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
 def measured(evaluation: Mapping[str, Any]) -> str:
     """One evaluation in words."""
     if not evaluation["n"]:
-        return f"{evaluation['metric']} unknown: the grader could tell of none of the answers"
+        from foresight.runtime.evaluate import Evaluation  # late: it brings torch
+
+        return str(Evaluation.read(dict(evaluation)))
     spread = f" ± {evaluation['std']:.4g} (n = {evaluation['n']})" if evaluation["n"] > 1 else ""
     also = "".join(f", {name} {value:.6g}" for name, value in evaluation.get("also", {}).items())
     return f"{evaluation['metric']} {evaluation['mean']:.6g}{spread}{also}"

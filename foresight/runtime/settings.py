@@ -15,7 +15,7 @@ from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
 
 RUNTIME_KEYS = ("env", "task", "world", "env_options", "evaluation", "source")  # of a preset; others: Config
-COUNTED = ("epochs", "minibatches", "batch", "max_batches", "heads", "kv_heads", "layers")  # of no algorithm none
+COUNTED = ("epochs", "minibatches", "batch", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch")  # of an algorithm whose model answers
 GAME = re.compile(r"[a-z][a-z0-9_]*")  # the name of a game for two; those of Gymnasium's worlds have capitals
 EPISODES = {"control": 20, "mdp": 1, "text": None, "game": 20}  # of an evaluation; None means all that are held out

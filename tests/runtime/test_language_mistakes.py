@@ -85,8 +85,8 @@ def test_a_task_measures_and_the_data_teach(tmp_path):
     "options", [{}, {"seed": 1}, {"held_out": 5}, {"reward": lambda completions, **_: [1.0] * len(completions)}]
 )
 def test_what_is_held_out_is_never_learnt_from_however_it_is_graded(options, tmp_path):
-    graded = {} if "reward" in options else {"answer": "1"}
-    table = [{**row, **graded, "answer": row["completion"]} if graded else row for row in DEMONSTRATIONS * 3]
+    answers = {} if "reward" in options else {row["prompt"]: {"answer": row["completion"]} for row in DEMONSTRATIONS}
+    table = [{**row, **answers.get(row["prompt"], {})} for row in DEMONSTRATIONS * 3]
     task = text.make(rows(tmp_path, "task.jsonl", table), **options)
     held = {row.prompt for row in task.test}
     assert held and held.isdisjoint(row.prompt for row in corpus.examples(task.path, task, "demonstration", "sft"))
