@@ -1,20 +1,26 @@
 """Where the time of a run goes: environment, inference (all else that acting costs), learning, waiting.
 
 Tables have two sections: learning, and walking, which is acting, the world and, in one compiled loop, learning too.
+Language has sampling, grading and learning, and other, which is all between them: reading data, preparing batches.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
 from torch import Tensor
 
-SECTIONS = ("environment", "inference", "learning", "waiting", "actors_waiting", "walking")
+SECTIONS = (
+    "environment", "inference", "learning", "waiting", "actors_waiting", "walking", "sampling", "grading", "other"
+)  # fmt: skip
+LANGUAGE = ("sampling", "grading", "learning")  # which every language run shows, one that takes no time among them
+PACE = ("completions_per_second", "tokens_per_second")
 
 
 class Watch:
@@ -67,20 +73,48 @@ class Watch:
 
 
 class Profile:
-    """Seconds by section, as they add up; `shares` are those of the time since the last look."""
+    """Seconds by section, as they add up; `shares` are those of the time since the last look, and so is `pace`."""
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float, seconds or {})
         self._before = dict(self.seconds)
+        self._written: dict[str, tuple[int, int]] = {}  # completions and tokens: sampled, learned
 
     def add(self, section: str, seconds: float) -> None:
         """Count `seconds` to `section`."""
         self.seconds[section] += seconds
 
+    def count(self, section: str, completions: int, tokens: int) -> None:
+        """Count completions, and the tokens in them, that were sampled or learned."""
+        before = self._written.get(section, (0, 0))
+        self._written[section] = before[0] + completions, before[1] + tokens
+
+    def total(self) -> float:
+        """The seconds of all sections."""
+        return sum(self.seconds.values())
+
     def shares(self) -> dict[str, float]:
         """`profile/SECTION`: the share of each section that took any time since the last call."""
+        return self._shares(self._spent())
+
+    def pace(self) -> dict[str, float]:
+        """`shares` and `PACE`: what was sampled in a second, or learned where nothing was sampled, since the last call.
+
+        The seconds are those of all sections: a step of learning, in which nothing is sampled, counts.
+        """
+        spent, written = self._spent(), self._written
+        whole, self._written = sum(spent.values()), {}
+        counts = written.get("sampling") or written.get("learning") or ()
+        rates = {name: count / whole for name, count in zip(PACE, counts, strict=False)} if whole > 0 else {}
+        return {**self._shares(spent), **rates}
+
+    def _spent(self) -> dict[str, float]:
         spent = {name: total - self._before.get(name, 0.0) for name, total in self.seconds.items()}
         self._before = dict(self.seconds)
+        return spent
+
+    @staticmethod
+    def _shares(spent: dict[str, float]) -> dict[str, float]:
         whole = sum(spent.values())
         return {f"profile/{name}": seconds / whole for name, seconds in spent.items()} if whole > 0 else {}
 
@@ -90,20 +124,74 @@ class Profile:
 
 
 @contextmanager
-def learning(module: Any, profile: Profile) -> Iterator[None]:
-    """Count the seconds in the `update` of an algorithm's module, wherever it is called from."""
-    plain = module.update
+def timed(
+    module: Any, name: str, section: str, profile: Profile, counted: Callable[..., tuple[int, int]] | None = None
+) -> Iterator[None]:
+    """Count the seconds in the function `name` of a module to a section, wherever it is called from.
+
+    `counted(result, *arguments)` says how many completions, and tokens in them, a call was about.
+    """
+    plain = getattr(module, name, None)
+    if plain is None:  # an algorithm of the user's own need not have it
+        yield
+        return
 
     @functools.wraps(plain)
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
         began = perf_counter()
         try:
-            return plain(*args, **kwargs)
+            result = plain(*args, **kwargs)
         finally:
-            profile.add("learning", perf_counter() - began)
+            profile.add(section, perf_counter() - began)
+        if counted is not None:
+            profile.count(section, *counted(result, *args))
+        return result
 
-    module.update = timed
+    setattr(module, name, function)
     try:
         yield
     finally:
-        module.update = plain
+        setattr(module, name, plain)
+
+
+def learning(module: Any, profile: Profile) -> AbstractContextManager[None]:
+    """Count the seconds in the `update` of an algorithm's module."""
+    return timed(module, "update", "learning", profile)
+
+
+@contextmanager
+def language(module: Any, task: Any, profile: Profile) -> Iterator[Any]:
+    """Count the seconds that a language algorithm samples, grades and learns, and what it samples and learns.
+
+    Gives the text task to train on, with graders that are timed; an algorithm's own `judged` is grading too.
+    """
+    from foresight.planning import rollout  # late: only language models sample
+
+    def grader(plain: Any) -> Any:
+        def grade(examples: Any, completions: Any) -> Any:
+            began = perf_counter()
+            try:
+                return plain(examples, completions)
+            finally:
+                profile.add("grading", perf_counter() - began)
+
+        return None if plain is None else grade
+
+    for section in LANGUAGE:
+        profile.add(section, 0.0)
+    parts = tuple(dataclasses.replace(part, grader=grader(part.grader)) for part in task.parts)
+    with ExitStack() as stack:
+        stack.enter_context(timed(module, "update", "learning", profile, _learned))
+        stack.enter_context(timed(rollout, "complete", "sampling", profile, lambda batch, *_: _size(batch.length)))
+        stack.enter_context(timed(module, "judged", "grading", profile))
+        yield dataclasses.replace(task, grader=grader(task.grader), parts=parts)
+
+
+def _learned(_: Any, state: Any, batch: Any, lengths: Any = None, *__: Any) -> tuple[int, int]:
+    """The size of what an `update` was given: a TokenBatch or, as `pretrain` is, texts and their lengths."""
+    known = getattr(batch, "length", lengths)
+    return _size(known) if isinstance(known, Tensor) else (0, 0)
+
+
+def _size(lengths: Tensor) -> tuple[int, int]:
+    return lengths.numel(), int(lengths.sum())

@@ -217,6 +217,8 @@ class Session:
                 # Rows of tables hold no seconds: those of a resumed run are equal to those of an uninterrupted one.
                 if self.settings.world == "control" and profile_due(self.seconds):
                     metrics = {**metrics, **self.profile.shares()}
+                if self.settings.world == "text":
+                    metrics = {**metrics, **self.profile.pace()}
                 self.log.row(step, self.seconds, metrics)
                 self.progress.update(step, metrics)
                 if tidying_due(time.monotonic() - began):
@@ -264,25 +266,28 @@ class Session:
             with profile.learning(self.module, self.profile):
                 steps = self.module.train(self.config, world, state=state, device=self.device)
                 yield from self._timed(steps, rest="walking")
+        elif self.settings.world == "text":
+            with profile.language(self.module, world, self.profile) as task:
+                steps = self.module.train(self.config, task, state=state, device=self.device)
+                yield from self._timed(steps, rest="other")
         else:
             yield from self._timed(self.module.train(self.config, world, state=state, device=self.device))
 
     def _timed(
         self, steps: Any, watched: profile.Watch | None = None, rest: str | None = None
     ) -> Iterator[tuple[int, dict[str, Any], Any]]:
-        """The same steps; the seconds that are neither the `watched` world's nor learning's count to section `rest`."""
+        """The same steps; the seconds that belong to no other section count to section `rest`."""
         steps = iter(steps)
         while True:
-            known = self.profile.seconds.get("learning", 0.0)
+            known = self.profile.total()
             before, outside = time.perf_counter(), watched.seconds if watched else 0.0
             item = next(steps, None)
             spent = time.perf_counter() - before
             self.seconds += spent
             if watched:
                 self.profile.add("environment", watched.seconds - outside)
-                spent -= watched.seconds - outside
             if rest is not None:
-                self.profile.add(rest, max(spent - (self.profile.seconds.get("learning", 0.0) - known), 0.0))
+                self.profile.add(rest, max(spent - (self.profile.total() - known), 0.0))
             if item is None:
                 return
             yield item

@@ -19,7 +19,7 @@ import yaml
 
 import foresight
 from foresight.errors import UserError
-from foresight.runtime import checkpoint, settings
+from foresight.runtime import checkpoint, profile, settings
 from foresight.runtime.checkpoint import find as find_checkpoint
 from foresight.runtime.run import Run
 from foresight.runtime.session import Interrupted
@@ -41,7 +41,12 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def rows(run: Run) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in run.metrics()]
+    """What a run wrote down, but for what a clock says."""
+    clock = ("seconds", *profile.PACE)
+    return [
+        {key: value for key, value in row.items() if key not in clock and not key.startswith("profile/")}
+        for row in run.metrics()
+    ]
 
 
 def test_the_run_directory(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foresight.algorithms.policy import ppo
+from foresight.planning import rollout
 from foresight.runtime import catalog, profile, run
+from tests import tiny_language
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, Any] = {
@@ -90,3 +93,52 @@ def test_shares_are_among_the_metrics(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(rows) == 4
     names = [f"profile/{name}" for name in profile.SECTIONS[:3]]
     assert all(sum(row[name] for name in names) == pytest.approx(1) for row in rows)
+
+
+def _slow(rows: Path) -> str:
+    rows.write_text("".join(json.dumps({"prompt": f"{i}+1?"}) + "\n" for i in range(12)))
+    reward = rows.with_suffix(".py")
+    reward.write_text(
+        "import time\n\n\ndef score(completions, **_):\n    time.sleep(0.05)\n"
+        "    return [float(len(c) % 2) for c in completions]\n"
+    )
+    return f"{reward}:score"
+
+
+@sabotaged_by("foresight.runtime.profile.Profile.count", lambda f: lambda self, section, completions, tokens: None)
+@sabotaged_by("foresight.runtime.profile._size", lambda f: lambda lengths: (f(lengths)[0], lengths.numel()))
+@sabotaged_by("foresight.runtime.profile.Profile.add", lambda f: lambda self, section, seconds: None)
+def test_a_language_run_says_how_much_it_wrote_and_where_its_time_went(tmp_path: Path) -> None:
+    reward = _slow(tmp_path / "rows.jsonl")
+    update, complete = catalog.module("grpo").update, rollout.complete
+    finished = run.train(
+        "grpo", task=str(tmp_path / "rows.jsonl"), model=tiny_language.folder(), out=tmp_path / "run", show=False,
+        steps=3, prompts=3, group=4, max_new_tokens=6, env_options={"reward": reward, "reward_timeout": 0},
+    )  # fmt: skip
+    assert catalog.module("grpo").update is update and rollout.complete is complete
+    rows = [row for row in finished.metrics() if "reward" in row]
+    before = 0.0
+    for row in rows:
+        spent, before = row["seconds"] - before, row["seconds"]
+        assert row.get("completions_per_second") == pytest.approx(12 / spent, rel=0.02)
+        assert row["tokens_per_second"] == pytest.approx(12 * row["length"] / spent, rel=0.02)
+        shares = {name: row[f"profile/{name}"] for name in (*profile.LANGUAGE, "other")}
+        assert sum(shares.values()) == pytest.approx(1) and min(shares[name] for name in profile.LANGUAGE) > 0
+        assert shares["grading"] * spent >= 0.05
+    assert finished.summary["profile"]["grading"] >= 0.15
+
+
+@sabotaged_by("foresight.runtime.profile._learned", lambda f: lambda *arguments: (0, 0))
+def test_what_samples_nothing_says_how_much_it_learned(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{i}+1?", "completion": f"{i + 1}"}) + "\n" for i in range(9)))
+    finished = run.train(
+        "sft", task=str(data), model=tiny_language.folder(), out=tmp_path / "run", show=False, steps=2, batch=4
+    )
+    rows = [row for row in finished.metrics() if "loss" in row]
+    before = 0.0
+    for row in rows:
+        spent, before = row["seconds"] - before, row["seconds"]
+        assert row.get("completions_per_second") == pytest.approx(4 / spent, rel=0.02)
+        assert row["tokens_per_second"] == pytest.approx(8 / spent, rel=0.02)  # a digit and the end of each
+        assert row["profile/sampling"] == row["profile/grading"] == 0 < row["profile/learning"]
