@@ -35,6 +35,7 @@ class Example:
     answer: str | None = None
     columns: dict[str, Any] = dataclasses.field(default_factory=dict)
     stop: tuple[str, ...] = ()  # texts that end an answer
+    place: str = ""  # of the row that it was made from, for messages: "FILE, row 7"
 
     @property
     def question(self) -> str:
@@ -296,7 +297,10 @@ def dataset(
     for number, row in enumerate(rows, 1):
         if reward is None and answered and row.get("answer") is None:
             raise UserError(f"{path}, row {number}: without a reward function every row needs the column 'answer'.")
-    examples = [Example(row["prompt"], None if row.get("answer") is None else str(row["answer"]), row) for row in rows]
+    examples = [
+        Example(row["prompt"], str(row["answer"]) if row.get("answer") is not None else None, row, (), f"{path}, row {n}")
+        for n, row in enumerate(rows, 1)
+    ]
     held_out = min(held_out, len(rows) // 5 or 1)
     if reward is None and not answered:
         return dataclasses.replace(_split_prompts(Path(path).stem, examples, held_out, seed), path=path)

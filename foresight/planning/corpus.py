@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,12 +94,15 @@ def of_form(
 def corpus(policy: LanguageModel, rows: Sequence[Example], answers: Answers, max_tokens: int) -> Corpus:
     """Tokenise prompts and their answers; a row of more than `max_tokens` is left out, as half an answer teaches harm.
 
-    Raises UserError if no row is short enough.
+    Raises UserError if no row is short enough and, naming the row, where one cannot be written (see `encode`).
     """
     limit = min(max_tokens, policy.context)
     kept = Corpus([], [], [], 0)
     for row in rows:
-        pairs = [encode(policy, row.prompt, answer) for answer in answers(row)]
+        try:
+            pairs = [encode(policy, row.prompt, answer) for answer in answers(row)]
+        except UserError as error:
+            raise UserError(f"{row.place or f'The prompt {row.question[:60]!r}'}: {error}") from error
         if all(len(prompt) + len(completion) <= limit for prompt, completion in pairs):
             kept.examples.append(row)
             kept.prompts.append(pairs[0][0])
@@ -115,25 +119,41 @@ def encode(policy: LanguageModel, prompt: Prompt, completion: str) -> tuple[list
     """
     tokenizer, head = policy.tokenizer, policy.encode(prompt)
     if tokenizer.chat_template is None:
-        plain = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-        whole = list(tokenizer.encode(plain + completion))
-        if whole[: len(head)] != head:  # tokens merge across the seam, which a sampler could never do
-            whole = head + list(tokenizer.encode(completion, add_special_tokens=False))
+        asked = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+        said = asked + completion
+        whole = list(tokenizer.encode(said))
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        messages = [*messages, {"role": "assistant", "content": completion}]
-        whole = list(templated(tokenizer, messages, return_dict=False))
+        answered = [*messages, {"role": "assistant", "content": completion}]
+        whole = list(templated(tokenizer, answered, return_dict=False))
         if whole[: len(head)] != head:
-            raise UserError(
-                "The chat template writes the prompt otherwise when an answer follows (it drops the generation prompt "
-                "or rewrites earlier turns), so what is learnt would not be what is sampled: use a template that only "
-                "appends."
-            )
+            asked = templated(tokenizer, messages, add_generation_prompt=True, tokenize=False)
+            said = templated(tokenizer, answered, tokenize=False)
+            if not said.startswith(asked):
+                raise UserError(
+                    "The chat template writes the prompt otherwise when an answer follows (it drops the generation "
+                    "prompt or rewrites earlier turns), so what is learnt would not be what is sampled: use a template "
+                    "that only appends."
+                )
+    if whole[: len(head)] != head:  # tokens merge across the seam (blanks, newlines), which a sampler could never do
+        whole = head + _alone(tokenizer, head, said[len(asked) :])
     tail = whole[len(head) :]
     ends = [i for i, token in enumerate(tail) if token in policy.stop_ids]
     if ends:
         return head, tail[: ends[0] + 1]  # what a template writes after the end is never sampled
     return head, [*tail, *policy.stop_ids[:1]] if tokenizer.eos_token_id is None else [*tail, tokenizer.eos_token_id]
+
+
+def _alone(tokenizer: Any, head: list[int], text: str) -> list[int]:
+    """Ids of a text that goes on after `head`: without the beginning or the blank that some put before a whole text."""
+
+    def ids(words: str) -> list[int]:
+        return list(tokenizer.encode(words, add_special_tokens=False))
+
+    end, read = tokenizer.eos_token, str(tokenizer.decode(head)) + text
+    after = [] if end is None else ids(end + text)[1:]
+    ways = [ids(text), after, ids(text.removeprefix(" "))]
+    return next((way for way in ways if tokenizer.decode(head + way) == read), ways[0])
 
 
 def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 
 import torch
-from tokenizers import processors
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from foresight.algorithms.language import grpo, reward_model, rlhf_ppo, sft
 from foresight.data.text import TokenBatch
+from foresight.envs import text
 from foresight.envs.text import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import Cache
@@ -298,6 +301,81 @@ def test_a_chat_template_that_is_no_prefix_is_refused():
     model.tokenizer.chat_template = TEMPLATE.replace("{{ m.c", "{% if m.role == 'assistant' %}W{% endif %}{{ m.c")
     head, tail = corpus.encode(model, "1?", "2")
     assert model.decode(head) == "1?=W" and model.decode(tail) == "2="
+
+
+def merging(blank: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows ==, === and 12 as one token each; with `blank` it puts one before every text."""
+    pieces = ["<eos>", *"123?=W_", "==", "===", "12"]
+    table = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [("=", "="), ("==", "="), ("1", "2")]))
+    if blank:
+        table.pre_tokenizer = pre_tokenizers.Metaspace("_", prepend_scheme="first", split=False)
+        table.decoder = decoders.Metaspace("_", prepend_scheme="first", split=False)
+    else:
+        table.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=table, eos_token="<eos>")
+
+
+OPENS = "{% for m in messages %}{% if m.role == 'assistant' %}W={% endif %}{{ m.content }}{% endfor %}"
+OPENS += "{% if add_generation_prompt %}W={% endif %}"
+
+
+def merged(original):
+    """What follows the prompt is cut out of the tokens of the whole."""
+
+    def mutant(policy, prompt, completion):
+        head, tail = original(policy, prompt, completion)
+        both = policy.tokenizer.encode(policy.decode(head) + policy.decode(tail), add_special_tokens=False)
+        return head, [*both[len(head) :], tail[-1]]
+
+    return mutant
+
+
+@sabotaged_by("foresight.planning.corpus.encode", merged)
+def test_an_answer_that_would_merge_with_the_end_of_the_prompt():
+    """An answer that begins with what the template ends with: code after a newline, most often.
+
+    Wrong: a template that only appends is refused, or the answer loses its beginning (the newline of "assistant").
+    Decides: ids(prompt) are the sampler's, and ids(prompt) + ids(answer) read as the template writes both.
+    """
+    model = tiny_language.model()
+    for template in (None, OPENS):
+        for blank in (False, True):
+            model.tokenizer = merging(blank)
+            model.tokenizer.chat_template = template
+            for prompt, answer in itertools.product(("1?=", "12="), ("=", "==12", "12", "1", "3=")):
+                head, tail = corpus.encode(model, prompt, answer)
+                assert head == model.encode(prompt)
+                assert model.decode(head + tail) == model.decode(head) + answer and tail[-1] == 0
+                assert tail[:-1] == merging().encode(answer, add_special_tokens=False)
+
+
+def unnamed(original):
+    def mutant(policy, rows, *rest):
+        return original(policy, [dataclasses.replace(row, place="") for row in rows], *rest)
+
+    return mutant
+
+
+@sabotaged_by("foresight.planning.corpus.corpus", unnamed)
+def test_a_row_that_the_template_refuses_is_named(tmp_path):
+    """One row of many that cannot be written.
+
+    Wrong: the template is said to be of no use, without the row that shows it.
+    Decides: the file and the row in it, as an editor counts them, stand in the error.
+    """
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{i}?", "completion": "12"[: 1 + i % 2]}) + "\n" for i in range(9)))
+    task = text.make(str(file))
+    model, last = tiny_language.model(), task.train[-1]
+    model.tokenizer.chat_template = OPENS.replace(
+        "W={% endif %}", "{% if '" + last.prompt + "' == messages[0].content %}3{% endif %}W={% endif %}", 1
+    )
+    said = ""
+    try:
+        corpus.corpus(model, task.train, lambda row: [row.columns["completion"]], 64)
+    except UserError as error:
+        said = str(error)
+    assert f"{file}, row {int(last.prompt[:-1]) + 1}: The chat template writes the prompt otherwise" in said
 
 
 def encoded_twice(original):
