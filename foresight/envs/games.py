@@ -7,6 +7,7 @@ Breakthrough, chess, shogi and whatever else it has of this kind, and the native
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +25,7 @@ TITLES = {
     "breakthrough": "Breakthrough", "go": "Go", "chess": "chess", "shogi": "shogi",
 }  # fmt: skip
 SIZES = {"hex": 11, "go": 9}  # boards whose size may be chosen, and OpenSpiel's or the usual one
+OPTIONS = {"hex": ("board_size",), "go": ("board_size", "komi")}  # of native rules, as OpenSpiel calls them
 KOMI = 7.5  # OpenSpiel's
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -124,7 +126,7 @@ def make(name: str, opponent: str = "mcts:100", rules: str = "auto", **options: 
 
     - `opponent`: whom evaluations play: "random", "minimax:DEPTH", "mcts:SIMULATIONS";
     - `rules`: "native" (compiled here), "openspiel", or "auto": native where there are such;
-    - `size`: of the board of Hex or Go; `komi` of Go.
+    - `size`: of the board of Hex or Go, which OpenSpiel calls `board_size` (that is taken, too); `komi` of Go.
 
     Raises UserError for a name or option that does not exist and for a game that is not of this kind.
     """
@@ -134,15 +136,26 @@ def make(name: str, opponent: str = "mcts:100", rules: str = "auto", **options: 
     if "size" in options or name in SIZES:
         if name not in SIZES:
             raise UserError(f"The size of {name} cannot be chosen; that of {' and '.join(SIZES)} can.")
-        size = options.pop("size", SIZES[name])
+        if "size" in options and options.get("board_size", options["size"]) != options["size"]:
+            raise UserError(f"size is {options['size']!r} and board_size {options['board_size']!r}: give one of them.")
+        size = options.pop("size", options.get("board_size", SIZES[name]))
         if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= 19:
             raise UserError(f"size must be a whole number from 2 to 19, not {size!r}.")
         options["board_size"] = size
         if name == "go":
-            options["komi"] = float(options.get("komi", KOMI))
-    if rules == "native" or (rules == "auto" and name in NATIVE and set(options) <= {"board_size", "komi"}):
+            komi = options.get("komi", KOMI)
+            if isinstance(komi, bool) or not isinstance(komi, int | float) or not math.isfinite(komi):
+                raise UserError(f"komi must be a number of points, not {komi!r}.")
+            options["komi"] = float(komi)
+    known = set(OPTIONS.get(name, ()))
+    if rules == "native" or (rules == "auto" and name in NATIVE and set(options) <= known):
         if name not in NATIVE:
             raise UserError(f"There are no native rules of {name}, only of {', '.join(NATIVE)}. Use rules=openspiel.")
+        if strange := sorted(set(options) - known):
+            raise UserError(
+                f"The native rules of {name} have no option {', '.join(strange)}; they take "
+                f"{', '.join(['size', *sorted(known - {'board_size'})]) if known else 'none'}."
+            )
         return Native(name, opponent, options)
     return Spiel(name, opponent, options)
 

@@ -38,13 +38,18 @@ class Result:
         return won, len(self.scores) - won - lost, lost
 
     def interval(self) -> tuple[float, float]:
-        """95% of the score: Wilson's interval, narrower by the part of the variance that draws take away."""
+        """95% of the score: Wilson's interval, narrower by the part of the variance that draws take away.
+
+        Where every point was won the upper bound is 1, and where none was the lower one 0, exactly: so Elo has no
+        bound on that side, however many games there were.
+        """
         n, p = len(self.scores), self.score
         centre = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
         variance = math.fsum((s - p) ** 2 for s in self.scores) / n
         variance = min(variance, p * (1 - p))
         half = Z / (1 + Z * Z / n) * math.sqrt(variance / n + Z * Z / (4 * n * n))
-        return max(0.0, centre - half), min(1.0, centre + half)
+        # Wilson's own limits there, which rounding would miss by a bit or not, from one number of games to the next.
+        return 0.0 if p == 0 else max(0.0, centre - half), 1.0 if p == 1 else min(1.0, centre + half)
 
     def elo(self) -> tuple[float, float, float]:
         """Elo difference and its 95% interval: 400 log10(p / (1 - p)); infinite where no point was given."""

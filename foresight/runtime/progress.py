@@ -54,6 +54,11 @@ class Progress:
         self._began = self._spoke = self._stopped = 0.0
         self._paused = ""
 
+    def head(self, text: str) -> None:
+        """Say `text`, if there is any, as a line of its own that stays above all that is repainted."""
+        if text and not self._quiet:
+            self._say(text)
+
     def start(self, step: int = 0) -> None:
         """Begin (a resumed run begins at `step`)."""
         self._step = self._first = step

@@ -173,6 +173,8 @@ def resume(
     if completer is not None:
         resolved = dataclasses.replace(resolved, completer=completer)
     start = start or checkpoint.latest(path / "checkpoints")
+    if start is None:
+        resolved = dataclasses.replace(resolved, note=f"{path} has no checkpoint yet: the run starts again from step 0")
     Session(path, resolved, checkpoint_every, keep, show, record, log, start, callbacks).go()
     return Run(path)
 

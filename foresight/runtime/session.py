@@ -116,9 +116,8 @@ class Session:
                 write_config(self.path, self.settings)
                 self.log = log.Log(self.path, self.services, self.settings.document())
                 self.log.truncate(first if self.start is not None else -1)
+                self.progress.head(self.settings.note)
                 self.progress.start(first)
-                if self.settings.note:
-                    self.progress.note(self.settings.note)
                 evaluation_world = worlds.evaluation(self.settings, world)
                 if self.settings.world == "text" and hasattr(state, "policy"):
                     from foresight.planning import rollout  # late: only language models have prompts

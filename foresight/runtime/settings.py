@@ -8,6 +8,7 @@ import re
 import shlex
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ RUNTIME_KEYS = ("env", "task", "world", "env_options", "evaluation", "source")  
 COUNTED = ("epochs", "minibatches", "batch", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch")  # of an algorithm whose model answers
 GAME = re.compile(r"[a-z][a-z0-9_]*")  # the name of a game for two; those of Gymnasium's worlds have capitals
+VERSIONED = re.compile(r"-v\d+$")  # the end of a Gymnasium name
 EPISODES = {"control": 20, "mdp": 1, "text": None, "game": 20}  # of an evaluation; None means all that are held out
 
 
@@ -159,13 +161,17 @@ def resolve(
     if wrong is not None:
         raise UserError(f"{entry.name} acts in a '{entry.world}' world: choose it with {world_word}, not {other_word}.")
     known = catalog.presets(algorithm)
-    note = ""
+    found = None
     if preset is None and name is not None:
-        preset = _preset_for(name, given.get("model"), known)
-        note = f"using the preset '{preset}'" if preset else ""
+        preset = found = _preset_for(name, given.get("model"), known, folded=entry.world != "text")
     elif preset is not None and preset not in known:
-        raise unknown(f"preset of {entry.name}", preset, known)
+        near = [one for one in known if _fold(one) == _fold(preset)]
+        if len(near) != 1:
+            raise unknown(f"preset of {entry.name}", preset, known)
+        preset = near[0]
     chosen = known.get(preset or "", {})
+    if name is not None and "env" in chosen and _fold(name) == _fold(chosen["env"]):
+        name = chosen["env"]  # as it is written there: environments, unlike people, know upper from lower case
     if name is None:
         name = chosen.get("task", chosen.get("env"))
     if name is None and entry.world == "text":  # data to learn from are a task too, with held-out rows of their own
@@ -180,14 +186,24 @@ def resolve(
     _check(config)
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("world", entry.world)  # some algorithms act in worlds of two kinds
-    if kind == "control" and GAME.fullmatch(name):
-        kind = _game_or(kind, name, entry)
+    if kind == "control" and GAME.fullmatch(_fold(name)) and not VERSIONED.search(name):
+        kind, name = _game_or(kind, name, entry)
+    elif kind == "game":
+        name = _fold(name)
+    own = dict(chosen.get("env_options") or {})
+    if "board_size" in (env_options or {}):  # another name of the same
+        own.pop("size", None)
+    note = (
+        _applied(found, "task" if entry.world == "text" else "env", algorithm, chosen, given, env_options)
+        if found
+        else ""
+    )
     return Settings(
         algorithm=str(entry.path) if algorithm.endswith(".py") else algorithm,  # found again from anywhere
         world=kind,
         env=name,
         preset=preset,
-        env_options={**(chosen.get("env_options") or {}), **(env_options or {})},
+        env_options={**own, **(env_options or {})},
         episodes=episodes if episodes is not None else evaluation.get("episodes", EPISODES.get(kind)),
         evaluate_every=evaluate_every if evaluate_every is not None else evaluation.get("every"),
         device=device,
@@ -199,14 +215,49 @@ def resolve(
     )
 
 
-def _game_or(kind: str, name: str, entry: catalog.Entry) -> str:
-    """The kind of a world with the name of a game. Raises UserError for a game that other algorithms play."""
+def _applied(
+    preset: str,
+    word: str,
+    algorithm: str,
+    chosen: dict[str, Any],
+    given: dict[str, Any],
+    options: dict[str, Any] | None,
+) -> str:
+    """What a preset that nobody named sets, in words: what differs from the defaults and was not given otherwise."""
+    plain, mine = fields(algorithm, {}), fields(algorithm, chosen)
+    sets = [f"{name}={_plain(x)}" for name, x in mine.items() if x != plain[name] and name not in given]
+    asked = set(options or {}) | ({"size"} if "board_size" in (options or {}) else set())
+    world = [f"{name}={_plain(x)}" for name, x in (chosen.get("env_options") or {}).items() if name not in asked]
+    words = ", ".join(world + sets) or "nothing but defaults"
+    return f"using the preset '{preset}', because of --{word}; it sets {words}"
+
+
+def _plain(value: Any) -> str:
+    """A value as it would be typed."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _game_or(kind: str, name: str, entry: catalog.Entry) -> tuple[str, str]:
+    """The kind of a world with the name of a game, and that name as the game has it, in whatever case it was written.
+
+    Raises UserError for a game that other algorithms play.
+    """
     from foresight.envs.games import TITLES  # late: it brings torch
 
-    if not entry.games and name in TITLES:
+    folded = _fold(name)
+    if not entry.games and folded in TITLES:
         others = [one.name for one in catalog.algorithms().values() if one.games or one.world == "game"]
-        raise UserError(f"{TITLES[name]} is a game for two, which {entry.name} does not play: {', '.join(others)} do.")
-    return "game" if entry.games else kind
+        raise UserError(
+            f"{TITLES[folded]} is a game for two, which {entry.name} does not play: {', '.join(others)} do."
+        )
+    if not entry.games:
+        return kind, name
+    return ("game", folded) if folded in TITLES or GAME.fullmatch(name) else (kind, name)
+
+
+def _fold(name: str) -> str:
+    """A name without what people write as they like: case, and whether words are joined by a hyphen or a blank."""
+    return name.lower().replace("-", "_").replace(" ", "_")
 
 
 def _check(config: dict[str, Any]) -> None:
@@ -267,11 +318,14 @@ def _shallow(config: Any) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
-def _preset_for(world: str, model: str | None, known: dict[str, dict[str, Any]]) -> str | None:
-    """The first preset for this world (and this model, if one is named)."""
-    for name, preset in known.items():
-        if world in (name, preset.get("env"), preset.get("task")) and model in (None, preset.get("model")):
-            return name
+def _preset_for(world: str, model: str | None, known: dict[str, dict[str, Any]], folded: bool = False) -> str | None:
+    """The first preset for this world (and this model, if one is named); with `folded` also in another case."""
+    ways: list[Callable[[str], str]] = [str, _fold] if folded else [str]
+    for way in ways:
+        for name, preset in known.items():
+            names = [way(one) for one in (name, preset.get("env"), preset.get("task")) if one is not None]
+            if way(world) in names and model in (None, preset.get("model")):
+                return name
     return None
 
 

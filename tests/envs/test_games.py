@@ -163,3 +163,29 @@ def test_an_illegal_word_says_the_legal_ones() -> None:
 def test_games_that_do_not_exist_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         games.make(name, **options)
+
+
+@sabotaged_by(
+    "foresight.envs.games.make",
+    lambda f: lambda name, *words, board_size=None, **options: f(name, *words, **options),
+)
+def test_a_board_has_the_size_that_openspiel_calls_board_size() -> None:
+    for name, actions in (("hex", 16), ("go", 17)):
+        mine, same = games.make(name, board_size=4), games.make(name, size=4)
+        assert mine.actions == actions and mine.shape == same.shape and mine.options == same.options
+    assert games.make("hex", board_size=4, rules="openspiel").actions == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("hex", {"size": 5, "board_size": 7}, "size is 5 and board_size 7: give one of them"),
+        ("go", {"board_size": 20}, "size must be a whole number from 2 to 19, not 20"),
+        ("go", {"komi": float("nan")}, "komi must be a number of points, not nan"),
+        ("tic_tac_toe", {"komi": 3.0}, "OpenSpiel does not make tic_tac_toe with {'komi': 3.0}"),
+        ("connect_four", {"board_size": 9, "rules": "native"}, "have no option board_size; they take none"),
+    ],
+)
+def test_options_that_a_game_would_ignore_are_refused(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        games.make(name, **options)

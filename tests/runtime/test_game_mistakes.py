@@ -54,6 +54,35 @@ def test_games_are_found_by_their_names() -> None:
             settings.resolve(name, env="tic_tac_toe")
 
 
+@sabotaged_by("foresight.runtime.settings._fold", lambda f: lambda name: name)
+def test_a_preset_is_found_in_any_case() -> None:
+    for name in ("Othello", "othello", "OTHELLO"):
+        found = settings.resolve("alphazero", env=name)
+        assert (found.preset, found.env, found.config["blocks"]) == ("othello", "othello", 4)
+    for name in ("tic-tac-toe", "Tic Tac Toe"):
+        found = settings.resolve("muzero", env=name)
+        assert (found.preset, found.env, found.world) == ("tic_tac_toe", "tic_tac_toe", "game")
+    assert settings.resolve("ppo", env="cartpole-v1").env == "CartPole-v1"
+    try:
+        assert settings.resolve("ppo", preset="cartpole-V1").preset == "CartPole-v1"
+    except UserError as error:
+        raise AssertionError(str(error)) from error
+
+
+@sabotaged_by("foresight.runtime.progress.Progress.head", lambda f: lambda self, text: None)
+def test_a_preset_that_was_not_named_says_in_the_first_line_what_it_sets(tmp_path: Path, capsys: Any) -> None:
+    given = {key: value for key, value in SMALL.items() if key != "show"} | {"steps": 64, "learn_from": 50}
+    run.train("alphazero", env="Tic-Tac-Toe", out=tmp_path / "a", **{**given, "env_options": {"opponent": "random"}})
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == (
+        "using the preset 'tic_tac_toe', because of --env; it sets buffer=20000, learning_rate=0.003"
+    )  # simulations, play_simulations, channels, blocks, batch, steps and opponent were given
+    one = settings.resolve("alphazero", env="hex", env_options={"board_size": 7})
+    assert one.env_options == {"opponent": "mcts:1000", "board_size": 7}  # and not the preset's size beside it
+    assert one.note.startswith("using the preset 'hex5'") and "size=" not in one.note
+    assert not settings.resolve("alphazero", preset="hex5").note  # who names it knows it
+
+
 def test_what_is_shown_first_is_what_is_played() -> None:
     """Gumbel's last two candidates have equal visits: the first of them is not always the one that is played."""
     state = alphazero.build(alphazero.Config(channels=4, blocks=1), games.make("connect_four"))

@@ -55,6 +55,16 @@ def test_elo_of_a_score() -> None:
     assert won.document()["elo"] is None and won.document()["elo_low"] > 200
 
 
+@sabotaged_by("foresight.runtime.match.Result.interval", lambda f: lambda self: tuple(x * (1 - 1e-16) for x in f(self)))
+def test_a_clean_sweep_has_no_bound_on_its_side_however_many_games() -> None:
+    """Wilson's upper limit is then 1, which rounding met for some numbers of games and missed for others."""
+    for n in range(1, 200):
+        won, lost = match.Result((1.0,) * n, (5,) * n), match.Result((0.0,) * n, (5,) * n)
+        assert won.elo()[::2] == (math.inf, math.inf) and math.isfinite(won.elo()[1])
+        assert lost.elo()[:2] == (-math.inf, -math.inf) and math.isfinite(lost.elo()[2])
+        assert won.document()["elo_high"] is None and lost.document()["elo_low"] is None
+
+
 @sabotaged_by("foresight.runtime.match.ratings", change("scores", lambda x: x.T), change("games", lambda x: 2 * x))
 def test_ratings_of_players_who_all_met() -> None:
     """By hand: with the drawn game 10 of 11 points are 400 Elo; and of three the middle one stands between."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from foresight.runtime.checkpoint import find as find_checkpoint
 from foresight.runtime.run import Run
 from foresight.runtime.session import Interrupted
 from foresight.runtime.when import Every, Interruption
+from tests.sabotage import sabotaged_by
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDER = str(Path(__file__).with_name("adder.py"))
@@ -183,6 +185,18 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     assert max(checkpoint.all_steps(tmp_path / "a" / "checkpoints")) == 11
     with pytest.raises(UserError, match="no checkpoint yet"):
         adder(tmp_path / "b", poison=1)
+
+
+@sabotaged_by("foresight.runtime.progress.Progress.head", lambda f: lambda self, text: None)
+def test_a_run_without_a_checkpoint_says_that_it_starts_again(tmp_path: Path, capsys: Any) -> None:
+    run = adder(tmp_path / "a", steps=4)
+    shutil.rmtree(run.path / "checkpoints")
+    capsys.readouterr()
+    foresight.resume(run.path, steps=6)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"{run.path} has no checkpoint yet: the run starts again from step 0"
+    foresight.resume(run.path, steps=8)
+    assert "starts again" not in capsys.readouterr().err
 
 
 def test_a_weight_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
