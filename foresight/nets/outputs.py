@@ -98,6 +98,10 @@ class Categorical:
         """Cross-entropy with the choices `target`."""
         return -self.logp(target)
 
+    def tempered(self, temperature: float) -> Categorical:
+        """In proportion to p^(1/temperature): above 1 closer to equal shares, below 1 closer to the likeliest."""
+        return Categorical(self.logps / temperature)
+
 
 class MultiCategorical:
     """Independent choices, one of `sizes[i]` each; `logits` `[..., Σ sizes]`. Scores are summed (PPO detail 37)."""
@@ -222,6 +226,10 @@ class TanhNormal:
     def loss(self, target: Tensor) -> Tensor:
         """Negative log-density of `target`."""
         return -self.logp(target)
+
+    def tempered(self, temperature: float) -> TanhNormal:
+        """tanh(u) with the density of u in proportion to p(u)^(1/temperature): its variance times temperature."""
+        return TanhNormal(self.base.location, self.base.std * math.sqrt(temperature))
 
     def _expect(self, function: Any, nodes: int = 32) -> Tensor:
         points, weights = (

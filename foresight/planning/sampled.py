@@ -17,12 +17,15 @@ class SampledActions:
     """`model` with `samples` actions drawn from its policy in every state: K numbered actions instead of a space.
 
     `model` has the face of `planning.search.Model`, but for its logits, which are the numbers `[B, W]` that `head`
-    makes an `Output` of (`sample`, `logp`), and its `step`, which takes the actions themselves: `[B, D]`, or int64
-    `[B]` where they are choices. The state is a dict: the model's own (`inner`) and the drawn `actions` `[B, K, D]` or
-    `[B, K]`; the root's are `root_actions(tree)`. `legal` bool `[B, A]` says which choices there are at the root.
+    makes an `Output` of (`sample`, `logp`, and `tempered` where τ is not 1), and its `step`, which takes the actions
+    themselves: `[B, D]`, or int64 `[B]` where they are choices. The state is a dict: the model's own (`inner`) and the
+    drawn `actions` `[B, K, D]` or `[B, K]`; the root's are `root_actions(tree)`. `legal` bool `[B, A]` says which
+    choices there are at the root.
 
-    The actions come from the policy itself (β = π), so the prior (β̂/β) π is the share β̂ that an action has of the K
-    draws: 1/K for a real number. A choice that was drawn twice is one action, with twice that.
+    The actions are drawn from β ∝ π^(1/τ), τ being the `temperature`, and their priors are in proportion to (β̂/β) π
+    (the search makes their sum 1), where β̂ is the share that an action has of the K draws: 1/K for a real number. A
+    choice that was drawn twice is one action, with twice that. With τ = 1 they come from the policy itself, and the
+    prior is β̂.
     """
 
     def __init__(
@@ -32,27 +35,35 @@ class SampledActions:
         samples: int,
         generator: torch.Generator | None = None,
         legal: Tensor | None = None,
+        temperature: float = 1.0,
     ) -> None:
         self.model, self.head, self.samples, self.generator, self.legal = model, head, samples, generator, legal
+        self.temperature = temperature
 
     def root(self, obs: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """`(logits [B, K], value [B], state)`."""
         numbers, value, inner = self.model.root(obs)
         if self.legal is not None:
             numbers = numbers.masked_fill(~self.legal, torch.finfo(numbers.dtype).min)
-        actions = self._actions(numbers)
-        return _logits(actions), value, {"inner": inner, "actions": actions}
+        actions, logits = self._drawn(numbers)
+        return logits, value, {"inner": inner, "actions": actions}
 
     def step(self, state: dict[str, Any], action: Tensor) -> tuple[dict[str, Any], Tensor, Tensor, Tensor, Tensor]:
         """`(state, reward, discount, logits, value)` after the drawn actions with the numbers `action` int64 `[B]`."""
         taken = state["actions"][torch.arange(len(action), device=action.device), action]
         inner, reward, discount, numbers, value = self.model.step(state["inner"], taken)
-        actions = self._actions(numbers)
-        return {"inner": inner, "actions": actions}, reward, discount, _logits(actions), value
+        actions, logits = self._drawn(numbers)
+        return {"inner": inner, "actions": actions}, reward, discount, logits, value
 
-    def _actions(self, numbers: Tensor) -> Tensor:
-        spread = numbers.unsqueeze(1).expand(-1, self.samples, -1)
-        return self.head(spread).sample(self.generator)
+    def _drawn(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The actions, and the logits `[B, K]` of their prior: ln β̂ + ln π - ln β."""
+        policy = self.head(numbers.unsqueeze(1).expand(-1, self.samples, -1))
+        if self.temperature == 1:
+            actions = policy.sample(self.generator)
+            return actions, _logits(actions)
+        draws = policy.tempered(self.temperature)
+        actions = draws.sample(self.generator)
+        return actions, _logits(actions) + policy.logp(actions) - draws.logp(actions)
 
 
 def root_actions(tree: Any) -> Tensor:

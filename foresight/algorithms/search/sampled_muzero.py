@@ -5,9 +5,10 @@
 where a_1 … a_N are drawn from the policy at every node of the search, and π̂ are the visits of those at the root. The
 rest is MuZero (arXiv:1911.08265), for real actions, and for choices of which there are too many to search them all.
 
-What is kept: actions drawn anew at every node (β = π, so that the search's prior is uniform over them), the policy as a
-distribution that is fitted to the visits of the drawn actions, MuZero's model, returns and unroll; reanalysis of a
-share of the targets, with actions drawn anew, by a slow copy of the network.
+What is kept: actions drawn anew at every node from β = π^(1/τ), the search's prior (β̂/β) π over them, Dirichlet noise
+over those of the root while exploring, the policy as a distribution that is fitted to the visits of the drawn actions,
+MuZero's model, returns and unroll; reanalysis of a share of the targets, with actions drawn anew, by a slow copy of the
+network.
 
 Otherwise than there: the policy over real actions is a normal squashed by tanh into their bounds; a time limit is no
 termination; replay is uniform; Adam; an entropy bonus (LightZero).
@@ -31,7 +32,7 @@ from foresight.nets.heads import CategoricalHead, TanhNormalHead
 from foresight.nets.latent import LatentModel
 from foresight.planning import unroll
 from foresight.planning.sampled import SampledActions, root_actions
-from foresight.planning.search import PUCT, SearchResult, search
+from foresight.planning.search import PUCT, Dirichlet, SearchResult, search
 
 WORLD = "control"
 UNIT = "env steps"
@@ -50,6 +51,7 @@ class Config:
     num_envs: int = 8  # worlds that act together, one search for all of them
     simulations: int = 50  # of each search; appendix A of the paper
     samples: int = 20  # N, actions drawn at every node; appendix A
+    sample_temperature: float = 1.0  # τ: they are drawn from π^(1/τ); 1, the policy itself, in LightZero
     gamma: float = 0.997  # a step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
@@ -67,6 +69,8 @@ class Config:
     max_grad_norm: float = 10.0  # LightZero
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
     entropy_coef: float = 5e-3  # c_e, nats; LightZero
+    dirichlet_alpha: float = 0.3  # of the noise over the draws at the root; LightZero
+    dirichlet_fraction: float = 0.25  # its weight there; LightZero
     temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, half and three quarters on
     latent_size: int = 64  # numbers of a state
     hidden: tuple[int, ...] = (128,)  # layers of each function
@@ -97,6 +101,10 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimiser, replay. Raises UserError for actions that are neither choices nor a bounded Box."""
     unroll.check(config, "samples")
+    if not 0 < config.sample_temperature < float("inf"):
+        raise UserError(
+            f"sample_temperature must be above 0 (1 draws from the policy itself), not {config.sample_temperature}."
+        )
     require_end(spaces, config.gamma)
     space, head = spaces.action, _head(spaces.action)
     features = head.width if isinstance(head, CategoricalHead) else head.width // 2
@@ -115,25 +123,25 @@ def _head(space: gs.Space[Any]) -> TanhNormalHead | CategoricalHead:
 
 
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """Search from every row of `obs`; with `explore` in proportion to visits, else the most visited drawn action.
+    """Search from every row of `obs`; with `explore` noise and temperature, else the most visited drawn action.
 
     Extras: the drawn `actions` `[B, N, D]` in (-1, 1), their `weights` `[B, N]`, the `value` `[B]` of the root, and
     `taken` `[B, D]`, the action before it was stretched to its bounds. Of choices `actions` are int64 `[B, N]`, and
     `taken` `[B]` is the action.
     """
-    heat = unroll.heat(state) if explore else 0.0
-    found, drawn = _search(state, state.network, obs, heat)
+    found, drawn = _search(state, state.network, obs, explore)
     taken = drawn[torch.arange(len(drawn), device=drawn.device), found.action]
     action = taken if _choices(state) else state.low + (taken + 1) / 2 * (state.high - state.low)
     return action, {"actions": drawn, "weights": found.weights, "value": found.value, "taken": taken}, carry
 
 
-def _search(state: State, network: LatentModel, obs: Any, temperature: float) -> tuple[SearchResult, Tensor]:
-    obs, legal = unroll.seen(state, obs)
-    model = SampledActions(network, state.head, state.config.samples, state.generator, legal)
+def _search(state: State, network: LatentModel, obs: Any, explore: bool) -> tuple[SearchResult, Tensor]:
+    config, (obs, legal) = state.config, unroll.seen(state, obs)
+    model = SampledActions(network, state.head, config.samples, state.generator, legal, config.sample_temperature)
+    noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     found = search(
-        model, obs, state.config.simulations, RULE, temperature=temperature,
-        generator=state.generator,
+        model, obs, config.simulations, RULE, noise=noise if explore else None,
+        temperature=unroll.heat(state) if explore else 0.0, generator=state.generator,
     )  # fmt: skip
     return found, root_actions(found.tree)
 
@@ -151,7 +159,7 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
     """The policy targets of observations `[N, ...]`, with actions drawn anew by the slow copy of the network."""
-    found, drawn = _search(state, state.target, obs, 0.0)
+    found, drawn = _search(state, state.target, obs, False)
     return {"weights": found.weights, "actions": drawn}
 
 

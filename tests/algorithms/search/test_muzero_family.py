@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from foresight.envs import games
 from foresight.envs.base import Feedback, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
+from foresight.nets.heads import CategoricalHead, TanhNormalHead
 from foresight.nets.latent import Number
 from foresight.ops import transforms
 from foresight.planning import sampled, unroll
@@ -228,6 +230,67 @@ def test_choices_that_were_drawn_twice_are_one_action() -> None:
     torch.testing.assert_close(prior, torch.tensor([[0.75, 0.25, 0, 0], [1, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]]))
 
 
+class Still:
+    """A model whose policy has always the same numbers `[W]`, and in which nothing happens."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self.numbers = numbers
+
+    def root(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.numbers.expand(len(obs), -1), torch.zeros(len(obs)), obs
+
+    def step(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zero = torch.zeros(len(state))
+        return state, zero, zero, self.numbers.expand(len(state), -1), zero
+
+
+@pytest.mark.parametrize("tau", [0.5, 3.0])
+@sabotaged_by("foresight.nets.outputs.Categorical.tempered", lambda f: lambda self, temperature: self)
+def test_choices_are_drawn_at_a_temperature_and_the_prior_makes_up_for_it(tau: float) -> None:
+    """β ∝ π^(1/τ), and the prior of a drawn choice is its share of the draws times π/β, at the root and below it."""
+    policy = torch.tensor([0.6, 0.3, 0.1])
+    beta = policy ** (1 / tau) / (policy ** (1 / tau)).sum()
+    generator = torch.Generator().manual_seed(0)
+    model = sampled.SampledActions(Still(policy.log()), CategoricalHead(3), 4_000, generator, temperature=tau)
+    tree = search(model, torch.zeros(2, 1), 1, muzero.RULE).tree
+    for node in (0, 1):
+        drawn = tree.state["actions"][node]
+        share = torch.stack([(drawn == a).float().mean(1) for a in range(3)], 1)
+        torch.testing.assert_close(share, beta.expand(2, 3), atol=0.03, rtol=0)
+        prior = torch.stack([(tree.prior[:, node] * (drawn == a)).sum(1) for a in range(3)], 1)
+        literal = share * policy / beta
+        torch.testing.assert_close(prior, literal / literal.sum(1, keepdim=True), atol=1e-5, rtol=0)
+
+
+@sabotaged_by("foresight.nets.outputs.TanhNormal.tempered", lambda f: lambda self, temperature: self)
+def test_real_actions_are_drawn_wider_and_the_prior_makes_up_for_it() -> None:
+    """u of tanh(u) has the variance σ²τ, and the mean of u² under the prior is σ² again."""
+    head, generator = TanhNormalHead(1), torch.Generator().manual_seed(0)
+    numbers = torch.tensor([0.0, math.log(0.5)])
+    model = sampled.SampledActions(Still(numbers), head, 4_000, generator, temperature=2.0)
+    tree = search(model, torch.zeros(3, 1), 1, muzero.RULE).tree
+    square = sampled.root_actions(tree)[..., 0].atanh().square()
+    torch.testing.assert_close(square.mean(1), torch.full((3,), 0.5), atol=0.04, rtol=0)
+    torch.testing.assert_close((tree.prior[:, 0] * square).sum(1), torch.full((3,), 0.25), atol=0.02, rtol=0)
+
+
+@sabotaged_by("foresight.planning.select.dirichlet", lambda f: lambda logits, *rest: logits)
+def test_sampled_muzero_explores_with_noise_over_the_draws_of_the_root() -> None:
+    """The prior of real actions is 1/N each; exploring, ¾ of that and ¼ of Dirichlet(0.3), whose variance is known."""
+    config, env, state = small(sampled_muzero)
+    obs, count = env.reset(0)[:1].expand(400, -1), config.samples
+    for network in (state.network, state.target):
+        plain = sampled_muzero._search(state, network, obs, explore=False)[0].tree.prior
+        torch.testing.assert_close(plain, torch.full_like(plain, 1 / count))
+    prior = sampled_muzero._search(state, state.network, obs, explore=True)[0].tree.prior
+    torch.testing.assert_close(prior[:, 1:], torch.full_like(prior[:, 1:], 1 / count))  # not below the root
+    noise = 4 * (prior[:, 0] - 0.75 / count)
+    assert noise.min() > -1e-5
+    torch.testing.assert_close(noise.sum(1), torch.ones(400), atol=1e-4, rtol=0)
+    variance = (1 / count) * (1 - 1 / count) / (0.3 * count + 1)
+    assert 0.8 < noise.var(0).mean() / variance < 1.2
+
+
 class Bandit:
     """Fifty choices, of which every third is legal; the higher, the better."""
 
@@ -286,6 +349,8 @@ def test_mistakes_are_told(module: ModuleType) -> None:
     ]:  # fmt: skip
         with pytest.raises(UserError, match=message):
             module.build(module.Config(**wrong), cart.spaces)
+    with pytest.raises(UserError, match="sample_temperature must be above 0"):
+        sampled_muzero.build(sampled_muzero.Config(sample_temperature=0.0), env.spaces)
     with pytest.raises(UserError, match="num_envs is 8"):
         next(module.train(module.Config(), cart))
 
