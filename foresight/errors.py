@@ -30,7 +30,7 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
 def at_least(least: float, config: Any, *names: str) -> None:
     """Raise UserError unless each of these fields of `config` is at least `least`."""
     for name in names:
-        if getattr(config, name) < least:
+        if not getattr(config, name) >= least:  # and not "<": NaN is less than nothing
             raise UserError(f"{name} must be at least {least}, not {getattr(config, name)}.")
 
 

@@ -44,6 +44,10 @@ def match(
     """
     if games < 1:
         raise UserError(f"--games must be at least 1, not {games}.")
+    if openings is not None and openings < 0:
+        raise UserError(f"--openings must be at least 0, not {openings}.")
+    if simulations is not None and simulations < 0:
+        raise UserError(f"--simulations must be 0 (the raw policy) or more, not {simulations}.")
     from foresight.planning import opponents
     from foresight.runtime import match as matches
     from foresight.runtime import players

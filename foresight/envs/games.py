@@ -132,6 +132,8 @@ def make(name: str, opponent: str = "mcts:100", rules: str = "auto", **options: 
     """
     if rules not in ("auto", "native", "openspiel"):
         raise UserError(f"rules must be auto, native or openspiel, not '{rules}'.")
+    if not isinstance(opponent, str):
+        raise UserError(f"opponent must be the name of one, such as random or mcts:100, not {opponent!r}.")
     name = name.lower().replace("-", "_").replace(" ", "_")
     if "size" in options or name in SIZES:
         if name not in SIZES:

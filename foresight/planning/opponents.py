@@ -21,7 +21,8 @@ def is_opponent(name: str) -> bool:
 def make(name: str, game: Game, seed: int = 0) -> Chooser:
     """The opponent `name` at `game`: positions `[B]` to actions int64 `[B]`, with random numbers of its own.
 
-    Raises UserError for a name that is none, and for a depth or number of simulations below 1.
+    Raises UserError for a name that is none, and for a depth or number of simulations below 1, or one whose tree memory
+    does not hold.
     """
     kind, colon, text = name.partition(":")
     random = rollouts.stream(seed)
@@ -32,11 +33,12 @@ def make(name: str, game: Game, seed: int = 0) -> Chooser:
             connect_four.check(game)
             return lambda position: connect_four.best(position, random)
         return lambda position: _random(game, position, random)
-    if kind not in ("minimax", "mcts") or not text.isdigit() or int(text) < 1:
+    if kind not in ("minimax", "mcts") or not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise UserError(f"'{name}' is no opponent. Write {FORMS}, with whole numbers from 1, such as mcts:1000.")
     number = int(text)
     if kind == "minimax":
         return lambda position: minimax.minimax(game, position, number, random)
+    rollouts.require_room(game, number, f" ({name})")
 
     def search(position: Tensor) -> Tensor:
         visits, values = rollouts.uct(game, position, number, random)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from foresight.envs import boards
 from foresight.envs.games import Game, Native, Spiel
+from foresight.errors import UserError
+from foresight.planning import room
 
 UCT_C = 2.0  # OpenSpiel's choice in its examples, for values in [-1, 1]
 UNTRIED, ILLEGAL = -1, -2
@@ -188,8 +190,10 @@ def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: f
 
     Values are those of the player to move, 0 where an action was never tried. `random` is changed. None of the games
     may be over. OpenSpiel's search, which its games have, proves results on the way: a proven defeat counts as not
-    visited, and once the position itself is proven all visits are those of the best action.
+    visited, and once the position itself is proven all visits are those of the best action. Raises UserError for a tree
+    that memory does not hold.
     """
+    require_room(game, simulations)
     counts = np.zeros((len(position), game.actions), np.int64)
     values = np.zeros((len(position), game.actions))
     if isinstance(game, Native):
@@ -216,6 +220,14 @@ def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: f
             elif counts[b].sum() > counts[b, lost].sum():
                 counts[b, lost] = 0
     return torch.from_numpy(counts), torch.from_numpy(values).float()
+
+
+def require_room(game: Game, simulations: int, more: str = "") -> None:
+    """Raise UserError where the tree of a search of `uct` cannot be held in memory; `more` is said of the cause."""
+    if isinstance(simulations, bool) or not isinstance(simulations, int):
+        raise UserError(f"The number of simulations must be a whole number, not {simulations!r}{more}.")
+    if isinstance(game, Native):  # OpenSpiel's search keeps to a limit of its own
+        room.require(1, simulations, game.actions // 3 + 1, more=more)  # children alone
 
 
 def seed_of(random: np.ndarray) -> int:

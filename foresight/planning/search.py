@@ -104,8 +104,10 @@ def search(
 
     Without simulations it is the raw policy: weights are the prior, value is the model's.
     Raises UserError for a position without a legal action, a number from the model that is not finite (with the
-    position), fewer than 0 simulations, an unknown backend, and Gumbel on a reused tree.
+    position), fewer than 0 simulations or more than memory holds, an unknown backend, and Gumbel on a reused tree.
     """
+    if isinstance(simulations, bool) or not isinstance(simulations, int):
+        raise UserError(f"The number of simulations must be a whole number, not {simulations!r}.")
     if simulations < 0:
         raise UserError(f"The number of simulations must be 0 (the raw policy) or more, not {simulations}.")
     if max_depth is not None and max_depth < 1:

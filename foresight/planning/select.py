@@ -169,8 +169,11 @@ def halving_score(node: Node, gumbel: Tensor, wanted: Tensor, rule: Gumbel) -> T
 def dirichlet(logits: Tensor, alpha: float, fraction: float, generator: torch.Generator | None = None) -> Tensor:
     """Logits `[B, A]` of (1 - fraction) · prior + fraction · Dirichlet(alpha), over legal actions only.
 
+    Raises UserError unless `alpha` is above 0 and `fraction` a share.
+
     Source: Silver et al. 2017 (AlphaGo Zero); alpha ≈ 10 / legal moves in AlphaZero (0.3 chess, 0.15 shogi, 0.03 Go).
     """
+    check_noise(alpha, fraction)
     legal = logits > -1e30
     home = generator.device if generator is not None else logits.device
     shape = torch.full(logits.shape, alpha, dtype=torch.float64, device=home)
@@ -179,6 +182,14 @@ def dirichlet(logits: Tensor, alpha: float, fraction: float, generator: torch.Ge
     prior = torch.softmax(logits.double().masked_fill(~legal, -torch.inf), -1)
     mixed = (1 - fraction) * prior + fraction * noise
     return mixed.clamp(min=TINY).log().float().masked_fill(~legal, -torch.inf)
+
+
+def check_noise(alpha: float, fraction: float) -> None:
+    """Raise UserError for Dirichlet noise that is none: `alpha` not above 0, `fraction` not between 0 and 1."""
+    if not 0 < alpha < math.inf:
+        raise UserError(f"dirichlet_alpha must be a number above 0, not {alpha}.")
+    if not 0 <= fraction <= 1:
+        raise UserError(f"dirichlet_fraction is a share: between 0 and 1, not {fraction}.")
 
 
 def gumbel_noise(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -285,6 +296,8 @@ class Gumbel:
         _check(self.normalize, "zero")
         if self.considered < 1:
             raise UserError(f"Gumbel must consider at least 1 action, not {self.considered}.")
+        if not 0 <= self.value_scale < math.inf:
+            raise UserError(f"Gumbel's value_scale must be a number of at least 0, not {self.value_scale}.")
 
     def score(self, node: Node) -> Tensor:
         """See the class."""

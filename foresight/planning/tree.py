@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foresight.data.trajectory import tree_map
 from foresight.errors import UserError
+from foresight.planning import room
 
 NONE = -1  # no such node
 ILLEGAL = -1e30  # logits below this belong to illegal actions (-inf, or the lowest number of a float type)
@@ -87,26 +88,35 @@ def plant(logits: Tensor, value: Tensor, state: Any, simulations: int, reuse: Tr
 
     Shapes: logits `[B, A]`, value `[B]`, state with leading B. The root's prior, raw value and state are always the
     given ones; where `reuse` has nothing (visits 0), its mean value too. What `reuse` has below actions that are
-    illegal now is let go, and stays in the mean value of the root.
+    illegal now is let go, and stays in the mean value of the root. Raises UserError for more than memory holds.
     """
     rows, actions = logits.shape
     old = 1 if reuse is None else reuse.size
     nodes, device = old + simulations, logits.device
 
-    def room(shape: tuple[int, ...], kind: torch.dtype, fill: float) -> Tensor:
+    sizes: list[int] = []
+
+    def weigh(x: Tensor) -> Tensor:
+        sizes.append(x[:1].nbytes)
+        return x
+
+    tree_map(weigh, state)
+    room.require(rows, nodes - 1, actions, sum(sizes), device)
+
+    def filled(shape: tuple[int, ...], kind: torch.dtype, fill: float) -> Tensor:
         return torch.full(shape, fill, dtype=kind, device=device)
 
     tree = Tree(
-        children=room((rows, nodes, actions), torch.int32, NONE),
+        children=filled((rows, nodes, actions), torch.int32, NONE),
         logits=torch.empty((rows, nodes, actions), device=device),
         prior=torch.empty((rows, nodes, actions), device=device),
-        parent=room((rows, nodes), torch.int32, NONE),
-        action=room((rows, nodes), torch.int32, NONE),
-        visits=room((rows, nodes), torch.int32, 0),
-        value=room((rows, nodes), torch.float32, 0.0),
-        raw=room((rows, nodes), torch.float32, 0.0),
-        reward=room((rows, nodes), torch.float32, 0.0),
-        discount=room((rows, nodes), torch.float32, 0.0),
+        parent=filled((rows, nodes), torch.int32, NONE),
+        action=filled((rows, nodes), torch.int32, NONE),
+        visits=filled((rows, nodes), torch.int32, 0),
+        value=filled((rows, nodes), torch.float32, 0.0),
+        raw=filled((rows, nodes), torch.float32, 0.0),
+        reward=filled((rows, nodes), torch.float32, 0.0),
+        discount=filled((rows, nodes), torch.float32, 0.0),
         bounds=torch.tensor([[torch.inf, -torch.inf]], device=device).repeat(rows, 1),
         state=tree_map(lambda x: torch.empty((nodes, *x.shape), dtype=x.dtype, device=x.device), state),
         size=old,

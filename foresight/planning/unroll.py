@@ -29,6 +29,7 @@ from foresight.errors import NotFinite, UserError
 from foresight.nets import encoders, optim
 from foresight.nets.latent import LatentModel
 from foresight.ops import diagnostics, latent, returns
+from foresight.planning import room, select
 
 Named = dict[str, Tensor]
 
@@ -68,8 +69,13 @@ def check(config: Any, *also: str) -> None:
             f"{config.num_envs * length}."
         )
     heats = getattr(config, "temperatures", (1.0,))  # Gumbel searches have none
-    if not heats or min(heats) < 0:
+    if not heats or not all(heat >= 0 for heat in heats):
         raise UserError(f"temperatures must be numbers of at least 0, one or more, not {tuple(heats)}.")
+    if hasattr(config, "dirichlet_alpha"):
+        select.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
+    if hasattr(config, "value_scale"):
+        select.Gumbel(config.considered, config.value_scale)  # which says what it cannot be
+    room.require(config.num_envs, config.simulations, 1, 4 * config.latent_size)  # at the very least
     if not 0 <= config.reanalyze <= 1:
         raise UserError(f"reanalyze is a share: between 0 and 1, not {config.reanalyze}.")
     if not 0 < config.learning_rate_decay <= 1:

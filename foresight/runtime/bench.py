@@ -160,13 +160,9 @@ def machine() -> dict[str, Any]:
 
 def memory() -> float:
     """GiB of memory that this process may use: the machine's, or less inside a container."""
-    import psutil
+    from foresight.planning import room  # late: it brings torch
 
-    total = float(psutil.virtual_memory().total)
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, float(text))
-    return total / 2**30
+    return room.memory() / 2**30
 
 
 def processor() -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foresight.envs.games import Chooser, Game
+from foresight.errors import UserError
 from foresight.planning import opponents
 
 Z = 1.959964  # of a 95% interval
@@ -124,8 +125,9 @@ def play(
     """`games` games, `one` with the first move in the first half of them.
 
     `openings`: random moves before each game, the same in both halves, so that players who are never in doubt do not
-    play one game over and over.
+    play one game over and over. Raises UserError for fewer than none, and for as many as the longest game has moves.
     """
+    check_openings(game, openings)
     half = (games + 1) // 2
     scores: list[float] = []
     moves: list[int] = []
@@ -150,6 +152,15 @@ def play(
             scores += (found if first else 1 - found).tolist()
             moves += game.moves(position).tolist()
     return Result(tuple(scores), tuple(moves))
+
+
+def check_openings(game: Game, openings: int) -> None:
+    """Raise UserError for a number of random moves that no game can begin with."""
+    if not 0 <= openings < game.longest:
+        raise UserError(
+            f"openings must be between 0 and {game.longest - 1} random moves, not {openings}: the longest game of "
+            f"{game.title} has {game.longest}."
+        )
 
 
 def _safe(game: Game, position: Tensor, chooser: Chooser) -> Tensor:

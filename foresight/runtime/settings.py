@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shlex
 import types
@@ -179,7 +180,7 @@ def resolve(
     if name is None:
         options = f", or a preset: {', '.join(known)}" if known else ""
         raise UserError(f"Say what {entry.name} shall learn: --{world_word} NAME{options}.")
-    base = fields(algorithm, chosen) if config is None else _shallow(config)
+    base = fields(algorithm, chosen) if config is None else coerce(algorithm, _shallow(config))
     if "num_envs" in base and "num_envs" in (env_options or {}):
         raise UserError(f"How many worlds there are is a number of {entry.name}: --num-envs, not --env-options.")
     config = {**base, **coerce(algorithm, given)}
@@ -263,6 +264,12 @@ def _fold(name: str) -> str:
 def _check(config: dict[str, Any]) -> None:
     """Raise UserError for a number that makes sense to no algorithm: each checks what is its own."""
     for name, value in config.items():
+        several = value if isinstance(value, tuple | list) else (value,)
+        numbers = [x for x in several if isinstance(x, int | float)]
+        if any(x != x for x in numbers):
+            raise UserError(f"{name} must be a number, not {_plain(value)}.")
+        if "temperature" in name and any(x < 0 for x in numbers):
+            raise UserError(f"{name} must be at least 0, not {_plain(value)}.")
         if not isinstance(value, int | float):
             continue
         if (name.endswith("learning_rate") or name in ("steps", "threads", "learning_starts")) and not value >= 0:
@@ -273,6 +280,14 @@ def _check(config: dict[str, Any]) -> None:
             raise UserError(f"{name} must be at least 1, not {value}.")
         if (name == "gamma" or name.endswith("_lambda")) and not 0 <= value <= 1:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
+        if name.endswith("_fraction") and not 0 <= value <= 1:
+            raise UserError(f"{name} is a share: between 0 and 1, not {value}.")
+    begins, steps = config.get("learn_from"), config.get("steps", math.inf)
+    if isinstance(begins, int) and begins > steps:
+        raise UserError(
+            f"learn_from is {begins:,}, but the run ends after {steps:,} steps: nothing would be learned. Lower "
+            "--learn-from, or raise --steps."
+        )
 
 
 def differences(old: Settings, new: Settings) -> list[str]:
@@ -307,7 +322,7 @@ def coerce(algorithm: str, values: dict[str, Any]) -> dict[str, Any]:
             raise unknown(f"field of {catalog.entry(algorithm).name}", name, names)
         try:
             out[name] = _convert(value, hints[name])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:  # int(inf) is the last
             wanted = getattr(hints[name], "__name__", None) if not typing.get_args(hints[name]) else None
             text = f"Field '{name}' of {catalog.entry(algorithm).name} must be {wanted or hints[name]}, not {value!r}."
             raise UserError(text) from error
@@ -340,7 +355,7 @@ def _convert(value: Any, hint: Any) -> Any:
         for part in arguments:
             try:
                 return _convert(value, part)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 continue
         raise ValueError(value)
     if origin is typing.Literal:

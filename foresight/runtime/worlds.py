@@ -12,9 +12,17 @@ TOGETHER = 16  # control environments of an evaluation that are stepped together
 
 
 def training(resolved: Settings) -> Any:
-    """The world to train in. A Config that has `num_envs` says how many there are."""
+    """The world to train in. A Config that has `num_envs` says how many there are.
+
+    Raises UserError as `envs.make`, and for a game whose opponent does not exist.
+    """
     count = resolved.config.get("num_envs")
-    return _make(resolved, **({"num_envs": count} if resolved.world == "control" and count else {}))
+    world = _make(resolved, **({"num_envs": count} if resolved.world == "control" and count else {}))
+    if resolved.world == "game":
+        from foresight.planning import opponents  # late: they need the compiled rules, which other worlds do not
+
+        opponents.make(world.opponent, world)  # evaluations meet it: if there is none, this is the time to say so
+    return world
 
 
 def evaluation(resolved: Settings, world: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +171,75 @@ def test_numbers_that_are_not_finite_name_the_run_and_the_way_on(tmp_path: Path)
             "alphazero", env="tic_tac_toe", env_options={"opponent": "random"}, out=tmp_path / "a", callbacks=(poison,),
             **{**SMALL, "steps": 2000},
         )  # fmt: skip
+
+
+TTT: dict[str, Any] = {"env": "tic_tac_toe", "env_options": {"opponent": "random"}}
+NONSENSE = [
+    ("alphazero", {"value_scale": float("nan")}, "value_scale must be a number, not nan"),
+    ("alphazero", {"value_scale": -1.0}, "value_scale must be a number of at least 0, not -1.0"),
+    ("alphazero", {"considered": 0}, "considered must be at least 1, not 0"),
+    ("alphazero", {"dirichlet_fraction": 1.5}, "dirichlet_fraction is a share: between 0 and 1, not 1.5"),
+    ("alphazero", {"dirichlet_alpha": 0.0}, "dirichlet_alpha must be a number above 0, not 0.0"),
+    ("alphazero", {"temperature_moves": -3}, "temperature_moves must be at least 0, not -3"),
+    ("alphazero", {"learn_from": 5000}, "learn_from is 5,000, but the run ends after 300 steps"),
+    ("alphazero", {"simulations": 2.5}, "Field 'simulations' of alphazero must be int, not 2.5"),
+    ("alphazero", {"simulations": float("inf")}, "Field 'simulations' of alphazero must be int, not inf"),
+    ("alphazero", {"config": alphazero.Config(simulations=2.5)}, "must be int, not 2.5"),  # type: ignore[arg-type]
+    ("alphazero", {"simulations": 10**10}, "simulations is 10,000,000,000: 4 trees of that size would take"),
+    ("alphazero", {"play_simulations": 10**12}, "simulations is 1,000,000,000,000 in play: a tree"),
+    ("mcts", {"simulations": 10**12}, "simulations is 1,000,000,000,000: a tree of that size would take"),
+    ("muzero", {"simulations": 10**10}, "simulations is 10,000,000,000: 64 trees of that size would take"),
+    ("muzero", {"dirichlet_fraction": 2.0}, "dirichlet_fraction is a share"),
+    ("muzero", {"temperatures": (1.0, -1.0)}, "temperatures must be at least 0, not 1.0 -1.0"),
+    ("muzero", {"temperatures": (float("nan"),)}, "temperatures must be a number, not nan"),
+    ("gumbel_muzero", {"value_scale": float("inf")}, "value_scale must be a number of at least 0, not inf"),
+    ("gumbel_muzero", {"considered": 0}, "considered must be at least 1, not 0"),
+    ("alphago", {"softmax_temperature": 0.0}, "softmax_temperature must be above 0, not 0.0"),
+    ("alphazero", {"env_options": {"opponent": "mcts:lots"}}, "'mcts:lots' is no opponent"),
+    ("alphazero", {"env_options": {"opponent": "minimax:²"}}, "'minimax:²' is no opponent"),
+    ("alphazero", {"env_options": {"opponent": 7}}, "opponent must be the name of one"),
+    ("alphazero", {"env_options": {"opponent": "mcts:999999999999"}}, "(mcts:999999999999): a tree of that size"),
+    ("muzero", {"env_options": {"opponent": "solver"}}, "Connect Four"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "wrong", "words"), NONSENSE, ids=lambda x: str(x)[:40])
+def test_settings_that_make_no_sense_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, wrong: dict[str, Any], words: str
+) -> None:
+    """Nothing is measured, trained or left behind."""
+
+    def worked(*_: Any, **__: Any) -> None:
+        raise AssertionError("it began to work")
+
+    monkeypatch.setattr("foresight.runtime.evaluate.baseline", worked)
+    small = (
+        {key: value for key, value in SMALL.items() if hasattr(alphazero.Config, key)} if name == "alphazero" else {}
+    )
+    given = {} if "config" in wrong else small
+    with pytest.raises(UserError) as error:
+        run.train(name, preset=None, out=tmp_path / "a", show=False, **{**TTT, **given, **wrong})
+    assert words in str(error.value)
+    assert not (tmp_path / "a").exists()
+
+
+@sabotaged_by("foresight.runtime.match.check_openings", lambda f: lambda game, openings: None)
+def test_openings_that_no_game_has_are_refused() -> None:
+    game = games.make("tic_tac_toe")
+    for openings in (-1, 9, 100):
+        with raises_user_error(f"openings must be between 0 and 8 random moves, not {openings}"):
+            match.play(game, lambda p: game.legal(p).int().argmax(-1), lambda p: game.legal(p).int().argmax(-1), 2,
+                       openings)  # fmt: skip
+    with pytest.raises(UserError, match=r"whole number, not 2\.5"):
+        alphazero.act(alphazero.build(alphazero.Config(channels=4, blocks=1), game), game.start(1), simulations=2.5)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def raises_user_error(words: str) -> Iterator[None]:
+    """As pytest.raises, but a mistake that passes is an AssertionError, which a sabotage twin counts."""
+    try:
+        yield
+    except UserError as error:
+        assert words in str(error)
+    else:
+        raise AssertionError("it passed")

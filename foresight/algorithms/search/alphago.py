@@ -24,12 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.envs import records
 from foresight.envs.games import Game, Plays
 from foresight.errors import LostError, UserError
 from foresight.nets import optim
 from foresight.nets.board import PolicyNet, ValueNet
-from foresight.planning import rollouts
+from foresight.planning import rollouts, room
 from foresight.planning.rules import Rules
 from foresight.planning.search import SearchResult, search
 from foresight.planning.select import PUCT
@@ -98,7 +99,7 @@ class State:
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
     """Networks and optimisers. Raises UserError for settings that make no sense."""
-    _check(config)
+    _check(config, game)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         sl, rl = (PolicyNet(game.shape, game.actions, config.channels, config.blocks).to(device) for _ in range(2))
@@ -396,14 +397,19 @@ def _device(state: State) -> torch.device:
     return next(state.sl.parameters()).device
 
 
-def _check(config: Config) -> None:
+def _check(config: Config, game: Game) -> None:
     if not 0 <= config.mix <= 1:
         raise UserError(f"mix must be between 0 (value network) and 1 (rollout), not {config.mix}.")
     if not 0 <= config.held_out <= 0.5:
         raise UserError(f"held_out must be between 0 and 0.5, not {config.held_out}.")
-    for name in ("supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch", "pool_every"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}.")
+    errors.at_least(
+        1, config, "supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch", "pool_every"
+    )  # fmt: skip
+    errors.at_least(0, config, "play_simulations", "c_puct")
+    if not config.softmax_temperature > 0:
+        raise UserError(f"softmax_temperature must be above 0, not {config.softmax_temperature}.")
+    rollouts.require_room(game, config.expert_simulations, " (expert_simulations)")
+    room.require(1, config.play_simulations, game.actions, game.start(1).nbytes, more=" in play")
     if config.per_game not in (0, 1):
         raise UserError(f"per_game is 1 position (the paper's) or 0, all of them, not {config.per_game}.")
     if config.steps > config.supervised + config.reinforce + config.regress:

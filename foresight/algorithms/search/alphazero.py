@@ -38,7 +38,7 @@ from foresight.errors import UserError
 from foresight.nets import optim, precision
 from foresight.nets.board import PolicyValueNet
 from foresight.ops import diagnostics, returns, schedules
-from foresight.planning import rollouts
+from foresight.planning import rollouts, room, select
 from foresight.planning.rules import Rules
 from foresight.planning.search import Dirichlet, SearchResult, search
 from foresight.planning.select import PUCT, Gumbel
@@ -157,7 +157,7 @@ class State:
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
     """Network, optimiser, empty replay. Raises UserError for settings that make no sense."""
-    _check(config)
+    _check(config, game)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         network = PolicyValueNet(game.shape, game.actions, config.channels, config.blocks).to(device)
@@ -381,18 +381,23 @@ def _device(state: State) -> torch.device:
     return next(state.network.parameters()).device
 
 
-def _check(config: Config) -> None:
+def _check(config: Config, game: Game) -> None:
     if config.rule not in ("gumbel", "puct"):
         raise errors.unknown("search rule", config.rule, ("gumbel", "puct"))
     errors.at_least(
-        1, config, "num_games", "simulations", "channels", "batch", "buffer", "learn_from", "cheap_simulations"
-    )
-    errors.at_least(0, config, "max_lag")
+        1, config, "num_games", "simulations", "considered", "channels", "batch", "buffer", "learn_from",
+        "cheap_simulations",
+    )  # fmt: skip
+    errors.at_least(0, config, "max_lag", "play_simulations", "blocks", "temperature_moves", "c_init")
     if config.playout_steps > 0:
         errors.at_least(1, config, "playout_simulations")
+        rollouts.require_room(game, config.playout_simulations, " (playout_simulations)")
     if not 0 <= config.td_lambda <= 1:
         raise UserError(f"td_lambda must be between 0 and 1, not {config.td_lambda}.")
-    if config.play_simulations < 0 or config.blocks < 0:
-        raise UserError("play_simulations and blocks must be 0 or more.")
-    if not 0 < config.full_share <= 1 or config.reuse <= 0:
+    if not 0 < config.full_share <= 1 or not config.reuse > 0:
         raise UserError("full_share must be in (0, 1], and reuse above 0.")
+    Gumbel(config.considered, config.value_scale)  # which says what it cannot be
+    select.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
+    state = game.start(1).nbytes
+    room.require(config.num_games, config.simulations, game.actions, state)
+    room.require(1, config.play_simulations, game.actions, state, more=" in play")

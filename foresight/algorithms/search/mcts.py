@@ -49,9 +49,10 @@ class State:
 
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
-    """Raises UserError for fewer than 1 simulation."""
+    """Raises UserError for fewer than 1 simulation, and for more than memory holds."""
     if config.simulations < 1:
         raise UserError(f"simulations must be at least 1, not {config.simulations}: there is no policy without them.")
+    rollouts.require_room(game, config.simulations)
     return State(config, rollouts.stream(config.seed), game=game)
 
 
