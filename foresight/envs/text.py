@@ -23,7 +23,9 @@ from foresight.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # plain, or a conversation of {"role", "content"} messages
 Grader = Callable[["Sequence[Example]", Sequence[str]], list[float]]
+OWN_PARTS = ("correct", "format", "tags")  # of a composite reward; others are functions of the user's
 CLIMB = 0.5  # of a run, over which a curriculum grows to all examples
+HELD_OUT = 100  # examples, where nobody says how many
 PATIENCE = 300.0  # seconds that a user's reward function may take for a batch
 
 
@@ -100,6 +102,22 @@ class TextTask:
             return Example(traces.ASK + prompt, stop=(traces.END,))
         *before, last = prompt
         return Example([*before, {**last, "content": traces.ASK + last["content"]}], stop=(traces.END,))
+
+    def sizes(self) -> str:
+        """How many examples are trained on and held out, and of how many prompts where these are fewer."""
+
+        def side(examples: Sequence[Example], what: str) -> str:
+            prompts = len({json.dumps(example.prompt) for example in examples})
+            return f"{len(examples):,} {what}" + (f" ({prompts:,} prompts)" if prompts < len(examples) else "")
+
+        return f"{side(self.train, 'examples to train on')}, {side(self.test, 'held out')}"
+
+    def given(self) -> str:
+        """What a user's reward function is called with, in words; "" where there is none."""
+        if self.metric != "reward" and all(part.name in OWN_PARTS for part in self.parts):
+            return ""
+        columns = [name for name in (self.train[0].columns if self.train else ()) if name != "prompt"]
+        return f"rewards are computed from prompts, completions{''.join(f', {name}' for name in columns)}"
 
     def ungraded(self) -> TextTask:
         """The same prompts with a grader that can tell of no answer, for what learns without one."""
@@ -272,7 +290,7 @@ def _answer_of(completion: str, gold: str) -> str:
 def dataset(
     path: str,
     reward: str | Callable[..., Any] | None = None,
-    held_out: int = 100,
+    held_out: int | None = None,
     seed: int = 0,
     prompt: str = "prompt",
     reward_timeout: float = PATIENCE,
@@ -286,6 +304,9 @@ def dataset(
     own, and may take `reward_timeout` seconds for a batch (0: it runs here, without a limit). Without `reward`, a
     completion is right if it ends with the column `answer`; rows may do without either (see `data.forms`), and then
     nothing is graded: what learns from demonstrations, preferences or a teacher needs no more.
+
+    `held_out` rows are not trained on (default: 100, or a fifth of them if that is less): more where a prompt has
+    several, since all rows of a prompt stand on one side.
     """
     rows = [{**row, "prompt": row[prompt]} if prompt in row else row for row in forms.read(path)]
     if not rows or (forms.form(rows[0]) == "prompt" and len(rows) < 2):
@@ -301,9 +322,8 @@ def dataset(
         Example(row["prompt"], str(row["answer"]) if row.get("answer") is not None else None, row, (), f"{path}, row {n}")
         for n, row in enumerate(rows, 1)
     ]
-    held_out = min(held_out, len(rows) // 5 or 1)
     if reward is None and not answered:
-        return dataclasses.replace(_split_prompts(Path(path).stem, examples, held_out, seed), path=path)
+        return dataclasses.replace(_split(Path(path).stem, examples, held_out, seed, None), path=path)
     grade = _grade_ending if reward is None else function_grader(reward_at(reward, reward_timeout))
     task = _split(Path(path).stem, examples, held_out, seed, grade)
     return dataclasses.replace(task, path=path, metric=task.metric if reward is None else "reward")
@@ -317,34 +337,34 @@ def _grade_ending(examples: Sequence[Example], completions: Sequence[str]) -> li
     return [float(right(str(e.answer).strip().rstrip("."), c)) for e, c in zip(examples, completions, strict=True)]
 
 
-def _split(name: str, examples: Sequence[Example], held_out: int, seed: int, grader: Grader) -> TextTask:
-    """Reserve `held_out` examples by the seed; equal prompts never stand on both sides."""
-    if not 0 < held_out < len(examples):
-        raise UserError(f"held_out must be between 1 and {len(examples) - 1} for '{name}', but is {held_out}.")
-    order = list(range(len(examples)))
+def _split(name: str, examples: Sequence[Example], held_out: int | None, seed: int, grader: Grader | None) -> TextTask:
+    """Reserve whole prompts by the seed until `held_out` examples are: equal prompts never stand on both sides.
+
+    None is `HELD_OUT` or a fifth, but leaves a prompt to train on.
+
+    Raises UserError where no prompt, or not so many examples, could be reserved with one prompt left to train on.
+    """
+    prompts = [json.dumps(e.prompt) for e in examples]
+    sizes = Counter(prompts)
+    order = list(sizes)
+    if len(order) < 2:
+        raise UserError(f"'{name}' has {len(order)} different prompts: at least 2 are needed, one of them held out.")
     random.Random(f"held out {seed}").shuffle(order)
-    test = [examples[i] for i in order[:held_out]]
-    reserved = {json.dumps(e.prompt) for e in test}
-    train = [examples[i] for i in sorted(order[held_out:]) if json.dumps(examples[i].prompt) not in reserved]
-    return TextTask(name, train, test, grader)
-
-
-def _split_prompts(name: str, examples: Sequence[Example], held_out: int, seed: int) -> TextTask:
-    """Reserve whole prompts until `held_out` examples are: preferences often have several rows of one prompt."""
-    prompts = list(dict.fromkeys(json.dumps(e.prompt) for e in examples))
-    if len(prompts) < 2:
-        raise UserError(f"'{name}' has {len(prompts)} different prompts: at least 2 are needed, one of them held out.")
-    random.Random(f"held out {seed}").shuffle(prompts)
-    sizes = Counter(json.dumps(e.prompt) for e in examples)
-    reserved: set[str] = set()
-    for prompt in prompts[:-1]:
-        if sum(sizes[p] for p in reserved) >= held_out:
+    most = len(examples) - sizes[order[-1]]
+    held_out = min(HELD_OUT, len(examples) // 5 or 1, most) if held_out is None else held_out
+    if not 0 < held_out <= most:
+        which = "" if len(order) == len(examples) else f" (of {len(order)} prompts, one of which is trained on)"
+        raise UserError(f"held_out must be between 1 and {most} for '{name}'{which}, but is {held_out}.")
+    reserved, count = dict[str, list[Example]](), 0
+    for prompt in order:
+        if count >= held_out:
             break
-        reserved.add(prompt)
-    sides: tuple[list[Example], list[Example]] = ([], [])
-    for example in examples:
-        sides[json.dumps(example.prompt) in reserved].append(example)
-    return TextTask(name, *sides, None)
+        reserved[prompt], count = [], count + sizes[prompt]
+    train = [example for example, prompt in zip(examples, prompts, strict=True) if prompt not in reserved]
+    for example, prompt in zip(examples, prompts, strict=True):
+        if prompt in reserved:
+            reserved[prompt].append(example)
+    return TextTask(name, train, list(itertools.chain.from_iterable(reserved.values())), grader)
 
 
 TASKS: dict[str, Callable[..., TextTask]] = {"addition": addition, "largest": largest, "stories": stories}

@@ -73,8 +73,18 @@ def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str
     """
     if not data and not task.path and task.grader is not None:
         raise UserError(f"{name} learns from data: give --data FILE, or make it from the task (see `foresight data`).")
-    own = not data or (bool(task.path) and Path(data).resolve() == Path(task.path).resolve())
-    return of_form((task if own else text.dataset(data)).train, wanted, name, data or task.name)
+    return of_form((task if _own(data, task) else text.dataset(data)).train, wanted, name, data or task.name)
+
+
+def _own(data: str, task: TextTask) -> bool:
+    """Whether what is trained on is the task's."""
+    return not data or (bool(task.path) and Path(data).resolve() == Path(task.path).resolve())
+
+
+def about(data: str, task: TextTask) -> str:
+    """What a run with the file `data` (or without) trains on and is measured on, and what its rewards are given."""
+    sizes = task.sizes() if _own(data, task) else f"trained on {data}, measured on {len(task.test):,} held-out examples"
+    return "; ".join(filter(None, (sizes, task.given())))
 
 
 def of_form(

@@ -118,6 +118,10 @@ class Session:
                 self.log.truncate(first if self.start is not None else -1)
                 self.progress.head(self.settings.note)
                 self.progress.start(first)
+                if self.settings.world == "text":
+                    from foresight.planning import corpus  # late: only language runs have rows
+
+                    self.progress.note(corpus.about(str(getattr(self.config, "data", "")), world))
                 evaluation_world = worlds.evaluation(self.settings, world)
                 if self.settings.world == "text" and hasattr(state, "policy"):
                     from foresight.planning import rollout  # late: only language models have prompts

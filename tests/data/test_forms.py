@@ -91,24 +91,61 @@ def test_an_empty_file_is_told():
 
 
 def leaking(original):
-    def split(name, examples, held_out, seed):
-        return text.TextTask(name, examples, examples[:held_out], None)
+    def split(name, examples, held_out, seed, grader):
+        return text.TextTask(name, examples, examples[:100], grader)
 
     return split
 
 
-@sabotaged_by("foresight.envs.text._split_prompts", leaking)
-def test_held_out_pairs_take_all_rows_of_their_prompts(tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    rows = [{"prompt": f"{i % 10}?", "chosen": f"g{i}", "rejected": "b"} for i in range(40)]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    task = text.make(str(file))
-    assert task.grader is None
-    assert len(task.train) + len(task.test) == 40
-    assert len(task.test) == 8
-    assert not {e.prompt for e in task.train} & {e.prompt for e in task.test}
-    again = text.make(str(file))
-    assert [e.columns for e in again.test] == [e.columns for e in task.test]
+def by_row(original):
+    """Rows are held out, and what is left of their prompts is lost."""
+
+    def split(name, examples, held_out, seed, grader):
+        test = examples[::6]
+        reserved = {e.prompt for e in test}
+        return text.TextTask(name, [e for e in examples if e.prompt not in reserved], test, grader)
+
+    return split
+
+
+@sabotaged_by("foresight.envs.text._split", leaking, by_row)
+def test_held_out_rows_take_all_rows_of_their_prompts_and_none_is_lost(tmp_path):
+    """Preferences, demonstrations and graded rows alike: as many rows of 100 prompts, and of 6."""
+    for count, held in ((100, 102), (6, 100), (2, 300)):
+        for columns in ({"chosen": "a", "rejected": "b"}, {"answer": "1"}, {"completion": "1", "level": 2}):
+            for options in ({}, {"reward": lambda completions, **_: [1.0] * len(completions)}):
+                table = [{"prompt": f"{i % count}?", "number": i, **columns} for i in range(600)]
+                task = text.make(_file(tmp_path, table), **options)
+                numbers = [[e.columns["number"] for e in side] for side in (task.train, task.test)]
+                assert sorted(numbers[0] + numbers[1]) == list(range(600)) and len(numbers[1]) == held
+                assert not {e.prompt for e in task.train} & {e.prompt for e in task.test}
+                again = text.make(_file(tmp_path, table), **options)
+                assert [e.columns for e in again.test] == [e.columns for e in task.test]
+
+
+def capped(original):
+    return lambda name, examples, held_out, *rest: original(name, examples, held_out and min(held_out, 100), *rest)
+
+
+@sabotaged_by("foresight.envs.text._split", capped)
+def test_as_many_rows_are_held_out_as_were_asked_for(tmp_path):
+    file = _file(tmp_path, [{"prompt": f"{i}?", "answer": "1"} for i in range(500)])
+    task = text.make(file, held_out=150)
+    assert (len(task.train), len(task.test)) == (350, 150)
+    assert task.sizes() == "350 examples to train on, 150 held out" and task.given() == ""
+    file = _file(tmp_path, [{"prompt": f"{i % 5}?", "answer": "1", "level": i} for i in range(500)])
+    task = text.make(file, held_out=150, reward=lambda completions, **_: [1.0] * len(completions))
+    assert task.sizes() == "300 examples to train on (3 prompts), 200 held out (2 prompts)"
+    assert task.given() == "rewards are computed from prompts, completions, answer, level"
+    for wrong in (0, 401, 500, -1):
+        with pytest.raises(UserError, match=rf"between 1 and 400 .*of 5 prompts, one of .* but is {wrong}\."):
+            text.make(file, held_out=wrong)
+
+
+def _file(folder, table):
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, table)))
+    return str(file)
 
 
 def test_what_has_no_grader_says_so(tmp_path):
