@@ -117,11 +117,11 @@ class Session:
                 self.log = log.Log(self.path, self.services, self.settings.document())
                 self.log.truncate(first if self.start is not None else -1)
                 self.progress.head(self.settings.note)
-                self.progress.start(first)
                 if self.settings.world == "text":
                     from foresight.planning import corpus  # late: only language runs have rows
 
-                    self.progress.note(corpus.about(str(getattr(self.config, "data", "")), world))
+                    self.progress.head(corpus.about(str(getattr(self.config, "data", "")), world))
+                self.progress.start(first)
                 evaluation_world = worlds.evaluation(self.settings, world)
                 if self.settings.world == "text" and hasattr(state, "policy"):
                     from foresight.planning import rollout  # late: only language models have prompts
