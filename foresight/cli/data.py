@@ -28,7 +28,7 @@ def data(
     completer: str | None = None,
     env_options: tuple[str, ...] = (),
 ) -> int:
-    """Make data for sft, dpo and reward_model from a model's own graded answers to a task's training prompts.
+    """Make data for sft, dpo, kto, orpo and reward_model: a model's own graded answers to a task's training prompts.
 
     Args:
         kind: preferences (prompt, chosen, rejected), or demonstrations (prompt, completion).

@@ -4,6 +4,7 @@
 |---|---|
 | prompt | `prompt`, and whatever a grader needs |
 | demonstration | `prompt` and `completion`; or `messages`, whose last one is the completion |
+| judged | a demonstration, and `label`: true where it is good, false where it is bad |
 | preference | `prompt`, `chosen`, `rejected`, perhaps `margin`; or `chosen` and `rejected` that begin alike |
 | stepwise | `prompt`, `completions` (the steps) and `labels` (whether each is right) |
 
@@ -21,7 +22,7 @@ from typing import Any
 
 from foresight.errors import UserError
 
-FORMS = ("preference", "stepwise", "demonstration", "prompt")
+FORMS = ("preference", "stepwise", "judged", "demonstration", "prompt")
 
 
 def read(path: str) -> list[dict[str, Any]]:
@@ -67,7 +68,7 @@ def form(row: dict[str, Any]) -> str:
     if {"completions", "labels"} <= has:
         return "stepwise"
     if "completion" in has or "messages" in has:
-        return "demonstration"
+        return "judged" if isinstance(row.get("label"), bool) else "demonstration"
     return "prompt"
 
 
@@ -95,8 +96,6 @@ def _prompt(row: dict[str, Any], place: str) -> Any:
 
 
 def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
-    if row.get("label") is False:
-        raise UserError(f"{place} is an answer that was judged bad ('label' is false): leave it out, or make pairs.")
     if row.get("completion") is not None:
         return {"prompt": _prompt(row, place), "completion": _answer(row["completion"], f"{place}: 'completion'")}
     messages = _text_or_messages(row["messages"], f"{place}: the column 'messages'")
@@ -157,6 +156,7 @@ def _stepwise(row: dict[str, Any], place: str) -> dict[str, Any]:
 _PARTS = {
     "prompt": lambda row, place: {"prompt": _prompt(row, place)},
     "demonstration": _demonstration,
+    "judged": _demonstration,
     "preference": _preference,
     "stepwise": _stepwise,
 }

@@ -21,6 +21,8 @@ from foresight.algorithms.language import (
     dr_grpo,
     grpo,
     gspo,
+    kto,
+    orpo,
     reward_model,
     rlhf_ppo,
     rloo,
@@ -33,7 +35,7 @@ from tests import tiny_language
 
 FAMILY = (grpo, dr_grpo, dapo, rloo, cispo, gspo)  # a group is its own baseline
 SAMPLED = (*FAMILY, rlhf_ppo, distill)  # learn from answers that they sampled
-SHOWN = (sft, dpo, reward_model)  # learn from answers that they are shown
+SHOWN = (sft, dpo, kto, orpo, reward_model)  # learn from answers that they are shown
 ALL = (*SAMPLED, *SHOWN)
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?"]
@@ -83,9 +85,11 @@ def sample(module: ModuleType, state: Any, prompts: list[str] | None = None) -> 
 
 def update(module: ModuleType, state: Any, batch: TokenBatch, rewards: torch.Tensor | None = None) -> dict[str, float]:
     """One update from a batch."""
+    if module is kto:
+        return module.update(state, batch, kto.judged(ROWS)[: len(batch.length)])  # type: ignore[no-any-return]
     if module is reward_model:
         return module.update(state, batch, ROWS)  # type: ignore[no-any-return]
-    if module in (distill, sft, dpo):
+    if module in (distill, sft, dpo, orpo):
         return module.update(state, batch)  # type: ignore[no-any-return]
     return module.update(state, batch, REWARDS if rewards is None else rewards)  # type: ignore[no-any-return]
 

@@ -44,6 +44,44 @@ def test_bradley_terry_with_a_margin_and_centring():
     assert preference.centring(chosen, rejected).tolist() == [6.25, 4.0]
 
 
+@sabotaged_by(
+    "foresight.ops.preference.kto",
+    change("desirable", lambda d: ~d),
+    swap("desirable_weight", "undesirable_weight"),
+    change("reference_point", lambda z: 0.0),
+)
+def test_kto_is_equation_8():
+    """λ_y − v(x, y), from the numbers of a pocket calculator."""
+    ratio, desirable = torch.tensor([3.0, 3.0, -1.0, -1.0]), torch.tensor([True, False, True, False])
+    found = preference.kto(ratio, 0.5, desirable, 0.2, desirable_weight=1.5, undesirable_weight=2.0)
+    values = [1.5 * _sigma(0.2 * 2.5), 2.0 * _sigma(-0.2 * 2.5), 1.5 * _sigma(-0.2 * 1.5), 2.0 * _sigma(0.2 * 1.5)]
+    expected = [weight - value for weight, value in zip([1.5, 2.0, 1.5, 2.0], values, strict=True)]
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
+@sabotaged_by("foresight.ops.preference.odds_ratio", swap("chosen", "rejected"), scaled(2.0))
+@sabotaged_by("foresight.ops.preference._log_odds", lambda f: lambda logprob: logprob)
+def test_the_odds_ratio_and_its_gradient_are_the_papers():
+    """Eq. 7, and eq. 8 to 10: δ = 1 / (1 + odds_c / odds_r) times ∇P_c / (P_c (1 - P_c)) less the same of the other."""
+    for p, q in ((0.5, 0.25), (0.1, 0.9), (0.3, 0.3)):
+        chosen, rejected = (torch.tensor([math.log(x)], dtype=torch.float64, requires_grad=True) for x in (p, q))
+        loss = preference.odds_ratio(chosen, rejected)
+        odds = [x / (1 - x) for x in (p, q)]
+        assert math.isclose(loss.item(), -math.log(_sigma(math.log(odds[0] / odds[1]))), rel_tol=1e-9)
+        grads = torch.autograd.grad(loss.sum(), (chosen, rejected))
+        delta = 1 / (1 + odds[0] / odds[1])
+        assert math.isclose(grads[0].item(), -delta / (1 - p), rel_tol=1e-9)
+        assert math.isclose(grads[1].item(), delta / (1 - q), rel_tol=1e-9)
+
+
+@sabotaged_by("foresight.ops.preference._log_odds", lambda f: lambda x: x - torch.log1p(-torch.exp(x)))
+def test_an_answer_that_is_certain_has_finite_odds():
+    sure = torch.zeros(2, requires_grad=True)
+    loss = preference.odds_ratio(sure, torch.tensor([0.0, -1.0])).sum()
+    loss.backward()
+    assert loss.isfinite() and sure.grad.isfinite().all()
+
+
 @sabotaged_by("foresight.ops.tokens._wide", lambda f: lambda logits, t: f(logits, t) * 1.001)
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_the_entropy_has_its_gradient_too(temperature):

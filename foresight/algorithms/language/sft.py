@@ -22,6 +22,7 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
 from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import fit, rows
@@ -32,6 +33,7 @@ from foresight.planning.rollout import answer
 WORLD = "text"
 UNIT = "updates"
 METRICS = ("loss", "entropy", "grad_norm")
+FORMS = ("demonstration", "judged")  # of data
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """The mean log-probability of a token of each held-out completion, in nats: how it is measured without a grader."""
-    known, values = _corpus(state, of_form(held_out, "demonstration", "sft")), list[float]()
+    known, values = _corpus(state, of_form(held_out, FORMS, "sft")), list[float]()
     for batch in known.batches(state.config.batch):
         with torch.no_grad():
             logprob, _ = state.policy.logprob(batch)
@@ -122,6 +124,12 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 
 
 def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
+    for row in rows:
+        if row.columns.get("label") is False:
+            raise UserError(
+                f"sft learns what it is shown, and the answer {row.columns['completion'][:40]!r} to "
+                f"{row.question[:40]!r} was judged bad ('label' is false): leave such rows out, or train kto."
+            )
     return corpus(state.policy, rows, lambda row: [row.columns["completion"]], state.config.max_tokens)
 
 
@@ -133,7 +141,7 @@ def train(
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
     """Draw demonstrations, epoch after epoch, and learn them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
-    shown = _corpus(state, examples(config.data, env, "demonstration", "sft"))
+    shown = _corpus(state, examples(config.data, env, FORMS, "sft"))
     while state.step < config.steps:
         metrics = update(state, shown.batch(shown.draw(config.batch, state.step, config.seed)))
         state.step += 1

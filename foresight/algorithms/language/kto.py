@@ -1,0 +1,200 @@
+"""KTO: Kahneman-Tversky Optimization, Ethayarajh et al. 2024 (arXiv:2402.01306), section 4.1, equation 8.
+
+    L(θ) = E[ λ_y − v(x, y) ]      r(x, y) = log π_θ(y|x)/π_ref(y|x)
+    v(x, y) = λ_D σ(β (r − z)) of a desirable answer, λ_U σ(β (z − r)) of an undesirable one
+    z = max(0, 1/m Σ_i log π_θ(y_i+1|x_i)/π_ref(y_i+1|x_i))      without gradient
+
+No pairs: of each answer it is only known whether it is good. People count gains and losses from where they are; z, an
+estimate of KL(π_θ ‖ π_ref), is that place, from each prompt of a batch with the answer to the next one.
+
+Kept: all of it, z over a whole batch however that is split for memory. Pairs (chosen, rejected) are read as two
+answers each. Left out: other value functions. Dropout is never active.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets import learner
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import fit, gather
+from foresight.ops import preference
+from foresight.planning.corpus import Corpus, corpus, examples, of_form
+from foresight.planning.rollout import answer
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("loss", "accuracy", "desirable_reward", "undesirable_reward")
+FORMS = ("judged", "preference")  # of data
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of KTO."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id. It is also the reference."""
+    data: str = ""
+    """Judged answers (prompt, completion, label), or preferences, in JSONL, Parquet, a dataset. Empty: the task's."""
+    steps: int = 100
+    """Updates in all."""
+    seed: int = 0
+    """Of the order of the rows."""
+    batch: int = 16
+    """Answers an update (paper: 32). The reference point is a mean over them."""
+    max_tokens: int = 1024
+    """Longer rows, prompt and completion together, are left out (and counted)."""
+    beta: float = 0.1
+    """β: how soon a gain or a loss is large enough (paper: 0.1)."""
+    desirable_weight: float = 1.0
+    """λ_D. The paper keeps λ_D times the desirable rows between 1 and 4/3 of λ_U times the others (section 4.2)."""
+    undesirable_weight: float = 1.0
+    """λ_U: what a loss weighs."""
+    learning_rate: float = 1e-6
+    """Of AdamW (paper: 5e-7 for models of 7B parameters; TRL: 1e-6)."""
+    warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal: bool = True
+    """Whether the learning rate then falls linearly to 0."""
+    max_new_tokens: int = 64
+    """Tokens a completion may have when the model is asked."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    lora: int = 0
+    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
+    lora_targets: tuple[str, ...] = ()
+    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    gradient_checkpointing: bool = False
+    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
+    optimizer: str = "adamw"
+    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
+    micro_tokens: int = 768
+    """Tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes during KTO, and the reference, which does not."""
+
+    config: Config
+    policy: LanguageModel
+    reference: LanguageModel
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the policy, freeze a copy of it, and make the optimiser."""
+    for name in ("beta", "desirable_weight", "undesirable_weight"):
+        if not getattr(config, name) > 0:
+            raise UserError(f"{name} is {getattr(config, name):g}: it must be more than 0.")
+    if config.batch < 2:
+        raise UserError(
+            f"batch is {config.batch}: a prompt is also read with the answer to another one, so it needs at least 2."
+        )
+    policy, optimizer, generator = learner.build(config, device)
+    return State(config, policy, learner.frozen(policy), optimizer, generator)
+
+
+act = answer
+
+
+def log_ratio(state: State, batch: TokenBatch) -> Tensor:
+    """r: log π_θ/π_ref of each answer of a batch `[P, 1, T]`, `[P]`."""
+    with torch.no_grad():
+        reference = state.reference.logprob(batch)[0].sum(-1)
+    return (state.policy.logprob(batch)[0].sum(-1) - reference)[:, 0]
+
+
+def mismatched(state: State, batch: TokenBatch) -> Tensor:
+    """r of each prompt of a batch with the answer to the next prompt, `[P]`. No gradient."""
+    turned = {name: getattr(batch, name).roll(-1, 0) for name in ("completion", "length", "logprob", "stopped")}
+
+    def ratios(few: TokenBatch) -> Tensor:
+        return state.policy.logprob(few)[0] - state.reference.logprob(few)[0]
+
+    return gather(ratios, dataclasses.replace(batch, **turned), state.config.micro_tokens).sum((1, 2))
+
+
+def loss(
+    state: State, batch: TokenBatch, desirable: Tensor, point: Tensor, count: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The share of part of a batch of `count` answers, `[P, 1, T]`, desirable `[P]` bool; sums for the metrics."""
+    config, ratio = state.config, log_ratio(state, batch)
+    good, point = desirable.to(ratio.device), point.to(ratio.device)
+    terms = preference.kto(ratio, point, good, config.beta, config.desirable_weight, config.undesirable_weight)
+    gain = (ratio - point).detach() * torch.where(good, 1.0, -1.0)
+    return terms.sum() / count, {
+        "accuracy": (0.5 * (gain >= 0) + 0.5 * (gain > 0)).sum(),  # half a point for a tie, as at the start
+        "desirable_reward": config.beta * ratio.detach()[good].sum(),
+        "undesirable_reward": config.beta * ratio.detach()[~good].sum(),
+    }
+
+
+def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str, float]:
+    """One gradient step on answers `[P, 1, T]`; `rows` are their examples, with the column `label`."""
+    desirable = torch.tensor([bool(row.columns["label"]) for row in rows])
+    point, count = mismatched(state, batch).mean().clamp(min=0), len(rows)
+    metrics = fit(state, state.policy, batch, lambda part, few: loss(state, few, desirable[part], point, count), count)
+    for name, some in (("desirable_reward", desirable), ("undesirable_reward", ~desirable)):
+        if name in metrics:
+            metrics[name] = metrics[name] * count / int(some.sum()) if some.any() else torch.nan
+    return {**metrics, "reference_point": point.item()}
+
+
+def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
+    """Whether each held-out answer is on its side of the reference point: how it is measured without a grader."""
+    known, ratios, others = _corpus(state, of_form(held_out, FORMS, "kto")), list[Tensor](), [torch.zeros(0)]
+    for batch in known.batches(state.config.batch):
+        with torch.no_grad():
+            ratios.append(log_ratio(state, batch).cpu())
+        others += [mismatched(state, batch)] if len(batch.length) > 1 else []
+    point = torch.cat(others).mean().nan_to_num().clamp(min=0)  # a single row has no other answer
+    sign = torch.tensor([1.0 if row.columns["label"] else -1.0 for row in known.examples])
+    gain = sign * (torch.cat(ratios) - point)
+    return "label accuracy", (0.5 * (gain >= 0) + 0.5 * (gain > 0)).tolist()
+
+
+def judged(rows: Sequence[Example]) -> list[Example]:
+    """The same rows, of which each pair became two answers: the chosen is desirable, the rejected is not."""
+    found: list[Example] = []
+    for row in rows:
+        if row.columns.get("chosen") is None:
+            found.append(row)
+            continue
+        for name, label in (("chosen", True), ("rejected", False)):
+            columns = {**row.columns, "completion": row.columns[name], "label": label}
+            found.append(dataclasses.replace(row, columns=columns))
+    return found
+
+
+def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
+    return corpus(state.policy, judged(rows), lambda row: [row.columns["completion"]], state.config.max_tokens)
+
+
+export = learner.export
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Draw judged answers, epoch after epoch, and learn what is good; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    rows = _corpus(state, examples(config.data, env, FORMS, "kto"))
+    while state.step < config.steps:
+        chosen = rows.draw(config.batch, state.step, config.seed)
+        metrics = update(state, rows.batch(chosen), [rows.examples[i] for i in chosen])
+        state.step += 1
+        yield state.step, {**metrics, "left_out": float(rows.left_out)}, state

@@ -1,0 +1,153 @@
+"""ORPO: Odds Ratio Preference Optimization, Hong et al. 2024 (arXiv:2403.07691), section 4, equations 3 to 7.
+
+    L(θ) = E[ −log P(y_c|x) − λ log σ( log odds(y_c|x)/odds(y_r|x) ) ]
+    log P(y|x) = 1/|y| Σ_t log π_θ(y_t | x, y_<t)      odds(y|x) = P(y|x) / (1 − P(y|x))
+
+Demonstrations and preferences at once, without a reference: the first term is that of SFT on the chosen answers, the
+second asks that their odds exceed those of the rejected ones, which SFT alone would make likelier too.
+
+Kept: all of it. Both terms are over the tokens of the answers alone, a mean of each (TRL's first term has the prompt's
+tokens, too, and is a mean over all tokens of a batch). The prompt is computed once for both answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch
+from foresight.envs.text import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets import learner
+from foresight.nets.language import LanguageModel
+from foresight.nets.microbatch import fit
+from foresight.ops import preference
+from foresight.planning.corpus import Corpus, corpus, examples, of_form
+from foresight.planning.rollout import answer
+
+WORLD = "text"
+UNIT = "updates"
+METRICS = ("loss", "accuracy", "chosen_logprob", "rejected_logprob")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Numbers of ORPO."""
+
+    model: str = "smollm2"
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id. It need not have learned demonstrations before."""
+    data: str = ""
+    """Preferences (JSONL, Parquet, a dataset): prompt, chosen, rejected. Empty: the rows of the task."""
+    steps: int = 100
+    """Updates in all."""
+    seed: int = 0
+    """Of the order of the rows."""
+    batch: int = 16
+    """Pairs an update."""
+    max_tokens: int = 1024
+    """Pairs with a longer row, prompt and completion together, are left out (and counted)."""
+    odds_ratio_coef: float = 0.1
+    """λ: what the odds ratio weighs beside the demonstrations (TRL: 0.1)."""
+    learning_rate: float = 1e-5
+    """Of AdamW: that of SFT, whose term leads."""
+    warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal: bool = True
+    """Whether the learning rate then falls linearly to 0."""
+    max_new_tokens: int = 64
+    """Tokens a completion may have when the model is asked."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    lora: int = 0
+    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
+    lora_targets: tuple[str, ...] = ()
+    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    gradient_checkpointing: bool = False
+    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
+    optimizer: str = "adamw"
+    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
+    micro_tokens: int = 768
+    """Tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+
+
+@dataclass
+class State:
+    """Everything that changes during ORPO."""
+
+    config: Config
+    policy: LanguageModel
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    step: int = 0
+
+
+def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+    """Load the policy and make the optimiser."""
+    if not config.odds_ratio_coef >= 0:
+        raise UserError(f"odds_ratio_coef is {config.odds_ratio_coef:g}: it must be at least 0 (0 is SFT).")
+    return State(config, *learner.build(config, device))
+
+
+act = answer
+
+
+def mean_logprob(state: State, batch: TokenBatch) -> Tensor:
+    """log P of the chosen and of the rejected answer, `[P, 2]`: the mean over its tokens."""
+    logprob = state.policy.logprob(batch)[0].sum(-1)
+    return logprob / batch.length.to(logprob.device)
+
+
+def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The share of part of a batch of `pairs`, `[P, 2, T]` with the chosen first, and sums for the metrics."""
+    chosen, rejected = mean_logprob(state, batch).unbind(1)
+    ratio = preference.odds_ratio(chosen, rejected)
+    terms = -chosen + state.config.odds_ratio_coef * ratio
+    return terms.sum() / pairs, {
+        "accuracy": (chosen > rejected).float().sum(),
+        "chosen_logprob": chosen.detach().sum(),
+        "rejected_logprob": rejected.detach().sum(),
+        "odds_ratio_loss": ratio.detach().sum(),
+    }
+
+
+def update(state: State, batch: TokenBatch) -> dict[str, float]:
+    """One gradient step on pairs, `[P, 2, T]` with the chosen first."""
+    pairs = len(batch.length)
+    return fit(state, state.policy, batch, lambda part, few: loss(state, few, pairs), pairs)
+
+
+def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
+    """Whether the chosen answer of each held-out pair is the likelier: how it is measured without a grader."""
+    rows, values = _corpus(state, of_form(held_out, "preference", "orpo")), list[float]()
+    for batch in rows.batches(state.config.batch):
+        with torch.no_grad():
+            chosen, rejected = mean_logprob(state, batch).unbind(1)
+        values += (chosen > rejected).float().tolist()
+    return "pair accuracy", values
+
+
+def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
+    return corpus(
+        state.policy, rows, lambda row: [row.columns["chosen"], row.columns["rejected"]], state.config.max_tokens
+    )
+
+
+export = learner.export
+
+
+def train(
+    config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
+) -> Iterator[tuple[int, dict[str, Any], State]]:
+    """Draw pairs, epoch after epoch, and learn the chosen answers and why not the others; yields after every update."""
+    state = build(config, env.spaces, device) if state is None else state
+    rows = _corpus(state, examples(config.data, env, "preference", "orpo"))
+    while state.step < config.steps:
+        metrics = update(state, rows.batch(rows.draw(config.batch, state.step, config.seed)))
+        state.step += 1
+        yield state.step, {**metrics, "left_out": float(rows.left_out)}, state
