@@ -3,12 +3,14 @@
 | form | columns |
 |---|---|
 | prompt | `prompt`, and whatever a grader needs |
-| demonstration | `prompt` and `completion`; or `messages`, whose last one is the completion |
+| demonstration | `prompt` and `completion`; or `messages`, which end with the assistant's |
 | judged | a demonstration, and `label`: true where it is good, false where it is bad |
 | preference | `prompt`, `chosen`, `rejected`, perhaps `margin`; or `chosen` and `rejected` that begin alike |
 | stepwise | `prompt`, `completions` (the steps) and `labels` (whether each is right) |
 
-Each is plain (strings) or conversational (lists of `{"role", "content"}`).
+Each is plain (strings) or conversational (lists of `{"role", "content"}`). Conversations may be ShareGPT's, too (the
+column `conversations` of `{"from", "value"}`), and messages of the assistant may have `tool_calls`; the column `tools`
+has the functions that there are, as JSON schemas.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ from typing import Any
 
 from foresight.errors import UserError
 
+SPEAKERS = {  # of ShareGPT, and the roles that they are
+    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
+    "model": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+    "function_response": "tool", "function_call": "assistant",
+}  # fmt: skip
 FORMS = ("preference", "stepwise", "judged", "demonstration", "prompt")
 
 
@@ -67,7 +74,7 @@ def form(row: dict[str, Any]) -> str:
         return "preference"
     if {"completions", "labels"} <= has:
         return "stepwise"
-    if "completion" in has or "messages" in has:
+    if has & {"completion", "messages", "conversations"}:
         return "judged" if isinstance(row.get("label"), bool) else "demonstration"
     return "prompt"
 
@@ -85,8 +92,31 @@ def check(rows: Sequence[dict[str, Any]], path: str) -> tuple[str, list[dict[str
         place = f"{path}, row {number}"
         if form(row) != kind:
             raise UserError(f"{place} is of the form '{form(row)}', but row 1 is of the form '{kind}': use one form.")
+        row = _opened(row, place)
         checked.append({**row, **_PARTS[kind](row, place)})
     return kind, checked
+
+
+def _opened(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """The row with a ShareGPT conversation as messages, and with tools as a list."""
+    if row.get("conversations") is not None and row.get("messages") is None:
+        messages = _text_or_messages(row["conversations"], f"{place}: the column 'conversations'")
+        if row.get("system") and isinstance(messages, list) and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": row["system"]}, *messages]
+        row = {**row, "messages": messages}
+    if (tools := row.get("tools")) is None:
+        return row
+    tools = _json(tools, f"{place}: the column 'tools'") if isinstance(tools, str) else tools
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise UserError(f"{place}: 'tools' must be a list of JSON schemas of functions, but is {str(tools)[:60]!r}.")
+    return {**row, "tools": tools or None}
+
+
+def _json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{place} is not JSON: {error.msg} at column {error.colno} of {text[:60]!r}.") from error
 
 
 def _prompt(row: dict[str, Any], place: str) -> Any:
@@ -97,17 +127,22 @@ def _prompt(row: dict[str, Any], place: str) -> Any:
 
 def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
     if row.get("completion") is not None:
-        return {"prompt": _prompt(row, place), "completion": _answer(row["completion"], f"{place}: 'completion'")}
+        reply = _reply(row["completion"], f"{place}: 'completion'")
+        parts = {"prompt": _prompt(row, place), "completion": reply["content"]}
+        parts |= {"messages": None} if "messages" in row else {}  # which the prompt and the completion stand for
+        return {**parts, "reply": reply} if reply.get("tool_calls") else parts
     messages = _text_or_messages(row["messages"], f"{place}: the column 'messages'")
     if isinstance(messages, str) or len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise UserError(f"{place}: 'messages' must be a conversation that ends with the assistant's message.")
-    return {"prompt": messages[:-1], "completion": messages[-1]["content"]}
+    return {"prompt": messages[:-1], "completion": messages[-1]["content"], "messages": messages}
 
 
 def _preference(row: dict[str, Any], place: str) -> dict[str, Any]:
     margin = row.get("margin")
     if margin is not None and not isinstance(margin, int | float):
         raise UserError(f"{place}: 'margin' must be a number, but is {margin!r}.")
+    if not row.get("prompt") and row.get("messages") is not None:  # ShareGPT has the prompt there
+        row = {**row, "prompt": row["messages"]}
     if row.get("prompt") and not (_asks(row["chosen"]) and _asks(row["rejected"])):
         prompt = _prompt(row, place)
         chosen, rejected = (_answer(row[name], f"{place}: '{name}'") for name in ("chosen", "rejected"))
@@ -164,12 +199,20 @@ _PARTS = {
 
 def _answer(value: Any, place: str) -> str:
     """A completion as text: itself, or the content of the one message that it is."""
-    value = _text_or_messages(value, place)
+    reply = _reply(value, place)
+    if reply.get("tool_calls"):
+        raise UserError(f"{place} calls a tool, which only demonstrations may.")
+    return str(reply["content"])
+
+
+def _reply(value: Any, place: str) -> dict[str, Any]:
+    """A completion as the one message of the assistant that it is."""
+    value = _text_or_messages([value] if isinstance(value, dict) else value, place)
     if isinstance(value, str):
-        return value
+        return {"role": "assistant", "content": value}
     if len(value) != 1 or value[0].get("role") != "assistant":
         raise UserError(f"{place} must be one message of the assistant, but has {len(value)}.")
-    return str(value[0]["content"])
+    return dict(value[0])
 
 
 def _text_or_messages(value: Any, place: str) -> Any:
@@ -179,9 +222,49 @@ def _text_or_messages(value: Any, place: str) -> Any:
         raise UserError(f"{place} is empty.")
     if not isinstance(value, list) or not value:
         raise UserError(f"{place} must be a text or a list of messages, but is {str(value)[:60]!r}.")
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
-            raise UserError(
-                f"{place}: a message is {{'role': ..., 'content': text}}, but one is {str(message)[:60]!r}."
-            )
-    return [dict(message) for message in value]
+    return [_message(message, place) for message in value]
+
+
+def _message(message: Any, place: str) -> dict[str, Any]:
+    """A message with a role, a text (empty where it only calls tools), and calls whose arguments are objects."""
+    if isinstance(message, dict) and "from" in message and "role" not in message:
+        message = _spoken(message, place)
+    if not isinstance(message, dict) or message.get("role") is None:
+        raise UserError(f"{place}: a message is {{'role': ..., 'content': text}}, but one is {str(message)[:60]!r}.")
+    known = {key: value for key, value in message.items() if value is not None}  # tables fill what a row has not
+    if known.get("tool_calls"):
+        known["tool_calls"] = [_call(call, place) for call in known["tool_calls"]]
+        known.setdefault("content", "")
+    if isinstance(parts := known.get("content"), list) and all(_is_text(part) for part in parts):
+        known["content"] = "".join(part["text"] for part in parts)
+    if not isinstance(known.get("content"), str):
+        raise UserError(f"{place}: a message is {{'role': ..., 'content': text}}, but one is {str(message)[:60]!r}.")
+    return known
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _spoken(message: dict[str, Any], place: str) -> dict[str, Any]:
+    """A message of ShareGPT, `{"from", "value"}`, with a role and a content."""
+    speaker, value = message["from"], message.get("value")
+    if speaker not in SPEAKERS:
+        raise UserError(f"{place}: a message is from {speaker!r}, and ShareGPT has: {', '.join(SPEAKERS)}.")
+    if speaker != "function_call":
+        return {"role": SPEAKERS[speaker], "content": value}
+    calls = _json(value, f"{place}: a function call") if isinstance(value, str) else value
+    return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    """A call of a tool as templates want it: `{"type", "function": {"name", "arguments": object}}`."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UserError(
+            f"{place}: a tool call is {{'function': {{'name': ..., 'arguments': ...}}}}, but one is {str(call)[:60]!r}."
+        )
+    given = function.get("arguments") or {}
+    if isinstance(given, str):
+        given = _json(given, f"{place}: the arguments of the tool call '{function['name']}'")
+    return {**(call if "function" in call else {}), "type": "function", "function": {**function, "arguments": given}}

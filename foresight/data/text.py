@@ -41,7 +41,9 @@ class TokenBatch:
     - `completion` `[P, G, T]` and `length` `[P, G]`: the sampled ids, the stop token among them, right-padded;
     - `logprob` `[P, G, T]`: of each sampled id under the distribution that sampled it;
     - `stopped` `[P, G]`: true where a stop token (or a stop text) ended the row, false where the limit did;
-    - `model_logprob` `[P, G, T]`: of each sampled id under the model itself, untempered and untruncated, where known.
+    - `model_logprob` `[P, G, T]`: of each sampled id under the model itself, untempered and untruncated, where known;
+    - `own` `[P, G, T]`: false on tokens of a completion that somebody else wrote, such as the next question of a
+      conversation or what a tool returned; None: all are the model's own.
     """
 
     prompt: Tensor
@@ -51,11 +53,13 @@ class TokenBatch:
     logprob: Tensor
     stopped: Tensor
     model_logprob: Tensor | None = None
+    own: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
-        """`[P, G, T]`, true on sampled tokens."""
-        return length_mask(self.length, self.completion.shape[-1])
+        """`[P, G, T]`, true on sampled tokens: not on padding, and not on what somebody else wrote."""
+        known = length_mask(self.length, self.completion.shape[-1])
+        return known if self.own is None else known & self.own
 
     def scored(self, rewards: Tensor, whole: bool = False) -> Tensor:
         """`[P, G, T]`, true on sampled tokens of completions that have a reward `[P, G]`: one of NaN is unscorable.
@@ -93,6 +97,7 @@ class TokenBatch:
             self.logprob[groups][..., :width],
             self.stopped[groups],
             None if self.model_logprob is None else self.model_logprob[groups][..., :width],
+            None if self.own is None else self.own[groups][..., :width],
         )
 
     @staticmethod
@@ -103,7 +108,7 @@ class TokenBatch:
             width = max(x.shape[-1] for x in tensors)
             return torch.cat([torch.nn.functional.pad(x, (0, width - x.shape[-1])) for x in tensors])
 
-        ragged = {"prompt", "completion", "logprob", "model_logprob"}
+        ragged = {"prompt", "completion", "logprob", "model_logprob", "own"}
         parts = {f.name: [getattr(batch, f.name) for batch in batches] for f in dataclasses.fields(TokenBatch)}
         known = {name: x for name, x in parts.items() if all(part is not None for part in x)}
         return TokenBatch(**{name: stack(x) if name in ragged else torch.cat(x) for name, x in known.items()})

@@ -40,6 +40,11 @@ class Example:
     place: str = ""  # of the row that it was made from, for messages: "FILE, row 7"
 
     @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """JSON schemas of the functions that the answer may call, from the column `tools`."""
+        return self.columns.get("tools")
+
+    @property
     def question(self) -> str:
         """The prompt as a person reads it: the last message of a conversation."""
         return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
@@ -319,7 +324,9 @@ def dataset(
         if reward is None and answered and row.get("answer") is None:
             raise UserError(f"{path}, row {number}: without a reward function every row needs the column 'answer'.")
     examples = [
-        Example(row["prompt"], str(row["answer"]) if row.get("answer") is not None else None, row, (), f"{path}, row {n}")
+        Example(
+            row["prompt"], str(row["answer"]) if row.get("answer") is not None else None, row, (), f"{path}, row {n}"
+        )
         for n, row in enumerate(rows, 1)
     ]
     if reward is None and not answered:

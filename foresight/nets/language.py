@@ -22,7 +22,7 @@ from foresight.nets import lean
 from foresight.nets.tokentree import TokenTree
 from foresight.ops.tokens import token_logprob
 
-Message = dict[str, str]
+Message = dict[str, Any]  # role, content and, of the assistant, perhaps tool_calls
 ALIKE = 0.9  # of the model's rows that its tokenizer must have: tables are padded to round numbers, but by no more
 FEW = 16  # queries of one row and head, as in decoding: with fewer, keys are not turned round for the product
 ATTENTION = "foresight_tree"  # the name under which transformers finds `_tree_attention`
@@ -201,12 +201,21 @@ def _register() -> None:
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)  # the tree knows who sees whom
 
 
-def templated(tokenizer: Any, messages: Sequence[Message], **how: Any) -> Any:
-    """What the tokenizer's chat template makes of a conversation. Raises UserError if the template refuses it."""
+def templated(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> Any:
+    """What the tokenizer's chat template makes of a conversation, and of the tools that there are.
+
+    Raises UserError if the template refuses the conversation, or writes the same with and without the tools.
+    """
     from jinja2 import TemplateError
 
     try:
-        return tokenizer.apply_chat_template(list(messages), **how)
+        found = tokenizer.apply_chat_template(list(messages), tools=list(tools) if tools else None, **how)
+        if tools and found == tokenizer.apply_chat_template(list(messages), **how):
+            raise UserError(
+                "The chat template of the model does not write tools, so it would not know of them: choose a model "
+                "whose template does, or leave the column 'tools' out."
+            )
+        return found
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         raise UserError(
@@ -256,13 +265,18 @@ class LanguageModel(nn.Module):
         """The context in which this model computes."""
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
 
-    def encode(self, prompt: str | Sequence[Message]) -> list[int]:
-        """Token ids of a plain prompt or a conversation, with the model's chat template if it has one."""
+    def encode(self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+        """Token ids of a plain prompt or a conversation, with the model's chat template if it has one.
+
+        `tools` are JSON schemas of the functions that the model may call. Raises UserError where it cannot be told.
+        """
         if self.tokenizer.chat_template is None:
+            if tools:
+                raise UserError("The model has no chat template, so it cannot be told of tools: choose one that has.")
             text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
             return list(self.tokenizer.encode(text))
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        return list(templated(self.tokenizer, messages, add_generation_prompt=True, return_dict=False))
+        return list(templated(self.tokenizer, messages, tools, add_generation_prompt=True, return_dict=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of sampled ids, without special tokens."""
@@ -439,4 +453,7 @@ def token_tree(batch: TokenBatch) -> tuple[TokenTree, Tensor]:
     tree = TokenTree([prompt + row[:n] for prompt, group, ns in rows for row, n in zip(group, ns, strict=True)])
     first = [start for start, group in zip(starts, lengths, strict=True) for _ in group]
     places = [place for path, start in zip(tree.paths, first, strict=True) for place in path[start:]]
-    return tree, torch.tensor(places, dtype=torch.int64)
+    known = torch.tensor(places, dtype=torch.int64)
+    if batch.own is None:
+        return tree, known
+    return tree, known[batch.own[length_mask(batch.length, batch.completion.shape[-1])]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from foresight.envs.text import Example, Prompt, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import LanguageModel, templated
 
-Answers = Callable[[Example], Sequence[str]]
+Answer = str | dict[str, Any]  # a text, or a message of the assistant, which may call tools
+Answers = Callable[[Example], Sequence[Answer]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Corpus:
     prompts: list[list[int]]
     completions: list[list[list[int]]]
     left_out: int
+    own: list[list[list[bool]]] = dataclasses.field(default_factory=list)  # of completions; empty: all of them
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -48,7 +51,12 @@ class Corpus:
 
     def batch(self, indices: Sequence[int]) -> TokenBatch:
         """Those rows as a TokenBatch `[P, G]`."""
-        return token_batch([self.prompts[i] for i in indices], [self.completions[i] for i in indices])
+        batch = token_batch([self.prompts[i] for i in indices], [self.completions[i] for i in indices])
+        rows = [row for i in indices for row in self.own[i]] if self.own else []
+        if all(all(row) for row in rows):
+            return batch
+        marks, _ = pad(rows)
+        return dataclasses.replace(batch, own=marks.bool().view(batch.completion.shape))
 
     def batches(self, size: int) -> Iterator[TokenBatch]:
         """All rows in their order, at most `size` at a time."""
@@ -109,36 +117,103 @@ def corpus(policy: LanguageModel, rows: Sequence[Example], answers: Answers, max
     limit = min(max_tokens, policy.context)
     kept = Corpus([], [], [], 0)
     for row in rows:
-        try:
-            pairs = [encode(policy, row.prompt, answer) for answer in answers(row)]
-        except UserError as error:
-            raise UserError(f"{row.place or f'The prompt {row.question[:60]!r}'}: {error}") from error
+        with _of(row):
+            pairs = [encode(policy, row.prompt, answer, row.tools) for answer in answers(row)]
         if all(len(prompt) + len(completion) <= limit for prompt, completion in pairs):
             kept.examples.append(row)
             kept.prompts.append(pairs[0][0])
             kept.completions.append([completion for _, completion in pairs])
-    if not kept.examples:
-        raise UserError(f"All {len(rows)} rows are longer than {limit} tokens: raise max_tokens or shorten them.")
+    _check_some(kept, rows, limit)
     return dataclasses.replace(kept, left_out=len(rows) - len(kept.examples))
 
 
-def encode(policy: LanguageModel, prompt: Prompt, completion: str) -> tuple[list[int], list[int]]:
+def shown(policy: LanguageModel, rows: Sequence[Example], max_tokens: int, all_turns: bool) -> Corpus:
+    """Tokenise demonstrations: of conversations (the column `messages`) the last answer or, with `all_turns`, each.
+
+    Answers of a conversation are one row, in which what others wrote between them is not the model's own; where the
+    template rewrites earlier turns, they are several, each as the sampler would be asked for it. A conversation ends
+    before the first answer that `max_tokens` has no room for, and is left out if that is its first. Raises UserError as
+    `corpus` does.
+    """
+    limit = min(max_tokens, policy.context)
+    kept, left_out = Corpus([], [], [], 0), 0
+    for row in rows:
+        found = list[tuple[list[int], list[int], list[bool]]]()
+        for prompt, reply in _turns(row, all_turns):
+            with _of(row):
+                head, said = encode(policy, prompt, reply, row.tools)
+            if len(head) + len(said) > limit:
+                break
+            before = [*found[-1][0], *found[-1][1]] if found else []
+            if found and head[: len(before)] == before:
+                asked, after, own = found.pop()
+                between = head[len(before) :]
+                found.append((asked, [*after, *between, *said], [*own, *[False] * len(between), *[True] * len(said)]))
+            else:
+                found.append((head, said, [True] * len(said)))
+        left_out += not found
+        for asked, after, own in found:
+            kept.examples.append(row)
+            kept.prompts.append(asked)
+            kept.completions.append([after])
+            kept.own.append([own])
+    _check_some(kept, rows, limit)
+    return dataclasses.replace(kept, left_out=left_out)
+
+
+def _turns(row: Example, all_turns: bool) -> list[tuple[Prompt, Answer]]:
+    """The answers of a demonstration that are learned, each with what comes before it."""
+    messages = row.columns.get("messages")
+    if messages is None or messages[:-1] != row.prompt:  # a task may have changed what is asked
+        return [(row.prompt, row.columns.get("reply") or row.columns["completion"])]
+    places = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
+    return [(messages[:i], messages[i]) for i in (places if all_turns else places[-1:])]
+
+
+def last_answer(row: Example) -> Answer:
+    """The answer of a demonstration, without those that came before it."""
+    return _turns(row, all_turns=False)[0][1]
+
+
+@contextmanager
+def _of(row: Example) -> Iterator[None]:
+    """Name the row in what cannot be written of it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{row.place or f'The prompt {row.question[:60]!r}'}: {error}") from error
+
+
+def _check_some(kept: Corpus, rows: Sequence[Example], limit: int) -> None:
+    if not kept.examples:
+        raise UserError(f"All {len(rows)} rows are longer than {limit} tokens: raise max_tokens or shorten them.")
+
+
+def encode(
+    policy: LanguageModel, prompt: Prompt, completion: Answer, tools: Sequence[Any] | None = None
+) -> tuple[list[int], list[int]]:
     """Ids of a prompt, exactly as the sampler would be given it, and of a completion with the token that ends it.
 
-    Raises UserError if the chat template writes a prompt otherwise once an answer follows it.
+    The completion is a text or a message of the assistant, which may call tools. Raises UserError if the chat template
+    writes a prompt otherwise once an answer follows it, or leaves a call out.
     """
-    tokenizer, head = policy.tokenizer, policy.encode(prompt)
+    reply: dict[str, Any] = {"role": "assistant", "content": completion}
+    if not isinstance(completion, str):
+        reply = completion
+    tokenizer, head = policy.tokenizer, policy.encode(prompt, tools)
     if tokenizer.chat_template is None:
         asked = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-        said = asked + completion
+        if reply.get("tool_calls"):
+            raise UserError("The model has no chat template, so it cannot call tools: choose one that has.")
+        said = asked + reply["content"]
         whole = list(tokenizer.encode(said))
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        answered = [*messages, {"role": "assistant", "content": completion}]
-        whole = list(templated(tokenizer, answered, return_dict=False))
+        answered = [*messages, reply]
+        whole = list(templated(tokenizer, answered, tools, return_dict=False))
         if whole[: len(head)] != head:
-            asked = templated(tokenizer, messages, add_generation_prompt=True, tokenize=False)
-            said = templated(tokenizer, answered, tokenize=False)
+            asked = templated(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
+            said = templated(tokenizer, answered, tools, tokenize=False)
             if not said.startswith(asked):
                 raise UserError(
                     "The chat template writes the prompt otherwise when an answer follows (it drops the generation "
@@ -148,6 +223,12 @@ def encode(policy: LanguageModel, prompt: Prompt, completion: str) -> tuple[list
     if whole[: len(head)] != head:  # tokens merge across the seam (blanks, newlines), which a sampler could never do
         whole = head + _alone(tokenizer, head, said[len(asked) :])
     tail = whole[len(head) :]
+    names = [call["function"]["name"] for call in reply.get("tool_calls", ())]
+    if missing := [name for name in names if name not in tokenizer.decode(tail)]:
+        raise UserError(
+            f"The chat template of the model does not write the call of '{missing[0]}': choose a model whose template "
+            "writes tool_calls."
+        )
     ends = [i for i, token in enumerate(tail) if token in policy.stop_ids]
     if ends:
         return head, tail[: ends[0] + 1]  # what a template writes after the end is never sampled

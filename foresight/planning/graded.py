@@ -47,7 +47,7 @@ def answered(
     for start in range(0, len(examples), CHUNK):
         few = examples[start : start + CHUNK]
         if isinstance(policy.completer, Server):  # texts are enough here, and all that some servers give
-            ids = [policy.encode(example.prompt) for example in few]
+            ids = [policy.encode(example.prompt, example.tools) for example in few]
             answers, ended = policy.completer.told(ids, group, max_new_tokens, temperature, generator, stop=task.stop)
             stopped = torch.tensor(ended).view(len(few), group)
         else:

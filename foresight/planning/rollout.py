@@ -87,7 +87,7 @@ def complete(
 
 
 def _encode(policy: LanguageModel, prompts: Sequence[Any]) -> list[list[int]]:
-    return [policy.encode(p.prompt if isinstance(p, Example) else p) for p in prompts]
+    return [policy.encode(p.prompt, p.tools) if isinstance(p, Example) else policy.encode(p) for p in prompts]
 
 
 def texts(policy: LanguageModel, batch: TokenBatch) -> list[str]:
@@ -138,7 +138,7 @@ def check_lengths(policy: LanguageModel, task: TextTask, config: Any) -> None:
             said = example.prompt if isinstance(example.prompt, str) else "".join(m["content"] for m in example.prompt)
             if len(said.encode()) <= room // 2:  # no token is shorter than a byte, and templates say little more
                 continue
-            if (tokens := len(policy.encode(example.prompt))) > room:
+            if (tokens := len(policy.encode(example.prompt, example.tools))) > room:
                 raise UserError(
                     f"The {side} prompt {number} of '{task.name}' ({said[:40]!r}) has {tokens} tokens, and with "
                     f"{policy.context - room} new ones it does not fit into the model's context of {policy.context}: "

@@ -14,7 +14,15 @@ from tests.sabotage import sabotaged_by
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "q"), ("assistant", "good"), ("assistant", "bad")))
 
 
-@sabotaged_by("foresight.data.forms._answer", lambda original: lambda value, place: original(value, place)[::-1])
+def backwards(original):
+    def reply(value, place):
+        found = original(value, place)
+        return {**found, "content": found["content"][::-1]}
+
+    return reply
+
+
+@sabotaged_by("foresight.data.forms._reply", backwards)
 @pytest.mark.parametrize(
     ("row", "kind", "expected"),
     [

@@ -381,7 +381,7 @@ def test_a_row_that_the_template_refuses_is_named(tmp_path):
 def encoded_twice(original):
     """The template writes a text, and the tokeniser adds its own beginning to it."""
 
-    def mutant(self, prompt):
+    def mutant(self, prompt, tools=None):
         if self.tokenizer.chat_template is None:
             return original(self, prompt)
         text = self.tokenizer.apply_chat_template(

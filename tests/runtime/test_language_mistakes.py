@@ -114,8 +114,8 @@ def test_forms_that_others_write(tmp_path):
     assert (row["prompt"], row["completion"]) == (chat[:1], "2")
     _, (row,) = forms.check([{"prompt": "1+1=", "chosen": chat, "rejected": bad}], "x")
     assert (row["prompt"], row["chosen"], row["rejected"]) == (chat[:1], "2", "3")
-    data = rows(tmp_path, "judged.jsonl", [{**row, "label": i > 2} for i, row in enumerate(DEMONSTRATIONS)])
-    with pytest.raises(UserError, match=r"was judged bad \('label' is false\): leave such rows out, or train kto"):
+    data = rows(tmp_path, "judged.jsonl", [{**row, "label": i > 0} for i, row in enumerate(DEMONSTRATIONS)])
+    with pytest.raises(UserError, match=r"row 1: .* was judged bad \('label' is false\), .* or train kto"):
         run.train("sft", data=data, model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False)
 
 

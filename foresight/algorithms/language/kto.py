@@ -28,7 +28,7 @@ from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import fit, gather
 from foresight.ops import preference
-from foresight.planning.corpus import Corpus, corpus, examples, of_form
+from foresight.planning.corpus import Corpus, corpus, examples, last_answer, of_form
 from foresight.planning.rollout import answer
 
 WORLD = "text"
@@ -181,7 +181,7 @@ def judged(rows: Sequence[Example]) -> list[Example]:
 
 
 def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
-    return corpus(state.policy, judged(rows), lambda row: [row.columns["completion"]], state.config.max_tokens)
+    return corpus(state.policy, judged(rows), lambda row: [last_answer(row)], state.config.max_tokens)
 
 
 export = learner.export

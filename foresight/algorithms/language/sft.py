@@ -2,9 +2,9 @@
 
     L(θ) = − 1/Σ_i |y_i|  Σ_i Σ_t log π_θ(y_it | x_i, y_i<t)
 
-over the tokens of the completions alone, their last one, which says that the answer has ended, among them. The mean
-is over all tokens of a batch, however it is split. Prompts are written by the model's chat template exactly as the
-sampler will be given them.
+over the tokens of the completions alone, their last one, which says that the answer has ended, among them. Of a
+conversation (`messages`) they are those of all its answers. The mean is over all tokens of a batch, however it is
+split. Prompts are written by the model's chat template exactly as the sampler will be given them.
 
 Kept: all of it. Rows are packed: they lie end to end as one tree of tokens (`nets.tokentree`), each with positions of
 its own and blind to the others, so that there is no padding, and what they begin with is computed once. It changes no
@@ -27,7 +27,7 @@ from foresight.nets import learner
 from foresight.nets.language import LanguageModel
 from foresight.nets.microbatch import fit, rows
 from foresight.ops.aggregate import per_token
-from foresight.planning.corpus import Corpus, corpus, examples, of_form
+from foresight.planning.corpus import Corpus, examples, of_form, shown
 from foresight.planning.rollout import answer
 
 WORLD = "text"
@@ -60,6 +60,8 @@ class Config:
     """Whether the learning rate then falls linearly to 0."""
     weight_decay: float = 0.0
     """Of AdamW (paper: 0.1)."""
+    all_turns: bool = True
+    """Whether every answer of a conversation (`messages`) is learned, or its last one alone."""
     max_new_tokens: int = 64
     """Tokens a completion may have when the model is asked."""
     max_grad_norm: float = 1.0
@@ -110,7 +112,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
     def piece(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
         return loss(state, few, rows(weights, part, few))
 
-    return fit(state, state.policy, batch, piece, int(batch.length.sum()))
+    return fit(state, state.policy, batch, piece, int(batch.mask.sum()))
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
@@ -119,7 +121,7 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
     for batch in known.batches(state.config.batch):
         with torch.no_grad():
             logprob, _ = state.policy.logprob(batch)
-        values += (logprob.sum(-1)[:, 0].cpu() / batch.length[:, 0]).tolist()
+        values += (logprob.sum(-1) / batch.mask.sum(-1).to(logprob.device))[:, 0].tolist()
     return "logprob", values
 
 
@@ -127,10 +129,10 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     for row in rows:
         if row.columns.get("label") is False:
             raise UserError(
-                f"sft learns what it is shown, and the answer {row.columns['completion'][:40]!r} to "
-                f"{row.question[:40]!r} was judged bad ('label' is false): leave such rows out, or train kto."
+                f"{row.place}: the answer {row.columns['completion'][:40]!r} was judged bad ('label' is false), and "
+                "sft learns what it is shown: leave such rows out, or train kto."
             )
-    return corpus(state.policy, rows, lambda row: [row.columns["completion"]], state.config.max_tokens)
+    return shown(state.policy, rows, state.config.max_tokens, state.config.all_turns)
 
 
 export = learner.export
@@ -141,8 +143,8 @@ def train(
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
     """Draw demonstrations, epoch after epoch, and learn them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
-    shown = _corpus(state, examples(config.data, env, FORMS, "sft"))
+    known = _corpus(state, examples(config.data, env, FORMS, "sft"))
     while state.step < config.steps:
-        metrics = update(state, shown.batch(shown.draw(config.batch, state.step, config.seed)))
+        metrics = update(state, known.batch(known.draw(config.batch, state.step, config.seed)))
         state.step += 1
-        yield state.step, {**metrics, "left_out": float(shown.left_out)}, state
+        yield state.step, {**metrics, "left_out": float(known.left_out)}, state
