@@ -25,7 +25,7 @@ from typing import Any
 from foresight.errors import UserError
 
 SPEAKERS = {  # of ShareGPT, and the roles that they are
-    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
     "model": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
     "function_response": "tool", "function_call": "assistant",
 }  # fmt: skip

@@ -13,9 +13,11 @@ ASKED = 2**30  # bytes below which nobody asks: searches are made all the time
 
 
 def memory(device: str | torch.device = "cpu") -> int:
-    """Bytes that this process may use: the machine's, or less inside a container; on a GPU its own."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    """Bytes that this process may use: the machine's, or less inside a container; on an accelerator its own."""
+    if torch.device(device).type != "cpu" and torch.accelerator.is_available():
+        module = torch.get_device_module(device)
+        if hasattr(module, "get_device_properties"):
+            return int(module.get_device_properties(device).total_memory)
     total = int(psutil.virtual_memory().total)
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
