@@ -9,8 +9,10 @@
         torch.testing.assert_close(advantage, ...)
 
 is collected as four tests: `sound` runs the body as it is; each of the others replaces the named function
-by a mutant for the time of the test, and passes only if the body then raises AssertionError (any other
-exception is an error of the test itself, and no exception means that the mutant survived).
+by a mutant for the time of the test, and passes only if an assertion of the test then fails: an `assert` in a file
+under `tests`, or one of `torch.testing` or `numpy.testing`. An `assert` inside the package does not count (it would
+stop a user's run too, or be gone with `python -O`; it says nothing about what the test looks at), any other exception
+is an error of the test itself, and no exception means that the mutant survived.
 
 The target is a dotted path to a function or a method (`package.module.Class.method`). Every module under
 `foresight` or `tests` that had imported the function by name gets the mutant too, so it does not matter how
@@ -41,12 +43,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 Mutation = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+TESTS = Path(__file__).parent
 
 
 def sabotaged_by(target: str, *mutations: Mutation) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -78,7 +83,9 @@ def _with_cases(test: Callable[..., Any], cases: list[Any]) -> Callable[..., Any
         with _mutated(target, mutation):
             try:
                 test(*args, **kwargs)
-            except AssertionError:
+            except AssertionError as error:
+                if where := _not_of_a_test(error):
+                    pytest.fail(f"not the test but {where} noticed that {target} was mutated by {_label(mutation)}")
                 return
         # Not an AssertionError, or a stacked twin would take it for the failure that it wants.
         pytest.fail(f"the test passed although {target} was mutated by {_label(mutation)}")
@@ -89,6 +96,19 @@ def _with_cases(test: Callable[..., Any], cases: list[Any]) -> Callable[..., Any
     run.sabotages = cases  # type: ignore[attr-defined]
     # pytest reads the list when it collects, so decorators stacked above may still add to it.
     return pytest.mark.parametrize("sabotage", cases)(run)
+
+
+def _not_of_a_test(error: AssertionError) -> str | None:
+    """Where an assertion failed, if that was neither in a test nor in a library's comparison made for tests."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is None:
+        return "an error without a traceback"
+    path, module = Path(frame.tb_frame.f_code.co_filename), frame.tb_frame.f_globals.get("__name__", "")
+    if TESTS in path.parents or f"{module}.".startswith(("torch.testing.", "numpy.testing.")):
+        return None
+    return f"{path}:{frame.tb_lineno}"
 
 
 @contextmanager

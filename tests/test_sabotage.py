@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +52,50 @@ def test_another_exception_is_not_taken_for_a_failed_assertion() -> None:
 
     with pytest.raises(KeyError):
         broken(sabotage=twins(broken)[1])
+
+
+def elsewhere(source: str) -> Callable[..., Any]:
+    """The function `check` of a module that is no test: its code and its globals belong to another file."""
+    module: dict[str, Any] = {"__name__": "foresight.ops.pretended"}
+    exec(compile(source, str(sabotage.TESTS.parent / "foresight" / "ops" / "pretended.py"), "exec"), module)
+    return module["check"]
+
+
+def test_an_assertion_of_the_package_is_not_taken_for_one_of_the_test() -> None:
+    """The test looks at nothing: what notices the mutant is an `assert` below it, which a run would not survive."""
+    check = elsewhere("def check(x):\n    assert bool((x >= 0).all())\n")
+
+    @sabotaged_by(TARGET, flip_sign)
+    def looks_at_nothing() -> None:
+        check(aggregate.per_token(MASK))
+
+    looks_at_nothing(sabotage=None)
+    with pytest.raises(pytest.fail.Exception, match=r"pretended\.py:2 noticed that foresight\.ops\.aggregate"):
+        looks_at_nothing(sabotage=twins(looks_at_nothing)[1])
+
+
+def test_what_counts_as_an_assertion_of_a_test() -> None:
+    """An `assert` here, also where the package called it, and the comparisons that libraries make for tests."""
+    calls_back = elsewhere("def check(looks):\n    looks()\n")
+    expected = MASK / 3
+
+    def looks() -> None:
+        assert torch.equal(aggregate.per_token(MASK), expected)
+
+    for compare in (
+        looks,
+        lambda: calls_back(looks),
+        lambda: torch.testing.assert_close(aggregate.per_token(MASK), expected),
+        lambda: np.testing.assert_allclose(aggregate.per_token(MASK).numpy(), expected.numpy()),
+        lambda: np.testing.assert_array_equal(aggregate.per_token(MASK).numpy(), expected.numpy()),
+    ):
+
+        @sabotaged_by(TARGET, flip_sign)
+        def good(compare: Callable[[], None]) -> None:
+            compare()
+
+        for case in twins(good):
+            good(compare, sabotage=case)
 
 
 def test_a_function_imported_by_name_is_mutated_too() -> None:
