@@ -106,13 +106,13 @@ def _opened(row: dict[str, Any], place: str) -> dict[str, Any]:
         row = {**row, "messages": messages}
     if (tools := row.get("tools")) is None:
         return row
-    tools = _json(tools, f"{place}: the column 'tools'") if isinstance(tools, str) else tools
+    tools = _parsed(tools, f"{place}: the column 'tools'") if isinstance(tools, str) else tools
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UserError(f"{place}: 'tools' must be a list of JSON schemas of functions, but is {str(tools)[:60]!r}.")
     return {**row, "tools": tools or None}
 
 
-def _json(text: str, place: str) -> Any:
+def _parsed(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -253,7 +253,7 @@ def _spoken(message: dict[str, Any], place: str) -> dict[str, Any]:
         raise UserError(f"{place}: a message is from {speaker!r}, and ShareGPT has: {', '.join(SPEAKERS)}.")
     if speaker != "function_call":
         return {"role": SPEAKERS[speaker], "content": value}
-    calls = _json(value, f"{place}: a function call") if isinstance(value, str) else value
+    calls = _parsed(value, f"{place}: a function call") if isinstance(value, str) else value
     return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
 
 
@@ -266,5 +266,5 @@ def _call(call: Any, place: str) -> dict[str, Any]:
         )
     given = function.get("arguments") or {}
     if isinstance(given, str):
-        given = _json(given, f"{place}: the arguments of the tool call '{function['name']}'")
+        given = _parsed(given, f"{place}: the arguments of the tool call '{function['name']}'")
     return {**(call if "function" in call else {}), "type": "function", "function": {**function, "arguments": given}}
