@@ -157,7 +157,8 @@ def tic_tac_toe(name: str, seeds: list[int], minutes: float) -> None:
         run = trained(name, "tic_tac_toe", seed, minutes)
         agent = run.load()
         found: dict[str, Any] = {"seed": seed, "training_seconds": seconds_of(run), "steps": agent.step}
-        for label, simulations in (("search", getattr(agent.config, "play_simulations", 100)), ("policy_alone", 0)):
+        play = agent.config.play_simulations
+        for label, simulations in (("search", agent.config.simulations if play is None else play), ("policy_alone", 0)):
             player = match.chooser(agent.module, agent.state, simulations=simulations)
             sides = {"first": True, "second": False}
             proofs = {side: proof.exhaust(agent.world, player, first)._asdict() for side, first in sides.items()}
@@ -165,7 +166,14 @@ def tic_tac_toe(name: str, seeds: list[int], minutes: float) -> None:
         runs.append(found)
         lost = sum(run["search"][side]["lost"] for run in runs for side in ("first", "second"))
         bare = sum(run["policy_alone"][side]["lost"] for run in runs for side in ("first", "second"))
-        document = {"seeds": seeds[: len(runs)], "lost": lost, "lost_without_search": bare, "runs": runs}
+        simulations = runs[0]["search"]["simulations"]  # without which the next figure says nothing
+        document = {
+            "seeds": seeds[: len(runs)],
+            "simulations": simulations,
+            "lost": lost,
+            "lost_without_search": bare,
+            "runs": runs,
+        }
         spent = sum(run["training_seconds"] for run in runs)
         title = {"alphazero": "AlphaZero", "muzero": "MuZero"}[name]
         write(f"{name}-tic_tac_toe", f"{title} at tic-tac-toe against every possible opponent", document, spent)

@@ -37,7 +37,7 @@ def match(
         games: how many; half of them with each colour.
         openings: random moves before each game, the same for both colours; by default 2 between two runs, which
             would else repeat one game, and 0 against the others, which vary by themselves.
-        simulations: of the search of runs; by default as their Config says.
+        simulations: a move, of the search of runs; by default those of their result (play_simulations of the Config).
         checkpoints: instead of a second player, how many checkpoints of the first meet, each of them every other.
         seed: of opponents and openings.
         json: print the result as JSON.
@@ -64,14 +64,22 @@ def match(
         openings = 0 if opponents.is_opponent(names[not swapped]) else 2
     left, right = (other, one) if swapped else (one, other)
     result = matches.play(game, left, right, games, openings, seed)
-    document = {"game": game.title, "first": first, "second": second, "openings": openings, **result.document()}
+    effort = [players.simulations_of(name, simulations) for name in names]
+    document = {
+        "game": game.title, "first": first, "second": second, "simulations": effort, "openings": openings,
+        **result.document(),
+    }  # fmt: skip
     if json:
         screen.emit(document)
         return 0
     won, drawn, lost = result.counts
     low, high = result.interval()
     console = screen.stdout()
-    console.print(f"{first} against {second} at {game.title}, {games} games", markup=False)
+    called = [
+        name if count is None else f"{name} ({count:,} simulations a move)"
+        for name, count in zip(names, effort, strict=True)
+    ]
+    console.print(f"{called[0]} against {called[1]} at {game.title}, {games} games", markup=False)
     console.print(f"won {won}, drawn {drawn}, lost {lost}: {100 * result.score:.1f}% of the points "
                   f"(95%: {100 * low:.1f} to {100 * high:.1f})", markup=False)  # fmt: skip
     if games > 1:

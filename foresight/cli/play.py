@@ -39,7 +39,8 @@ def play(
         checkpoint: latest, best, or a step.
         tokens: the most tokens a model may answer with; by default as in training.
         side: of a game, which you play.
-        simulations: of the agent's search in a game; by default as its Config says, 0 plays without looking ahead.
+        simulations: of the agent's search in a game; by default those of its result (play_simulations of its Config),
+            0 plays without looking ahead.
         device: auto, cpu, cuda or mps.
         completer: the URL of a server that answers instead, with the weights that it has (language runs).
     """

@@ -75,7 +75,11 @@ def check(config: Any, *also: str) -> None:
         select.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
     if hasattr(config, "value_scale"):
         select.Gumbel(config.considered, config.value_scale)  # which says what it cannot be
+    play = getattr(config, "play_simulations", None) or 0
+    if play < 0:
+        raise UserError(f"play_simulations must be 0 (the raw policy) or more, not {play}.")
     room.require(config.num_envs, config.simulations, 1, 4 * config.latent_size)  # at the very least
+    room.require(1, play, 1, 4 * config.latent_size, more=" in play")
     if not 0 <= config.reanalyze <= 1:
         raise UserError(f"reanalyze is a share: between 0 and 1, not {config.reanalyze}.")
     if not 0 < config.learning_rate_decay <= 1:
@@ -139,6 +143,13 @@ def begin(config: Any, spaces: Spaces | Game, title: str, device: str | torch.de
     actions = choices(spaces.action, title)
     network = latent_model(config, spaces.obs, actions, actions, players=1 if game is None else 2)
     return State(config, **parts(config, network, device), plays=Plays.of(game), game=game)
+
+
+def effort(config: Any, explore: bool, simulations: int | None) -> int:
+    """Simulations of one search: those asked for, or `play_simulations` (if that is set) where nothing is explored."""
+    if simulations is not None:
+        return simulations
+    return config.simulations if explore or config.play_simulations is None else int(config.play_simulations)
 
 
 def heat(state: Any) -> float:

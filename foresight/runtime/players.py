@@ -8,6 +8,7 @@ from foresight.envs.games import Chooser, Game
 from foresight.errors import UserError
 from foresight.planning import opponents
 from foresight.runtime import checkpoint, match, run
+from foresight.runtime.settings import Settings
 
 
 def player(name: str, game: Game | None, seed: int = 0, simulations: int | None = None) -> tuple[Chooser, Game]:
@@ -31,6 +32,18 @@ def player(name: str, game: Game | None, seed: int = 0, simulations: int | None 
         agent.state.game = game  # both players must know the same positions
     options = {} if simulations is None else {"simulations": simulations}
     return match.chooser(agent.module, agent.state, **options), game or agent.world
+
+
+def simulations_of(name: str, given: int | None = None) -> int | None:
+    """How many simulations a run searches a move with in play: those `given`, or as its Config says.
+
+    None for an opponent, whose name says it.
+    """
+    if opponents.is_opponent(name) and not Path(name).exists():
+        return None
+    config = Settings.read(run.find(name)).config
+    said = [given, config.get("play_simulations"), config.get("simulations")]
+    return next((count for count in said if count is not None), None)
 
 
 def checkpoints(name: str, count: int, simulations: int | None = None) -> tuple[dict[int, Chooser], Game]:

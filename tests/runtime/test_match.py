@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import foresight
+from foresight.cli.main import main
 from foresight.envs import games
 from foresight.envs.games import Chooser
 from foresight.errors import UserError
 from foresight.planning import opponents
-from foresight.runtime import depths, match, players
+from foresight.runtime import depths, match, players, settings
 from foresight.runtime.run import train
+from foresight.runtime.suites import suites
 from tests.sabotage import change, sabotaged_by
 
 TTT = games.make("tic_tac_toe")
@@ -129,6 +134,37 @@ def test_a_learned_model_plays_too(tmp_path: Path) -> None:
     assert match.play(game, one, opponents.make("random", game, 1), 6).counts != (0, 0, 0)
     found = depths.measure(run.path, depth=3, steps=20)
     assert found["value"][0] == 0 and all(x >= 0 for x in found["value"] + found["policy"])
+
+
+@sabotaged_by("foresight.planning.unroll.effort", lambda f: lambda config, explore, given: f(config, True, given))
+@pytest.mark.parametrize("name", ["muzero", "gumbel_muzero"])
+def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp_path: Path, capsys: Any) -> None:
+    """As AlphaZero does: fewer in training than in play, evaluation and matches."""
+    out = tmp_path / "m"
+    fields = {"steps": 16, "num_envs": 16, "collect_steps": 1, "simulations": 2, "latent_size": 8, "hidden": (8,)}
+    options = {"env_options": {"opponent": "random"}, "evaluation_episodes": 2, "show": False}
+    train(name, env="tic_tac_toe", out=out, play_simulations=7, **fields, **options)
+    agent = foresight.load(out)
+    for explore, given, count in ((False, None, 7), (True, None, 2), (False, 5, 5)):
+        _, extras, _ = agent.module.act(agent.state, agent.world.start(1), None, explore, simulations=given)
+        assert int(extras["visits"].sum()) == count
+    assert main(["match", str(out), "random", "--games", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["simulations"] == [7, None]
+    assert main(["match", str(out), "random", "--games", "2", "--simulations", "3"]) == 0
+    assert "(3 simulations a move) against random at tic-tac-toe" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_simulations_of_a_result_are_those_of_its_agent() -> None:
+    """Of the agent that comes along, and of MuZero's preset."""
+    results = Path(__file__).resolve().parents[2] / "results"
+    shown = json.loads((results / "alphazero-connect_four.json").read_text())
+    assert players.simulations_of("connect_four") == shown["play_simulations"]
+    for name in ("alphazero", "muzero"):
+        shown = json.loads((results / f"{name}-tic_tac_toe.json").read_text())
+        assert settings.resolve(name, preset="tic_tac_toe").config["play_simulations"] == shown["simulations"]
+        aims = [one for suite in suites().values() for e in suite.experiments for one in e.figures if one.key == "lost"
+                and one.algorithm == name]  # fmt: skip
+        assert aims and all(f"{shown['simulations']} simulations a move" in one.task for one in aims)
 
 
 def test_a_run_of_a_game_is_evaluated_against_its_opponent(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class Config:
     seed: int = 0
     num_envs: int = 8  # worlds that act together, one search for all of them
     simulations: int = 8  # of each search; 2 to 16 in the paper's figure 2
+    play_simulations: int | None = None  # of a search in play and evaluation; None: as many as in training
     considered: int = 16  # m, actions drawn at the root; §3 of the paper
     value_scale: float = 0.1  # c_scale; mctx, the paper's Atari
     max_visit_init: float = 50.0  # c_visit; §3.4
@@ -88,12 +89,12 @@ def act(
     """Search from every row of `obs`; with `explore` under Gumbel noise, else without.
 
     Extras: `weights` `[B, A]`, the policy target, `value` `[B]`, the root's, `visits`, `prior` `[B, A]`, and `tree`.
-    `simulations` are the Config's unless given; in a game `obs` may be positions.
+    `simulations` are the Config's unless given (`unroll.effort`); in a game `obs` may be positions.
     """
     obs, legal = unroll.seen(state, obs)
     found = search(
-        state.network, obs, state.config.simulations if simulations is None else simulations, _rule(state.config),
-        legal=legal, generator=state.generator if explore else None,
+        state.network, obs, unroll.effort(state.config, explore, simulations), _rule(state.config), legal=legal,
+        generator=state.generator if explore else None,
     )  # fmt: skip
     extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
     return found.action, {**extras, "prior": found.tree.prior[:, 0], "tree": found.tree}, carry

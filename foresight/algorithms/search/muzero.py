@@ -50,6 +50,7 @@ class Config:
     seed: int = 0
     num_envs: int = 8  # worlds that act together, one search for all of them
     simulations: int = 25  # of each search; LightZero
+    play_simulations: int | None = None  # of a search in play and evaluation; None: as many as in training
     gamma: float = 0.997  # a step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
@@ -91,13 +92,13 @@ def act(
     """Search from every row of `obs`; with `explore` noise and temperature, else the most visited action.
 
     Extras: `weights` `[B, A]`, the policy target, `value` `[B]`, the root's, `visits`, `prior` `[B, A]`, and `tree`.
-    `simulations` are the Config's unless given; in a game `obs` may be positions.
+    `simulations` are the Config's unless given (`unroll.effort`); in a game `obs` may be positions.
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     obs, legal = unroll.seen(state, obs)
     found = search(
-        state.network, obs, config.simulations if simulations is None else simulations, RULE, legal=legal,
+        state.network, obs, unroll.effort(config, explore, simulations), RULE, legal=legal,
         noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
