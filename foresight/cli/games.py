@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,15 @@ import tyro
 from foresight.cli import screen
 from foresight.errors import UserError
 
-HELP = "Type a move; ? for the agent's view, tree FILE for its search, moves for the legal ones, undo, quit."
+HINT = "Type a move; help tells what else there is."
+HELP = """a move     as `moves` lists them, in upper or lower case, or its number as #12
+moves      the legal ones
+?          the agent's view: what you can expect, the moves it looked at, the line it expects
+tree FILE  the search behind that: .json, .dot, .png, .svg or .pdf
+undo       take your last move back
+(nothing)  the board again
+quit       leave the game, as Ctrl-D and Ctrl-C do"""
+EMPTY = " .-+"  # of a board
 SHOWN = 6  # actions of the agent's view
 
 
@@ -63,7 +73,8 @@ def match(
     if openings is None:
         openings = 0 if opponents.is_opponent(names[not swapped]) else 2
     left, right = (other, one) if swapped else (one, other)
-    result = matches.play(game, left, right, games, openings, seed)
+    with _watched(f"{first} against {second}", games) as watch:
+        result = matches.play(game, left, right, games, openings, seed, watch=watch)
     effort = [players.simulations_of(name, simulations) for name in names]
     document = {
         "game": game.title, "first": first, "second": second, "simulations": effort, "openings": openings,
@@ -98,7 +109,8 @@ def _ladder(name: str, count: int, games: int, openings: int, simulations: int |
 
     found, game = players.checkpoints(name, count, simulations)
     steps = list(found)
-    result = matches.ladder(game, list(found.values()), games, openings, seed)
+    with _watched(f"checkpoints of {name}", games * len(steps) * (len(steps) - 1) // 2) as watch:
+        result = matches.ladder(game, list(found.values()), games, openings, seed, watch)
     if json:
         screen.emit({"game": game.title, "run": name, "openings": openings, "steps": steps, **result})
         return 0
@@ -112,36 +124,89 @@ def _ladder(name: str, count: int, games: int, openings: int, simulations: int |
     return 0
 
 
+@contextlib.contextmanager
+def _watched(title: str, games: int) -> Iterator[Callable[[int, int], None]]:
+    """Progress of a match on stderr, also while one player thinks: a thread of its own looks at what was told last."""
+    from foresight.runtime.progress import Progress
+
+    progress, told, over = Progress(title, games, "games", ("moves",)), [0, 0], threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.5):
+            progress.update(told[0], {"moves": told[1]})
+
+    def watch(ended: int, moves: int) -> None:
+        told[0] += ended
+        told[1] += moves
+
+    thread = threading.Thread(target=beat, daemon=True)
+    with progress:
+        thread.start()
+        try:
+            yield watch
+        finally:
+            over.set()
+            thread.join()
+            progress.update(told[0], {"moves": told[1]})
+
+
 def sit(agent: Any, person_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
     """Play one game against `agent`, moves from `lines`, until it is over or the lines end."""
-    from foresight.envs.games import Native, named
+    from foresight.envs.games import colors, named
 
     if simulations is not None and simulations < 0:
         raise UserError(f"--simulations must be 0 (the raw policy) or more, not {simulations}.")
     game, console = agent.world, screen.stdout()
     options = {} if simulations is None else {"simulations": simulations}
-    history = [game.start(1)]
+    history, drawn = [game.start(1)], 0
     person = 0 if person_first else 1
-    sign = (" (X)" if person_first else " (O)") if isinstance(game, Native) else ""  # other boards have letters
-    console.print(f"{game.title}: you move {'first' if person_first else 'second'}{sign}. {HELP}", style="dim")
+    sign = colors(game)[person]
+    console.print(
+        f"{game.title}: you move {'first' if person_first else 'second'}{f' ({sign})' if sign else ''}. {HINT}",
+        style="dim", markup=False,
+    )  # fmt: skip
     while not bool(game.over(history[-1])[0]):
         position = history[-1]
+        if drawn != len(history):  # also one's own move before the agent thinks of an answer
+            console.print("\n" + board(game, history) + "\n", markup=False)
+            drawn = len(history)
         if int(game.mover(position)[0]) != person:
             action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
             name = game.move_name(position, int(action[0]))
+            value = f": you can expect {_share(-_worth(extras, int(action[0])))}" if "value" in extras else ""
             history.append(game.step(position, action).position)
-            value = f" (it expects {_expects(float(extras['value'][0]))})" if "value" in extras else ""
-            console.print(f"\nThe agent plays {name}{value}", markup=False)
+            console.print(f"The agent plays {name}{value}", markup=False)
             continue
-        console.print("\n" + game.picture(position), markup=False)
         line = next(lines, None)
         if line is None or line.strip().lower() in ("quit", "q", "exit"):
             return
+        before = len(history)
         _answer(line.strip(), agent, options, history, person, console, named)
-    console.print("\n" + game.picture(history[-1]), markup=False)
+        if len(history) != before or not line.strip():
+            drawn = 0
+    console.print("\n" + board(game, history) + "\n", markup=False)
     score = float(game.first_score(history[-1])[0])
     mine = score if person_first else 1 - score
     console.print({1.0: "You won.", 0.5: "A draw.", 0.0: "The agent won."}.get(mine, f"You scored {mine}."))
+
+
+def board(game: Any, history: list[Any]) -> str:
+    """The last of the positions for the eye, the cell of the last move in brackets where the picture has room."""
+    lines = [f" {line} " for line in game.picture(history[-1]).splitlines()]
+    if len(history) > 1:
+        old = [f" {line} " for line in game.picture(history[-2]).splitlines()]
+        last = -1 if game.name in ("chess", "shogi") else None  # below their boards stand counts
+        changed = [
+            (r, c, was in EMPTY)
+            for r, (then, now) in enumerate(zip(old[:last], lines[:last], strict=False))
+            if len(then) == len(now)
+            for c, (was, sign) in enumerate(zip(then, now, strict=True))
+            if was != sign and sign.isalpha() and now[c - 1] == now[c + 1] == " "
+        ]
+        fresh = [cell for cell in changed if cell[2]]  # where stones only changed color nobody moved
+        for r, c, _ in fresh or changed:
+            lines[r] = f"{lines[r][: c - 1]}({lines[r][c]}){lines[r][c + 2 :]}"
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _answer(
@@ -165,8 +230,10 @@ def _answer(
             del history[before[-1] + 1 :]
         else:
             console.print("There is nothing to take back.")
+    elif line.lower() in ("help", "h"):
+        console.print(HELP, style="dim", markup=False)
     elif not line:
-        console.print(HELP, style="dim")
+        return  # the board is drawn again
     else:
         try:
             action = named(game, position, line)
@@ -179,13 +246,15 @@ def _answer(
 
 
 def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
-    """What the agent thinks of one position: its value, the actions it looked at, the line it expects."""
+    """What the agent thinks of one position: the value of its best move for the player to move, as a share of the
+    points, the actions it looked at with theirs, the line it expects.
+    """
     from foresight.runtime.match import line
 
     game = agent.world
     action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
     played = int(action[0])
-    words = [f"For you to move the agent expects {_expects(float(extras['value'][0]))}."]
+    words = [f"You can expect {_share(_worth(extras, played))}, with {game.move_name(position, played)}."]
     if "visits" in extras:
         visits, prior = extras["visits"][0], extras["prior"][0]
         order = (visits.double() + prior.double()).argsort(descending=True).tolist()
@@ -195,7 +264,7 @@ def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
         values = tree.child_values()[0] if tree is not None else extras.get("values", [None])[0]
         words.append("move     visits   prior   value")
         for action in order:
-            seen = f"{float(values[action]):+.2f}" if values is not None and visits[action] > 0 else ""
+            seen = _percent(float(values[action])) if values is not None and visits[action] > 0 else ""
             name = game.move_name(position, action)
             words.append(f"{name:<8} {int(visits[action]):>6}   {100 * float(prior[action]):>4.0f}%   {seen:>5}")
         if tree is not None:
@@ -248,9 +317,22 @@ def _names(game: Any, position: Any, actions: list[int]) -> list[str]:
     return names
 
 
-def _expects(value: float) -> str:
-    """A value in [-1, 1] for the player to move, as points."""
-    return f"{50 * (1 + value):.0f}% of the points"
+def _worth(extras: dict[str, Any], played: int) -> float:
+    """What the move that is played is worth to whoever plays it, in [-1, 1]; without a search, the position."""
+    tree, visits = extras.get("tree"), extras.get("visits")
+    values = tree.child_values() if tree is not None else extras.get("values")
+    if visits is None or values is None or not visits[0, played] > 0:
+        return float(extras["value"][0])
+    return float(values[0, played])
+
+
+def _percent(value: float) -> str:
+    """A value in [-1, 1] as a share of the points; what a learned model says may lie beyond."""
+    return f"{50 * (1 + min(max(value, -1.0), 1.0)):.0f}%"
+
+
+def _share(value: float) -> str:
+    return f"{_percent(value)} of the points"
 
 
 def _elo(x: float) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +63,9 @@ def play(
             games.sit(agent, side == "first", simulations, _lines(keep_empty=True))
         else:
             _talk(agent, prompt, tokens)
+    except KeyboardInterrupt:
+        screen.stdout().print()  # what comes next begins on a line of its own
+        raise
     finally:
         agent.close()
     return 0
@@ -138,10 +143,16 @@ def _talk(agent: Any, prompt: str | None, tokens: int | None) -> None:
 
 def _lines(keep_empty: bool = False) -> Iterator[str]:
     """What a person types or a pipe brings, until an empty line (unless those are kept) or the end."""
+    person = sys.stdin.isatty()
+    if person:
+        with contextlib.suppress(ImportError):  # Windows has none
+            importlib.import_module("readline")  # with it `input` lets people edit a line, and call earlier ones back
     while True:
         try:
-            line = input("> ") if sys.stdin.isatty() else input()
+            line = input("> ") if person else input()
         except EOFError:
+            if person:
+                print()
             return
         if not line.strip() and not keep_empty:
             return

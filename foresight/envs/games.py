@@ -24,6 +24,12 @@ TITLES = {
     "tic_tac_toe": "tic-tac-toe", "connect_four": "Connect Four", "othello": "Othello", "hex": "Hex",
     "breakthrough": "Breakthrough", "go": "Go", "chess": "chess", "shogi": "shogi",
 }  # fmt: skip
+COLORS = {  # what the pieces of the first and of the second player look like in a picture: native, and OpenSpiel's
+    "tic_tac_toe": ("X", "O"), "connect_four": ("X", "O"), "go": ("X, black", "O, white"),
+    "hex": ("X, from top to bottom", "O, from left to right"), "othello": ("x, black", "o, white"),
+    "breakthrough": ("b, black, from top to bottom", "w, white, from bottom to top"),
+    "chess": ("White, capitals", "Black, small letters"), "shogi": ("Black, capitals", "White, small letters"),
+}  # fmt: skip
 SIZES = {"hex": 11, "go": 9}  # boards whose size may be chosen, and OpenSpiel's or the usual one
 OPTIONS = {"hex": ("board_size",), "go": ("board_size", "komi")}  # of native rules, as OpenSpiel calls them
 KOMI = 7.5  # OpenSpiel's
@@ -371,6 +377,13 @@ class Spiel:
         self._next += 1
         self._states[self._next] = state
         return self._next
+
+
+def colors(game: Game) -> tuple[str, str]:
+    """What the first and the second player's pieces are in `picture`; "" where nobody has written it down."""
+    first, second = COLORS.get(game.name, ("", ""))
+    small = isinstance(game, Spiel) and game.name in ("tic_tac_toe", "connect_four", "hex")
+    return (first.lower(), second.lower()) if small else (first, second)
 
 
 def named(game: Game, position: Tensor, text: str) -> int:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from foresight.runtime import catalog
+from foresight.runtime.settings import Settings
 
 Sentence = str | None
 Test = Callable[[float, Mapping[str, float]], Sentence]
@@ -44,6 +48,27 @@ class Health:
             if sentence and self._stretch[index] == rule.patience:
                 sentences.append(f"step {step:,}: {sentence}")
         return sentences
+
+
+def unlearned(resolved: Settings, step: int, updates: int | None, before: Any, after: Any) -> Sentence:
+    """Of an agent with a learned model (MuZero and its variants): that it learned nothing yet, and what a run takes.
+
+    `before`, `after`: the Evaluations of random play and of the run; `updates`: gradient steps, where the State counts.
+    """
+    if not {"unroll_steps", "simulations", "warmup"} <= set(resolved.config) or step < 1:
+        return None
+    noise = 2 * math.hypot(before.std, after.std) / math.sqrt(max(after.n, 1))
+    if updates == 0:
+        why = f"the first gradient step comes after {resolved.config['warmup']:,} env steps (--warmup)"
+    elif after.worth <= before.worth + noise:
+        why = f"{after.metric} {after.mean:.4g} is no better than the {before.mean:.4g} of random play"
+    else:
+        return None
+    known = catalog.presets(resolved.algorithm)
+    mine = {name: preset for name, preset in known.items() if preset.get("env") == resolved.env} or known
+    takes = [f"{preset['steps']:,} at {name}" for name, preset in mine.items() if preset.get("steps", 0) > step]
+    more = f" Its presets take {', '.join(takes)}: foresight resume RUN --steps N goes on." if takes else ""
+    return f"nothing was learned yet in {step:,} env steps: {why}.{more}"
 
 
 def nonfinite(metrics: Mapping[str, object]) -> list[str]:

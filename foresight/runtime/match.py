@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from foresight.envs.games import Chooser, Game
 from foresight.errors import UserError
 from foresight.planning import opponents
 
+Watch = Callable[[int, int], None]
 Z = 1.959964  # of a 95% interval
 LONGEST_LINE = 12  # moves of a principal variation that are worth showing
 
@@ -101,15 +102,17 @@ def ratings(scores: np.ndarray, games: np.ndarray, sweeps: int = 100) -> tuple[n
     return scale * strength, scale * Z * np.sqrt(np.append(0.0, np.diag(np.linalg.inv(information))))
 
 
-def ladder(game: Game, players: Sequence[Chooser], games: int, openings: int, seed: int) -> dict[str, Any]:
-    """Everybody against everybody, `games` each, and what they are worth; as JSON.
+def ladder(
+    game: Game, players: Sequence[Chooser], games: int, openings: int, seed: int, watch: Watch | None = None
+) -> dict[str, Any]:
+    """Everybody against everybody, `games` each, and what they are worth; as JSON. `watch` is told as by `play`.
 
     `pairs`: who met whom (later, earlier) and how it ended for the later; `elo`: of each with its interval.
     """
     points, played = np.zeros((2, len(players), len(players)))
     pairs = []
     for early, late in itertools.combinations(range(len(players)), 2):
-        result = play(game, players[late], players[early], games, openings, seed)
+        result = play(game, players[late], players[early], games, openings, seed, watch=watch)
         points[late, early], points[early, late] = (total := math.fsum(result.scores)), games - total
         played[late, early] = played[early, late] = games
         pairs.append({"players": [late, early], **result.document()})
@@ -120,12 +123,20 @@ def ladder(game: Game, players: Sequence[Chooser], games: int, openings: int, se
 
 
 def play(
-    game: Game, one: Chooser, other: Chooser, games: int, openings: int = 0, seed: int = 0, together: int = 64
+    game: Game,
+    one: Chooser,
+    other: Chooser,
+    games: int,
+    openings: int = 0,
+    seed: int = 0,
+    together: int = 64,
+    watch: Watch | None = None,
 ) -> Result:
     """`games` games, `one` with the first move in the first half of them.
 
     `openings`: random moves before each game, the same in both halves, so that players who are never in doubt do not
-    play one game over and over. Raises UserError for fewer than none, and for as many as the longest game has moves.
+    play one game over and over. `watch` is told after every call of a player how many games ended by it, and how many
+    moves it made. Raises UserError for fewer than none, and for as many as the longest game has moves.
     """
     check_openings(game, openings)
     half = (games + 1) // 2
@@ -145,7 +156,10 @@ def play(
                 for mine, player in ((True, one), (False, other)):
                     turn = live[ours[live] == mine]
                     if len(turn):
-                        position[turn] = game.step(position[turn], player(position[turn])).position
+                        moved = game.step(position[turn], player(position[turn]))
+                        position[turn] = moved.position
+                        if watch is not None:
+                            watch(int(moved.over.sum()), len(turn))
                 game.forget(position)
                 ours = game.mover(position) == (0 if first else 1)
             found = game.first_score(position)

@@ -36,7 +36,7 @@ from foresight.runtime import (
     worlds,
 )
 from foresight.runtime.evaluate import Evaluation
-from foresight.runtime.health import Health
+from foresight.runtime.health import Health, unlearned
 from foresight.runtime.progress import Progress
 from foresight.runtime.when import Every, Interruption
 
@@ -309,6 +309,9 @@ class Session:
             self.progress.status("exporting")
             exported = self.module.export(state, self.path / "export")
             self.progress.status("")
+        updates = getattr(state, "updates", None)
+        if sentence := unlearned(self.settings, step, updates, self.baseline, self.measured[1]):
+            self.progress.note(sentence)
         summary = _summary(self, step, self.measured[1])
         if exported is not None and self.settings.world == "text" and sharded.rank() == 0:
             card.write(exported, self.settings, summary)

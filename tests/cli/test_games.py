@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from foresight.cli.games import _names
+from foresight.algorithms.search import alphazero
+from foresight.cli.games import _names, board, view
 from foresight.cli.main import main
 from foresight.envs import games
+from foresight.runtime import match
 from foresight.runtime.run import train
-from tests.sabotage import sabotaged_by
+from tests.sabotage import drop, sabotaged_by
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +40,76 @@ def play(
 def test_a_game_in_the_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     out = play(run, ["a1", "z9", "a1", "?", "moves", "undo", "", "quit"], monkeypatch, capsys)
     assert "tic-tac-toe: you move first (X)" in out
-    assert "The agent plays" in out and "it expects" in out
+    assert "The agent plays" in out and "you can expect" in out
     assert "'z9' is not legal here. Legal: " in out and "'a1' is not legal here." in out
     assert "move     visits   prior   value" in out and "line     " in out
-    assert " 1 X" in out and out.rstrip().endswith("1 . . .\n 2 . . .\n 3 . . .")  # taken back
+    assert " 1(X)" in out and out.rstrip().endswith("1 . . .\n  2 . . .\n  3 . . .")  # taken back
+
+
+def test_ones_own_move_is_drawn_before_the_reply_and_the_last_move_is_marked(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = play(run, ["b2", "x", "help", "quit"], monkeypatch, capsys, "--simulations", "20")
+    mine, reply, answer = out.index("\n  2 .(X).\n"), out.index("The agent plays"), out.index("(O)")
+    assert mine < reply < answer and out.count("(X)") == 2  # the color in the first line, and the move
+    assert "\n\n'x' is not legal here" in out  # not glued to the board
+    assert "undo       take your last move back" in out and out.count("   a b c") == 3  # no board where nothing moved
+
+
+@sabotaged_by("foresight.cli.games._worth", lambda f: lambda extras, played: float(extras["value"][0]))
+@sabotaged_by("foresight.cli.games._worth", lambda f: lambda extras, played: -f(extras, played))
+def test_percentages_are_the_persons_and_of_the_best_move() -> None:
+    """X has two in a row and is to move: it wins everything; whatever the mean of the search is."""
+    state = alphazero.build(alphazero.Config(channels=4, blocks=1), games.make("tic_tac_toe"))
+    agent = type("Agent", (), {"world": state.game, "module": alphazero, "state": state})()
+    position = games.replay(state.game, [[0, 3, 1, 4]])
+    shown = view(agent, position, {"simulations": 100}).splitlines()
+    assert shown[0] == "You can expect 100% of the points, with c1."
+    assert shown[2].split()[0] == "c1" and shown[2].split()[-1] == "100%"
+
+
+@sabotaged_by(
+    "foresight.envs.games.Native.picture", lambda f: lambda self, position: f(self, position).replace(".", "-")
+)
+def test_what_is_marked_on_a_board_is_what_was_placed() -> None:
+    """Othello turns stones around, chess takes one where another stood: the placed one and the taker are marked."""
+    for name, moves, marked in (("othello", 1, "(x)"), ("chess", 1, "("), ("connect_four", 1, "(X)"), ("go", 1, "(X)")):
+        game, history = games.make(name), []
+        history = [game.start(1)]
+        for _ in range(moves):
+            action = game.legal(history[-1])[0].int().argmax()[None]
+            history.append(game.step(history[-1], action).position)
+        shown = board(game, history)
+        assert shown.count("(") - ("(o) to play" in shown) == 1 and marked in shown
+        if name == "connect_four":
+            assert shown.splitlines()[-2] == "(X). . . . . ."
+    assert games.colors(games.make("chess")) == ("White, capitals", "Black, small letters")
+
+
+def test_ctrl_c_leaves_a_clean_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", stop)
+    assert main(["play", str(run)]) == 130
+    assert capsys.readouterr().out.endswith("\n\n\n")  # the board, a blank line, and the line that ^C stands on
+
+
+def test_a_match_shows_how_far_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["match", str(run), "random", "--games", "6", "--simulations", "2"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"{run} against random: 6 games"
+    assert said[-1].startswith("6 games") and int(said[-1].split("moves ")[1]) >= 30
+
+
+@sabotaged_by("foresight.runtime.match.play", drop("watch"))
+def test_a_match_counts_its_games_and_moves() -> None:
+    game, told = games.make("tic_tac_toe"), []
+    first = lambda p: game.legal(p).int().argmax(-1)  # noqa: E731
+    result = match.play(game, first, first, 3, watch=lambda ended, moves: told.append((ended, moves)))
+    assert [sum(x) for x in zip(*told, strict=True)] == [3, sum(result.moves)]
 
 
 def test_an_agent_that_learnt_the_rules_shows_its_thoughts_too(

@@ -18,6 +18,8 @@ from foresight.envs.games import Chooser
 from foresight.errors import UserError
 from foresight.planning import opponents
 from foresight.runtime import depths, match, players, settings
+from foresight.runtime.evaluate import Evaluation
+from foresight.runtime.health import unlearned
 from foresight.runtime.run import train
 from foresight.runtime.suites import suites
 from tests.sabotage import change, sabotaged_by
@@ -152,6 +154,22 @@ def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp
     assert json.loads(capsys.readouterr().out)["simulations"] == [7, None]
     assert main(["match", str(out), "random", "--games", "2", "--simulations", "3"]) == 0
     assert "(3 simulations a move) against random at tic-tac-toe" in " ".join(capsys.readouterr().out.split())
+
+
+@sabotaged_by("foresight.runtime.health.unlearned", lambda f: lambda r, step, updates, a, b: f(r, step, 1, b, a))
+def test_a_run_that_learned_nothing_yet_says_so(tmp_path: Path, capsys: Any) -> None:
+    """Before the first gradient step, and where the agent is as good as chance; and what the presets take."""
+    small = {"num_envs": 4, "simulations": 2, "latent_size": 4, "hidden": (8,), "evaluation_episodes": 4}
+    train("muzero", env="CartPole-v1", out=tmp_path / "a", steps=128, **small)
+    said = capsys.readouterr().err
+    assert "nothing was learned yet in 128 env steps: the first gradient step comes after 1,000 env steps" in said
+    assert "Its presets take 120,000 at CartPole-v1" in said
+    resolved = settings.resolve("muzero", env="Acrobot-v1")
+    chance, same, better = (Evaluation("return", mean, 20.0, 20) for mean in (-498.0, -495.0, -97.0))
+    told = unlearned(resolved, 50_000, 9_000, chance, same)
+    assert told and "return -495 is no better than the -498 of random play. Its presets take 120,000 at Cart" in told
+    assert unlearned(resolved, 100_000, 9_000, chance, better) is None
+    assert unlearned(settings.resolve("ppo", env="CartPole-v1"), 500, 0, chance, same) is None
 
 
 def test_the_simulations_of_a_result_are_those_of_its_agent() -> None:
