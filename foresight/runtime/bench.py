@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from foresight import WAITING
 from foresight.errors import UserError, unknown
 
 PACKAGES = ("foresight", "torch", "numpy", "scipy", "gymnasium", "envpool", "transformers")
@@ -189,10 +190,12 @@ def _measure(bench: Benchmark, side: str, python: str) -> dict[str, Any]:
     # The package is put on the path of the child, so that it runs from a checkout too, in any environment.
     path = os.pathsep.join(filter(None, [str(bench.path.parents[1]), os.environ.get("PYTHONPATH", "")]))
     command = [python, "-c", CHILD, str(bench.path), side]
+    # A peer is measured as it is: what this package sets for itself, it sets again where it is imported.
+    theirs = {name: value for name, value in os.environ.items() if name not in WAITING}
     try:
         done = subprocess.run(
             command,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**theirs, "PYTHONPATH": path},
             cwd=bench.path.parents[1],
             capture_output=True,
             text=True,

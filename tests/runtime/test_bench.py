@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +114,39 @@ def test_median_takes_numbers_apart_from_words() -> None:
         {"rate": 2.0, "ok": True, "at": "x"},
     ]
     assert bench.median(rows) == {"rate": 2.0, "ok": True, "at": "x"}
+
+
+def _loaded(code: str, **variables: str) -> str:
+    """What torch's copy of GNU's OpenMP says of itself when a fresh process loads it after `code`."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    found = sorted((Path(spec.origin).parent / "lib").glob("libgomp*"))
+    if not found:
+        pytest.skip("this build of torch has another OpenMP")
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    environment = {**kept, "OMP_DISPLAY_ENV": "VERBOSE", **variables}
+    command = [sys.executable, "-c", f"{code}; import ctypes; ctypes.CDLL({str(found[0])!r})"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)[0]
+
+
+@pytest.mark.parametrize("entry", ["foresight", "foresight.cli.main", "foresight.envs.apart", "foresight.ops.returns"])
+def test_waiting_threads_spin_less_wherever_one_comes_in(entry: str) -> None:
+    """By default 300,000 times, with which GRPO falls off a cliff beside two busy processes."""
+    assert _loaded(f"import {entry}") == "10000"
+
+
+@pytest.mark.parametrize("variables", [{"GOMP_SPINCOUNT": "777"}, {"OMP_WAIT_POLICY": "passive"}])
+def test_what_the_user_set_stays(variables: dict[str, str]) -> None:
+    assert _loaded("import foresight", **variables) == variables.get("GOMP_SPINCOUNT", "0")
+
+
+def test_a_peer_is_measured_as_it_is(checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (checkout / "asking.py").write_text(
+        '"""Ask."""\nimport os\n\n\ndef ours():\n    return {"rate": float(os.environ.get("GOMP_SPINCOUNT", 0))}\n'
+    )
+    monkeypatch.setattr(bench, "WAITING", {"GOMP_SPINCOUNT": "10000"})
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+    assert bench.run("asking", rounds=1, directory=checkout, out=tmp_path / "r.json")["ours"]["rate"] == 0
+    monkeypatch.setattr(bench, "WAITING", {})
+    assert bench.run("asking", rounds=1, directory=checkout, out=tmp_path / "r.json")["ours"]["rate"] == 10000
