@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from foresight import WAITING
+import foresight
 from foresight.errors import UserError, unknown
 
 PACKAGES = ("foresight", "torch", "numpy", "scipy", "gymnasium", "envpool", "transformers")
@@ -191,7 +191,7 @@ def _measure(bench: Benchmark, side: str, python: str) -> dict[str, Any]:
     path = os.pathsep.join(filter(None, [str(bench.path.parents[1]), os.environ.get("PYTHONPATH", "")]))
     command = [python, "-c", CHILD, str(bench.path), side]
     # A peer is measured as it is: what this package sets for itself, it sets again where it is imported.
-    theirs = {name: value for name, value in os.environ.items() if name not in WAITING}
+    theirs = {name: value for name, value in os.environ.items() if name not in foresight.WAITING}
     try:
         done = subprocess.run(
             command,

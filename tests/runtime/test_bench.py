@@ -145,8 +145,8 @@ def test_a_peer_is_measured_as_it_is(checkout: Path, monkeypatch: pytest.MonkeyP
     (checkout / "asking.py").write_text(
         '"""Ask."""\nimport os\n\n\ndef ours():\n    return {"rate": float(os.environ.get("GOMP_SPINCOUNT", 0))}\n'
     )
-    monkeypatch.setattr(bench, "WAITING", {"GOMP_SPINCOUNT": "10000"})
+    monkeypatch.setattr("foresight.WAITING", {"GOMP_SPINCOUNT": "10000"})
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
     assert bench.run("asking", rounds=1, directory=checkout, out=tmp_path / "r.json")["ours"]["rate"] == 0
-    monkeypatch.setattr(bench, "WAITING", {})
+    monkeypatch.setattr("foresight.WAITING", {})
     assert bench.run("asking", rounds=1, directory=checkout, out=tmp_path / "r.json")["ours"]["rate"] == 10000
