@@ -38,7 +38,11 @@ class ChanceModel(nn.Module):
         discount: float = 0.997,
         activation: str = "relu",
     ) -> None:
-        """`encoder` and `watcher` are two encoders of observations: one for latents, one for what chance did."""
+        """`encoder` and `watcher` are two encoders of observations: one for latents, one for what chance did.
+
+        That is told from what was seen before and after, side by side, so that a code need not mean the same from every
+        afterstate: of as many codes as outcomes are possible at once, all can be told apart.
+        """
         super().__init__()
         self.discount, self.actions, self.codes = discount, actions, codes
         self.encoder, self.into = encoder, orthogonal(nn.Linear(encoder.size, latent_size), 1.0)
@@ -50,16 +54,17 @@ class ChanceModel(nn.Module):
         self.value = Number(self.head.size, support)
         self.outcome = orthogonal(nn.Linear(self.after.size, codes), 0.01)
         self.after_value = Number(self.after.size, support)
-        self.watcher, self.code = watcher, orthogonal(nn.Linear(watcher.size, codes), 1.0)
+        self.watcher, self.between = watcher, MLP(2 * watcher.size, hidden, activation)
+        self.code = orthogonal(nn.Linear(self.between.size, codes), 1.0)
         self.register_buffer("eye", torch.eye(max(actions, codes)), persistent=False)
 
     def represent(self, obs: Any) -> Tensor:
         """The latent `[B, D]` of what was seen."""
         return latent.unit_interval(self.into(self.encoder(obs)))
 
-    def happening(self, obs: Any) -> Tensor:
-        """Numbers `[B, C]`: the largest is the code of the outcome that is seen in `obs`."""
-        return self.code(self.watcher(obs))
+    def happening(self, obs: Any, next_obs: Any) -> Tensor:
+        """Numbers `[B, C]`: the largest is the code of what chance did between these observations."""
+        return self.code(self.between(torch.cat([self.watcher(obs), self.watcher(next_obs)], -1)))
 
     def act(self, state: Tensor, action: Tensor) -> Tensor:
         """The latent of the afterstate, for actions int64 `[B]`."""
@@ -95,10 +100,12 @@ class ChanceModel(nn.Module):
         logits = torch.where(wide, self._first(self.policy(ahead)), self._last(self.outcome(behind)))
         return {"latent": torch.where(wide, found, after), "after": (~ended).float()}, reward, discount, logits, value
 
-    def follow(self, state: State, action: Tensor, next_obs: Any) -> tuple[State, Tensor, Tensor, Tensor, Tensor]:
-        """Two steps at once: the action, and the outcome that is seen in `next_obs`."""
+    def follow(
+        self, state: State, action: Tensor, obs: Any, next_obs: Any
+    ) -> tuple[State, Tensor, Tensor, Tensor, Tensor]:
+        """Two steps at once: the action, and the outcome that is seen from `obs` to `next_obs`."""
         after, *_ = self.step(state, action)
-        return self.step(after, self.actions + self.happening(next_obs).argmax(-1))
+        return self.step(after, self.actions + self.happening(obs, next_obs).argmax(-1))
 
     def _first(self, logits: Tensor) -> Tensor:
         return functional.pad(logits, (0, self.codes), value=-torch.inf)

@@ -316,13 +316,13 @@ def model_errors(
 
     Shapes: `batch` `[B, T]` with a mask, T > depth; `actions` `[B, T, ...]` as `model.step` takes them; `next_obs`
     `[B, T, ...]`, the true successors; `policy` makes an Output of the model's numbers. Starts whose episode ended
-    before a depth do not count there; NaN where none is left. A model with a `follow` is told `next_obs`: which outcome
-    chance had.
+    before a depth do not count there; NaN where none is left. A model with a `follow` is told what was seen before and
+    after each step: which outcome chance had.
     """
     starts = batch.shape[1] - depth
     numbers, value, _ = model.root(trees.tree_map(lambda x: x.flatten(0, 1), batch.obs))
     numbers, value = numbers.unflatten(0, batch.shape), value.unflatten(0, batch.shape)
-    follow = getattr(model, "follow", None) or (lambda state, action, _: model.step(state, action))
+    follow = getattr(model, "follow", None) or (lambda state, action, *_: model.step(state, action))
 
     def at(x: Any, k: int) -> Any:
         """Row k of every piece, `[B * starts, ...]`."""
@@ -334,7 +334,7 @@ def model_errors(
     *_, state = model.root(at(batch.obs, 0))
     rows = [(torch.zeros_like(alive[:, 0]),) * 3]
     for k in range(1, depth + 1):
-        state, reward, _, said, v = follow(state, at(actions, k - 1), at(next_obs, k - 1))
+        state, reward, _, said, v = follow(state, at(actions, k - 1), at(batch.obs, k - 1), at(next_obs, k - 1))
         apart = policy(at(numbers, k)).kl(policy(said))
         rows.append(((v - at(value, k)).abs(), apart, (reward - at(batch.reward, k - 1)).abs()))
     before = torch.cat([alive[:, :1], alive[:, :-1]], 1)  # the reward on the way to where an episode ends counts

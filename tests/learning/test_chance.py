@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 
 from foresight.algorithms.search import stochastic_muzero
+from foresight.data.trajectory import Trajectory
 from foresight.envs.mdp import MDP, TableEnv
-from tests.sabotage import flip_sign, sabotaged_by
+from foresight.nets.heads import CategoricalHead
+from foresight.planning import unroll
+from tests.sabotage import change, flip_sign, sabotaged_by
 
 HELD = 0.5  # what holding earns; rolling, and then naming what is shown, earns 1
 
@@ -35,7 +38,7 @@ def earned(action: torch.Tensor) -> torch.Tensor:
 @sabotaged_by("foresight.planning.unroll.summed", flip_sign)
 def test_stochastic_muzero_learns_what_a_die_may_show() -> None:
     config = stochastic_muzero.Config(
-        steps=2_000, num_envs=8, simulations=10, codes=4, n_steps=2, unroll_steps=2, batch=64, update_every=8,
+        steps=3_000, num_envs=8, simulations=10, codes=4, n_steps=2, unroll_steps=2, batch=64, update_every=8,
         warmup=200, reanalyze=0.0, latent_size=8, hidden=(32,), support=3, learning_rate=5e-3, value_coef=1.0,
     )  # fmt: skip
     *_, (_, _, state) = stochastic_muzero.train(config, TableEnv(die(), config.num_envs))
@@ -45,9 +48,53 @@ def test_stochastic_muzero_learns_what_a_die_may_show() -> None:
     random = torch.stack([earned(table) for table in tables]).mean()
     assert 0.38 < random < 0.4
     assert earned(action) == 1.0  # the best there is
-    codes = network.happening(torch.arange(1, 4)).argmax(-1)
+    codes = network.happening(torch.zeros(3, dtype=torch.int64), torch.arange(1, 4)).argmax(-1)
     assert len(set(codes.tolist())) == 3  # a code for each face
     with torch.no_grad():
         start = network.represent(torch.tensor([0]))
         shown = torch.softmax(network.outcome(network.after(network.act(start, torch.tensor([int(action[0])])))), -1)[0]
     assert (shown[codes] - 1 / 3).abs().max() < 0.1
+
+
+PAIRS = ((3, 4), (4, 5), (3, 5))  # the faces of coin 0, 1 and 2
+
+
+def coins() -> MDP:
+    """States 0 to 2 are coins, of three faces two each: whatever is done, one of them is shown, states 3 to 5, and
+    naming it earns 1. 6 is the end. Where one of two codes is told by the face alone, some coin has the same for both.
+    """
+    following = torch.full((7, 3, 2), 6, dtype=torch.int32)
+    prob, discount = torch.zeros(7, 3, 2, dtype=torch.float64), torch.zeros(7, 3, 2, dtype=torch.float64)
+    reward, start = torch.zeros(7, 3, dtype=torch.float64), torch.zeros(7, dtype=torch.float64)
+    prob[..., 0], start[:3] = 1.0, 1 / 3
+    following[:3], prob[:3], discount[:3] = torch.tensor(PAIRS, dtype=torch.int32).unsqueeze(1), 0.5, 1.0
+    reward[[3, 4, 5], [0, 1, 2]] = 1.0
+    return MDP("coins", following, prob, reward, start, discount)
+
+
+@sabotaged_by("foresight.nets.chance.ChanceModel.happening", change("obs", torch.zeros_like))
+def test_what_chance_did_is_told_from_what_was_there_before() -> None:
+    """Both faces of every coin get a code of their own, and the model learns what naming them earns.
+
+    The seed is one whose codes begin apart, as codes that begin as one may stay one.
+    """
+    config = stochastic_muzero.Config(
+        seed=178, num_envs=1, codes=2, n_steps=2, unroll_steps=2, warmup=200, reanalyze=0.0, latent_size=8,
+        hidden=(32,), support=3, learning_rate=1e-2, value_coef=1.0,
+    )  # fmt: skip
+    state = stochastic_muzero.build(config, TableEnv(coins(), 1).spaces)
+    rows = [(coin, face, named) for coin in range(3) for face in PAIRS[coin] for named in (3, 4, 5)]
+    obs = torch.tensor([[coin, face, 6, 6] for coin, face, _ in rows])
+    action = torch.tensor([[0, named - 3, 0, 0] for _, _, named in rows])
+    reward = torch.tensor([[0.0, face == named, 0, 0] for _, face, named in rows])
+    ones, going = torch.ones_like(reward), torch.tensor([1.0, 0, 0, 0]).expand_as(reward)
+    extras = {"weights": torch.full((*obs.shape, 3), 1 / 3), "next_obs": obs.roll(-1, 1)}
+    batch = Trajectory(obs, action, reward, going, 1 - going, ones, extras=extras)
+    for _ in range(300):
+        stochastic_muzero.update(state, batch)
+    coin, face = obs[:, 0], obs[:, 1]
+    code = state.network.happening(coin, face).argmax(-1)
+    for here in range(3):
+        assert len({int(code[(coin == here) & (face == shown)][0]) for shown in PAIRS[here]}) == 2
+    found = unroll.model_errors(state.network, batch, action, extras["next_obs"], 2, CategoricalHead(5))
+    assert found["reward"][2] < 0.05  # a coin whose faces have one code makes it 1/9

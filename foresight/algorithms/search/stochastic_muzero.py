@@ -1,18 +1,20 @@
 """Stochastic MuZero: Planning in stochastic environments with a learned model, Antonoglou et al. 2022 (ICLR; openreview
 X6D9bAHhBQ1).
 
-    minimise  MuZero's loss + Σ_{k<K} [ l(Q^k, z_{t+k}) · c_v + CE(σ^k, c_{t+k+1}) + β ‖c_{t+k+1} - e(o_{t+k+1})‖² ]
+    minimise  MuZero's loss + Σ_{k<K} [ l(Q^k, z_{t+k}) · c_v + CE(σ^k, c_{t+k+1}) + β ‖c_{t+k+1} - e_{t+k+1}‖² ]
 
 where an action leads from a state to an afterstate, as^k = φ(s^k, a_{t+k}); (σ^k, Q^k) = ψ(as^k) say what chance may do
 there and what it is worth; and a code c of what chance did leads on, (s^{k+1}, r^{k+1}) = g(as^k, c_{t+k+1}). Codes
-are learnt: c is the one-hot maximum of e(o_{t+k+1}), with the gradient of e. The rest is MuZero (arXiv:1911.08265).
+are learnt: c_t is the one-hot maximum of e_t = e(o_{t-1}, o_t), with the gradient of e. The rest is MuZero
+(arXiv:1911.08265).
 
 What is kept: chance nodes in the tree, at which codes are tried in proportion to σ; a fixed set of one-hot codes, the
 straight-through gradient into their encoder, and the commitment term; afterstate values; MuZero's search, returns and
 unroll, and reanalysis of a share of the targets with a slow copy of the network.
 
-Otherwise than there: no Gumbel noise on e(o); a time limit is no termination; replay is uniform; Adam. A simulation
-adds one node, of either kind, so that it takes two to see one step ahead.
+Otherwise than there: e sees the two newest observations (LightZero), in the paper all of them; no Gumbel noise on it;
+a time limit is no termination; replay is uniform; Adam. A simulation adds one node, of either kind, so that it takes
+two to see one step ahead.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     actions = unroll.choices(spaces.action, "Stochastic MuZero")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        encoder, watcher = (encoders.encoder(spaces.obs, config.hidden, "relu", config.images) for _ in range(2))
+        encoder = encoders.encoder(spaces.obs, config.hidden, "relu", config.images)
+        watcher = encoders.encoder(spaces.obs, (), "relu", config.images)  # vectors as they are
         network = ChanceModel(
             encoder, watcher, actions, config.codes, config.latent_size, config.hidden, config.support,
             config.gamma,
@@ -136,8 +139,8 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
-    seen = network.happening(trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), batch.extras["next_obs"]))
-    seen = seen.view(len(alive), steps, -1)
+    pair = (trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), obs) for obs in (batch.obs, batch.extras["next_obs"]))
+    seen = network.happening(*pair).view(len(alive), steps, -1)
     code = latent.straight_through(seen)
     hidden, afters, on_the_way = [network.represent(unroll.row(batch.obs, 0))], [], []
     before = hidden[0]

@@ -142,8 +142,8 @@ class Line(torch.nn.Module):
     def chance(self, after: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
         return after, after
 
-    def happening(self, obs: Tensor) -> Tensor:
-        return obs[..., :2]
+    def happening(self, obs: Tensor, next_obs: Tensor) -> Tensor:
+        return next_obs[..., :2]
 
     def outcome(self, x: Tensor) -> Tensor:
         return torch.zeros(*x.shape[:-1], 2)
