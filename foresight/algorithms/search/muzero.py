@@ -7,7 +7,8 @@ where s^0 = h(o_t), (r^k, s^k) = g(s^{k-1}, a_{t+k-1}), (p^k, v^k) = f(s^k); π 
 n-step return, z_t = u_t + γ u_{t+1} + … + γⁿ v_{t+n}.
 
 What is kept: the latent model and its search with PUCT, values normalised over the tree, no legal moves inside it;
-games for two, whose model has the discount -γ, as each step is the other's, so that values are always the mover's;
+games for two, whose model has the discount -γ, as each step is the other's, so that values are always the mover's, and
+are compared by the bounds [-1, 1] that are known of them;
 Dirichlet noise and a falling temperature; numbers as two-hot categoricals of the signed hyperbolic transform
 (appendix F); latents scaled to [0, 1], every unrolled step's loss over K, the gradient into the dynamics halved
 (appendix G); absorbing states after a termination, of value and reward 0; reanalysis: a share of the policy targets is
@@ -40,6 +41,9 @@ UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
 ACTING = ("network",)  # the fields of State that actors are sent
 RULE = PUCT(normalize="tree", first_play="parent")  # an action never tried counts as its node: LightZero
+# Values of games lie in [-1, 1], the pseudocode's known bounds; a tree that knows only its own takes a slight edge for
+# a sure win. Not scaled to [0, 1] they are twice as wide, and so is the bonus. docs/muzero.md has both at tic-tac-toe.
+BOARD = PUCT(c_init=2.5, normalize="none", first_play="parent")
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def act(
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     obs, legal = unroll.seen(state, obs)
     found = search(
-        state.network, obs, unroll.effort(config, explore, simulations), RULE, legal=legal,
+        state.network, obs, unroll.effort(config, explore, simulations), _rule(state), legal=legal,
         noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
@@ -119,7 +123,7 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
     """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
     obs, legal = unroll.seen(state, obs)
-    return {"weights": search(state.target, obs, state.config.simulations, RULE, legal=legal).weights}
+    return {"weights": search(state.target, obs, state.config.simulations, _rule(state), legal=legal).weights}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
@@ -164,3 +168,7 @@ def train(
     while state.step < config.steps:
         rows, obs = rollout(state, env, obs)
         yield state.step, learn(state, rows), state
+
+
+def _rule(state: State) -> PUCT:
+    return RULE if state.game is None else BOARD
