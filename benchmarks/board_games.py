@@ -1,7 +1,8 @@
 """What agents of board games reached, as JSON in results/: proofs, matches, mistakes. Stopped, it goes on.
 
 python benchmarks/board_games.py tic_tac_toe --seeds 0 1 2     # trains alphazero, then tries every opponent
-python benchmarks/board_games.py tic_tac_toe muzero            # the same with a learned model
+python benchmarks/board_games.py tic_tac_toe muzero            # the same with a learned model; or gumbel_muzero
+python benchmarks/board_games.py hex3 gumbel_muzero            # another game that is small enough
 python benchmarks/board_games.py connect_four                  # trains alphazero; matches and mistakes by phase
 python benchmarks/board_games.py connect_four RUN              # the same of a trained run
 python benchmarks/board_games.py alphago hex5                  # trains alphago, then compares its parts
@@ -147,36 +148,48 @@ def add_lean(path: Path, state: Any, folder: Path) -> None:
     checkpoint.save(folder / "checkpoints", small, state.step, keep=1000, extra=extra)
 
 
-def tic_tac_toe(name: str, seeds: list[int], minutes: float) -> None:
-    """The agent of each seed, with its search and without, against every opponent there could be."""
-    from foresight.planning import proof
+def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
+    """The agent of each seed against every opponent there could be: with a long search, as it was trained, without.
+
+    At Hex the second player is lost against the best play: there only games in which the agent begins are counted.
+    """
+    from foresight.planning import opponents, proof
     from foresight.runtime import match
 
     runs: list[dict[str, Any]] = []
     for seed in seeds:
-        run = trained(name, "tic_tac_toe", seed, minutes)
+        run = trained(name, preset, seed, minutes)
         agent = run.load()
+        game, sides = agent.world, {"first": True, **({} if preset == "hex3" else {"second": False})}
         found: dict[str, Any] = {"seed": seed, "training_seconds": seconds_of(run), "steps": agent.step}
         play = agent.config.play_simulations
-        for label, simulations in (("search", agent.config.simulations if play is None else play), ("policy_alone", 0)):
+        counts = {
+            "search": agent.config.simulations if play is None else play, "as_trained": agent.config.simulations,
+            "policy_alone": 0,
+        }  # fmt: skip
+        for label, simulations in counts.items():
             player = match.chooser(agent.module, agent.state, simulations=simulations)
-            sides = {"first": True, "second": False}
-            proofs = {side: proof.exhaust(agent.world, player, first)._asdict() for side, first in sides.items()}
+            proofs = {side: proof.exhaust(game, player, first)._asdict() for side, first in sides.items()}
             found[label] = {"simulations": simulations, **proofs}
+        for opponent in ("random", "minimax:9"):
+            player = match.chooser(agent.module, agent.state, simulations=agent.config.simulations)
+            other = opponents.make(opponent, game, seed)
+            played = match.play(game, player, other, 200, seed=seed).document()
+            found[f"as_trained_against_{opponent.replace(':', '_')}"] = played
         runs.append(found)
-        lost = sum(run["search"][side]["lost"] for run in runs for side in ("first", "second"))
-        bare = sum(run["policy_alone"][side]["lost"] for run in runs for side in ("first", "second"))
-        simulations = runs[0]["search"]["simulations"]  # without which the next figure says nothing
+        lost = {label: sum(run[label][side]["lost"] for run in runs for side in sides) for label in counts}
         document = {
             "seeds": seeds[: len(runs)],
-            "simulations": simulations,
-            "lost": lost,
-            "lost_without_search": bare,
+            "simulations": runs[0]["search"]["simulations"],  # without which the next figure says nothing
+            "lost": lost["search"],
+            "lost_as_trained": lost["as_trained"],
+            "lost_without_search": lost["policy_alone"],
             "runs": runs,
         }
         spent = sum(run["training_seconds"] for run in runs)
-        title = {"alphazero": "AlphaZero", "muzero": "MuZero"}[name]
-        write(f"{name}-tic_tac_toe", f"{title} at tic-tac-toe against every possible opponent", document, spent)
+        title = {"alphazero": "AlphaZero", "muzero": "MuZero", "gumbel_muzero": "Gumbel MuZero"}[name]
+        where = "Hex 3x3, beginning," if preset == "hex3" else game.title
+        write(f"{name}-{preset}", f"{title} at {where} against every possible opponent", document, spent)
 
 
 def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: float, simulations: int | None) -> None:
@@ -357,7 +370,7 @@ def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("tic_tac_toe", "connect_four", "alphago", "ladder", "ship"))
+    parser.add_argument("what", choices=("tic_tac_toe", "hex3", "connect_four", "alphago", "ladder", "ship"))
     parser.add_argument("name", nargs="?", default="", help="of an algorithm, a run or a preset, see above")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--games", type=int, default=100)
@@ -369,8 +382,8 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.perf_counter()
     seed, games, minutes = arguments.seeds[0], arguments.games, arguments.minutes
-    if arguments.what == "tic_tac_toe":
-        tic_tac_toe(arguments.name or "alphazero", arguments.seeds, minutes)
+    if arguments.what in ("tic_tac_toe", "hex3"):
+        exhausted(arguments.name or "alphazero", arguments.what, arguments.seeds, minutes)
     elif arguments.what == "connect_four":
         connect_four(arguments.name, games, arguments.matches_only, seed, minutes, arguments.simulations)
     elif arguments.what == "ladder":

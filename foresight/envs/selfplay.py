@@ -25,20 +25,41 @@ def observe(game: Game, position: Tensor) -> dict[str, Tensor]:
     return {"planes": game.planes(position).float(), "action_mask": game.legal(position).to(torch.int8)}
 
 
+def opened(game: Game, count: int, most: int, generator: torch.Generator) -> Tensor:
+    """`count` games after 0 to `most` random moves each, every number as likely; none of them is over.
+
+    A move that would end the game is not made. Source of such beginnings: arXiv:2306.03408.
+    """
+    position = game.start(count)
+    wanted = torch.randint(most + 1, (count,), generator=generator)
+    for made in range(most):
+        action = torch.multinomial(game.legal(position).float(), 1, generator=generator).squeeze(-1)
+        moved = game.step(position, action)
+        going = (made < wanted) & ~moved.over
+        position[going] = moved.position[going]
+    return position
+
+
 class SelfPlay:
     """An `Env` of `num_envs` games. Rewards are the mover's, and a discount of -1 says that the other moves next.
 
-    Returns are the first player's: 1, 0 or -1. A game that is over makes way for a new one within the step.
+    Returns are the first player's: 1, 0 or -1. A game that is over makes way for a new one within the step. Before a
+    game begins up to `openings` random moves are made (`opened`), which nobody sees or learns from.
     """
 
-    def __init__(self, game: Game, num_envs: int) -> None:
+    def __init__(self, game: Game, num_envs: int, openings: int = 0) -> None:
         self.name, self.num_envs, self.game, self.spaces = game.name, num_envs, game, spaces(game)
+        self.openings, self._random = openings, torch.Generator().manual_seed(0)
         self.position = game.start(num_envs)
 
     def reset(self, seed: int) -> Any:
-        """New games; nothing in them is random."""
-        self.position = self.game.start(self.num_envs)
+        """New games; equal seeds give equal openings, in which alone anything is random."""
+        self._random.manual_seed(seed)
+        self.position = self._begun(self.num_envs)
         return observe(self.game, self.position)
+
+    def _begun(self, count: int) -> Tensor:
+        return opened(self.game, count, self.openings, self._random)
 
     def step(self, action: Tensor) -> Feedback:
         """Take `action` int64 `[B]`. Raises UserError for an illegal one, and where a player moves twice in a row."""
@@ -55,7 +76,7 @@ class SelfPlay:
         if len(ended):
             points = 2 * game.first_score(position[ended]) - 1
             info = {"episode_return": points.tolist(), "episode_length": game.moves(position[ended]).tolist()}
-            position[ended] = game.start(len(ended))
+            position[ended] = self._begun(len(ended))
         game.forget(position)
         self.position = position
         end = over.float()
@@ -69,6 +90,6 @@ class SelfPlay:
         """Nothing is held."""
 
 
-def world(env: Env | Game, num_envs: int) -> Env:
+def world(env: Env | Game, num_envs: int, openings: int = 0) -> Env:
     """`env` itself, or so many games of it where it is one."""
-    return cast("Env", env) if hasattr(env, "spaces") else SelfPlay(env, num_envs)
+    return cast("Env", env) if hasattr(env, "spaces") else SelfPlay(env, num_envs, openings)

@@ -190,7 +190,7 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], A
             raise UserError(f"{count} actors cannot share {config[shared]} worlds equally. Change {shared}.")
         config[shared] //= count
     resolved = dataclasses.replace(resolved, config=config)
-    return config, lambda: selfplay.world(worlds.training(resolved), config[shared])
+    return config, lambda: selfplay.world(worlds.training(resolved), config[shared], config.get("openings", 0))
 
 
 def take(module: Any, state: Any, version: int) -> Weights:

@@ -32,6 +32,31 @@ def test_a_game_by_hand() -> None:
     assert back.reward.tolist() == [0, 1] and back.info["episode_return"] == [-1.0]
 
 
+@sabotaged_by("foresight.envs.selfplay.opened", lambda f: lambda game, count, *_: game.start(count))
+def test_games_may_begin_with_random_moves() -> None:
+    """0 to 3 of them, a quarter of the games each, all first moves as likely; again in the games that follow."""
+    env = SelfPlay(TTT, 2_000, openings=3)
+    env.reset(5)
+    first = env.position.clone()
+    env.reset(5)
+    assert torch.equal(env.position, first)
+    env.reset(6)
+    assert not torch.equal(env.position, first)
+    for _ in range(12):  # by then every game has been over
+        assert not TTT.over(env.position).any()
+        env.step(torch.multinomial(TTT.legal(env.position).float(), 1).squeeze(-1))
+    env.position = TTT.start(2_000)
+    for cell in (0, 3, 1, 4, 2):  # X wins in all of them
+        back = env.step(torch.full((2_000,), cell))
+    assert back.info["episode_return"] == [1.0] * 2_000
+    for position in (first, env.position):
+        made = TTT.moves(position)
+        share = torch.stack([(made == n).float().mean() for n in range(4)])
+        torch.testing.assert_close(share, torch.full((4,), 0.25), atol=0.04, rtol=0)
+        cells = (position[made == 1, :9] > 0).float().mean(0)
+        torch.testing.assert_close(cells, torch.full((9,), 1 / 9), atol=0.05, rtol=0)
+
+
 def test_what_is_refused() -> None:
     env = SelfPlay(TTT, 1)
     env.reset(0)

@@ -10,8 +10,9 @@ What is kept: drawing without replacement by Gumbel noise, Sequential Halving at
 it, completed values with v_mix, π' as the target, no Dirichlet noise and no temperature; games for two, with a
 model whose discount is -γ, as in `muzero`; reanalysis of a share of the targets with a slow copy of the network.
 
-Otherwise than there: a time limit is no termination; replay is uniform; Adam. KL and cross-entropy differ by a
-constant, so the loss is the latter. Playing without exploring takes the noise away.
+Otherwise than there: games for two may begin with random moves (arXiv:2306.03408), where the paper plays the first 30
+moves of Go in proportion to visits (appendix F); a time limit is no termination; replay is uniform; Adam. KL and
+cross-entropy differ by a constant, so the loss is the latter. Playing without exploring takes the noise away.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import selfplay
 from foresight.envs.base import Env, Spaces, require_worlds
 from foresight.envs.games import Game
+from foresight.errors import UserError
 from foresight.ops import latent
 from foresight.planning import unroll
 from foresight.planning.search import Gumbel, search
@@ -51,6 +54,7 @@ class Config:
     value_scale: float = 0.1  # c_scale; mctx, the paper's Atari
     max_visit_init: float = 50.0  # c_visit; §3.4
     normalize: str = "siblings"  # what values are scaled by: "siblings" (mctx), "tree" as in MuZero, or "none"
+    openings: int = 0  # random moves, at most, before a game of self-play, not learnt from; arXiv:2306.03408
     gamma: float = 0.997  # a step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
@@ -78,8 +82,15 @@ State = unroll.State  # the network and its slow copy, optimiser, replay, genera
 
 
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
+    """Networks, optimiser, replay. Raises UserError for actions that are not discrete, and too many openings."""
     unroll.check(config, "considered")
+    errors.at_least(0, config, "openings")
+    longest = 1 if isinstance(spaces, Spaces) else spaces.longest
+    if config.openings >= longest:
+        raise UserError(
+            f"openings is {config.openings}: these are random moves before a game for two, which must leave one to be "
+            f"played (here at most {longest - 1})."
+        )
     return unroll.begin(config, spaces, "Gumbel MuZero", device)
 
 
@@ -152,7 +163,7 @@ def train(
     config: Config, env: Env | Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
-    env = selfplay.world(env, config.num_envs)
+    env = selfplay.world(env, config.num_envs, config.openings)
     if state is None:
         state = build(config, env.game if isinstance(env, selfplay.SelfPlay) else env.spaces, device)
     require_worlds(env, config.num_envs)

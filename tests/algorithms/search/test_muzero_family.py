@@ -230,6 +230,25 @@ def test_choices_that_were_drawn_twice_are_one_action() -> None:
     torch.testing.assert_close(prior, torch.tensor([[0.75, 0.25, 0, 0], [1, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]]))
 
 
+@sabotaged_by("foresight.algorithms.search.muzero._rule", lambda f: lambda state: muzero.RULE)
+def test_in_games_muzero_takes_a_slight_edge_for_slight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds of a game's values are known: of values near 0 nothing is made. In control it is what the tree has."""
+    worlds = {"game": (games.make("tic_tac_toe"), 1.0), "control": (make("CartPole-v1", num_envs=1).spaces, 0.997)}
+    forward, visits = Number.forward, {}
+    for kind, (world, gamma) in worlds.items():
+        state = muzero.build(muzero.Config(**{**SMALL, "simulations": 40, "gamma": gamma}), world)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for p in state.network.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+        seen = world.start(1) if kind == "game" else torch.zeros(1, 4)
+        for scale in (0.0, 1e-6):
+            monkeypatch.setattr(Number, "forward", lambda self, x, scale=scale: scale * forward(self, x))
+            visits[kind, scale] = muzero.act(state, seen)[1]["visits"]
+    assert torch.equal(visits["game", 0.0], visits["game", 1e-6])
+    assert not torch.equal(visits["control", 0.0], visits["control", 1e-6])
+
+
 class Still:
     """A model whose policy has always the same numbers `[W]`, and in which nothing happens."""
 
@@ -351,6 +370,9 @@ def test_mistakes_are_told(module: ModuleType) -> None:
             module.build(module.Config(**wrong), cart.spaces)
     with pytest.raises(UserError, match="sample_temperature must be above 0"):
         sampled_muzero.build(sampled_muzero.Config(sample_temperature=0.0), env.spaces)
+    for openings, world, most in ((1, cart.spaces, 0), (9, games.make("tic_tac_toe"), 8)):
+        with pytest.raises(UserError, match=rf"openings is {openings}: .* \(here at most {most}\)"):
+            gumbel_muzero.build(gumbel_muzero.Config(openings=openings, gamma=1.0), world)
     with pytest.raises(UserError, match="num_envs is 8"):
         next(module.train(module.Config(), cart))
 
