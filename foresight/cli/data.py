@@ -70,7 +70,7 @@ def data(
     where = machine.pick_device(device, "text")
     policies = [pretrained.load(name, where) for name in model]  # one that is not there is told at once
     if completer is not None:
-        policies[0].completer = server.Server(completer, policies[0])
+        policies[0].completer = server.Server(completer, policies[0], say=screen.say)
     generator = torch.Generator().manual_seed(seed)
     count = done = 0
     total = len(model) * min(len(world.train), prompts or len(world.train))

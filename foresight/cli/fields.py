@@ -82,7 +82,12 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise UserError(f"--env-options takes key=value, not '{pair}'.")
-        found[name.replace("-", "_")] = yaml.safe_load(value)
+        try:
+            found[name.replace("-", "_")] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(
+                f"--env-options {pair}: {value!r} is not YAML; put it in quotes if it is a text."
+            ) from error
     return found
 
 

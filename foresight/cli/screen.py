@@ -24,6 +24,11 @@ def stderr() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else WIDE, highlight=False)
 
 
+def say(text: str) -> None:
+    """A line on stderr."""
+    stderr().print(Text(text), soft_wrap=True)
+
+
 def emit(data: Any) -> None:
     """Write one JSON document on stdout."""
     sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")

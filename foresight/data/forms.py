@@ -15,7 +15,11 @@ has the functions that there are, as JSON schemas.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import csv
 import importlib
+import io
 import itertools
 import json
 from collections.abc import Sequence
@@ -24,6 +28,7 @@ from typing import Any
 
 from foresight.errors import UserError
 
+TEXTS = ("prompt", "answer", "completion", "chosen", "rejected")  # columns of a table that are never numbers
 SPEAKERS = {  # of ShareGPT, and the roles that they are
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
     "model": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
@@ -33,30 +38,21 @@ FORMS = ("preference", "stepwise", "judged", "demonstration", "prompt")
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """The rows of a JSONL or Parquet file, of a dataset on disk, or of a hub id that the package `datasets` loads.
+    """The rows of a JSON, JSONL, CSV, TSV or Parquet file, of a dataset on disk, or of a hub id that `datasets` loads.
 
-    Raises UserError, with the row where there is one, if it cannot be read.
+    A column of a CSV or TSV file holds numbers (or true and false) where all of its fields do, but for `prompt`,
+    `answer`, `completion`, `chosen` and `rejected`, which are texts; an empty field is None. Raises UserError, with the
+    row where there is one, if it cannot be read.
     """
     file = Path(path)
-    if file.suffix in (".jsonl", ".json") and file.is_file():
-        rows = []
-        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise UserError(
-                        f"{path}, line {number} is not JSON: {error.msg} at column {error.colno}."
-                    ) from error
-                if not isinstance(row, dict):
-                    raise UserError(f"{path}, line {number} must be an object with columns, but is {line[:60]!r}.")
-                rows.append(row)
-        return rows
-    if file.suffix in (".jsonl", ".json", ".parquet") and not file.exists():
+    kind = file.suffix.lower()
+    if kind in _READERS and file.is_file():
+        return _READERS[kind](path, _text(file))
+    if kind in (*_READERS, ".parquet") and not file.exists():
         raise UserError(f"There is no file {path}.")
     datasets = importlib.import_module("datasets")
     try:
-        if file.suffix == ".parquet":
+        if kind == ".parquet":
             table = datasets.load_dataset("parquet", data_files=str(file), split="train")
         elif file.is_dir() and (file / "dataset_info.json").is_file():
             table = datasets.load_from_disk(str(file))
@@ -65,6 +61,87 @@ def read(path: str) -> list[dict[str, Any]]:
     except Exception as error:  # the package raises many kinds; all mean the same to the user
         raise UserError(f"Cannot load the dataset {path}: {error}") from error
     return [dict(row) for row in table]
+
+
+def _text(file: Path) -> str:
+    """What stands in a file, without the mark that some write before it. Raises UserError where it is no Unicode."""
+    data = file.read_bytes()
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(
+            f"{file}, line {line} is not UTF-8 (byte 0x{data[error.start]:02x}): save it as UTF-8, or convert it, as "
+            f"from Latin-1 with: iconv -f latin1 -t utf-8 {file} > utf8-{file.name}"
+        ) from error
+
+
+def _json(path: str, text: str) -> list[dict[str, Any]]:
+    """Rows one a line, or all of them in one array."""
+    if text.lstrip()[:1] == "[":
+        try:
+            table = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {error.lineno} is not JSON: {error.msg} at column {error.colno}.") from error
+        for number, row in enumerate(table, 1):
+            if not isinstance(row, dict):
+                raise UserError(f"{path}, row {number} must be an object with columns, but is {str(row)[:60]!r}.")
+        return list(table)
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(
+                    f"{path}, line {number} is not JSON: {error.msg} at column {error.colno}. Write one object a line, "
+                    "or one array of all of them."
+                ) from error
+            if not isinstance(row, dict):
+                raise UserError(f"{path}, line {number} must be an object with columns, but is {line[:60]!r}.")
+            rows.append(row)
+    return rows
+
+
+def _table(path: str, text: str) -> list[dict[str, Any]]:
+    """Rows below a line with the names of the columns."""
+    first = text.partition("\n")[0]
+    mark = "\t" if path.lower().endswith(".tsv") else ";" if ";" in first and "," not in first else ","
+    csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
+    try:
+        names, *fields = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    except (csv.Error, ValueError) as error:
+        raise UserError(f"{path} is no table of columns with their names in the first line: {error}.") from error
+    for number, row in enumerate(fields, 1):
+        if row and len(row) != len(names):
+            raise UserError(
+                f"{path}, row {number} has {len(row)} fields, but the first line names {len(names)} columns "
+                f"({', '.join(names)}): put fields that hold commas or line breaks in double quotes."
+            )
+    found = [
+        _column(name, values) for name, values in zip(names, zip(*filter(None, fields), strict=True), strict=False)
+    ]
+    return [dict(zip(names, row, strict=True)) for row in zip(*found, strict=True)]
+
+
+def _column(name: str, values: Sequence[str]) -> list[Any]:
+    if name not in TEXTS:
+        if {value.lower() for value in values} - {""} <= {"true", "false"}:
+            return [value.lower() == "true" if value else None for value in values]
+        with contextlib.suppress(ValueError):
+            return [_number(value) if value else None for value in values]
+    return [value or None for value in values]
+
+
+def _number(text: str) -> Any:
+    """The number that a text is in JSON, where 007 and nan are none. Raises ValueError."""
+    if text[:1] not in "-0123456789":
+        raise ValueError(text)
+    return json.loads(text)
+
+
+_READERS = {".jsonl": _json, ".json": _json, ".csv": _table, ".tsv": _table}
 
 
 def form(row: dict[str, Any]) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from foresight.envs.apart import Apart, function
+from foresight.envs.apart import Apart, function, listed
 from foresight.errors import LostError, UserError
 
 Examples = Sequence[Any]  # of `envs.text.Example`, which stands above
@@ -26,7 +26,7 @@ def function_grader(reward: Callable[..., Any]) -> Callable[[Examples, Sequence[
     Raises UserError, naming the sample, if the function raises, returns what is infinite or no number, or returns too
     few rewards.
     """
-    name = getattr(reward, "__name__", "reward")
+    name = getattr(reward, "__name__", type(reward).__name__)
 
     def call(examples: Examples, completions: Sequence[str]) -> list[Any]:
         columns = {key: [e.columns.get(key) for e in examples] for key in examples[0].columns if key != "prompt"}
@@ -34,10 +34,13 @@ def function_grader(reward: Callable[..., Any]) -> Callable[[Examples, Sequence[
             c if isinstance(e.prompt, str) else [{"role": "assistant", "content": c}]
             for e, c in zip(examples, completions, strict=True)
         ]
-        result = reward(prompts=[e.prompt for e in examples], completions=shaped, **columns)
-        if not isinstance(result, Iterable):
-            raise LostError(f"The reward function '{name}' must return a list of rewards, but returned {result!r}.")
-        return list(result)
+        result = listed(reward(prompts=[e.prompt for e in examples], completions=shaped, **columns))
+        if not isinstance(result, list):
+            raise LostError(
+                f"The reward function '{name}' must return a list of rewards, one for each completion, but returned "
+                f"{str(result)[:200]!r}, a {type(result).__name__}."
+            )
+        return result
 
     def grade(examples: Examples, completions: Sequence[str]) -> list[float]:
         if not examples:
@@ -46,7 +49,7 @@ def function_grader(reward: Callable[..., Any]) -> Callable[[Examples, Sequence[
             rewards = call(examples, completions)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _blame(name, error, call, examples, completions) from error
         if len(rewards) != len(completions):
             raise LostError(
@@ -74,13 +77,13 @@ def _number(name: str, reward: Any, example: Any, completion: str) -> float:
 
 
 def _blame(
-    name: str, error: Exception, call: Callable[..., Any], examples: Examples, completions: Sequence[str]
+    name: str, error: BaseException, call: Callable[..., Any], examples: Examples, completions: Sequence[str]
 ) -> LostError:
     """Find the one sample on which a reward function fails, to name it."""
     for example, completion in zip(examples, completions, strict=True):
         try:
             call([example], [completion])
-        except Exception as single:
+        except (Exception, SystemExit) as single:
             return LostError(
                 f"The reward function '{name}' raised {type(single).__name__}: {single}, on the completion "
                 f"{completion!r} to {example.question!r}."

@@ -267,6 +267,11 @@ def reasoning_gym(
     registry = importlib.import_module("reasoning_gym.factory").DATASETS
     if name not in registry:
         raise errors.unknown("reasoning-gym task", name, registry)
+    valid = [field.name for field in dataclasses.fields(registry[name][1]) if field.name not in ("seed", "size")]
+    for option in options:
+        if option not in valid:
+            own = [key for key in inspect.signature(reasoning_gym).parameters if key not in ("name", "options")]
+            raise errors.unknown(f"option of the task 'reasoning_gym:{name}'", option, [*own, *valid])
     try:
         dataset = gym.create_dataset(name, size=size + held_out, seed=seed, **options)
     except (TypeError, ValueError, AssertionError) as error:
@@ -402,20 +407,16 @@ def make(
     """
     kind, _, rest = name.partition(":")
     _check_options(name, make, {"trace": trace, "curriculum": curriculum, "reward_timeout": reward_timeout})
-    _check_options(name, TASKS.get(name, reasoning_gym if kind == "reasoning_gym" else dataset), options)
-    try:
-        if kind == "reasoning_gym" and rest:
-            task = reasoning_gym(rest, **options)
-        elif name in TASKS:
-            task = TASKS[name](**options)
-        elif "reward" in options or Path(name).exists() or Path(name).suffix or "/" in name:
-            task = dataset(name, reward_timeout=reward_timeout, **options)
-        else:
-            raise errors.unknown("task", name, [*TASKS, "reasoning_gym:NAME", "FILE.jsonl"])
-    except TypeError as error:
-        if "unexpected keyword" not in str(error):
-            raise
-        raise UserError(f"The task '{name}' has no such option: {error}.") from error
+    maker = TASKS.get(name, reasoning_gym if kind == "reasoning_gym" and rest else dataset)
+    named = maker is not dataset or "reward" in options or Path(name).exists() or bool(Path(name).suffix) or "/" in name
+    if not named:
+        raise errors.unknown("task", name, [*TASKS, "reasoning_gym:NAME", "FILE.jsonl"])
+    _check_names(name, maker, options)
+    _check_options(name, maker, options)
+    if maker is reasoning_gym:
+        task = reasoning_gym(rest, **options)
+    else:
+        task = maker(**options) if name in TASKS else dataset(name, reward_timeout=reward_timeout, **options)
     if task.grader is not None:
         if "reward" not in options:  # which has a scale of its own
             task.check()
@@ -430,6 +431,15 @@ def make(
 
 
 NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}  # what fits each
+
+
+def _check_names(name: str, maker: Callable[..., TextTask], options: dict[str, Any]) -> None:
+    """Raise UserError for an option that neither the task nor `make` has; a generator of reasoning-gym has its own."""
+    mine, shared = inspect.signature(maker).parameters, inspect.signature(make).parameters
+    valid = [key for key in (*mine, *shared) if key not in ("path", "name", "options")]
+    for option in options:
+        if option not in valid and maker is not reasoning_gym:
+            raise errors.unknown(f"option of the task '{name}'", option, dict.fromkeys(valid))
 
 
 def _check_options(name: str, make: Callable[..., TextTask], options: dict[str, Any]) -> None:

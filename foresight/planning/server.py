@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ class Server:
     """A `Completer` at `url`, for the model whose tokenizer is that of `policy`.
 
     With a folder `weights`, which the server must be able to read, it is given the policy's weights before it completes
-    anything with older ones. Raises UserError if it is not there or refuses, ServerError if it stops answering.
+    anything with older ones. `say` is told in words that it does not answer, how long that is waited for, and that it
+    answers again. Raises UserError if it is not there or refuses, ServerError if it stops answering.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Server:
         tries: int = TRIES,
         wait: float = WAIT,
         patience: float = PATIENCE,
+        say: Callable[[str], Any] = lambda text: None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UserError(
@@ -72,8 +74,8 @@ class Server:
             )
         self.root = url.rstrip("/").removesuffix("/v1")
         self.policy, self.weights = policy, None if weights is None else Path(weights).resolve()
-        self.tries, self.wait, self.patience = tries, wait, patience
-        self._gone = threading.Event()
+        self.tries, self.wait, self.patience, self.say = tries, wait, patience, say
+        self._gone, self._lock, self._waited = threading.Event(), threading.Lock(), 0
         self._delivered: list[float] | None = None
         try:
             self.model = str(self._ask("/v1/models")["data"][0]["id"])
@@ -237,8 +239,10 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         reason, end, made = "", time.monotonic() + self.patience, 0
         for number in range(self.tries):
-            if number and self._gone.wait(self.wait * 2 ** (number - 1)):
-                break
+            if number:
+                self._waits(number, reason, end)
+                if self._gone.wait(self.wait * 2 ** (number - 1)):
+                    break
             left = end - time.monotonic()
             if left <= 0:
                 break
@@ -246,7 +250,9 @@ class Server:
             request = urllib.request.Request(self.root + path, data, headers)
             try:
                 with urllib.request.urlopen(request, timeout=left) as answer:
-                    return dict(json.loads(answer.read()))
+                    found = dict(json.loads(answer.read()))
+                self._answered()
+                return found
             except urllib.error.HTTPError as error:
                 with error:
                     reason = f"{error.code} {_message(error)}"
@@ -256,17 +262,40 @@ class Server:
                 reason = str(getattr(error, "reason", "")) or str(error) or type(error).__name__
             except TypeError as error:
                 raise UserError(f"{self.root}{path} answers with something that is no JSON object.") from error
-        raise ServerError(
-            f"The server at {self.root} does not answer ({reason}), after {made} {'try' if made == 1 else 'tries'}."
-        )
+        raise ServerError(f"The server at {self.root} does not answer ({reason}), after {_tries(made)}.")
+
+    def _waits(self, number: int, reason: str, end: float) -> None:
+        """Say once, whichever of the requests under way comes first, that `number` tries failed, and what follows."""
+        with self._lock:
+            if number <= self._waited:
+                return
+            self._waited = number
+            rest = sum(self.wait * 2 ** (n - 1) for n in range(number, self.tries))
+            most = max(0.0, min(rest, end - time.monotonic()))
+            self.say(
+                f"The server at {self.root} does not answer ({reason}), after {_tries(number)}: waiting "
+                f"{min(self.wait * 2 ** (number - 1), most):.3g} s, then trying again, for {most:.0f} s in all."
+            )
+
+    def _answered(self) -> None:
+        with self._lock:
+            if self._waited:
+                self._waited = 0
+                self.say(f"The server at {self.root} answers again.")
 
 
-def attach(state: Any, url: str, weights: str | Path | None = None) -> None:
+def attach(
+    state: Any, url: str, weights: str | Path | None = None, say: Callable[[str], Any] = lambda text: None
+) -> None:
     """Have the server at `url` sample for the policy of a State, see `Server`. Raises UserError if it has none."""
     policy = getattr(state, "policy", None)
     if not isinstance(policy, LanguageModel):
         raise UserError("--completer is for algorithms whose model answers; this one completes nothing.")
-    policy.completer = Server(url, policy, weights)
+    policy.completer = Server(url, policy, weights, say=say)
+
+
+def _tries(count: int) -> str:
+    return f"{count} {'try' if count == 1 else 'tries'}"
 
 
 def _choice(row: dict[str, Any]) -> Choice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Agent:
         if completer is not None:
             from foresight.planning import server  # late: only language models have one
 
-            server.attach(self.state, completer)
+            server.attach(self.state, completer, say=lambda text: print(text, file=sys.stderr, flush=True))
         self._carry: Any = None
 
     def act(self, obs: Any, explore: bool = False) -> Any:

@@ -118,9 +118,15 @@ class Session:
                 self.log.truncate(first if self.start is not None else -1)
                 self.progress.head(self.settings.note)
                 if self.settings.world == "text":
-                    from foresight.planning import corpus  # late: only language runs have rows
+                    from foresight.envs.apart import GIVEN  # late: only language runs have rows and rewards
+                    from foresight.planning import corpus
 
                     self.progress.head(corpus.about(str(getattr(self.config, "data", "")), world))
+                    if GIVEN in str(settings.written(self.settings.env_options)):
+                        self.progress.head(
+                            "The reward function was given from Python and is not found again: to resume or evaluate "
+                            "this run later, put it at the top of a file."
+                        )
                 self.progress.start(first)
                 evaluation_world = worlds.evaluation(self.settings, world)
                 if self.settings.world == "text" and hasattr(state, "policy"):
@@ -159,7 +165,7 @@ class Session:
         if self.settings.completer is not None:
             from foresight.planning import server  # late: only language models have one
 
-            server.attach(state, self.settings.completer, self.path / SERVED)
+            server.attach(state, self.settings.completer, self.path / SERVED, self.progress.note)
         elif self.settings.world == "text" and sharded.processes() > 1:
             from foresight.planning import together  # late: only language models sample together
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import shlex
 import types
@@ -58,7 +59,7 @@ class Settings:
             "world": self.world,
             "preset": self.preset,
             "env": self.env,
-            "env_options": self.env_options,
+            "env_options": written(self.env_options),
             "seed": self.seed,
             "device": self.device,
             "evaluation": {"episodes": self.episodes, "every": self.evaluate_every},
@@ -77,7 +78,9 @@ class Settings:
         if self.env not in (preset.get("env"), preset.get("task")):
             words += ["--task" if self.world == "text" else "--env", self.env]
         known = preset.get("env_options") or {}
-        options = [f"{key}={json.dumps(value)}" for key, value in self.env_options.items() if known.get(key) != value]
+        options = [
+            f"{key}={json.dumps(written(value))}" for key, value in self.env_options.items() if known.get(key) != value
+        ]
         words += ["--env-options", *options] if options else []
         evaluation = {"episodes": EPISODES.get(self.world), "every": None, **(preset.get("evaluation") or {})}
         if self.episodes != evaluation["episodes"]:
@@ -161,6 +164,8 @@ def resolve(
     name, wrong = (task, env) if entry.world == "text" else (env, task)
     if wrong is not None:
         raise UserError(f"{entry.name} acts in a '{entry.world}' world: choose it with {world_word}, not {other_word}.")
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
+    written(env_options or {})  # says what cannot be written down before anything is done
     known = catalog.presets(algorithm)
     found = None
     if preset is None and name is not None:
@@ -288,6 +293,26 @@ def _check(config: dict[str, Any]) -> None:
             f"learn_from is {begins:,}, but the run ends after {steps:,} steps: nothing would be learned. Lower "
             "--learn-from, or raise --steps."
         )
+
+
+def written(options: Any, name: str = "env_options") -> Any:
+    """Options as they are written down: a function by its place. Raises UserError for what cannot be."""
+    if isinstance(options, dict):
+        return {str(key): written(value, str(key)) for key, value in options.items()}
+    if isinstance(options, list | tuple):
+        return [written(value, name) for value in options]
+    if options is None or isinstance(options, str | bool | int | float):
+        return options
+    if isinstance(options, os.PathLike):
+        return os.fspath(options)
+    if callable(options) and not isinstance(options, type):
+        from foresight.envs.apart import place_of  # late: only language tasks take functions
+
+        return place_of(options)
+    raise UserError(
+        f"The option '{name}' is {str(options)[:60]!r}, a {type(options).__name__}: give a text, a number, a list of "
+        "them, or a function."
+    )
 
 
 def differences(old: Settings, new: Settings) -> list[str]:

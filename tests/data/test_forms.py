@@ -98,6 +98,53 @@ def test_an_empty_file_is_told():
         forms.check([], "f")
 
 
+@sabotaged_by("foresight.data.forms._column", lambda original: lambda name, values: list(values))
+def test_files_as_other_programs_write_them(tmp_path):
+    """A mark before the text, UTF-16, an array over many lines, and tables of commas, semicolons and tabs."""
+    rows = [{"prompt": "1+1?", "answer": "2", "level": 1}, {"prompt": 'say "é,\nb"', "answer": "007", "level": None}]
+    lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    table = 'prompt{0}answer{0}level\r\n1+1?{0}2{0}1\r\n"say ""é,\nb"""{0}007{0}\r\n\r\n'
+    for name, data in (
+        ("mark.jsonl", lines.encode("utf-8-sig")),
+        ("wide.jsonl", lines.encode("utf-16")),
+        ("array.json", json.dumps(rows, indent=2).encode()),
+        ("array.JSONL", json.dumps(rows).encode()),
+        ("table.csv", table.format(",").encode("utf-8-sig")),
+        ("sheet.csv", table.format(";").encode()),
+        ("table.tsv", table.format("\t").encode()),
+    ):
+        (tmp_path / name).write_bytes(data)
+        assert forms.read(str(tmp_path / name)) == rows, name
+    (tmp_path / "odd.csv").write_text("prompt,zip,share,mixed,label\na,007,0.5,1,True\nb,11,1,x,false\n")
+    assert forms.read(str(tmp_path / "odd.csv")) == [
+        {"prompt": "a", "zip": "007", "share": 0.5, "mixed": "1", "label": True},
+        {"prompt": "b", "zip": "11", "share": 1, "mixed": "x", "label": False},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        (
+            "a.jsonl",
+            '{"prompt": "a"}\n{"prompt": "é"}'.encode("latin1"),
+            r"line 2 is not UTF-8 \(byte 0xe9\).*iconv -f",
+        ),
+        ("a.csv", "prompt\né".encode("latin1"), "line 2 is not UTF-8"),
+        ("a.json", b'[{"prompt": "a"},\n {"prompt": }]', "line 2 is not JSON: Expecting value"),
+        ("a.json", b'[{"prompt": "a"}, 3]', "row 2 must be an object with columns, but is '3'"),
+        ("a.json", b'{\n "prompt": "a"}', "line 1 is not JSON.*one object a line, or one array"),
+        ("a.csv", b"prompt,answer\na,1\nb,1,2\n", r"row 2 has 3 fields, but .* 2 columns \(prompt, answer\)"),
+        ("a.csv", b'prompt\n"a', "is no table of columns"),
+        ("a.csv", b"", "is no table of columns"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_with_its_line(tmp_path, name, data, said):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=said):
+        forms.read(str(tmp_path / name))
+
+
 def leaking(original):
     def split(name, examples, held_out, seed, grader):
         return text.TextTask(name, examples, examples[:100], grader)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import json
 import math
 import os
 import signal
+import sys
+import threading
 
 import pytest
 
 from foresight.envs import text
-from foresight.envs.apart import Apart
+from foresight.envs.apart import Apart, function, place_of
+from foresight.envs.rewards import reward_at
 from foresight.errors import LostError, UserError
 from tests.sabotage import sabotaged_by, scaled
 
 REWARDS = """
-import os, time
+import functools, multiprocessing, os, signal, subprocess, sys, time
 
 def lengths(completions, **columns):
     print("what is printed goes nowhere that matters")
@@ -32,6 +37,38 @@ def hanging(completions, **columns):
 
 def dying(completions, **columns):
     os._exit(3)
+
+def crashing(completions, **columns):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def leaving(completions, **columns):
+    sys.exit("no more")
+
+def reading(completions, **columns):
+    raise EOFError("nothing to read")
+
+def counting(completions, **columns):
+    return {c: 1.0 for c in completions}
+
+def slow(completions, **columns):
+    time.sleep(0.3)
+    return [1.0] * len(completions)
+
+def starting(completions, **columns):
+    program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    fork.start()
+    time.sleep(0.2)
+    program.terminate(), fork.terminate()
+    return [float(program.wait(5)), float(fork.join(5) or fork.exitcode)]
+
+class Score:
+    def __init__(self, worth):
+        self.worth = worth
+    def __call__(self, completions, **columns):
+        return [self.worth] * len(completions)
+
+score, half = Score(2.0), functools.partial(Score(0.5))
 
 class Strange(Exception):
     def __init__(self, a, b):
@@ -73,8 +110,102 @@ def test_one_that_hangs_is_ended_and_one_that_dies_is_told(task):
         made.grade(made.train[:2], ["go", "stop"])
     assert made.grade(made.train[:2], ["go", "on"]) == [1, 1]  # in a new process
     made = task("dying")
-    with pytest.raises(LostError, match="process of the reward function 'dying' ended in the middle"):
+    with pytest.raises(LostError, match=r"process of the reward function 'dying' ended in the middle, .* exit code 3"):
         made.grade(made.train[:1], ["a"])
+    made = task("crashing")
+    with pytest.raises(LostError, match="'crashing' ended in the middle, killed by SIGSEGV"):
+        made.grade(made.train[:1], ["a"])
+
+
+@pytest.mark.parametrize("limit", [60, 0])
+def test_whatever_it_raises_is_said_and_a_dict_is_no_list(task, limit):
+    for name, said in (
+        ("leaving", r"'leaving' raised SystemExit: no more, on the completion 'a'"),
+        ("reading", r"'reading' raised EOFError: nothing to read, on the completion 'a'"),
+        ("counting", r"'counting' must return a list of rewards, one for each.*'a': 1.0.*, a dict"),
+    ):
+        made = task(name, reward_timeout=limit)
+        with pytest.raises(LostError, match=said):
+            made.grade(made.train[:2], ["a", "b"])
+
+
+def only_functions(original):
+    def mutant(place):
+        found = original(place)
+        assert inspect.isfunction(found)
+        return found
+
+    return mutant
+
+
+@sabotaged_by("foresight.envs.apart.function", only_functions)
+def test_an_object_that_can_be_called_is_a_reward_function(task):
+    for limit in (60, 0):
+        for name, worth in (("score", 2.0), ("half", 0.5)):
+            made = task(name, reward_timeout=limit)
+            assert made.grade(made.train[:2], ["a", "b"]) == [worth] * 2
+    with pytest.raises(UserError, match=r"'Score' in .* is a class: make an object of it there \(score = Score\(\)\)"):
+        task("Score")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def score(:\n    pass", r"Cannot import .*rewards\.py.*SyntaxError: .*line 1"),
+        ("x = 1\ny = x / 0", r"Cannot import .*rewards\.py.*ZeroDivisionError: division by zero, line 2"),
+        ("import sys\nsys.exit(4)", r"Cannot import .*rewards\.py.*SystemExit: 4, line 2"),
+        ("import nothing_of_that_name", r"Cannot import .*rewards\.py.*No module named 'nothing_of_that_name', line 1"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told_with_its_line(task, tmp_path, source, said):
+    (tmp_path / "rewards.py").write_text(source)
+    with pytest.raises(UserError, match=said):
+        task("score")
+
+
+def test_a_module_in_the_working_directory_and_a_neighbor_of_the_file_are_found(tmp_path, monkeypatch):
+    """The command `foresight` does not have the working directory on its path, as `python -m foresight` has."""
+    (tmp_path / "mine_to_count.py").write_text(
+        "import mine_to_help\n\ndef score(completions, **_):\n    return [2.0]\n"
+    )
+    (tmp_path / "mine_to_help.py").write_text("")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    for there, place in ((tmp_path, "mine_to_count:score"), (tmp_path.parent, f"{tmp_path}/mine_to_count.py:score")):
+        monkeypatch.chdir(there)
+        for name in ("mine_to_count", "mine_to_help"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        assert reward_at(place, 60.0)(completions=["a"]) == [2.0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes_is_left_to_the_run(task, tmp_path, number):
+    """As `timeout` and batch schedulers send it: while the process begins, and while it works."""
+    apart = Apart(f"{tmp_path}/rewards.py:slow", 60.0)
+    apart._start()
+    process = apart._end.peek()[2][0]
+    process.send_signal(number)  # before it has read a line of Python
+    apart._answer(60.0, "was not imported")
+    timer = threading.Timer(0.1, process.send_signal, (number,))
+    timer.start()
+    assert apart(completions=["a"]) == [1.0]
+    timer.join()
+    assert apart(completions=["a", "b"]) == [1.0, 1.0] and process.poll() is None
+
+
+def test_what_the_function_starts_can_still_be_ended(task, tmp_path):
+    assert Apart(f"{tmp_path}/rewards.py:starting", 60.0)(completions=["a"]) == [-signal.SIGTERM] * 2
+
+
+def test_a_function_from_python_is_written_down_by_its_place(tmp_path):
+    assert function(place_of(_ones)) is _ones
+    for given in (lambda completions, **_: [1.0], functools.partial(_ones), [].append):
+        assert place_of(given).startswith("given from Python")
+        with pytest.raises(UserError, match=r"given from Python .*put it into a file"):
+            function(place_of(given))
+
+
+def _ones(completions, **_):
+    return [1.0] * len(completions)
 
 
 def test_one_that_is_killed_between_two_calls_is_told_and_begun_anew(tmp_path, task):

@@ -97,8 +97,12 @@ def test_any_reasoning_gym_task():
     assert exact.grade(exact.test, [f"It is {e.answer}77" for e in exact.test]) == [0.0] * 5
     with pytest.raises(UserError, match="Did you mean 'chain_sum'"):
         text.make("reasoning_gym:chain_sun")
+    with pytest.raises(
+        UserError, match=r"'reasoning_gym:chain_sum' 'min_term'\. Did you mean 'min_terms'.*exact.*size"
+    ):
+        text.make("reasoning_gym:chain_sum", min_term=1)
     with pytest.raises(UserError, match="reasoning-gym cannot make"):
-        text.make("reasoning_gym:chain_sum", no_such_option=1)
+        text.make("reasoning_gym:chain_sum", min_terms=3, max_terms=2)
 
 
 @pytest.fixture
@@ -183,8 +187,11 @@ def test_files_are_read_with_the_row_in_the_error(tmp_path):
 def test_unknown_names_give_the_nearest():
     with pytest.raises(UserError, match="Did you mean 'addition'"):
         text.make("adition")
-    with pytest.raises(UserError, match="no such option"):
-        text.make("addition", hard=True)
+    for wrong, said in (("hard", "held_out, high"), ("heldout", "Did you mean 'held_out'"), ("rewrds", "'rewards'")):
+        with pytest.raises(UserError, match=rf"Unknown option of the task 'addition' '{wrong}'\..*{said}"):
+            text.make("addition", **{wrong: 1})
+    with pytest.raises(UserError, match=r"Unknown option of the task 'rows.jsonl' 'rewrd'.*'reward'.*reward_timeout"):
+        text.make("rows.jsonl", rewrd="rewards.py:score")
     with pytest.raises(UserError, match="held_out"):
         text.make("addition", held_out=400)
 

@@ -190,6 +190,33 @@ def test_a_fault_that_stays_ends_the_rollout_in_words(stub, fault):
     assert server(PROMPTS, 2, 6, 1.0, _seeded()).length.shape == (3, 2)  # and is used again once it is back
 
 
+def in_silence(original):
+    def mutant(self, *given, say=None, **options):
+        return original(self, *given, **options)
+
+    return mutant
+
+
+@sabotaged_by("foresight.planning.server.Server.__init__", in_silence)
+def test_that_it_waits_and_how_long_is_said_once_for_all_requests(stub):
+    said: list[str] = []
+    server = _server(stub, say=said.append)
+    server(PROMPTS, 1, 4, 1.0, _seeded())
+    assert said == []
+    stub.faults = [503, 503, 503, 503]  # three requests are under way
+    server(PROMPTS, 1, 4, 1.0, _seeded())
+    waits = [text for text in said if "after 1 try" in text]
+    assert len(waits) == 1 and f"The server at {stub.url} does not answer (503 the kettle is on)" in waits[0]
+    assert "waiting 0.01 s, then trying again, for 0 s in all" in waits[0] and said[-1].endswith("answers again.")
+    said.clear()
+    with pytest.raises(ServerError):
+        Server("http://127.0.0.1:9", _model(), tries=3, wait=0.3, say=said.append)
+    assert [text.partition("after ")[2] for text in said] == [
+        "1 try: waiting 0.3 s, then trying again, for 1 s in all.",
+        "2 tries: waiting 0.6 s, then trying again, for 1 s in all.",
+    ]
+
+
 def test_a_server_that_says_nothing_is_given_up_in_time(stub):
     server = _server(stub, patience=0.2, tries=8)
     stub.always, began = "silent", time.monotonic()

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from foresight.cli.main import main
 from foresight.data import forms
 from foresight.envs import text
+from foresight.envs.apart import function
 from foresight.errors import LostError, UserError
 from foresight.nets import pretrained
 from foresight.planning import corpus, graded
@@ -174,6 +175,28 @@ def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path, cap
     assert run.resume(tmp_path / "run", steps=3, show=False).evaluation.n == 0
     assert main(["eval", str(tmp_path / "run")]) == 0
     assert "reward unknown: the grader could tell of none" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_reward_function_from_python_is_trained_with_and_found_again_or_said_to_be_lost(tmp_path, capfd):
+    """A function of a module is found again; one that has no place is said to be lost, before anything is measured."""
+    (tmp_path / "scores.py").write_text(REWARDS)
+    digits = function(f"{tmp_path}/scores.py:digits")
+    made = {}
+    for name, given in (("kept", digits), ("lost", lambda completions, **_: digits(completions))):
+        made[name] = run.train(
+            "grpo", task=Path(prompts(tmp_path)), env_options={"reward": given}, model=tiny_language.folder(),
+            out=tmp_path / name, steps=1, group=2, **{**SMALL, "show": True},
+        )  # fmt: skip
+        said = capfd.readouterr().err
+        assert "21 examples to train on, 5 held out; rewards are computed from prompts, completions\n" in said
+        assert ("not found again" in said) == (name == "lost")
+    assert made["kept"].summary["evaluation"] == made["lost"].summary["evaluation"]
+    assert "scores.py:digits" in made["kept"].summary["command"]
+    assert run.resume(made["kept"].path, steps=2, show=False).summary["steps"] == 2
+    with pytest.raises(UserError, match=r"The reward function of this run was given from Python .*put it into a file"):
+        run.resume(made["lost"].path, steps=2, show=False)
+    with pytest.raises(UserError, match=r"The option 'high' is .*, a object: give a text, a number"):
+        run.train("grpo", task="addition", env_options={"high": object()}, out=tmp_path / "none")
 
 
 def test_a_prompt_that_is_too_long_is_named_at_the_beginning(tmp_path):
