@@ -273,13 +273,14 @@ def _check(config: dict[str, Any]) -> None:
         numbers = [x for x in several if isinstance(x, int | float)]
         if any(x != x for x in numbers):
             raise UserError(f"{name} must be a number, not {_plain(value)}.")
-        if "temperature" in name and any(x < 0 for x in numbers):
+        samples = "max_new_tokens" in config and name in SAMPLING  # which has a stricter rule below
+        if "temperature" in name and not samples and any(x < 0 for x in numbers):
             raise UserError(f"{name} must be at least 0, not {_plain(value)}.")
         if not isinstance(value, int | float):
             continue
         if (name.endswith("learning_rate") or name in ("steps", "threads", "learning_starts")) and not value >= 0:
             raise UserError(f"{name} must be at least 0, not {value}.")
-        if "max_new_tokens" in config and name in SAMPLING and not value > 0:
+        if samples and not value > 0:
             raise UserError(f"{name} must be {'at least 1' if type(value) is int else 'more than 0'}, not {value}.")
         if name in COUNTED and type(value) is int and value < 1:
             raise UserError(f"{name} must be at least 1, not {value}.")
