@@ -5,6 +5,7 @@ python -m foresight.envs.apart PLACE DESCRIPTOR    is that process: it answers o
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -208,8 +210,19 @@ def _serve(place: str, pipe: Connection) -> None:
             return
 
 
+def _awaited(result: Awaitable[Any]) -> Any:
+    """What an `async` function returns in the end, also where an event loop runs already, as in a notebook."""
+
+    async def wait() -> Any:
+        return await result
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, wait()).result()
+
+
 def listed(result: Any) -> Any:
     """A result that can be iterated over, a generator among them, as a list; what is no list of rewards as it is."""
+    result = _awaited(result) if inspect.isawaitable(result) else result
     single = isinstance(result, str | bytes | Mapping | Set)
     return list(result) if isinstance(result, Iterable) and not single else result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,13 +21,24 @@ def reward_at(place: str | Callable[..., Any], limit: float) -> Callable[..., An
     return found if callable(place) or limit == 0 else Apart(place, limit)
 
 
+def reward_name(reward: Callable[..., Any]) -> str:
+    """What a reward function is called in errors and metrics."""
+    return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def waits(reward: Callable[..., Any]) -> bool:
+    """Whether a reward function is asked in another process or is `async`, and so can be asked beside others."""
+    own = reward if inspect.isroutine(reward) else type(reward).__call__
+    return isinstance(reward, Apart) or inspect.iscoroutinefunction(own)
+
+
 def function_grader(reward: Callable[..., Any]) -> Callable[[Examples, Sequence[str]], list[float]]:
     """A grader from a reward function in the form that TRL users write. None and NaN mean that it cannot tell.
 
     Raises UserError, naming the sample, if the function raises, returns what is infinite or no number, or returns too
     few rewards.
     """
-    name = getattr(reward, "__name__", type(reward).__name__)
+    name = reward_name(reward)
 
     def call(examples: Examples, completions: Sequence[str]) -> list[Any]:
         columns = {key: [e.columns.get(key) for e in examples] for key in examples[0].columns if key != "prompt"}

@@ -13,12 +13,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from foresight import errors
 from foresight.data import forms, traces
-from foresight.envs.rewards import function_grader, reward_at
+from foresight.envs.rewards import function_grader, reward_at, reward_name, waits
 from foresight.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # plain, or a conversation of {"role", "content"} messages
@@ -52,11 +53,15 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a composite reward: its name in the log, its weight, and its grader."""
+    """A part of a composite reward: its name in the log, its weight, and its grader.
+
+    One that `waits`, for another process or for the network, is graded beside the others.
+    """
 
     name: str
     weight: float
     grader: Grader
+    waits: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +147,7 @@ class TextTask:
             seen |= {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
         if not self.parts:
             return self.grade(examples, completions), seen
-        found = [part.grader(examples, completions) for part in self.parts]
+        found = graded(self.parts, examples, completions)
         seen |= {f"reward_{part.name}": grades for part, grades in zip(self.parts, found, strict=True)}
         return [_weighted([part.weight for part in self.parts], row) for row in zip(*found, strict=True)], seen
 
@@ -169,6 +174,20 @@ class TextTask:
                     f"The grader of '{self.name}' gives its own gold answer {example.answer!r} to "
                     f"{example.question!r} only {reward}: mend the grader or the answers."
                 )
+
+
+def graded(parts: Sequence[Part], examples: Sequence[Example], completions: Sequence[str]) -> list[list[float]]:
+    """What each part gives to each completion. Those that wait do so at the same time."""
+    waiting = sum(part.waits for part in parts)
+    if waiting < 2:
+        return [part.grader(examples, completions) for part in parts]
+    pool = ThreadPoolExecutor(waiting)
+    try:
+        begun = [pool.submit(part.grader, examples, completions) if part.waits else None for part in parts]
+        pairs = zip(parts, begun, strict=True)
+        return [part.grader(examples, completions) if later is None else later.result() for part, later in pairs]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # whoever stops the run does not wait for the others
 
 
 def last_integer(text: str) -> int | None:
@@ -299,7 +318,7 @@ def _answer_of(completion: str, gold: str) -> str:
 
 def dataset(
     path: str,
-    reward: str | Callable[..., Any] | None = None,
+    reward: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     held_out: int | None = None,
     seed: int = 0,
     prompt: str = "prompt",
@@ -311,9 +330,11 @@ def dataset(
     `file.py:name` or `package.module:name`. It is called as `reward(prompts=..., completions=..., **columns)`,
     each a list with an item per completion, and returns a list of floats; None means unscorable. Completions of
     conversations are lists of one message, as TRL gives them. One that is named by its place runs in a process of its
-    own, and may take `reward_timeout` seconds for a batch (0: it runs here, without a limit). Without `reward`, a
-    completion is right if it ends with the column `answer`; rows may do without either (see `data.forms`), and then
-    nothing is graded: what learns from demonstrations, preferences or a teacher needs no more.
+    own, and may take `reward_timeout` seconds for a batch (0: it runs here, without a limit). It may be `async`. Of
+    several, given as a list, the sum is the reward, and each is among the metrics by its name; those that are `async`
+    or in a process of their own are asked at the same time. Without `reward`, a completion is right if it ends with the
+    column `answer`; rows may do without either (see `data.forms`), and then nothing is graded: what learns from
+    demonstrations, preferences or a teacher needs no more.
 
     `held_out` rows are not trained on (default: 100, or a fifth of them if that is less): more where a prompt has
     several, since all rows of a prompt stand on one side.
@@ -336,9 +357,41 @@ def dataset(
     ]
     if reward is None and not answered:
         return dataclasses.replace(_split(Path(path).stem, examples, held_out, seed, None), path=path)
-    grade = _grade_ending if reward is None else function_grader(reward_at(reward, reward_timeout))
-    task = _split(Path(path).stem, examples, held_out, seed, grade)
-    return dataclasses.replace(task, path=path, metric=task.metric if reward is None else "reward")
+    if reward is None:
+        return dataclasses.replace(_split(Path(path).stem, examples, held_out, seed, _grade_ending), path=path)
+    single = isinstance(reward, str) or callable(reward)
+    parts = _several([reward] if single else list(reward), reward_timeout)  # type: ignore[list-item, arg-type]
+    task = _split(Path(path).stem, examples, held_out, seed, _sum(parts))
+    return dataclasses.replace(task, path=path, metric="reward", parts=() if single else parts)
+
+
+def _several(rewards: Sequence[str | Callable[..., Any]], limit: float) -> tuple[Part, ...]:
+    """Reward functions as parts of equal weight; equal names are numbered."""
+    if not rewards:
+        raise UserError("reward is an empty list: give a reward function, or leave it out for the column 'answer'.")
+    parts, names = list[Part](), Counter[str]()
+    for given in rewards:
+        part = _function(given, 1.0, limit)
+        names[part.name] += 1
+        count = names[part.name]
+        parts.append(dataclasses.replace(part, name=f"{part.name}_{count}") if count > 1 else part)
+    return tuple(parts)
+
+
+def _sum(parts: Sequence[Part]) -> Grader:
+    """The grader that gives the weighted sum of what the parts give."""
+    weights = [part.weight for part in parts]
+
+    def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+        return [_weighted(weights, row) for row in zip(*graded(parts, examples, completions), strict=True)]
+
+    return grade
+
+
+def _function(given: str | Callable[..., Any], weight: float, limit: float) -> Part:
+    """A reward function, given or by its place, as a part with its own name."""
+    reward = reward_at(given, limit)
+    return Part(reward_name(reward), weight, function_grader(reward), waits(reward))
 
 
 def _grade_ending(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
@@ -493,7 +546,7 @@ def _part(task: TextTask, name: str, weight: float, limit: float) -> Part:
         return Part(name, weight, known[name])
     if ":" not in name:
         raise errors.unknown("part of a reward", name, [*known, "FILE.py:FUNCTION"])
-    return Part(name.rpartition(":")[2], weight, function_grader(reward_at(name, limit)))
+    return _function(name, weight, limit)
 
 
 def _weighted(weights: Sequence[float], grades: Sequence[float]) -> float:

@@ -6,7 +6,6 @@ Language has sampling, grading and learning, and other, which is all between the
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -127,7 +126,7 @@ class Profile:
 def timed(
     module: Any, name: str, section: str, profile: Profile, counted: Callable[..., tuple[int, int]] | None = None
 ) -> Iterator[None]:
-    """Count the seconds in the function `name` of a module to a section, wherever it is called from.
+    """Count the seconds in the function `name` of a module or class to a section, wherever it is called from.
 
     `counted(result, *arguments)` says how many completions, and tokens in them, a call was about.
     """
@@ -160,31 +159,22 @@ def learning(module: Any, profile: Profile) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def language(module: Any, task: Any, profile: Profile) -> Iterator[Any]:
+def language(module: Any, profile: Profile) -> Iterator[None]:
     """Count the seconds that a language algorithm samples, grades and learns, and what it samples and learns.
 
-    Gives the text task to train on, with graders that are timed; an algorithm's own `judged` is grading too.
+    Its own `judged`, where it has one, is grading too.
     """
-    from foresight.planning import rollout  # late: only language models sample
-
-    def grader(plain: Any) -> Any:
-        def grade(examples: Any, completions: Any) -> Any:
-            began = perf_counter()
-            try:
-                return plain(examples, completions)
-            finally:
-                profile.add("grading", perf_counter() - began)
-
-        return None if plain is None else grade
+    from foresight.envs.text import TextTask  # late: only language models sample
+    from foresight.planning import rollout
 
     for section in LANGUAGE:
         profile.add(section, 0.0)
-    parts = tuple(dataclasses.replace(part, grader=grader(part.grader)) for part in task.parts)
     with ExitStack() as stack:
         stack.enter_context(timed(module, "update", "learning", profile, _learned))
         stack.enter_context(timed(rollout, "complete", "sampling", profile, lambda batch, *_: _size(batch.length)))
+        stack.enter_context(timed(TextTask, "reward", "grading", profile))
         stack.enter_context(timed(module, "judged", "grading", profile))
-        yield dataclasses.replace(task, grader=grader(task.grader), parts=parts)
+        yield
 
 
 def _learned(_: Any, state: Any, batch: Any, lengths: Any = None, *__: Any) -> tuple[int, int]:

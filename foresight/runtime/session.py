@@ -276,8 +276,8 @@ class Session:
                 steps = self.module.train(self.config, world, state=state, device=self.device)
                 yield from self._timed(steps, rest="walking")
         elif self.settings.world == "text":
-            with profile.language(self.module, world, self.profile) as task:
-                steps = self.module.train(self.config, task, state=state, device=self.device)
+            with profile.language(self.module, self.profile):
+                steps = self.module.train(self.config, world, state=state, device=self.device)
                 yield from self._timed(steps, rest="other")
         else:
             yield from self._timed(self.module.train(self.config, world, state=state, device=self.device))
