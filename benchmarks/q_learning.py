@@ -2,8 +2,7 @@
 
 Each update is a whole step: an ε-greedy action, an outcome drawn from the tables, and the value of one pair moved.
 20 million of them. Compilation is apart: a warm-up, reported as `warmup_seconds` (read from numba's cache after the
-first time). `readable_rate` is that of `act` and `update` of the algorithm's file, step by step in torch, which the
-compiled walk equals (tests/planning/test_walks.py).
+first time).
 """
 
 from __future__ import annotations

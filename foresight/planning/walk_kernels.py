@@ -1,22 +1,54 @@
-"""The hot loops of learning on a table world, compiled by numba. Their readable twins are in `walks.py`.
+"""The loops of tabular TD and Monte Carlo, compiled by numba: what they draw, how they move values, what they return.
 
-They draw from the numpy generator that they are given, in the same order as the readable form, so that both walk the
-same way. `tests/planning/test_walks.py` holds them to it.
+`control` and `predict` are compiled once for each algorithm, around the `target` in its file:
+
+    @walk_kernels.compiled
+    def target(reward, discount, q, table, next_state, next_action, epsilon):      # what the paper defines
+        return reward + discount * q[table, next_state].max()
+
+    @walk_kernels.compiled
+    def walk(*where):                                                              # the loop around it
+        return walk_kernels.control(target, walk_kernels.UPDATE_FIRST, where)
+
+numba cannot cache a call that is given a function: each process would compile it again. It does cache `walk`, which
+names its target. `where` stays one tuple: unpacked into arguments beside `target`, it would turn that into a pointer.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 from numba import njit
 
-# What stands for the value of the successor: `ops.targets` has the functions of these names.
-SARSA, EXPECTED_SARSA, Q_LEARNING, DOUBLE_Q_LEARNING = range(4)
+# When the next action is chosen: before the update, which needs to know it, or after it, from the values as they are
+# then.
+ACTION_FIRST, UPDATE_FIRST = True, False
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _draw(cumulative: Any, uniform: float) -> int:
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile `function`, and cache the result beside its file for as long as that file and this one stay the same.
+
+    Source: https://numba.readthedocs.io/en/stable/user/jit.html#cache, which looks at the function's own file only.
+    """
+    made = njit(cache=True, nogil=True, error_model="numpy")(function)
+    if not numba.config.DISABLE_JIT:
+        index = made._cache._cache_file
+        index._source_stamp = (index._source_stamp, _source())
+    return made
+
+
+def _source() -> str:
+    return hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()
+
+
+@compiled
+def draw(cumulative: Any, uniform: float) -> int:
     """The index at which the running sum passes `uniform` of the total."""
     last = len(cumulative) - 1
     level = uniform * cumulative[last]
@@ -26,45 +58,45 @@ def _draw(cumulative: Any, uniform: float) -> int:
     return i
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _best(q: Any, s: int) -> tuple[float, int, int]:
+@compiled
+def best(q: Any, s: int) -> tuple[float, int, int]:
     """(highest value, how many actions have it, how many exist) of the sum over the tables q `[N, S, A]`."""
-    best, ties, exist = -np.inf, 0, 0
+    highest, ties, exist = -np.inf, 0, 0
     for a in range(q.shape[2]):
         value = q[0, s, a]
         for i in range(1, q.shape[0]):
             value += q[i, s, a]
-        if value > best:
-            best, ties = value, 1
-        elif value == best:
+        if value > highest:
+            highest, ties = value, 1
+        elif value == highest:
             ties += 1
         if value > -np.inf:
             exist += 1
-    return best, ties, exist
+    return highest, ties, exist
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _probability(q: Any, s: int, a: int, best: float, ties: int, exist: int, epsilon: float) -> float:
-    """π(a|s) of the ε-greedy policy."""
+@compiled
+def probability(q: Any, s: int, a: int, highest: float, ties: int, exist: int, epsilon: float) -> float:
+    """π(a|s) of the ε-greedy policy, from what `best` returns for q and s."""
     value = q[0, s, a]
     for i in range(1, q.shape[0]):
         value += q[i, s, a]
     p = 0.0
     if value > -np.inf:
         p += epsilon / exist
-    if value == best:
+    if value == highest:
         p += (1.0 - epsilon) / ties
     return p
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _choose(q: Any, s: int, epsilon: float, rng: Any) -> int:
+@compiled
+def choose(q: Any, s: int, epsilon: float, rng: Any) -> int:
     """An action of the ε-greedy policy, by one uniform number."""
-    best, ties, exist = _best(q, s)
+    highest, ties, exist = best(q, s)
     level = rng.random()
     total, chosen = 0.0, 0
     for a in range(q.shape[2]):
-        p = _probability(q, s, a, best, ties, exist, epsilon)
+        p = probability(q, s, a, highest, ties, exist, epsilon)
         if p > 0:
             chosen = a
             total += p
@@ -73,31 +105,20 @@ def _choose(q: Any, s: int, epsilon: float, rng: Any) -> int:
     return chosen
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _successor_value(rule: int, q: Any, i: int, s: int, a: int, epsilon: float) -> float:
-    """What stands for the value of state s in the target of table i; `a` is the next action where it is known."""
-    if rule == SARSA:
-        return q[i, s, a]
-    if rule == DOUBLE_Q_LEARNING:
-        best, ties, _ = _best(q[i : i + 1], s)
-        total = 0.0
-        for b in range(q.shape[2]):
-            if q[i, s, b] == best:
-                total += q[1 - i, s, b]
-        return total / ties
-    best, ties, exist = _best(q, s)
-    if rule == Q_LEARNING:
-        return best
+@compiled
+def expected(q: Any, s: int, epsilon: float) -> float:
+    """Σ_a π(a|s) q(s, a) of the ε-greedy policy, for one table `[1, S, A]`."""
+    highest, ties, exist = best(q, s)
     total = 0.0
-    for b in range(q.shape[2]):
-        p = _probability(q, s, b, best, ties, exist, epsilon)
+    for a in range(q.shape[2]):
+        p = probability(q, s, a, highest, ties, exist, epsilon)
         if p > 0:
-            total += p * q[0, s, b]
+            total += p * q[0, s, a]
     return total
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _move(value: Any, visits: Any, target: float, alpha: float, power: float) -> float:
+@compiled
+def move(value: Any, visits: Any, target: float, alpha: float, power: float) -> float:
     """The update rule in place, in an array of one value and one count of visits; returns the error."""
     error = target - value[0]
     step_size = alpha
@@ -108,50 +129,57 @@ def _move(value: Any, visits: Any, target: float, alpha: float, power: float) ->
     return error
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _target(rewards: Any, first: int, pending: int, value: float) -> float:
-    """The n-step return of pending row `first`: the rewards from there on, then `value` unless the episode ended."""
-    target, weight = 0.0, 1.0
+@compiled
+def _rewards(rewards: Any, first: int, pending: int) -> tuple[float, float]:
+    """(r_1 + γ r_2 + ..., γⁿ) of the pending rows from `first` on; the second is 0 where the episode ended."""
+    total, weight = 0.0, 1.0
     for j in range(first, pending):
-        target += weight * rewards[j, 0]
+        total += weight * rewards[j, 0]
         weight *= rewards[j, 1]
-    return target + weight * value if weight != 0 else target
+    return total, weight
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def control(
-    rule: int, n: int, steps: int, most: int, q: Any, visits: Any, next_state: Any, cumulative: Any,
-    reward: Any, discount: Any, start: Any, limit: int, gamma: float, alpha: float, power: float, epsilon: float,
-    rng: Any, pairs: Any, rewards: Any, s: int, a: int, length: int, earned: float, pending: int,
-) -> tuple[int, int, int, int, float, int, int, float, int, float]:  # fmt: skip
-    """Walk and learn action values q `[N, S, A]`: the loop of `walks.control`, where everything is explained."""
+    target: Any, action_first: bool, where: tuple[Any, ...]
+) -> tuple[int, int, int, int, float, int, int, float, int, float]:
+    """Act ε-greedily and move q(s, a) towards `target`, n steps late: S&B p. 147, which for n = 1 is p. 130 or 131.
+
+    `q` and `visits` `[N, S, A]`: of N > 1 tables a fair draw chooses the one to move, and their sum acts. `target` is
+    given Σ γ^k r and γⁿ of the n rewards, `q`, the table to move, the state and (with `action_first`) the action that
+    follow, and ε. It is not asked where the episode ended: there the rewards are all. `pairs` and `rewards` hold the
+    `pending` steps that wait for their target; `walks.Walk` explains them and the rest of what is returned.
+    """
+    (
+        n, steps, most, q, visits, next_state, cumulative, reward, discount, start, limit, gamma, alpha, power,
+        epsilon, rng, pairs, rewards, s, a, length, earned, pending,
+    ) = where  # fmt: skip
     taken, ended, returned, lengths, errors = 0, 0, 0.0, 0, 0.0
     by_outcome, ends = reward.shape[2] > 1, discount.shape[0] > 0
     while taken < steps:
         if s < 0:
-            s, a, length, earned, pending = _draw(start, rng.random()), -1, 0, 0.0, 0
+            s, a, length, earned, pending = draw(start, rng.random()), -1, 0, 0.0, 0
         if a < 0:
-            a = _choose(q, s, epsilon, rng)
-        k = _draw(cumulative[s, a], rng.random())
+            a = choose(q, s, epsilon, rng)
+        k = draw(cumulative[s, a], rng.random())
         after, r = next_state[s, a, k], reward[s, a, k if by_outcome else 0]
         goes_on = discount[s, a, k] if ends else 1.0
         taken += 1
         length += 1
         earned += r
         cut = goes_on == 0 or (limit > 0 and length >= limit)
-        chosen = _choose(q, after, epsilon, rng) if rule == SARSA and goes_on != 0 else -1
-        table = 0
-        if rule == DOUBLE_Q_LEARNING and rng.random() >= 0.5:
-            table = 1
-        value = _successor_value(rule, q, table, after, chosen, epsilon) if goes_on != 0 else 0.0
+        chosen = choose(q, after, epsilon, rng) if action_first and goes_on != 0 else -1
+        table = int(len(q) * rng.random()) if len(q) > 1 else 0
         pairs[pending, 0], pairs[pending, 1] = s, a
         rewards[pending, 0], rewards[pending, 1] = r, gamma * goes_on
         pending += 1
         ready = pending if cut else int(pending == n)
+        for i in range(ready):  # all targets before the first move; a later one does not look at an earlier reward
+            total, weight = _rewards(rewards, i, pending)
+            rewards[i, 0] = target(total, weight, q, table, after, chosen, epsilon) if weight != 0 else total
         for i in range(ready):
-            target = _target(rewards, i, pending, value)
             b, c = pairs[i, 0], pairs[i, 1]
-            errors += abs(_move(q[table, b, c : c + 1], visits[table, b, c : c + 1], target, alpha, power))
+            errors += abs(move(q[table, b, c : c + 1], visits[table, b, c : c + 1], rewards[i, 0], alpha, power))
         if cut:
             returned += earned
             lengths += length
@@ -169,54 +197,44 @@ def control(
     return taken, s, a, length, earned, pending, ended, returned, lengths, errors
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def predict(
-    n: int, lam: float, replacing: bool, steps: int, most: int, v: Any, visits: Any, trace: Any, policy: Any,
-    next_state: Any, cumulative: Any, reward: Any, discount: Any, start: Any, limit: int, gamma: float, alpha: float,
-    power: float, rng: Any, pairs: Any, rewards: Any, s: int, length: int, earned: float, pending: int,
-) -> tuple[int, int, int, float, int, int, float, int, float]:  # fmt: skip
-    """Walk as `policy` (running sums `[S, A]`) says and learn v `[S]`: the loop of `walks.predict`.
+@compiled
+def predict(target: Any, where: tuple[Any, ...]) -> tuple[int, int, int, float, int, int, float, int, float]:
+    """Follow `policy` (running sums `[S, A]`) and move v(s) `[S]` towards `target`, n steps late: S&B p. 144.
 
-    With a `trace` `[S]` by traces of decay λ; with an empty one by n-step targets.
+    `target` is given Σ γ^k r and γⁿ of the n rewards, `v` and the state that follows; the rest is as in `control`.
     """
+    (
+        n, steps, most, v, visits, policy, next_state, cumulative, reward, discount, start, limit, gamma, alpha, power,
+        rng, pairs, rewards, s, length, earned, pending,
+    ) = where  # fmt: skip
     taken, ended, returned, lengths, errors = 0, 0, 0.0, 0, 0.0
     by_outcome, ends = reward.shape[2] > 1, discount.shape[0] > 0
     while taken < steps:
         if s < 0:
-            s, length, earned, pending = _draw(start, rng.random()), 0, 0.0, 0
-            trace[:] = 0.0
-        a = _draw(policy[s], rng.random())
-        k = _draw(cumulative[s, a], rng.random())
+            s, length, earned, pending = draw(start, rng.random()), 0, 0.0, 0
+        a = draw(policy[s], rng.random())
+        k = draw(cumulative[s, a], rng.random())
         after, r = next_state[s, a, k], reward[s, a, k if by_outcome else 0]
         goes_on = discount[s, a, k] if ends else 1.0
         taken += 1
         length += 1
         earned += r
         cut = goes_on == 0 or (limit > 0 and length >= limit)
-        value = v[after] if goes_on != 0 else 0.0
-        if len(trace) > 0:
-            error = r + gamma * goes_on * value - v[s]
-            visits[s] += 1
-            trace[s] = 1.0 if replacing else trace[s] + 1.0
-            step_size = alpha / visits[s] ** power if power > 0 else alpha
-            for x in range(len(v)):
-                v[x] += step_size * error * trace[x]
-                trace[x] *= gamma * goes_on * lam
-            errors += abs(error)
-        else:
-            pairs[pending, 0] = s
-            rewards[pending, 0], rewards[pending, 1] = r, gamma * goes_on
-            pending += 1
-            ready = pending if cut else int(pending == n)
-            for i in range(ready):
-                target = _target(rewards, i, pending, value)
-                b = pairs[i, 0]
-                errors += abs(_move(v[b : b + 1], visits[b : b + 1], target, alpha, power))
-            if ready and not cut:
-                for i in range(1, pending):
-                    pairs[i - 1, 0] = pairs[i, 0]
-                    rewards[i - 1, 0], rewards[i - 1, 1] = rewards[i, 0], rewards[i, 1]
-                pending -= 1
+        pairs[pending, 0] = s
+        rewards[pending, 0], rewards[pending, 1] = r, gamma * goes_on
+        pending += 1
+        ready = pending if cut else int(pending == n)
+        for i in range(ready):
+            total, weight = _rewards(rewards, i, pending)
+            rewards[i, 0] = target(total, weight, v, after) if weight != 0 else total
+        for i in range(ready):
+            b = pairs[i, 0]
+            errors += abs(move(v[b : b + 1], visits[b : b + 1], rewards[i, 0], alpha, power))
+        if ready and not cut:
+            for i in range(1, pending):
+                pairs[i - 1, 0] = pairs[i, 0]
+                rewards[i - 1, 0], rewards[i - 1, 1] = rewards[i, 0], rewards[i, 1]
+            pending -= 1
         s = after
         if cut:
             returned += earned
@@ -228,7 +246,7 @@ def predict(
     return taken, s, length, earned, pending, ended, returned, lengths, errors
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def episodes(
     count: int, horizon: int, first: Any, policy: Any, next_state: Any, cumulative: Any, reward: Any, discount: Any,
     start: Any, rng: Any,
@@ -243,11 +261,11 @@ def episodes(
     for i in range(count):
         s, a = first[i, 0], first[i, 1]
         if s < 0:
-            s = _draw(start, rng.random())
+            s = draw(start, rng.random())
         for t in range(horizon):
             if t > 0 or a < 0:
-                a = _draw(policy[s], rng.random())
-            k = _draw(cumulative[s, a], rng.random())
+                a = draw(policy[s], rng.random())
+            k = draw(cumulative[s, a], rng.random())
             goes_on = discount[s, a, k] if ends else 1.0
             if rows == size:
                 size *= 2
@@ -265,11 +283,11 @@ def episodes(
     return pairs[:rows, 0].copy(), pairs[:rows, 1].copy(), values[:rows, 0].copy(), values[:rows, 1].copy(), cut[:rows]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def move_all(values: Any, visits: Any, index: Any, targets: Any, alpha: float, power: float) -> float:
     """The update rule for entry `index[i]` towards `targets[i]`, one i after the other; the sum of |errors|."""
     errors = 0.0
     for i in range(len(index)):
         x = index[i]
-        errors += abs(_move(values[x : x + 1], visits[x : x + 1], targets[i], alpha, power))
+        errors += abs(move(values[x : x + 1], visits[x : x + 1], targets[i], alpha, power))
     return errors

@@ -1,16 +1,16 @@
-"""Learning on a table world by walking in it: drawing steps and episodes, and moving a table towards targets.
+"""Tabular TD and Monte Carlo: what a run keeps, and how the compiled loops are called.
 
-`World` holds the tables in the form that drawing needs, `Walk` where a learner stands. `control` and `predict` are the
-loop act, observe, update: on the CPU compiled (`walk_kernels`), elsewhere by the `act` and `update` of the algorithm's
-file, which say what the compiled loop does. Both draw the same numbers from the same generator, so they walk the same
-way. Sutton & Barto (2018), chapters 5 to 7 and 12.
+`World` holds the tables in the form that drawing needs, `Walk` where a learner stands. `control`, `predict` and
+`episodes` run the loops of `walk_kernels` and return metrics or experience. Sutton & Barto (2018), chapters 5 to 7
+and 12.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,31 +22,9 @@ from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP, TableEnv
 from foresight.errors import UserError, unknown
-from foresight.ops import targets
-from foresight.planning import dynamic
+from foresight.planning import dynamic, walk_kernels
 
 UNLIMITED = 2**62
-
-
-class Rows(NamedTuple):
-    """The rows that wait for their targets, oldest first, all `[1, T]`.
-
-    `discount` is γ times the world's own, 0 where the episode ended. `next_action` is 0 where it is not known yet, or
-    where nothing follows. Where the last row is `cut`, every row is `ready`; else the first one is.
-    """
-
-    state: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    cut: Tensor
-    next_state: Tensor
-    next_action: Tensor
-
-    @property
-    def ready(self) -> int:
-        """How many rows, from the first on, have their whole target."""
-        return self.cut.shape[1] if bool(self.cut[0, -1]) else 1
 
 
 @dataclasses.dataclass
@@ -77,12 +55,12 @@ class World:
     Raises UserError for a discount outside [0, 1], and for a discount of 1 where a state leads to no end.
     """
 
-    def __init__(self, env: MDP | TableEnv, gamma: float, device: str = "cpu") -> None:
+    def __init__(self, env: MDP | TableEnv, gamma: float) -> None:
         whole = env.mdp if isinstance(env, TableEnv) else env
         if not isinstance(whole, MDP):
             raise UserError(f"A table learner walks in a world of tables (see foresight.envs.grid), not in {env!r}.")
         dynamic.require_ending(whole, gamma)
-        self.mdp, self.gamma, self.compiled = whole.to("cpu"), gamma, torch.device(device).type == "cpu"
+        self.mdp, self.gamma = whole.to("cpu"), gamma
         limit = env.time_limit if isinstance(env, TableEnv) else whole.time_limit
         mdp = self.mdp
         self.limit = limit or 0
@@ -104,20 +82,6 @@ class World:
         """Every state in which something happens with every action that is allowed there: `[P, 2]`."""
         return ((~self.forbidden) & ~self.mdp.absorbing()[:, None]).nonzero()
 
-    def begin(self, rng: np.random.Generator) -> int:
-        """Where an episode begins."""
-        return draw(self.start, rng.random())
-
-    def step(self, rng: np.random.Generator, s: int, a: int) -> tuple[int, float, float]:
-        """(next state, reward, the world's own discount) of action a in state s."""
-        k = draw(self.cumulative[s, a], rng.random())
-        reward = self.reward[s, a, k if self.reward.shape[2] > 1 else 0]
-        return (
-            int(self.next_state[s, a, k]),
-            float(reward),
-            float(self.discount[s, a, k]) if self.discount.size else 1.0,
-        )
-
 
 def draw(cumulative: np.ndarray, uniform: float) -> int:
     """The index at which the running sum passes `uniform` of the total."""
@@ -126,8 +90,7 @@ def draw(cumulative: np.ndarray, uniform: float) -> int:
 
 def sample(policy: Tensor, rng: np.random.Generator) -> Tensor:
     """An action for each row of probabilities `[B, A]`, by one uniform number each: `[B]`."""
-    running = np.cumsum(policy.cpu().numpy(), axis=1)
-    actions = [draw(row, rng.random()) for row in running]
+    actions = [draw(row, rng.random()) for row in running(policy)]
     return torch.tensor(actions, dtype=torch.int64, device=policy.device)
 
 
@@ -165,182 +128,80 @@ def goes_on(state: Any) -> bool:
     return bool(state.step < config.steps and (not config.episodes or state.walk.episodes < config.episodes))
 
 
-Act = Callable[..., tuple[Tensor, dict[str, Any], Any]]
-Update = Callable[[Any, Rows], dict[str, float]]
+def control(world: World, state: Any, walk: Callable[..., Any]) -> dict[str, float]:
+    """Act and learn until the next yield, moving `state.q` `[S, A]` or `[N, S, A]` in place; returns what happened.
 
-
-def control(world: World, state: Any, act: Act, update: Update, rule: int) -> dict[str, float]:
-    """Walk on until the next yield, learning `state.q` `[S, A]` or `[2, S, A]`; returns what happened.
-
-    `rule` is the name in `walk_kernels` of what `act` and `update` do. A target of the n rows that `state.walk` has
-    room for is moved to as soon as it is whole: after n steps, or at the end of the episode. Only Sarsa needs the next
-    action before the update; the others choose it afterwards, from the table as it is then.
+    `walk` is `walk_kernels.control` compiled around an algorithm's target. A target of the n steps that `state.walk`
+    has room for is moved to as soon as it is whole: after n steps, or at the end of the episode.
     """
-    from foresight.planning import walk_kernels as kernels
-
-    config, walk = state.config, state.walk
+    config, at = state.config, state.walk
     if state.step == 0:
         state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
-    steps = min(config.every or UNLIMITED, config.steps - state.step)
-    most = _episodes_left(state)
-    if world.compiled:
-        q, visits = (x if x.dim() == 3 else x[None] for x in (state.q, state.visits))
-        found = kernels.control(
-            rule, len(walk.pairs), steps, most, q.numpy(), visits.numpy(), *world.tables, world.limit,
-            world.gamma, config.alpha, config.alpha_power, config.epsilon, walk.rng, walk.pairs, walk.rewards,
-            walk.state, walk.action, walk.length, walk.earned, walk.pending,
+    steps, most = until(state)
+    with arrays(state.q, state.visits) as (q, visits):
+        found = walk(
+            len(at.pairs), steps, most, *(x if x.ndim == 3 else x[None] for x in (q, visits)), *world.tables,
+            world.limit, world.gamma, config.alpha, config.alpha_power, config.epsilon, at.rng, at.pairs, at.rewards,
+            at.state, at.action, at.length, at.earned, at.pending,
         )  # fmt: skip
-        taken, walk.state, walk.action, walk.length, walk.earned, walk.pending, ended, returned, lengths, errors = found
-    else:
-        taken, ended, returned, lengths, errors = _control(
-            world, state, act, update, rule == kernels.SARSA, steps, most
-        )
-    return _report(state, taken, ended, returned, lengths, errors)
+    taken, at.state, at.action, at.length, at.earned, at.pending, *happened = found
+    return report(state, taken, *happened)
 
 
-def _control(
-    world: World, state: Any, act: Act, update: Update, on_policy: bool, steps: int, most: int
-) -> tuple[int, int, float, int, float]:
-    walk, taken, ended, returned, lengths, errors = state.walk, 0, 0, 0.0, 0, 0.0
+def predict(world: World, state: Any, policy: Tensor, walk: Callable[..., Any]) -> dict[str, float]:
+    """Follow `policy` `[S, A]` and learn until the next yield, moving `state.v` `[S]` in place; returns what happened.
 
-    def choose(s: int) -> int:
-        return int(act(state, torch.tensor([s], device=state.q.device), explore=True)[0])
-
-    while taken < steps:
-        if walk.state < 0:
-            walk.state, walk.action, walk.length, walk.earned, walk.pending = world.begin(walk.rng), -1, 0, 0.0, 0
-        if walk.action < 0:
-            walk.action = choose(walk.state)
-        after, reward, going = world.step(walk.rng, walk.state, walk.action)
-        taken, walk.length, walk.earned = taken + 1, walk.length + 1, walk.earned + reward
-        cut = going == 0 or (world.limit > 0 and walk.length >= world.limit)
-        chosen = choose(after) if on_policy and going else -1
-        remember(walk, walk.state, walk.action, reward, world.gamma * going)
-        if cut or walk.pending == len(walk.pairs):
-            errors += update(state, recall(walk, cut, after, chosen, state.q.device))["td_error"]
-            forget(walk)
-        walk.state, walk.action = after, chosen
-        if cut:
-            returned, lengths, ended = returned + walk.earned, lengths + walk.length, ended + 1
-            walk.state, walk.action, walk.pending = -1, -1, 0
-            if ended == most:
-                break
-    return taken, ended, returned, lengths, errors
-
-
-def predict(
-    world: World, state: Any, policy: Tensor, update: Update, lam: float | None = None, replacing: bool = False
-) -> dict[str, float]:
-    """Walk on as `policy` `[S, A]` says until the next yield, learning `state.v` `[S]`; returns what happened.
-
-    By n-step targets, or with `lam` by the traces `state.trace` `[S]`. On the CPU compiled, elsewhere by `update`.
+    `walk` is `walk_kernels.predict` compiled around an algorithm's target.
     """
-    from foresight.planning import walk_kernels as kernels
-
-    config, walk = state.config, state.walk
-    steps, most = min(config.every or UNLIMITED, config.steps - state.step), _episodes_left(state)
-    if world.compiled:
-        trace = np.empty(0) if lam is None else state.trace.numpy()
-        running = np.cumsum(policy.cpu().numpy(), axis=1)
-        found = kernels.predict(
-            len(walk.pairs), lam or 0.0, replacing, steps, most, state.v.numpy(), state.visits.numpy(),
-            trace, running, *world.tables, world.limit, world.gamma, config.alpha, config.alpha_power, walk.rng,
-            walk.pairs, walk.rewards, walk.state, walk.length, walk.earned, walk.pending,
+    config, at = state.config, state.walk
+    steps, most = until(state)
+    with arrays(state.v, state.visits) as (v, visits):
+        found = walk(
+            len(at.pairs), steps, most, v, visits, running(policy), *world.tables, world.limit, world.gamma,
+            config.alpha, config.alpha_power, at.rng, at.pairs, at.rewards, at.state, at.length, at.earned, at.pending,
         )  # fmt: skip
-        taken, walk.state, walk.length, walk.earned, walk.pending, ended, returned, lengths, errors = found
-    else:
-        taken, ended, returned, lengths, errors = _predict(world, state, policy, update, steps, most)
-    return _report(state, taken, ended, returned, lengths, errors)
+    taken, at.state, at.length, at.earned, at.pending, *happened = found
+    return report(state, taken, *happened)
 
 
-def _predict(
-    world: World, state: Any, policy: Tensor, update: Update, steps: int, most: int
-) -> tuple[int, int, float, int, float]:
-    walk, taken, ended, returned, lengths, errors = state.walk, 0, 0, 0.0, 0, 0.0
-    running = np.cumsum(policy.cpu().numpy(), axis=1)
-    while taken < steps:
-        if walk.state < 0:
-            walk.state, walk.length, walk.earned, walk.pending = world.begin(walk.rng), 0, 0.0, 0
-            if hasattr(state, "trace"):
-                state.trace.zero_()
-        action = draw(running[walk.state], walk.rng.random())
-        after, reward, going = world.step(walk.rng, walk.state, action)
-        taken, walk.length, walk.earned = taken + 1, walk.length + 1, walk.earned + reward
-        cut = going == 0 or (world.limit > 0 and walk.length >= world.limit)
-        remember(walk, walk.state, action, reward, world.gamma * going)
-        if cut or walk.pending == len(walk.pairs):
-            errors += update(state, recall(walk, cut, after, -1, state.v.device))["td_error"]
-            forget(walk)
-        walk.state = after
-        if cut:
-            returned, lengths, ended = returned + walk.earned, lengths + walk.length, ended + 1
-            walk.state, walk.pending = -1, 0
-            if ended == most:
-                break
-    return taken, ended, returned, lengths, errors
+def running(policy: Tensor) -> np.ndarray:
+    """The running sums over the actions of a policy `[S, A]`, from which the compiled loops draw."""
+    return np.cumsum(policy.cpu().numpy(), axis=1)
 
 
-def _episodes_left(state: Any) -> int:
-    """After how many episodes to stop and yield; 0 if not for that reason."""
+@contextlib.contextmanager
+def arrays(*tensors: Tensor) -> Iterator[tuple[np.ndarray, ...]]:
+    """Tensors as arrays that a compiled loop changes in place. Those of another device are copied there and back."""
+    found = tuple(tensor.cpu().numpy() for tensor in tensors)
+    yield found
+    for tensor, array in zip(tensors, found, strict=True):
+        if tensor.device.type != "cpu":
+            tensor.copy_(torch.from_numpy(array))
+
+
+def until(state: Any) -> tuple[int, int]:
+    """(steps, episodes) after which to stop and yield; 0 episodes: not for that reason."""
     config = state.config
-    return 1 if config.every == 0 else max(0, config.episodes - state.walk.episodes)
+    steps = min(config.every or UNLIMITED, config.steps - state.step)
+    return steps, 1 if config.every == 0 else max(0, config.episodes - state.walk.episodes)
 
 
-def _report(state: Any, taken: int, ended: int, returned: float, lengths: int, errors: float) -> dict[str, float]:
+def report(state: Any, taken: int, ended: int, returned: float, lengths: int, errors: float) -> dict[str, float]:
+    """Count the steps and episodes of a walk; the metrics of what happened in it."""
     state.step += taken
     state.walk.episodes += ended
     metrics = {"episodes": float(state.walk.episodes), "td_error": errors / max(1, taken)}
     return metrics | ({"return": returned / ended, "length": lengths / ended} if ended else {})
 
 
-def remember(walk: Walk, s: int, a: int, reward: float, discount: float) -> None:
-    """Add a row to those that wait."""
-    walk.pairs[walk.pending] = s, a
-    walk.rewards[walk.pending] = reward, discount
-    walk.pending += 1
-
-
-def recall(walk: Walk, cut: bool, after: int, chosen: int, device: Any) -> Rows:
-    """The rows that wait, the last of which led to state `after`, where `chosen` will be done."""
-    state, action = torch.from_numpy(walk.pairs[: walk.pending].T.copy()).to(device)[:, None]
-    reward, discount = torch.from_numpy(walk.rewards[: walk.pending].T.copy()).to(device)[:, None]
-    ends = torch.zeros_like(reward)
-    ends[0, -1] = float(cut)
-    last = torch.tensor([[after], [max(chosen, 0)]], device=device)
-    following = torch.cat([torch.stack([state[0, 1:], action[0, 1:]]), last], dim=1)[:, None]
-    return Rows(state, action, reward, discount, ends, following[0], following[1])
-
-
-def forget(walk: Walk) -> None:
-    """Let go of the oldest row, whose target was whole."""
-    walk.pairs[:-1], walk.rewards[:-1] = walk.pairs[1:].copy(), walk.rewards[1:].copy()
-    walk.pending -= 1
-
-
-def move(table: Tensor, visits: Tensor, index: tuple[Tensor, ...], target: Tensor, config: Any) -> float:
-    """The update rule for entries `index` (each `[N]`) of a table, one after the other; the sum of |errors|.
+def move_all(table: Tensor, visits: Tensor, index: Tensor, target: Tensor, config: Any) -> float:
+    """Move the flat entries `index` `[N]` of a table towards `target` `[N]`, one after the other; the sum of |errors|.
 
     The step size is α, or α / nᵖ at the n-th visit where the Config has a power p > 0. In place.
     """
-    errors = 0.0
-    for *where, aim in zip(*index, target, strict=True):
-        at = tuple(where)
-        visits[at] += 1
-        step_size = config.alpha / float(visits[at]) ** config.alpha_power
-        errors += float((aim - table[at]).abs())
-        table[at] = targets.moved(table[at], aim, step_size)
-    return errors
-
-
-def move_all(table: Tensor, visits: Tensor, index: Tensor, target: Tensor, config: Any) -> float:
-    """`move` for flat entries `index` `[N]`, compiled where the table is on the CPU."""
-    flat, counts = table.view(-1), visits.view(-1)
-    if flat.device.type != "cpu":
-        return move(flat, counts, (index,), target, config)
-    from foresight.planning import walk_kernels as kernels
-
-    power = config.alpha_power
-    return float(kernels.move_all(flat.numpy(), counts.numpy(), index.numpy(), target.numpy(), config.alpha, power))
+    with arrays(table.view(-1), visits.view(-1)) as (values, counts):
+        chosen, aims = index.cpu().numpy(), target.cpu().numpy()
+        return float(walk_kernels.move_all(values, counts, chosen, aims, config.alpha, config.alpha_power))
 
 
 def episodes(
@@ -354,31 +215,9 @@ def episodes(
     """
     horizon = min(horizon, world.limit or horizon)
     begin = np.full((count, 2), -1) if first is None else first.cpu().numpy()
-    running = np.cumsum(policy.cpu().numpy(), axis=1)
-    if world.compiled:
-        from foresight.planning import walk_kernels as kernels
-
-        columns = kernels.episodes(count, horizon, begin, running, *world.tables, rng)
-    else:
-        columns = _episodes(world, running, horizon, rng, begin)
+    columns = walk_kernels.episodes(count, horizon, begin, running(policy), *world.tables, rng)
     s, a, reward, going, cut = (torch.from_numpy(np.ascontiguousarray(x))[None].to(policy.device) for x in columns)
     return Trajectory(s, a, reward, world.gamma * going, cut.to(reward.dtype))
-
-
-def _episodes(
-    world: World, running: np.ndarray, horizon: int, rng: np.random.Generator, begin: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    rows: list[tuple[int, int, float, float, bool]] = []
-    for s, a in begin.tolist():
-        s, going = (world.begin(rng) if s < 0 else s), 1.0
-        for t in range(horizon):
-            a = draw(running[s], rng.random()) if t > 0 or a < 0 else a
-            after, reward, going = world.step(rng, s, a)
-            rows.append((s, a, reward, going, going == 0 or t == horizon - 1))
-            s = after
-            if going == 0:
-                break
-    return tuple(np.array(column) for column in zip(*rows, strict=True))
 
 
 def first_visits(index: Tensor, cut: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def timed(
     `counted(result, *arguments)` says how many completions, and tokens in them, a call was about.
     """
     plain = getattr(module, name, None)
-    if plain is None:  # an algorithm of the user's own need not have it
+    if plain is None:  # tabular TD has a compiled loop instead, an algorithm of the user need not have it
         yield
         return
 

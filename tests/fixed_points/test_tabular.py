@@ -34,7 +34,6 @@ from foresight.algorithms.tabular import (
     value_iteration,
 )
 from foresight.envs.mdp import MDP
-from foresight.planning import walk_kernels
 from tests.fixed_points import mdps
 from tests.sabotage import change, sabotaged_by
 
@@ -187,8 +186,8 @@ ON_POLICY: list[Case] = [
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), ON_POLICY, ids=name)
-@sabotaged_by("foresight.planning.walk_kernels.control", change("rule", lambda _: walk_kernels.Q_LEARNING))
-@sabotaged_by("foresight.planning.walk_kernels.control", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.planning.walks.control", change("walk", lambda _: q_learning.walk))
+@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_on_policy_control_settles_at_the_best_epsilon_soft_policy(
     module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None
 ) -> None:
@@ -204,7 +203,7 @@ N_STEP: list[Case] = [
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), N_STEP, ids=name)
-@sabotaged_by("foresight.planning.walk_kernels.control", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_so_does_n_step_sarsa(module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None) -> None:
     _settles_at_the_best_epsilon_soft_policy(module, fields, world(1, forbidden, time_limit))
 
@@ -227,8 +226,8 @@ OFF_POLICY: list[Case] = [
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), OFF_POLICY, ids=name)
-@sabotaged_by("foresight.planning.walk_kernels.control", change("rule", lambda _: walk_kernels.SARSA))
-@sabotaged_by("foresight.planning.walk_kernels.control", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.planning.walks.control", change("walk", lambda _: sarsa.walk))
+@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_off_policy_control_settles_at_the_optimal_values(
     module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None
 ) -> None:

@@ -99,7 +99,12 @@ def test_q_learning_reaches_the_exact_values() -> None:
         assert float((state.values - exact).abs().max()) < 0.1
 
 
-@sabotaged_by("foresight.planning.walk_kernels.control", change("epsilon", lambda e: 0.02, "explores_little"))
+def explores_little(state: Any) -> Any:
+    state.config = dataclasses.replace(state.config, epsilon=0.02)
+    return state
+
+
+@sabotaged_by("foresight.planning.walks.control", change("state", explores_little))
 def test_the_cliff() -> None:
     """S&B example 6.6, 12 runs: Sarsa keeps away from the edge, Q-learning pays for its exploration there."""
     mdp, found = grid.make("CliffWalking-v1"), {}
@@ -113,9 +118,8 @@ def test_the_cliff() -> None:
     assert dynamic.expected_return(mdp, last(q_learning, mdp, **fields).policy, 1.0, 100) == pytest.approx(-13)
 
 
-@sabotaged_by(
-    "foresight.planning.walk_kernels.predict", change("gamma", lambda g: 0.9 * g), change("alpha", lambda a: a / 2)
-)
+@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda g: 0.9 * g))
+@sabotaged_by("foresight.planning.walks.start", change("n", lambda n: 2 * n))
 def test_a_u_over_n_on_the_19_state_walk() -> None:
     """S&B figure 7.2 at the best α of each n, 40 runs."""
     mdp, best = grid.make("RandomWalk19"), {1: 0.8, 4: 0.4, 16: 0.1}

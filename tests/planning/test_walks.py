@@ -1,4 +1,4 @@
-"""Walking in tables: what is drawn, and the compiled loops against their readable form."""
+"""Tabular TD and Monte Carlo: what is drawn, and the compiled loops compared with their definition."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
 from foresight.errors import UserError
 from foresight.planning import dynamic, walks
+from tests.planning import readable
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 from tests.tables import random_world
 
@@ -54,15 +55,10 @@ def table(state: Any) -> torch.Tensor:
 
 
 def walk(module: Any, mdp: MDP, compiled: bool, **fields: Any) -> tuple[list[Any], torch.Tensor]:
-    """What a run yields, and its table; `compiled` False is the form that `act` and `update` of the file make."""
-    make = walks.World.__init__
-
-    def plain(self: Any, *arguments: Any) -> None:
-        make(self, *arguments)
-        self.compiled = compiled
-
+    """What a run yields, and its table; `compiled` False is the definition in `tests.planning.readable`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walks.World, "__init__", plain)
+        if not compiled:
+            readable.replace(patch, module)
         steps = [(step, dict(m), copy.deepcopy(s)) for step, m, s in module.train(module.Config(**fields), mdp)]
     return [(step, metrics) for step, metrics, _ in steps], table(steps[-1][2])
 
@@ -75,35 +71,39 @@ def limited(seed: int, limit: int | None) -> MDP:
 
 
 @sabotaged_by("foresight.ops.targets.moved", scaled(1.001), flip_sign)
+@sabotaged_by(
+    "foresight.planning.walks.control",
+    change("walk", lambda walk: (q_learning if walk is not q_learning.walk else sarsa).walk),
+)
 @pytest.mark.parametrize(("module", "fields"), WALKERS[:6], ids=name)
 @pytest.mark.parametrize("limit", [None, 4])
-def test_the_compiled_walk_does_what_act_and_update_say(module: Any, fields: dict[str, Any], limit: int | None) -> None:
+def test_the_compiled_walk_is_the_definition(module: Any, fields: dict[str, Any], limit: int | None) -> None:
     mdp = limited(3, limit)
     common = {"steps": 240, "every": 100, "gamma": 0.9, "alpha": 0.3, "epsilon": 0.2, "seed": 5, **fields}
     agree(walk(module, mdp, True, **common), walk(module, mdp, False, **common))
 
 
-@sabotaged_by("foresight.planning.walks.World.step", change("a", lambda a: 0))
+@sabotaged_by("foresight.planning.walks.running", change("policy", lambda p: p.roll(1, 1) * torch.arange(3)))
 @pytest.mark.parametrize(("module", "fields"), WALKERS[6:], ids=name)
 @pytest.mark.parametrize("limit", [None, 4])
-def test_the_compiled_prediction_does_what_update_says(module: Any, fields: dict[str, Any], limit: int | None) -> None:
+def test_the_compiled_prediction_is_the_definition(module: Any, fields: dict[str, Any], limit: int | None) -> None:
     common = {"steps": 240, "every": 100, "gamma": 0.9, "alpha": 0.3, "seed": 5, **fields}
     agree(*(walk(module, limited(3, limit), compiled, **common) for compiled in (True, False)))
 
 
 @pytest.mark.parametrize("module", [monte_carlo_prediction, mc_epsilon_greedy, mc_exploring_starts], ids=name)
 @sabotaged_by("foresight.ops.targets.moved", scaled(1.001))
-def test_compiled_episodes_are_the_readable_ones(module: Any) -> None:
+def test_compiled_episodes_are_the_definition(module: Any) -> None:
     common = {"steps": 60, "gamma": 0.9, "alpha": 0.5, "alpha_power": 0.5, "horizon": 30, "seed": 5}
     one, other = (walk(module, random_world(3, 10), compiled, **common) for compiled in (True, False))
     agree(one, other)
-    # and the compiled rule is the readable one
+    # and the compiled rule is the definition
     config, generator = module.Config(alpha=0.5, alpha_power=0.5), np.random.default_rng(0)
     index, target = torch.from_numpy(generator.integers(0, 6, 50)), torch.from_numpy(generator.normal(size=50))
     values, counts = torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.int64)
     twin, twin_counts = values.clone(), counts.clone()
     errors = walks.move_all(values, counts, index, target, config)
-    assert walks.move(twin, twin_counts, (index,), target, config) == pytest.approx(errors)
+    assert readable.move(twin, twin_counts, (index,), target, config) == pytest.approx(errors)
     torch.testing.assert_close(values, twin)
     assert torch.equal(counts, twin_counts)
 
@@ -140,20 +140,25 @@ def test_zero_yields_at_the_end_of_each_episode() -> None:
     assert lengths.tolist() == [metrics["length"] for _, metrics in steps]
 
 
-@sabotaged_by("foresight.planning.walks.draw", change("uniform", lambda u: u * u))
+@sabotaged_by(
+    "foresight.planning.walks.World.__init__",
+    change("env", lambda env: dataclasses.replace(env, prob=env.prob.sort(2)[0], start=env.start.sort()[0])),
+)
 def test_worlds_are_drawn_by_their_probabilities() -> None:
     mdp = random_world(5, 6, 2, 3, ending=0.3)
     world, rng = walks.World(mdp, 0.9), np.random.default_rng(0)
-    found = np.zeros((6, 2))
-    for _ in range(4_000):
-        after, _, going = world.step(rng, 2, 1)
-        found[after, int(going)] += 1 / 4_000
-    expected = np.zeros((6, 2))
+    first = torch.tensor([[2, 1]]).expand(4_000, 2)
+    batch = walks.episodes(world, mdp.uniform(), 4_000, 2, rng, first)
+    s, ended, cut = batch.obs[0], batch.discount[0] == 0, batch.cut[0] == 1
+    begins = torch.cat([torch.tensor([True]), cut[:-1]])
+    found = np.append(np.bincount(s[~begins], minlength=6), int((begins & ended).sum())) / 4_000
+    expected = np.zeros(7)  # the states that follow, then the end
     for k in range(3):
-        expected[int(mdp.next_state[2, 1, k]), int(mdp.discount[2, 1, k])] += float(mdp.prob[2, 1, k])
+        going = float(mdp.discount[2, 1, k])
+        expected[int(mdp.next_state[2, 1, k]) if going else 6] += float(mdp.prob[2, 1, k])
     np.testing.assert_allclose(found, expected, atol=0.03)
-    begin = np.bincount([world.begin(rng) for _ in range(4_000)], minlength=6) / 4_000
-    np.testing.assert_allclose(begin, mdp.start, atol=0.03)
+    batch = walks.episodes(world, mdp.uniform(), 4_000, 1, rng)
+    np.testing.assert_allclose(np.bincount(batch.obs[0], minlength=6) / 4_000, mdp.start, atol=0.03)
 
 
 def test_compiled_episodes_have_the_value_of_their_policy() -> None:

@@ -24,7 +24,6 @@ from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
 from foresight.ops import targets
 from foresight.planning import walk_kernels, walks
-from foresight.planning.walks import Rows
 
 WORLD = "mdp"
 UNIT = "env steps"
@@ -86,24 +85,34 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
     return q.argmax(-1), {}, carry
 
 
-def update(state: State, rows: Rows) -> dict[str, float]:
-    """q_i(s, a) ← q_i(s, a) + α [r + γ q_j(s', argmax q_i(s', ·)) − q_i(s, a)], i by a fair coin (S&B eq. 6.10)."""
-    i = 0 if state.walk.rng.random() < 0.5 else 1
-    target = targets.double_q_learning(
-        rows.reward, rows.discount, state.q[i][rows.next_state], state.q[1 - i][rows.next_state]
-    )
-    error = walks.move(state.q[i], state.visits[i], (rows.state[0], rows.action[0]), target[0], state.config)
-    return {"td_error": error}
+@walk_kernels.compiled
+def target(
+    reward: float, discount: float, q: Any, table: int, next_state: int, next_action: int, epsilon: float
+) -> float:
+    """r + γ q_j(s', argmax_a' q_i(s', a')), i being `table`; equally good choices count equally (S&B eq. 6.10)."""
+    choice, judge = q[table, next_state], q[1 - table, next_state]
+    highest, total, ties = choice.max(), 0.0, 0
+    for a in range(len(choice)):
+        if choice[a] == highest:
+            total += judge[a]
+            ties += 1
+    return reward + discount * (total / ties)
+
+
+@walk_kernels.compiled
+def walk(*where: Any) -> Any:
+    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: the loop of `walk_kernels.control` around `target`."""
+    return walk_kernels.control(target, walk_kernels.UPDATE_FIRST, where)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, and learn from (s, a, r, s') before the next action is chosen (S&B p. 136)."""
-    world = walks.World(env, config.gamma, device)
+    world = walks.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     while walks.goes_on(state):
-        metrics = walks.control(world, state, act, update, walk_kernels.DOUBLE_Q_LEARNING)
+        metrics = walks.control(world, state, walk)
         yield state.step, metrics, state
 
 

@@ -25,7 +25,6 @@ from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
 from foresight.ops import targets
 from foresight.planning import walk_kernels, walks
-from foresight.planning.walks import Rows
 
 WORLD = "mdp"
 UNIT = "env steps"
@@ -87,23 +86,28 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
     return q.argmax(-1), {}, carry
 
 
-def update(state: State, rows: Rows) -> dict[str, float]:
-    """q(s, a) ← q(s, a) + α [r + γ Σ_a' π(a'|s') q(s', a') − q(s, a)] (S&B eq. 6.9)."""
-    next_q = state.q[rows.next_state]
-    policy = targets.epsilon_greedy(next_q, state.config.epsilon)
-    target = targets.expected_sarsa(rows.reward, rows.discount, next_q, policy)
-    error = walks.move(state.q, state.visits, (rows.state[0], rows.action[0]), target[0], state.config)
-    return {"td_error": error}
+@walk_kernels.compiled
+def target(
+    reward: float, discount: float, q: Any, table: int, next_state: int, next_action: int, epsilon: float
+) -> float:
+    """r + γ Σ_a' π(a'|s') q(s', a') (S&B eq. 6.9)."""
+    return reward + discount * walk_kernels.expected(q, next_state, epsilon)
+
+
+@walk_kernels.compiled
+def walk(*where: Any) -> Any:
+    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: the loop of `walk_kernels.control` around `target`."""
+    return walk_kernels.control(target, walk_kernels.UPDATE_FIRST, where)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, and learn from (s, a, r, s') before the next action is chosen."""
-    world = walks.World(env, config.gamma, device)
+    world = walks.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     while walks.goes_on(state):
-        metrics = walks.control(world, state, act, update, walk_kernels.EXPECTED_SARSA)
+        metrics = walks.control(world, state, walk)
         yield state.step, metrics, state
 
 

@@ -104,7 +104,7 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Evaluate each pair by episodes, improve, until no action changes (Zhao, algorithm 5.1)."""
-    world = walks.World(env, config.gamma, device)
+    world = walks.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
     if state.step == 0:

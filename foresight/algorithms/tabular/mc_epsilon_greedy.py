@@ -107,7 +107,7 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Episodes of the ε-greedy policy, their returns, a greedier policy (S&B p. 101)."""
-    world = walks.World(env, config.gamma, device)
+    world = walks.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
     while state.step < config.steps:

@@ -108,7 +108,7 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Episodes from anywhere, their returns, a greedier policy (S&B p. 99)."""
-    world = walks.World(env, config.gamma, device)
+    world = walks.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
     pairs = world.pairs.to(state.q.device)

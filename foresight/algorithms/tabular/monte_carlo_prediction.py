@@ -108,7 +108,7 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Whole episodes, then their returns (S&B p. 92). `policy` `[S, A]` instead of the Config's, if given."""
-    world = walks.World(env, config.gamma, device)
+    world = walks.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.probabilities = walks.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
     exact = dynamic.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)

@@ -24,7 +24,6 @@ from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
 from foresight.ops import targets
 from foresight.planning import walk_kernels, walks
-from foresight.planning.walks import Rows
 
 WORLD = "mdp"
 UNIT = "env steps"
@@ -87,24 +86,28 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
     return q.argmax(-1), {}, carry
 
 
-def update(state: State, rows: Rows) -> dict[str, float]:
-    """q(s_t, a_t) ← q(s_t, a_t) + α [G_{t:t+n} − q(s_t, a_t)] (S&B eq. 7.5), for each row whose target is whole."""
-    target = targets.n_step_sarsa(
-        rows.reward, rows.discount, rows.cut, state.q[rows.next_state], rows.next_action, state.config.n
-    )
-    ready = slice(0, rows.ready)
-    where = rows.state[0, ready], rows.action[0, ready]
-    return {"td_error": walks.move(state.q, state.visits, where, target[0, ready], state.config)}
+@walk_kernels.compiled
+def target(
+    reward: float, discount: float, q: Any, table: int, next_state: int, next_action: int, epsilon: float
+) -> float:
+    """r_1 + γ r_2 + ... + γⁿ q(s_n, a_n): `reward` is the sum of the n, `discount` is γⁿ (S&B eq. 7.4)."""
+    return reward + discount * q[table, next_state, next_action]
+
+
+@walk_kernels.compiled
+def walk(*where: Any) -> Any:
+    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: the loop of `walk_kernels.control` around `target`."""
+    return walk_kernels.control(target, walk_kernels.ACTION_FIRST, where)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Choose the next action, then learn about the pair n steps back, then act (S&B p. 147)."""
-    world = walks.World(env, config.gamma, device)
+    world = walks.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     while walks.goes_on(state):
-        metrics = walks.control(world, state, act, update, walk_kernels.SARSA)
+        metrics = walks.control(world, state, walk)
         yield state.step, metrics, state
 
 

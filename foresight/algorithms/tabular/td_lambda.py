@@ -27,9 +27,7 @@ from torch import Tensor
 from foresight.envs import gridview
 from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
-from foresight.ops import targets
-from foresight.planning import dynamic, walks
-from foresight.planning.walks import Rows
+from foresight.planning import dynamic, walk_kernels, walks
 
 WORLD = "mdp"
 UNIT = "env steps"
@@ -95,29 +93,70 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
     return walks.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
 
 
-def update(state: State, rows: Rows) -> dict[str, float]:
-    """δ = r + γ v(s') − v(s); v ← v + α δ z for all states; z ← γ λ z (S&B eq. 12.5 to 12.7)."""
-    config, s = state.config, rows.state[0, 0]
-    target = targets.td(rows.reward, rows.discount, state.v[rows.next_state])[0, 0]
-    error = target - state.v[s]
-    state.visits[s] += 1
-    state.trace[s] = 1.0 if config.replacing else state.trace[s] + 1.0
-    step_size = config.alpha / float(state.visits[s]) ** config.alpha_power
-    state.v += step_size * error * state.trace
-    state.trace *= rows.discount[0, 0] * config.lam
-    return {"td_error": float(error.abs())}
+@walk_kernels.compiled
+def walk(
+    steps: int, most: int, v: Any, visits: Any, trace: Any, policy: Any, next_state: Any, cumulative: Any, reward: Any,
+    discount: Any, start: Any, limit: int, gamma: float, lam: float, replacing: bool, alpha: float, power: float,
+    rng: Any, s: int, length: int, earned: float,
+) -> tuple[int, int, int, float, int, float, int, float]:  # fmt: skip
+    """Follow `policy` (running sums `[S, A]`) and learn v `[S]` from each step by the `trace` `[S]` (S&B p. 293)."""
+    taken, ended, returned, lengths, errors = 0, 0, 0.0, 0, 0.0
+    while taken < steps:
+        if s < 0:
+            s, length, earned = walk_kernels.draw(start, rng.random()), 0, 0.0
+            trace[:] = 0.0
+        a = walk_kernels.draw(policy[s], rng.random())
+        k = walk_kernels.draw(cumulative[s, a], rng.random())
+        after, r = next_state[s, a, k], reward[s, a, k if reward.shape[2] > 1 else 0]
+        goes_on = discount[s, a, k] if discount.shape[0] > 0 else 1.0
+        taken += 1
+        length += 1
+        earned += r
+
+        # δ = r + γ v(s') − v(s);  v ← v + α δ z for all states;  z ← γ λ z  (S&B eq. 12.5 to 12.7)
+        error = r + (gamma * goes_on * v[after] if goes_on != 0 else 0.0) - v[s]
+        visits[s] += 1
+        trace[s] = 1.0 if replacing else trace[s] + 1.0
+        step_size = alpha / visits[s] ** power if power > 0 else alpha
+        for x in range(len(v)):
+            v[x] += step_size * error * trace[x]
+            trace[x] *= gamma * goes_on * lam
+        errors += abs(error)
+
+        s = after
+        if goes_on == 0 or (limit > 0 and length >= limit):
+            returned += earned
+            lengths += length
+            ended += 1
+            s = -1
+            if ended == most:
+                break
+    return taken, s, length, earned, ended, returned, lengths, errors
+
+
+def follow(state: State, world: walks.World) -> dict[str, float]:
+    """Walk until the next yield; the metrics of what happened."""
+    config, at = state.config, state.walk
+    steps, most = walks.until(state)
+    with walks.arrays(state.v, state.visits, state.trace) as learned:
+        found = walk(
+            steps, most, *learned, walks.running(state.probabilities), *world.tables, world.limit, world.gamma,
+            config.lam, config.replacing, config.alpha, config.alpha_power, at.rng, at.state, at.length, at.earned,
+        )  # fmt: skip
+    taken, at.state, at.length, at.earned, *happened = found
+    return walks.report(state, taken, *happened)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Follow the policy and learn from each step (S&B p. 293). `policy` `[S, A]` instead of the Config's, if given."""
-    world = walks.World(env, config.gamma, device)
+    world = walks.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.probabilities = walks.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
     exact = dynamic.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
     while walks.goes_on(state):
-        metrics = walks.predict(world, state, state.probabilities, update, config.lam, config.replacing)
+        metrics = follow(state, world)
         metrics["rms_error"] = walks.root_mean_square(world.mdp, state.v, exact)
         yield state.step, metrics, state
 

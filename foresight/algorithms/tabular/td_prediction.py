@@ -25,9 +25,7 @@ from torch import Tensor
 from foresight.envs import gridview
 from foresight.envs.base import Spaces
 from foresight.envs.mdp import MDP
-from foresight.ops import returns
-from foresight.planning import dynamic, walks
-from foresight.planning.walks import Rows
+from foresight.planning import dynamic, walk_kernels, walks
 
 WORLD = "mdp"
 UNIT = "env steps"
@@ -90,24 +88,28 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
     return walks.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
 
 
-def update(state: State, rows: Rows) -> dict[str, float]:
-    """v(s_t) ← v(s_t) + α [G_{t:t+n} − v(s_t)] (S&B eq. 7.1, 7.2), for each row whose target is whole."""
-    next_value = state.v[rows.next_state]
-    target = returns.n_step_return(rows.reward, rows.discount, rows.cut, next_value, state.config.n)
-    ready = slice(0, rows.ready)
-    return {"td_error": walks.move(state.v, state.visits, (rows.state[0, ready],), target[0, ready], state.config)}
+@walk_kernels.compiled
+def target(reward: float, discount: float, v: Any, next_state: int) -> float:
+    """r_1 + γ r_2 + ... + γⁿ v(s_n): `reward` is the sum of the n, `discount` is γⁿ (S&B eq. 7.1)."""
+    return reward + discount * v[next_state]
+
+
+@walk_kernels.compiled
+def walk(*where: Any) -> Any:
+    """Follow the policy, and move v(s) ← v(s) + α [target − v(s)]: `walk_kernels.predict` around `target`."""
+    return walk_kernels.predict(target, where)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Follow the policy and learn n steps late (S&B p. 144). `policy` `[S, A]` instead of the Config's, if given."""
-    world = walks.World(env, config.gamma, device)
+    world = walks.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.probabilities = walks.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
     exact = dynamic.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
     while walks.goes_on(state):
-        metrics = walks.predict(world, state, state.probabilities, update)
+        metrics = walks.predict(world, state, state.probabilities, walk)
         metrics["rms_error"] = walks.root_mean_square(world.mdp, state.v, exact)
         yield state.step, metrics, state
 

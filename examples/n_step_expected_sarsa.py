@@ -1,0 +1,118 @@
+"""n-step Expected Sarsa: Sutton & Barto (2018) section 7.2, eq. 7.7 and 7.8. An algorithm in a file of its own.
+
+Objective: q_π(s, a) of the ε-greedy policy π that is followed, by n rewards and then the expected value:
+
+    q(s_t, a_t) ← q(s_t, a_t) + α [r_{t+1} + γ r_{t+2} + ... + γⁿ Σ_a π(a|s_{t+n}) q(s_{t+n}, a) − q(s_t, a_t)]
+
+n = 1 is Expected Sarsa. The last action is not drawn but averaged over, so the target has less noise than n-step
+Sarsa's.
+
+Kept: the rewards in between are those of the actions taken. Left out: off-policy forms.
+
+    foresight train examples/n_step_expected_sarsa.py --env CliffWalking-v1 --gamma 1.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs import gridview
+from foresight.envs.base import Spaces
+from foresight.envs.mdp import MDP
+from foresight.ops import targets
+from foresight.planning import walk_kernels, walks
+
+WORLD = "mdp"
+UNIT = "env steps"
+METRICS = ("return", "length", "td_error")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What n-step Expected Sarsa needs."""
+
+    steps: int = 100_000  # env steps, each of them an update
+    seed: int = 0  # of the walk
+    gamma: float = 0.99  # discount per action
+    alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
+    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
+    epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
+    initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
+    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
+    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+    n: int = 4  # rewards before the bootstrap (S&B fig. 7.4)
+
+
+@dataclass
+class State:
+    """The table, and where the walk stands."""
+
+    config: Config
+    q: Tensor  # q [S, A] float64
+    visits: Tensor  # updates of each pair [S, A]
+    walk: walks.Walk
+    step: int = 0
+
+    @property
+    def values(self) -> Tensor:
+        """max_a q(s, a) `[S]`."""
+        return self.q.amax(1)
+
+    @property
+    def policy(self) -> Tensor:
+        """The greedy action `[S]`."""
+        return self.q.argmax(1)
+
+
+def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
+    """q = `initial` for the S states and A actions of `spaces`.
+
+    Raises UserError for spaces that are not finite, and for numbers out of range.
+    """
+    walks.check(config)
+    states, actions = walks.sizes(spaces)
+    q = torch.full((states, actions), config.initial, dtype=torch.float64, device=device)
+    return State(config, q, torch.zeros_like(q, dtype=torch.int64), walks.start(config.seed, config.n))
+
+
+def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+    """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
+    q = state.q[obs]
+    if explore:
+        return walks.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
+    return q.argmax(-1), {}, carry
+
+
+@walk_kernels.compiled
+def target(
+    reward: float, discount: float, q: Any, table: int, next_state: int, next_action: int, epsilon: float
+) -> float:
+    """r_1 + γ r_2 + ... + γⁿ Σ_a π(a|s_n) q(s_n, a): `reward` is the sum of the n, `discount` is γⁿ."""
+    return reward + discount * walk_kernels.expected(q, next_state, epsilon)
+
+
+@walk_kernels.compiled
+def walk(*where: Any) -> Any:
+    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: the loop of `walk_kernels.control` around `target`."""
+    return walk_kernels.control(target, walk_kernels.UPDATE_FIRST, where)
+
+
+def train(
+    config: Config, env: MDP, state: State | None = None, device: str = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Learn about the pair n steps back, then choose the next action, then act."""
+    world = walks.World(env, config.gamma)
+    state = state or build(config, env.spaces, device)
+    while walks.goes_on(state):
+        metrics = walks.control(world, state, walk)
+        yield state.step, metrics, state
+
+
+def picture(state: State, env: MDP) -> str:
+    """The values of the greedy policy as learnt, and its arrows, side by side."""
+    return gridview.text(env, state.values, state.policy)
