@@ -139,7 +139,7 @@ def _rewards(rewards: Any, first: int, pending: int) -> tuple[float, float]:
     return total, weight
 
 
-@compiled
+@njit(inline="always")
 def control(
     target: Any, action_first: bool, where: tuple[Any, ...]
 ) -> tuple[int, int, int, int, float, int, int, float, int, float]:
@@ -197,7 +197,7 @@ def control(
     return taken, s, a, length, earned, pending, ended, returned, lengths, errors
 
 
-@compiled
+@njit(inline="always")
 def predict(target: Any, where: tuple[Any, ...]) -> tuple[int, int, int, float, int, int, float, int, float]:
     """Follow `policy` (running sums `[S, A]`) and move v(s) `[S]` towards `target`, n steps late: S&B p. 144.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foresight.algorithms.tabular import expected_sarsa
+from foresight.algorithms.tabular import expected_sarsa, sarsa
 from foresight.runtime import catalog
 from tests.sabotage import change, sabotaged_by
 from tests.tables import random_world
@@ -16,7 +16,10 @@ from tests.tables import random_world
 FILE = str(Path(__file__).parents[2] / "examples" / "n_step_expected_sarsa.py")
 
 
-@sabotaged_by("foresight.planning.walks.start", change("n", lambda n: n + 1))
+@sabotaged_by(
+    "foresight.planning.walks.control",
+    change("walk", lambda walk: walk if walk is expected_sarsa.walk else sarsa.walk, "another_target"),
+)
 def test_one_step_of_it_is_expected_sarsa_to_the_last_bit() -> None:
     mdp, found = random_world(1, 10), []
     fields = {"steps": 2_000, "gamma": 0.9, "alpha": 0.3, "epsilon": 0.3}

@@ -224,5 +224,5 @@ def episodes(
             s = after
             if going == 0:
                 break
-    s, a, *rest = (torch.tensor(column)[None] for column in zip(*rows, strict=True))
-    return walks.Trajectory(s, a, *(column.double() for column in rest))
+    s, a, *rest = (torch.from_numpy(np.array(column))[None] for column in zip(*rows, strict=True))
+    return walks.Trajectory(s, a, *rest)
