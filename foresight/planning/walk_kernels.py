@@ -10,8 +10,9 @@
     def walk(*where):                                                              # the loop around it
         return walk_kernels.control(target, walk_kernels.UPDATE_FIRST, where)
 
-numba cannot cache a call that is given a function: each process would compile it again. It does cache `walk`, which
-names its target. `where` stays one tuple: unpacked into arguments beside `target`, it would turn that into a pointer.
+`control` and `predict` are inlined into each `walk`. Called with `target` as an argument instead, they could not be
+cached: numba knows a function by its address, which is another one in each process. For the same reason `where` stays
+one tuple: unpacked into arguments beside `target`, it would turn that into a pointer.
 """
 
 from __future__ import annotations
