@@ -30,11 +30,12 @@ def test_one_step_of_it_is_expected_sarsa_to_the_last_bit() -> None:
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
-def test_it_is_trained_from_the_command_line(call: Callable) -> None:
-    done = call("train", FILE, "--env", "CliffWalking-v1", "--gamma", 1.0, "--steps", 30_000, "--json", "--out", "run")
+def test_it_is_trained_from_the_command_line(call: Callable, tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    done = call("train", FILE, "--env", "CliffWalking-v1", "--gamma", 1.0, "--steps", 30_000, "--json", "--out", out)
     assert done.code == 0, done.err
     summary = done.json
-    assert summary["algorithm"].endswith("n_step_expected_sarsa.py") or summary["algorithm"] == "n_step_expected_sarsa"
+    assert summary["algorithm"] == FILE
     assert summary["evaluation"]["mean"] == pytest.approx(-17, abs=4)  # along the upper edge, away from the cliff
     assert summary["baseline"]["mean"] < -1_000
-    assert call("eval", "run", "--json").json["mean"] == summary["evaluation"]["mean"]
+    assert call("eval", out, "--json").json["mean"] == summary["evaluation"]["mean"]
