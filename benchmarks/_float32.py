@@ -12,12 +12,12 @@ def limit() -> float:
     """The fastest rate of products of the size of a layer, in operations a second, by whichever library is faster."""
     import torch
 
-    from foresight.nets import towers
+    from foresight.nets import stacked_mlp
 
     a, b, out = torch.randn(BATCH, WIDTH), torch.randn(WIDTH, WIDTH), torch.empty(BATCH, WIDTH)
     ways = [lambda: torch.mm(a, b, out=out)]
-    if towers.ONEDNN:
-        ways.append(lambda: towers.linear(a, b))
+    if stacked_mlp.ONEDNN:
+        ways.append(lambda: stacked_mlp.linear(a, b))
     best = float("inf")
     for way in ways * 30:
         begun = time.perf_counter()

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
-    """Env steps a second that the learner has learnt from, as `foresight train impala --actors N` runs it.
+    """Env steps a second that the learner has learned from, as `foresight train impala --actors N` runs it.
 
     `given` are fields of the Config. One thread; the first fifth of the steps warms up.
     """
@@ -15,8 +15,9 @@ def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
 
     from foresight.algorithms.policy import impala
     from foresight.envs.make import make
-    from foresight.runtime import actors as processes
-    from foresight.runtime import cluster, profile, settings
+    from foresight.runtime import profile, settings
+    from foresight.runtime.distributed import actors as processes
+    from foresight.runtime.distributed import ray_cluster
 
     torch.set_num_threads(1)
     resolved = settings.resolve("impala", env=env, config=impala.Config(**given), actors=actors)
@@ -25,7 +26,7 @@ def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
     state = impala.build(config, world.spaces)
     world.close()
     times, begun, first, metrics = profile.Profile(), 0.0, 0, {}
-    fleet = cluster.Fleet("impala", *processes.plan(resolved, actors), actors)
+    fleet = ray_cluster.Fleet("impala", *processes.plan(resolved, actors), actors)
     with profile.learning(impala, times):
         for step, metrics, _ in processes.train(impala, config, state, fleet, times):  # noqa: B007
             if not begun and step >= config.steps // 5:

@@ -19,7 +19,7 @@ TRIES = 10  # of which the fastest counts as the limit
 
 def model() -> str:
     """The folder of the model that both sides load."""
-    from foresight.nets import pretrained
+    from foresight.nets.language import pretrained
 
     return os.environ.get(MODEL) or str(pretrained.packaged())
 
@@ -60,8 +60,8 @@ def conversational(row: dict[str, str]) -> dict[str, Any]:
 
 def tokens_per_row(kind: str) -> float:
     """Mean tokens of a row, prompt and answers with their prompts, as they are given to the model."""
-    from foresight.nets import pretrained
-    from foresight.planning.corpus import encode
+    from foresight.nets.language import pretrained
+    from foresight.training.corpus import encode
 
     policy = pretrained.load(model())
     sides = ("chosen",) if kind == "demonstrations" else ("chosen", "rejected")
@@ -119,7 +119,7 @@ UPDATES, BATCH = 5, 16  # updates that count, after one that warms up; rows of e
 
 def trained(module: Any, kind: str, passes: int) -> dict[str, Any]:
     """An algorithm's `train` on the rows of `kind`, as a user runs it; an update passes `passes` times over a token."""
-    from foresight.envs.text import make
+    from foresight.envs.text.task import make
     from foresight.runtime.machine import keep_memory
     from foresight.runtime.session import PASSING
 
@@ -127,7 +127,7 @@ def trained(module: Any, kind: str, passes: int) -> dict[str, Any]:
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         task = make(str(write(folder, kind)))
-        config = module.Config(model(), steps=UPDATES + 1, batch=BATCH, learning_rate=1e-5, anneal=False)
+        config = module.Config(model(), steps=UPDATES + 1, batch_size=BATCH, learning_rate=1e-5, anneal_lr=False)
         state = module.build(config)
         begun = time.perf_counter()
         for _ in module.train(config, task, state):
@@ -143,7 +143,7 @@ def trained_by_trl(trainer: Any, config: Any, kind: str, passes: int, **options:
 
     from foresight.data import forms
     from foresight.nets import precision as precisions
-    from foresight.nets import pretrained
+    from foresight.nets.language import pretrained
 
     marks: list[float] = []
 

@@ -9,16 +9,18 @@ from typing import Any
 
 Table = dict[tuple[str, int, str], list[dict[str, Any]]]  # the cells of a world, a length and a memory: one a seed
 
-COLOURS = {"gru": "#1f77b4", "lstm": "#17becf", "gtrxl": "#d62728", "transformer": "#ff7f0e", "none": "#7f7f7f"}
+COLORS = {"gru": "#1f77b4", "lstm": "#17becf", "gtrxl": "#d62728", "transformer": "#ff7f0e", "none": "#7f7f7f"}
 NAMES = {"gru": "GRU", "lstm": "LSTM", "gtrxl": "GTrXL", "transformer": "transformer", "none": "no memory"}
 HEAD = """# Memory
 
 Which memory lets PPO act on what it saw long ago? GTrXL (Parisotto et al. 2019,
 [arXiv:1910.06764](https://arxiv.org/abs/1910.06764)), a plain causal transformer over a window, LSTM and GRU, in
 networks of about as many parameters (encoder, memory and heads together), with the same budget of steps and the same
-settings, against a policy without memory. Code: [`nets/memory.py`](../foresight/nets/memory.py),
-[`nets/gtrxl.py`](../foresight/nets/gtrxl.py), [`nets/window.py`](../foresight/nets/window.py),
-[`nets/recurrent.py`](../foresight/nets/recurrent.py); worlds: [`envs/recall.py`](../foresight/envs/recall.py).
+settings, against a policy without memory. Code: [`nets/sequence/memory.py`](../foresight/nets/sequence/memory.py),
+[`nets/sequence/gtrxl.py`](../foresight/nets/sequence/gtrxl.py),
+[`nets/sequence/window.py`](../foresight/nets/sequence/window.py),
+[`nets/sequence/recurrent.py`](../foresight/nets/sequence/recurrent.py); worlds:
+[`envs/control/memory_tasks.py`](../foresight/envs/control/memory_tasks.py).
 
     foresight train ppo --preset TMazePassive-v0
     foresight train ppo --env RepeatFirst-v0 --memory gru
@@ -65,8 +67,8 @@ to this across episode boundaries, and PPO's first ratio to 1.
 - The segment (`unroll_steps`) is two episodes long, but at most 128 steps. An episode that crosses its end has its
   gradient cut there, and the carry alone brings the cue across.
 - The T-maze is the one of Ni et al. 2023 ([arXiv:2307.03864](https://arxiv.org/abs/2307.03864)): a step that lags
-  behind costs 1 / length, so that walking is learnt first and what remains to be learnt is the memory. Repeat-first is
-  POPGym's ([arXiv:2303.01859](https://arxiv.org/abs/2303.01859)) with cards drawn anew instead of from a deck.
+  behind costs 1 / length, so that walking is learned first and what remains to be learned is the memory. Repeat-first
+  is POPGym's ([arXiv:2303.01859](https://arxiv.org/abs/2303.01859)) with cards drawn anew instead of from a deck.
 - CartPole shows positions only, and its velocities are the difference of two steps; its settings are those of the
   preset of `ppo`, which no memory here was tuned for. In MiniGrid-Memory the object that must be found again is seen
   in the first room; attention sees 64 steps back.
@@ -78,7 +80,7 @@ def publish(
     picture: Path,
     page: Path,
     kinds: tuple[str, ...],
-    worlds: Mapping[str, Any],
+    envs: Mapping[str, Any],
     tuned: Mapping[str, Any],
 ) -> None:
     """Draw `picture` and write `page`; `worlds` and `tuned` are those of `memory_study.py`."""
@@ -86,7 +88,7 @@ def publish(
     table: Table = {}
     for found in cells:
         table.setdefault((found["world"], found["length"], found["memory"]), []).append(found)
-    curves = {name: world for name, world in worlds.items() if len(world.lengths) > 1}
+    curves = {name: env for name, env in envs.items() if len(env.lengths) > 1}
     made = "Not run yet: `python benchmarks/memory_study.py` fills the tables.\n"
     if cells:
         _draw(table, picture, kinds, curves)
@@ -97,9 +99,9 @@ def publish(
             episodes=result["episodes"],
         )
     text = HEAD.format(**{**tuned, "made": made, "kinds": " and ".join(NAMES[kind] for kind in tuned["kinds"])})
-    for name, world in worlds.items():
+    for name, env in envs.items():
         marked = tuned["length"] if name == tuned["world"] else None
-        text += f"\n## {world.title}\n\n" + _rows(table, name, world, kinds, marked)
+        text += f"\n## {env.title}\n\n" + _rows(table, name, env, kinds, marked)
     page.write_text(text + _undone(cells) + TAIL, encoding="utf-8")
 
 
@@ -116,24 +118,24 @@ def _undone(cells: list[dict[str, Any]]) -> str:
     return "\nThese runs were stopped as solved, and the very last update undid it:\n\n" + "\n".join(lines) + "\n"
 
 
-def _rows(table: Table, name: str, world: Any, kinds: tuple[str, ...], marked: int | None) -> str:
+def _rows(table: Table, name: str, env: Any, kinds: tuple[str, ...], marked: int | None) -> str:
     """Success, and beside it the steps (in thousands) that were taken where the run could stop early."""
-    titles = [f"length {length}{' †' if length == marked else ''}" for length in world.lengths]
+    titles = [f"length {length}{' †' if length == marked else ''}" for length in env.lengths]
     lines = [["memory", "parameters", *titles], ["---"] * (2 + len(titles))]
     for kind in kinds:
-        cells = [table.get((name, length, kind), []) for length in world.lengths]
+        cells = [table.get((name, length, kind), []) for length in env.lengths]
         known = next((f"{found[0]['parameters']:,}" for found in cells if found), "")
         lines.append([NAMES[kind], known, *(_cell(found) for found in cells)])
-    if world.ceiling:
-        lines.append(["ceiling without memory", "", *(f"{world.ceiling(length):.2f}" for length in world.lengths)])
+    if env.ceiling:
+        lines.append(["ceiling without memory", "", *(f"{env.ceiling(length):.2f}" for length in env.lengths)])
     seeds = sorted({c["seed"] for key, found in table.items() if key[0] == name for c in found})
     run = f"; seeds {', '.join(map(str, seeds))}" if seeds else ""
     apart = ""
-    if world.control:
-        told = ", ".join(f"{field} {value:,}" for field, value in world.control.items())
+    if env.control:
+        told = ", ".join(f"{field} {value:,}" for field, value in env.control.items())
         apart = f" (the control without memory: {told})"
     return (
-        f"`{name}`, at most {world.steps:,} steps a run{apart}{run}.\n\n"
+        f"`{name}`, at most {env.steps:,} steps a run{apart}{run}.\n\n"
         + "\n".join(f"| {' | '.join(line)} |" for line in lines)
         + "\n\nIn brackets: thousands of steps after which the run could stop, where all seeds could.\n"
     )
@@ -150,33 +152,33 @@ def _cell(found: list[dict[str, Any]]) -> str:
     return text
 
 
-def _draw(table: Table, picture: Path, kinds: tuple[str, ...], worlds: Mapping[str, Any]) -> None:
+def _draw(table: Table, picture: Path, kinds: tuple[str, ...], envs: Mapping[str, Any]) -> None:
     """Success against length above, steps that were used below, a column for each of `worlds`."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, len(worlds), figsize=(10, 6.4), constrained_layout=True, squeeze=False)
-    for (name, world), (top, bottom) in zip(worlds.items(), axes.T, strict=True):
+    figure, axes = pyplot.subplots(2, len(envs), figsize=(10, 6.4), constrained_layout=True, squeeze=False)
+    for (name, env), (top, bottom) in zip(envs.items(), axes.T, strict=True):
         for kind in kinds:
-            done = [length for length in world.lengths if (name, length, kind) in table]
+            done = [length for length in env.lengths if (name, length, kind) in table]
             found = [table[name, length, kind] for length in done]
             if not done:
                 continue
-            style = {"color": COLOURS[kind], "label": NAMES[kind], "marker": "o", "ls": ":" if kind == "none" else "-"}
+            style = {"color": COLORS[kind], "label": NAMES[kind], "marker": "o", "ls": ":" if kind == "none" else "-"}
             top.plot(done, [statistics.fmean(c["success"] for c in cells) for cells in found], **style)
             low, high = ([end(c["success"] for c in cells) for cells in found] for end in (min, max))
-            top.fill_between(done, low, high, color=COLOURS[kind], alpha=0.12, linewidth=0)
+            top.fill_between(done, low, high, color=COLORS[kind], alpha=0.12, linewidth=0)
             if kind != "none":
                 bottom.plot(done, [statistics.fmean(c["steps"] for c in cells) / 1000 for cells in found], **style)
-        bound = [world.ceiling(length) for length in world.lengths]
-        top.plot(world.lengths, bound, color="black", linewidth=0.8, linestyle="--")
-        top.set(title=world.title, ylabel="success", ylim=(0, 1.04))
+        bound = [env.ceiling(length) for length in env.lengths]
+        top.plot(env.lengths, bound, color="black", linewidth=0.8, linestyle="--")
+        top.set(title=env.title, ylabel="success", ylim=(0, 1.04))
         bottom.set(xlabel="length", ylabel="thousands of steps used", ylim=(0, None))
         for axis in (top, bottom):
             axis.set_xscale("log")
-            axis.set_xticks(world.lengths, [str(length) for length in world.lengths])
+            axis.set_xticks(env.lengths, [str(length) for length in env.lengths])
             axis.minorticks_off()
             axis.spines[["top", "right"]].set_visible(False)
     handles = axes[0][0].get_legend_handles_labels()

@@ -27,7 +27,7 @@ def weights() -> dict[str, np.ndarray]:
 
 
 class TorchModel:
-    """The model as `planning.search` asks for it."""
+    """The model as `planning.search.mcts` asks for it."""
 
     def __init__(self) -> None:
         import torch
@@ -71,7 +71,7 @@ def ours(rule: Any, **options: Any) -> dict[str, Any]:
     """Our search with `rule`."""
     import torch
 
-    from foresight.planning.search import search
+    from foresight.planning.search.mcts import search
 
     torch.set_num_threads(THREADS)
 

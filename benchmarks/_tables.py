@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from foresight.envs.mdp import MDP, random_mdp
-from foresight.planning import dynamic
+from foresight.envs.tabular.mdp import MDP, random_mdp
+from foresight.planning.dynamic import bellman
 
 THREADS = 2
 GAMMA = 0.99
@@ -52,9 +52,9 @@ def peer_value_iteration(mdp: MDP) -> tuple[Any, float]:
 def exact(mdp: MDP, policy: torch.Tensor) -> torch.Tensor:
     """v*, as the value of an optimal policy by a linear solve; checked to be a fixed point of the Bellman operator."""
     for _ in range(20):
-        values = dynamic.policy_value(mdp, policy, GAMMA)
-        _, policy = dynamic.greedy(mdp, GAMMA, values, policy)
-        residual = dynamic.residual(mdp, GAMMA, values)
+        values = bellman.policy_value(mdp, policy, GAMMA)
+        _, policy = bellman.greedy(mdp, GAMMA, values, policy)
+        residual = bellman.residual(mdp, GAMMA, values)
         if residual < 1e-11:  # so the error is below 1e-9
             return values
     raise RuntimeError(f"The reference is not exact: residual {residual}.")

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from foresight.envs import grid
-from foresight.planning import dynamic
+from foresight.envs.tabular import grid
+from foresight.planning.dynamic import bellman
 
 UPDATES = 20_000_000
 
@@ -20,7 +20,7 @@ def measure(module: Any, **fields: Any) -> dict[str, Any]:
     common = {"gamma": 1.0, "alpha": 0.1, "epsilon": 0.1, **fields}
 
     def run(steps: int) -> tuple[float, Any]:
-        config = module.Config(steps=steps, every=steps, **common)
+        config = module.Config(steps=steps, yield_every=steps, **common)
         began = time.perf_counter()
         *_, (_, _, state) = module.train(config, env)
         return time.perf_counter() - began, state
@@ -31,7 +31,7 @@ def measure(module: Any, **fields: Any) -> dict[str, Any]:
         "rate": UPDATES / seconds,
         "seconds": seconds,
         "updates": UPDATES,
-        "greedy_return": dynamic.expected_return(env, state.policy, 1.0, 1_000),
+        "greedy_return": bellman.expected_return(env, state.policy, 1.0, 1_000),
         "warmup_seconds": warmup,
         "threads": 1,
     }

@@ -112,7 +112,7 @@ def write(label: str, what: str, document: dict[str, Any], seconds: float) -> No
 
 
 def ship(path: str, name: str) -> None:
-    """Put a trained agent beside the package's code: its weights, without the replay and the optimiser's memory."""
+    """Put a trained agent beside the package's code: its weights, without the replay and the optimizer's memory."""
     import foresight
     from foresight.runtime import run
 
@@ -137,7 +137,7 @@ def add_lean(path: Path, state: Any, folder: Path) -> None:
     import shutil
 
     from foresight.algorithms.search import alphazero
-    from foresight.runtime import checkpoint
+    from foresight.runtime.checkpoints import checkpoint
 
     small = alphazero.build(state.config, state.game)
     small.network.load_state_dict(state.network.state_dict())
@@ -153,14 +153,14 @@ def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
 
     At Hex the second player is lost against the best play: there only games in which the agent begins are counted.
     """
-    from foresight.planning import opponents, proof
-    from foresight.runtime import match
+    from foresight.planning.games import exhaustive, opponents
+    from foresight.runtime.evaluation import match
 
     runs: list[dict[str, Any]] = []
     for seed in seeds:
         run = trained(name, preset, seed, minutes)
         agent = run.load()
-        game, sides = agent.world, {"first": True, **({} if preset == "hex3" else {"second": False})}
+        game, sides = agent.env, {"first": True, **({} if preset == "hex3" else {"second": False})}
         found: dict[str, Any] = {"seed": seed, "training_seconds": seconds_of(run), "steps": agent.step}
         play = agent.config.play_simulations
         counts = {
@@ -169,7 +169,7 @@ def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
         }  # fmt: skip
         for label, simulations in counts.items():
             player = match.chooser(agent.module, agent.state, simulations=simulations)
-            proofs = {side: proof.exhaust(game, player, first)._asdict() for side, first in sides.items()}
+            proofs = {side: exhaustive.exhaust(game, player, first)._asdict() for side, first in sides.items()}
             found[label] = {"simulations": simulations, **proofs}
         for opponent in ("random", "minimax:9"):
             player = match.chooser(agent.module, agent.state, simulations=agent.config.simulations)
@@ -197,12 +197,13 @@ def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: 
 
     An agent that comes along has no log: how long it trained is what its result says.
     """
-    from foresight.planning import opponents
-    from foresight.runtime import match, run
+    from foresight.planning.games import opponents
+    from foresight.runtime import run
+    from foresight.runtime.evaluation import match
 
     one = run.Run(run.find(path)) if path else trained("alphazero", "connect_four", seed, minutes)
     agent = one.load()
-    game = agent.world
+    game = agent.env
     simulations = agent.config.play_simulations if simulations is None else simulations
     player = match.chooser(agent.module, agent.state, simulations=simulations)
 
@@ -233,7 +234,9 @@ def ladder(
     preset: str, seed: int, steps: int | None, minutes: float, checkpoints: int, games: int, simulations: int
 ) -> None:
     """AlphaZero after equal parts of its training, everybody against everybody: does its Elo rise?"""
-    from foresight.runtime import checkpoint, match, players, run
+    from foresight.runtime import run
+    from foresight.runtime.checkpoints import checkpoint
+    from foresight.runtime.evaluation import match, players
 
     path, folder = RUNS / f"alphazero-{preset}-{seed}", RUNS / f"ladder-{preset}-{seed}"
 
@@ -263,11 +266,11 @@ def mistakes(one: Any, agent: Any, simulations: int, positions: int = 60) -> dic
     """The share of moves that give away a win or a draw, in positions where that can be done, by phase."""
     import torch
 
-    from foresight.planning import connect_four as solver
-    from foresight.planning import opponents
-    from foresight.runtime import match
+    from foresight.planning.games import connect_four as solver
+    from foresight.planning.games import opponents
+    from foresight.runtime.evaluation import match
 
-    game = agent.world
+    game = agent.env
     opponent = opponents.make("mcts:100", game, 3)
 
     def phase(low: int, high: int) -> dict[str, Any]:
@@ -305,11 +308,11 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
     """ρ against σ, the whole search against σ, and the value's error with one and with all positions of a game."""
     import torch
 
-    from foresight.runtime import match
+    from foresight.runtime.evaluation import match
 
     run = trained("alphago", preset, seed, minutes)
     agent = run.load()
-    module, state, game = agent.module, agent.state, agent.world
+    module, state, game = agent.module, agent.state, agent.env
 
     def policy(network: Any) -> Any:
         return lambda position: module.drawn(state, network, position)
@@ -338,7 +341,7 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
 
 def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: int = 2000) -> dict[str, Any]:
     """Squared error on the same held-out games after training on as many positions: of one game each, or of few."""
-    from foresight.nets.board import ValueNet
+    from foresight.nets.models.alphazero import ValueNet
 
     config, game = state.config, state.game
     test = module.value_positions(state, rows, 1)
@@ -354,7 +357,7 @@ def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: in
         network = ValueNet(game.shape, config.channels, config.blocks)
         optimizer = torch.optim.AdamW(network.parameters(), config.learning_rate, weight_decay=config.weight_decay)
         for _ in range(steps):
-            batch = torch.randint(len(planes), (config.batch,), generator=state.generator)
+            batch = torch.randint(len(planes), (config.batch_size,), generator=state.generator)
             loss = (network(planes[batch]) - outcomes[batch]).square().mean()
             optimizer.zero_grad()
             loss.backward()

@@ -31,7 +31,7 @@ HEADING = "## Beside GRPO and PPO"
 COMPLETIONS = 64  # an update, in all arms
 ARMS = {
     "grpo": ["grpo"],
-    "rlhf_ppo": ["rlhf_ppo", "--critic-learning-rate", "2e-5"],
+    "rlhf_ppo": ["rlhf_ppo", "--value-learning-rate", "2e-5"],
     "mtp_critic": ["mtp_critic"],
     "mtp_critic, one head": ["mtp_critic", "--heads", "1"],
     "mtp_critic, values detached": ["mtp_critic", "--detach-value"],
@@ -54,7 +54,7 @@ def train(out: Path, arm: str, seed: int, updates: int, every: int, extra: list[
         command += ["resume", str(out)]
     else:
         command += ["train", ARMS[arm][0], "--preset", "smollm2-addition", "--seed", str(seed), "--steps", str(updates)]
-        command += ["--learning-rate", "2e-5", "--anneal", "--evaluate-every", str(every), "--out", str(out)]
+        command += ["--learning-rate", "2e-5", "--anneal-lr", "--evaluate-every", str(every), "--out", str(out)]
         command += [*ARMS[arm][1:], *extra]
     subprocess.run(command, cwd=ROOT, check=True)
 

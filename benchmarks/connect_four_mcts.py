@@ -16,20 +16,20 @@ TARGET = 5.0
 
 
 def ours() -> dict[str, Any]:
-    from foresight.envs import games
-    from foresight.planning import rollouts
+    from foresight.envs.games import game as games
+    from foresight.planning.search import playouts
 
-    game, random = games.make("connect_four"), rollouts.stream(0)
+    game, random = games.make("connect_four"), playouts.stream(0)
     began = time.perf_counter()
-    rollouts.uct(game, game.start(1), 10, random)
+    playouts.uct(game, game.start(1), 10, random)
     warmup = time.perf_counter() - began
     began = time.perf_counter()
-    visits, _ = rollouts.uct(game, game.start(1), 100_000, random)
+    visits, _ = playouts.uct(game, game.start(1), 100_000, random)
     seconds = time.perf_counter() - began
     spiel = games.make("connect_four", rules="openspiel")
     position = spiel.start(1)
     start = time.perf_counter()
-    rollouts.uct(spiel, position, 50_000, random)
+    playouts.uct(spiel, position, 50_000, random)
     other = 50_000 / (time.perf_counter() - start)
     return {
         "rate": 100_000 / seconds,

@@ -38,11 +38,11 @@ def _measured(tokens: int, seconds: float, weights: int) -> dict[str, Any]:
 
 
 def ours() -> dict[str, Any]:
-    """`planning.rollout.complete`, as training samples."""
+    """`planning.generation.rollout.complete`, as training samples."""
     import torch
 
-    from foresight.nets import pretrained
-    from foresight.planning.rollout import complete
+    from foresight.nets.language import pretrained
+    from foresight.planning.generation.rollout import complete
     from foresight.runtime.machine import keep_memory
     from foresight.runtime.session import PASSING
 
@@ -61,7 +61,7 @@ def peer() -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from foresight.nets import pretrained
+    from foresight.nets.language import pretrained
 
     policy = pretrained.load(_language.model())
     prompts = [policy.encode(question) for question in _questions()]

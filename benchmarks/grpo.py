@@ -31,7 +31,7 @@ def _measured(seconds: list[float], rewards: list[float]) -> dict[str, Any]:
 def ours() -> dict[str, Any]:
     """This library's `grpo.train`, as a user runs it."""
     from foresight.algorithms.language import grpo
-    from foresight.envs.text import make
+    from foresight.envs.text.task import make
     from foresight.runtime.machine import keep_memory
     from foresight.runtime.session import PASSING
 
@@ -55,9 +55,9 @@ def peer() -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from foresight.envs.text import last_integer, make
+    from foresight.envs.text.task import last_integer, make
     from foresight.nets import precision as precisions
-    from foresight.nets import pretrained
+    from foresight.nets.language import pretrained
 
     rows = [{"prompt": [{"role": "user", "content": e.prompt}], "answer": e.answer} for e in make("addition").train]
     rewards: list[float] = []

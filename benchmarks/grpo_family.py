@@ -30,7 +30,7 @@ FAMILY = ("grpo", "dr_grpo", "dapo", "rloo", "cispo", "gspo")
 SLOTS = {  # the functions of `ops` that fill each slot
     "ratio": ("ratio", "sequence_ratio"),
     "clip": ("clipped_surrogate", "clipped_weight", "reinforce"),
-    "advantage": ("group_scaled", "group_centred", "leave_one_out"),
+    "advantage": ("group_scaled", "group_centered", "leave_one_out"),
     "aggregation": ("per_token", "per_sequence", "per_budget"),
     "KL": ("kl.k1", "kl.k2", "kl.k3"),
 }
@@ -87,7 +87,7 @@ def slots(name: str) -> dict[str, str]:
                 found["aggregation"] = f"`{ast.unparse(given.value)}(mask)`"
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
             slot = next((slot for slot, known in SLOTS.items() if ast.unparse(call.func) in known), None)
-            if slot is None or (slot == "ratio" and not _learnt_by(function, "rho")):
+            if slot is None or (slot == "ratio" and not _learned_by(function, "rho")):
                 continue
             text = ast.unparse(call)
             for long, short in SHORT.items():
@@ -97,7 +97,7 @@ def slots(name: str) -> dict[str, str]:
     return found
 
 
-def _learnt_by(function: ast.FunctionDef, name: str) -> bool:
+def _learned_by(function: ast.FunctionDef, name: str) -> bool:
     """Whether a variable goes into `terms`, which is what the loss is the sum of."""
     made = [node.value for node in ast.walk(function) if isinstance(node, ast.Assign)
             and any(isinstance(target, ast.Name) and target.id == "terms" for target in node.targets)]  # fmt: skip
@@ -119,7 +119,7 @@ def page(result: dict[str, Any] | None) -> str:
     lines += [
         "",
         "A KL is 0 by default. DAPO and GSPO clip asymmetrically; CISPO clips the weight of a token and drops none.",
-        "DAPO also samples until every group differs (`planning.rollout.sample_until`).",
+        "DAPO also samples until every group differs (`planning.generation.rollout.sample_until`).",
         "",
         "With one gradient step a rollout (`epochs` and `minibatches` 1, as in all presets) every ratio is 1: clips do",
         "nothing then, and GSPO's gradient is GRPO's. The papers of DAPO and CISPO take 16 steps a rollout, GSPO's 4,",

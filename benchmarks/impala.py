@@ -2,8 +2,8 @@
 
 Equal settings on both sides: Adam, a learning rate of 5e-4 (RLlib's default), gamma 0.99, ρ̄ = c̄ = 1, entropy 0.01,
 value loss 0.5 of the half squared error, gradient norm 40, no annealing. One thread a process. The first 20% of the
-steps warm up; the rest is counted by what the learner has learnt from, over the time that it took. `return` is the mean
-over the last 100 episodes of training, with exploration.
+steps warm up; the rest is counted by what the learner has learned from, over the time that it took. `return` is the
+mean over the last 100 episodes of training, with exploration.
 
 Both start actors of their own processes on this machine and learn in the process that is measured. RLlib's losses are
 means over rows where ours are sums (as in the paper), which Adam makes no difference of.
@@ -61,8 +61,8 @@ def peer() -> dict[str, Any]:
     done, begun, first, reached = 0, 0.0, 0, float("nan")
     while done < PEER_STEPS:
         result = algorithm.train()
-        learnt = result.get("learners", {}).get("__all_modules__", {})  # there is none until the first update
-        done = int(learnt.get("num_env_steps_trained_lifetime", done))
+        learned = result.get("learners", {}).get("__all_modules__", {})  # there is none until the first update
+        done = int(learned.get("num_env_steps_trained_lifetime", done))
         reached = float(result["env_runners"].get("episode_return_mean", reached))
         if not begun and done >= PEER_STEPS // 5:
             begun, first = time.perf_counter(), done

@@ -1,6 +1,6 @@
 """IMPALA on ALE/Pong-v5 pixels with two actors on Ray, against this library's own synchronous PPO on as many cores.
 
-The same network (Nature), frames (84x84 grey, 4 frames, skip 4) and precision (`auto`) on both sides. IMPALA: two
+The same network (Nature), frames (84x84 gray, 4 frames, skip 4) and precision (`auto`) on both sides. IMPALA: two
 actors of 8 environments and one thread each, unrolls of 20, two of them an update, one thread to learn with. PPO: 8
 environments x 128 steps, 4 epochs, minibatches of 256, two threads, as `ppo_pong` has it. So PPO reads every row four
 times and IMPALA once: this compares the speed of the systems as they are used, not of equal work. An agent step is

@@ -56,7 +56,7 @@ class World:
     sight: int | None = None  # env steps that attention sees; None: the length and one more
 
 
-WORLDS = {
+ENVS = {
     "TMazePassive-v0": World(
         "Passive T-maze: the right arm",
         (10, 20, 25, 30),
@@ -108,24 +108,24 @@ def settings(name: str, length: int, kind: str, seed: int) -> Any:
     from foresight.runtime import catalog
     from foresight.runtime.settings import fields
 
-    world = WORLDS[name]
-    if world.preset:
-        config = ppo.Config(**fields("ppo", catalog.presets("ppo")[world.preset]))
+    env = ENVS[name]
+    if env.preset:
+        config = ppo.Config(**fields("ppo", catalog.presets("ppo")[env.preset]))
         window = config.memory_window
     else:  # a segment holds two episodes, so that starts stand within sequences
-        window = world.sight or length + 1
+        window = env.sight or length + 1
         unroll = max(32, min(128, 2 * window))
-        config = ppo.Config(num_envs=64, unroll_steps=unroll, learning_rate=2e-3, entropy_coef=0.003)
+        config = ppo.Config(num_envs=64, rollout_steps=unroll, learning_rate=2e-3, entropy_coef=0.003)
     config = dataclasses.replace(
         config,
-        steps=world.steps,
+        steps=env.steps,
         seed=seed,
         hidden=(32,),
         memory=None if kind == "none" else kind,
         memory_heads=2,
         memory_window=window,
     )
-    return dataclasses.replace(config, **world.control) if kind == "none" else config
+    return dataclasses.replace(config, **env.control) if kind == "none" else config
 
 
 def sized(config: Any, spaces: Any, parameters: int) -> tuple[Any, int]:
@@ -148,7 +148,7 @@ def cell(name: str, length: int, kind: str, seed: int) -> dict[str, Any]:
     from foresight.algorithms.policy import ppo
 
     began, spent = time.perf_counter(), time.process_time()
-    world, config = WORLDS[name], settings(name, length, kind, seed)
+    world, config = ENVS[name], settings(name, length, kind, seed)
     env = make(name, length, config.num_envs)
     config, parameters = sized(config, env.spaces, world.parameters)
     good, state = 0, ppo.build(config, env.spaces)
@@ -188,7 +188,7 @@ def measure(ppo: Any, state: Any, name: str, length: int) -> float:
         obs, carry = feedback.obs, ppo.reset_carry(carry, feedback.cut)
         right += ((feedback.reward > 0) * running).sum().item()
         running = running * (1 - feedback.cut)  # the first episode of each world counts
-    return round(right / EPISODES / (length if WORLDS[name].graded else 1), 4)
+    return round(right / EPISODES / (length if ENVS[name].graded else 1), 4)
 
 
 def load() -> dict[str, Any]:
@@ -242,7 +242,8 @@ def run(wanted: list[tuple[Any, ...]], budget: float) -> int:
 
 def add(found: dict[str, Any]) -> None:
     """Write the result with one more cell."""
-    from foresight.runtime import bench, checkpoint
+    from foresight.runtime import bench
+    from foresight.runtime.checkpoints import checkpoint
 
     result = load()
     cells = sorted([*result["cells"], found], key=key)
@@ -251,7 +252,7 @@ def add(found: dict[str, Any]) -> None:
         "what": result["what"],
         "command": "python benchmarks/memory_study.py --seeds " + " ".join(str(seed) for seed in seeds),
         "seeds": shared(cells),
-        "steps": {name: world.steps for name, world in WORLDS.items()},
+        "steps": {name: env.steps for name, env in ENVS.items()},
         "episodes": EPISODES,
         "success": means(cells),
         "seconds": round(sum(c["seconds"] for c in cells), 1),
@@ -285,7 +286,7 @@ def means(cells: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seed 0 is not counted: see TUNED")
-    parser.add_argument("--worlds", nargs="+", choices=tuple(WORLDS), default=list(WORLDS))
+    parser.add_argument("--worlds", nargs="+", choices=tuple(ENVS), default=list(ENVS))
     parser.add_argument("--lengths", type=int, nargs="+", help="only these (default: every length of a world)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no new cell is begun")
@@ -299,9 +300,9 @@ def main() -> int:
         wanted = [  # a seed of everything before the next, the shortest first
             (name, length, kind, seed)
             for seed in arguments.seeds
-            for place in range(max(len(world.lengths) for world in WORLDS.values()))
+            for place in range(max(len(env.lengths) for env in ENVS.values()))
             for name in arguments.worlds
-            for length in WORLDS[name].lengths[place : place + 1]
+            for length in ENVS[name].lengths[place : place + 1]
             if arguments.lengths is None or length in arguments.lengths
             for kind in arguments.kinds
         ]
@@ -309,14 +310,14 @@ def main() -> int:
     sys.path.insert(0, str(Path(__file__).parent))
     from _memory_page import publish
 
-    from foresight.runtime import checkpoint
+    from foresight.runtime.checkpoints import checkpoint
 
     with locked("result"):
         result = load()
         if result["cells"]:  # written before there were means
             known = {"success": means(result["cells"]), "seeds": shared(result["cells"])}
             checkpoint.write_whole(FILE, json.dumps({**result, **known}, indent=1) + "\n")
-        publish(result, PICTURE, PAGE, KINDS, WORLDS, TUNED)
+        publish(result, PICTURE, PAGE, KINDS, ENVS, TUNED)
     return 1 if failed else 0
 
 

@@ -26,7 +26,7 @@ def ours() -> dict[str, Any]:
 
     torch.set_num_threads(THREADS)
     config = ppo.Config(
-        steps=STEPS, num_envs=8, unroll_steps=128, epochs=4, minibatches=4, learning_rate=2.5e-4, anneal=False,
+        steps=STEPS, num_envs=8, rollout_steps=128, epochs=4, minibatches=4, learning_rate=2.5e-4, anneal_lr=False,
         gamma=0.99, gae_lambda=0.95, clip_ratio=0.2, entropy_coef=0.01, value_coef=1.0, max_grad_norm=0.5,
     )  # fmt: skip
     env = make("CartPole-v1", num_envs=config.num_envs)

@@ -1,6 +1,6 @@
 """PPO on ALE/Pong-v5 pixels with the Nature network: 8 environments x 128 steps, 4 epochs, minibatches of 256.
 
-Equal settings on both sides: 84x84 grey, 4 frames, skip 4, Adam with a learning rate of 2.5e-4, clip 0.1, entropy
+Equal settings on both sides: 84x84 gray, 4 frames, skip 4, Adam with a learning rate of 2.5e-4, clip 0.1, entropy
 0.01, gamma 0.99, lambda 0.95, no value clip, two threads. Ours computes the trunk in bfloat16 where the processor
 multiplies it natively (`precision`); `float32` says what it does without. `of_limit` is the share of the time that
 the bare arithmetic takes: the trunk's forward passes of the rollout, and 4 epochs forward and backward, alone.
@@ -24,8 +24,8 @@ def rate(precision: str) -> tuple[float, float]:
     from foresight.envs.make import make
 
     config = ppo.Config(
-        steps=(ITERATIONS + 1) * ROWS, num_envs=8, unroll_steps=128, epochs=4, minibatches=4, learning_rate=2.5e-4,
-        anneal=False, clip_ratio=0.1, entropy_coef=0.01, value_coef=1.0, max_grad_norm=0.5, precision=precision,
+        steps=(ITERATIONS + 1) * ROWS, num_envs=8, rollout_steps=128, epochs=4, minibatches=4, learning_rate=2.5e-4,
+        anneal_lr=False, clip_ratio=0.1, entropy_coef=0.01, value_coef=1.0, max_grad_norm=0.5, precision=precision,
     )  # fmt: skip
     env = make("ALE/Pong-v5", num_envs=config.num_envs)
     begun = 0.0
@@ -91,9 +91,9 @@ def peer() -> dict[str, Any]:
     torch.set_num_threads(THREADS)
     gymnasium.register_envs(ale_py)
     # frameskip=1: the wrapper skips, and two skips would be 16 frames.
-    worlds = make_atari_env("ALE/Pong-v5", n_envs=8, seed=0, env_kwargs={"frameskip": 1})
+    envs = make_atari_env("ALE/Pong-v5", n_envs=8, seed=0, env_kwargs={"frameskip": 1})
     model = PPO(
-        "CnnPolicy", VecFrameStack(worlds, 4), n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4,
+        "CnnPolicy", VecFrameStack(envs, 4), n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4,
         clip_range=0.1, ent_coef=0.01, vf_coef=0.5, seed=0, device="cpu",
     )  # fmt: skip
     model.learn(ROWS)

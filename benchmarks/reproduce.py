@@ -11,7 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from foresight.runtime.reproduce import collect, one
+from foresight.runtime.results.reproduce import collect, one
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -19,7 +19,7 @@ def ours() -> dict[str, Any]:
     import torch
 
     from benchmarks import _search
-    from foresight.planning.search import PUCT, search
+    from foresight.planning.search.mcts import PUCT, search
 
     torch.set_num_threads(_search.THREADS)
     model = _search.TorchModel()

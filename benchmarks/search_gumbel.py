@@ -16,7 +16,7 @@ TARGET = 1.0
 def ours() -> dict[str, Any]:
     """This library's search, as a user calls it."""
     from benchmarks import _search
-    from foresight.planning.search import Gumbel
+    from foresight.planning.search.mcts import Gumbel
 
     return _search.ours(Gumbel())
 

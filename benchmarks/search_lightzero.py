@@ -1,6 +1,6 @@
 """Tree search with PUCT against LightZero's C++ tree: batch 64, 50 simulations, 9 actions, a 2 x 128 MLP.
 
-The same weights on both sides, MuZero's rule with Dirichlet noise at the root, values normalised over the tree, tree
+The same weights on both sides, MuZero's rule with Dirichlet noise at the root, values normalized over the tree, tree
 and network together. The peer is its compiled tree in its own loop (`MuZeroMCTSCtree.search`), which gathers the states
 of the leaves in Python; the tree needs no more than `pip install --no-deps lightzero`.
 """
@@ -17,7 +17,7 @@ TARGET = 3.0
 def ours() -> dict[str, Any]:
     """This library's search, as `muzero` calls it."""
     from benchmarks import _search
-    from foresight.planning.search import PUCT, Dirichlet
+    from foresight.planning.search.mcts import PUCT, Dirichlet
 
     return _search.ours(PUCT(normalize="tree", first_play="parent"), noise=Dirichlet(0.3, 0.25), temperature=1.0)
 

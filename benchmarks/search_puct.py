@@ -1,6 +1,6 @@
 """Tree search with PUCT: batch 64, 50 simulations, 9 actions, a 64-wide latent with a 2 x 128 MLP.
 
-The same weights on both sides, MuZero's rule with Dirichlet noise at the root, values normalised by siblings, tree and
+The same weights on both sides, MuZero's rule with Dirichlet noise at the root, values normalized by siblings, tree and
 network together. The peer is compiled by JAX for the CPU.
 """
 
@@ -16,7 +16,7 @@ TARGET = 1.0
 def ours() -> dict[str, Any]:
     """This library's search, as a user calls it."""
     from benchmarks import _search
-    from foresight.planning.search import PUCT, Dirichlet
+    from foresight.planning.search.mcts import PUCT, Dirichlet
 
     return _search.ours(PUCT(), noise=Dirichlet(0.3, 0.25), temperature=1.0)
 

@@ -18,7 +18,7 @@ AHEAD = 1  # drafts a pass: of these heads the second and third draft cost more 
 
 
 def _prompts(policy: Any) -> list[list[int]]:
-    from foresight.envs.text import make
+    from foresight.envs.text.task import make
 
     return [policy.encode(example.prompt) for example in make("addition").test[:PROMPTS]]
 
@@ -29,13 +29,13 @@ def _rows(batch: Any) -> list[list[int]]:
 
 
 def ours() -> dict[str, Any]:
-    """`planning.speculate` with heads, and `planning.decode` beside it."""
+    """`planning.generation.speculative` with heads, and `planning.generation.decoding` beside it."""
     import torch
 
     from foresight.algorithms.language import mtp_critic
-    from foresight.envs.text import make
-    from foresight.planning.decode import generate
-    from foresight.planning.speculate import speculate
+    from foresight.envs.text.task import make
+    from foresight.planning.generation.decoding import generate
+    from foresight.planning.generation.speculative import speculate
 
     config = mtp_critic.Config(
         steps=UPDATES,
@@ -81,7 +81,7 @@ def peer() -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from foresight.nets import pretrained
+    from foresight.nets.language import pretrained
 
     policy = pretrained.load("smollm2")
     prompts = _prompts(policy)

@@ -14,8 +14,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from foresight.runtime.results import INDEX, Row, band, document, figure, gather
-from foresight.runtime.suites import suites
+from foresight.runtime.results.results import INDEX, Row, band, document, figure, gather
+from foresight.runtime.results.suites import suites
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Results

@@ -22,9 +22,9 @@ def ours() -> dict[str, Any]:
     from foresight.algorithms.tabular import truncated_policy_iteration as algorithm
 
     mdp = tables.workload()
-    plain = algorithm.Config(gamma=tables.GAMMA, tolerance=tables.CHANGE, evaluation_sweeps=50, every=1_000_000)
+    plain = algorithm.Config(gamma=tables.GAMMA, tolerance=tables.CHANGE, evaluation_sweeps=50, yield_every=1_000_000)
     span = algorithm.Config(
-        gamma=tables.GAMMA, tolerance=tables.CHANGE, evaluation_sweeps=5, span_bounds=True, every=1_000_000
+        gamma=tables.GAMMA, tolerance=tables.CHANGE, evaluation_sweeps=5, span_bounds=True, yield_every=1_000_000
     )
     began = time.perf_counter()
     list(algorithm.train(span, tables.random_mdp(2_000, 4, 5)))

@@ -14,10 +14,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from foresight.envs.text import Example, TextTask, make
-from foresight.nets import pretrained
-from foresight.planning.decode import generate
-from foresight.runtime import plot, progress
+from foresight.envs.text.task import Example, TextTask, make
+from foresight.nets.language import pretrained
+from foresight.planning.generation.decoding import generate
+from foresight.runtime import progress
+from foresight.runtime.results import plot
 from foresight.runtime.run import Run
 
 

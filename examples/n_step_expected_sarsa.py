@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
 from foresight.ops import targets
-from foresight.planning import walk_kernels, walks
+from foresight.training import tabular, tabular_kernels
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "env steps"
 METRICS = ("return", "length", "td_error")
 
@@ -55,7 +55,7 @@ class State:
     config: Config
     q: Tensor  # q [S, A] float64
     visits: Tensor  # updates of each pair [S, A]
-    walk: walks.Walk
+    walk: tabular.Walk
     step: int = 0
 
     @property
@@ -74,45 +74,45 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
-    walks.check(config)
-    states, actions = walks.sizes(spaces)
+    tabular.check(config)
+    states, actions = tabular.sizes(spaces)
     q = torch.full((states, actions), config.initial, dtype=torch.float64, device=device)
-    return State(config, q, torch.zeros_like(q, dtype=torch.int64), walks.start(config.seed, config.n))
+    return State(config, q, torch.zeros_like(q, dtype=torch.int64), tabular.start(config.seed, config.n))
 
 
 def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
     """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
     q = state.q[obs]
     if explore:
-        return walks.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
+        return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
     return q.argmax(-1), {}, carry
 
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def target(
     reward: float, discount: float, q: Any, table: int, next_state: int, next_action: int, epsilon: float
 ) -> float:
     """r_1 + γ r_2 + ... + γⁿ Σ_a π(a|s_n) q(s_n, a): `reward` is the sum of the n, `discount` is γⁿ."""
-    return reward + discount * walk_kernels.expected(q, next_state, epsilon)
+    return reward + discount * tabular_kernels.expected(q, next_state, epsilon)
 
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def walk(*where: Any) -> Any:
     """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: the loop of `walk_kernels.control` around `target`."""
-    return walk_kernels.control(target, walk_kernels.UPDATE_FIRST, where)
+    return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, where)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Learn about the pair n steps back, then choose the next action, then act."""
-    world = walks.World(env, config.gamma)
+    world = tabular.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    while walks.goes_on(state):
-        metrics = walks.control(world, state, walk)
+    while tabular.goes_on(state):
+        metrics = tabular.control(world, state, walk)
         yield state.step, metrics, state
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learnt, and its arrows, side by side."""
-    return gridview.text(env, state.values, state.policy)
+    """The values of the greedy policy as learned, and its arrows, side by side."""
+    return render.text(env, state.values, state.policy)

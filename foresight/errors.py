@@ -12,7 +12,7 @@ class UserError(ValueError):
 
 
 class LostError(UserError):
-    """What a run depends on is gone (a cluster, a server): what was learnt is saved before the run ends."""
+    """What a run depends on is gone (a cluster, a server): what was learned is saved before the run ends."""
 
 
 class NotFinite(UserError):

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from foresight.nets import pretrained
-from foresight.nets.language import LanguageModel
-from foresight.planning.decode import generate
+from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.decoding import generate
 
 FORMS = ("token_ids", "response_token_ids", "words", "content", "text")
 

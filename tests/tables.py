@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foresight.envs.mdp import MDP, assemble
+from foresight.envs.tabular.mdp import MDP, assemble
 
 
 def random_world(seed: int, states: int = 12, actions: int = 3, outcomes: int = 2, ending: float = 0.1) -> MDP:

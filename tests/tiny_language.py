@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from foresight.nets import pretrained
-from foresight.nets.language import LanguageModel
+from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel
 
 CHARACTERS = ["<eos>", *"0123456789+=? abcdefghijklmnopqrstuvwxyzW"]
 

@@ -50,10 +50,11 @@ def data(
     import torch
 
     from foresight.envs.make import make
-    from foresight.nets import pretrained
-    from foresight.planning import graded, server
+    from foresight.nets.language import pretrained
+    from foresight.planning.generation import server
     from foresight.runtime import machine
     from foresight.runtime.session import PASSING
+    from foresight.training import graded
 
     path = Path(out)
     if path.exists():
@@ -65,7 +66,7 @@ def data(
         raise UserError(f"--temperature must be at least 0, not {temperature:g}.")
     if completer is not None and len(model) > 1:
         raise UserError("One server has one model's weights: give --completer with one --model.")
-    world = make(task, "text", **fields.options(env_options))
+    env = make(task, "text", **fields.options(env_options))
     machine.keep_memory(PASSING)
     where = machine.pick_device(device, "text")
     policies = [pretrained.load(name, where) for name in model]  # one that is not there is told at once
@@ -73,14 +74,14 @@ def data(
         policies[0].completer = server.Server(completer, policies[0], say=screen.say)
     generator = torch.Generator().manual_seed(seed)
     count = done = 0
-    total = len(model) * min(len(world.train), prompts or len(world.train))
+    total = len(model) * min(len(env.train), prompts or len(env.train))
     draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what is there when something fails on the way
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8") as file, screen.stderr().status("") as status:
             for policy in policies:
                 for found in graded.answered(
-                    policy, world, prompts, group, max_new_tokens, temperature, generator, kind == "preferences"
+                    policy, env, prompts, group, max_new_tokens, temperature, generator, kind == "preferences"
                 ):
                     rows = graded.make(kind, found, most, least)
                     file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

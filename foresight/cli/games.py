@@ -37,15 +37,15 @@ def match(
     seed: int = 0,
     json: bool = False,
 ) -> int:
-    """Let two players meet, both colours, and say by how much the first is stronger, in Elo with its interval.
+    """Let two players meet, both colors, and say by how much the first is stronger, in Elo with its interval.
 
     With --checkpoints and one run, its own checkpoints meet each other: did it grow stronger?
 
     Args:
         first: a run directory, or the name of an agent that comes along (connect_four).
         second: another of these, or random, minimax:DEPTH, mcts:SIMULATIONS, solver (Connect Four).
-        games: how many; half of them with each colour.
-        openings: random moves before each game, the same for both colours; by default 2 between two runs, which
+        games: how many; half of them with each color.
+        openings: random moves before each game, the same for both colors; by default 2 between two runs, which
             would else repeat one game, and 0 against the others, which vary by themselves.
         simulations: a move, of the search of runs; by default those of their result (play_simulations of the Config).
         checkpoints: instead of a second player, how many checkpoints of the first meet, each of them every other.
@@ -58,9 +58,9 @@ def match(
         raise UserError(f"--openings must be at least 0, not {openings}.")
     if simulations is not None and simulations < 0:
         raise UserError(f"--simulations must be 0 (the raw policy) or more, not {simulations}.")
-    from foresight.planning import opponents
-    from foresight.runtime import match as matches
-    from foresight.runtime import players
+    from foresight.planning.games import opponents
+    from foresight.runtime.evaluation import match as matches
+    from foresight.runtime.evaluation import players
 
     if checkpoints is not None and second is None:
         return _ladder(first, checkpoints, games, 2 if openings is None else openings, simulations, seed, json)
@@ -104,8 +104,8 @@ def match(
 
 def _ladder(name: str, count: int, games: int, openings: int, simulations: int | None, seed: int, json: bool) -> int:
     """The checkpoints of one run against each other."""
-    from foresight.runtime import match as matches
-    from foresight.runtime import players
+    from foresight.runtime.evaluation import match as matches
+    from foresight.runtime.evaluation import players
 
     found, game = players.checkpoints(name, count, simulations)
     steps = list(found)
@@ -152,11 +152,11 @@ def _watched(title: str, games: int) -> Iterator[Callable[[int, int], None]]:
 
 def sit(agent: Any, person_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
     """Play one game against `agent`, moves from `lines`, until it is over or the lines end."""
-    from foresight.envs.games import colors, named
+    from foresight.envs.games.game import colors, named
 
     if simulations is not None and simulations < 0:
         raise UserError(f"--simulations must be 0 (the raw policy) or more, not {simulations}.")
-    game, console = agent.world, screen.stdout()
+    game, console = agent.env, screen.stdout()
     options = {} if simulations is None else {"simulations": simulations}
     history, drawn = [game.start(1)], 0
     person = 0 if person_first else 1
@@ -213,7 +213,7 @@ def _answer(
     line: str, agent: Any, options: dict[str, Any], history: list[Any], person: int, console: Any, named: Any
 ) -> None:
     """Do what one line asks for."""
-    game, position = agent.world, history[-1]
+    game, position = agent.env, history[-1]
     if line.lower() in ("?", "view", "hint"):
         console.print(view(agent, position, options), markup=False)
     elif line.lower().split(" ")[0] == "tree":
@@ -249,9 +249,9 @@ def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
     """What the agent thinks of one position: the value of its best move for the player to move, as a share of the
     points, the actions it looked at with theirs, the line it expects.
     """
-    from foresight.runtime.match import line
+    from foresight.runtime.evaluation.match import line
 
-    game = agent.world
+    game = agent.env
     action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
     played = int(action[0])
     words = [f"You can expect {_share(_worth(extras, played))}, with {game.move_name(position, played)}."]
@@ -278,14 +278,14 @@ def draw(agent: Any, position: Any, options: dict[str, Any], out: str) -> str:
     Moves have their names where these mean the same in every position, and their numbers elsewhere (chess). Raises
     UserError for an agent that does not search and a file that cannot be written.
     """
-    from foresight.envs.games import Spiel
-    from foresight.planning import draw as drawing
+    from foresight.envs.games.game import Spiel
+    from foresight.planning.search import drawing
 
     file = Path(out)
     if file.suffix not in (".json", ".dot", ".png", ".svg", ".pdf"):
         raise UserError(f"Name a file that ends in .json, .dot, .png, .svg or .pdf: tree search.png, not '{out}'.")
     _, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
-    tree, game = extras.get("tree"), agent.world
+    tree, game = extras.get("tree"), agent.env
     if tree is None:
         raise UserError(
             "This agent keeps no tree: of its search it tells the visits and values (?)."

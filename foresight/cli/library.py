@@ -10,7 +10,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from foresight.cli import fields, screen
-from foresight.runtime import catalog, results
+from foresight.runtime import catalog
+from foresight.runtime.results import results
 
 
 def list_(json: bool = False) -> int:
@@ -62,7 +63,7 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
         return 0
     console = screen.stdout()
     console.print(entry.doc, markup=False)
-    console.print(f"\nwing {entry.wing}, world {entry.world}, counts {entry.unit}", style="dim")
+    console.print(f"\nwing {entry.wing}, world {entry.kind}, counts {entry.unit}", style="dim")
     console.print("\nConfig", style="bold")
     rows = [(field.name, plain(field.default), field.help) for field in described]
     console.print(screen.table(("field", "default", "what, unit, source"), rows, wrap="what, unit, source"))
@@ -92,7 +93,7 @@ def _facts(entry: catalog.Entry, presets: dict[str, Any], found: list[results.Ro
     return {
         "name": entry.name,
         "wing": entry.wing,
-        "world": entry.world,
+        "kind": entry.kind,
         "unit": entry.unit,
         "title": entry.title,
         "presets": list(presets),

@@ -31,7 +31,7 @@ def play(
     device: str = "auto",
     completer: str | None = None,
 ) -> int:
-    """See and use what a run has learnt: watch the agent, step through the sweeps, talk to the model, play against it.
+    """See and use what a run has learned: watch the agent, step through the sweeps, talk to the model, play against it.
 
     Args:
         run: a run directory, or the name of an agent that comes along: connect_four.
@@ -49,17 +49,17 @@ def play(
     from foresight.runtime import run as runner
 
     agent = runner.load(run, checkpoint, device, completer)
-    world = agent.settings.world
-    if prompt is not None and world != "text":
+    kind = agent.settings.kind
+    if prompt is not None and kind != "text":
         raise UserError(f"--prompt is for language runs; {agent.settings.algorithm} acts in '{agent.settings.env}'.")
-    if gif is not None and world in ("text", "game"):
+    if gif is not None and kind in ("text", "game"):
         raise UserError("--gif is for environments and grids, not for a language model or a game.")
     try:
-        if world == "control":
+        if kind == "control":
             _watch(agent, Path(run), gif, seed)
-        elif world == "mdp":
+        elif kind == "tabular":
             _sweeps(agent, gif)
-        elif world == "game":
+        elif kind == "game":
             games.sit(agent, side == "first", simulations, _lines(keep_empty=True))
         else:
             _talk(agent, prompt, tokens)
@@ -72,10 +72,11 @@ def play(
 
 
 def _watch(agent: Any, run: Path, gif: str | None, seed: int) -> None:
-    from foresight.runtime import record, worlds
+    from foresight.runtime import environments
     from foresight.runtime.doctor import has_display
+    from foresight.runtime.evaluation import record
 
-    env = worlds.single(agent.settings, render=True)
+    env = environments.single(agent.settings, render=True)
     frames = record.episode(agent.module, agent.state, env, seed)
     try:
         if gif is None and has_display():
@@ -90,11 +91,11 @@ def _watch(agent: Any, run: Path, gif: str | None, seed: int) -> None:
 
 def _sweeps(agent: Any, gif: str | None) -> None:
     """Run the algorithm once more, from the beginning, and show the table after every sweep."""
-    steps = agent.module.train(agent.config, agent.world)
+    steps = agent.module.train(agent.config, agent.env)
     if gif is not None:
-        from foresight.runtime import record
+        from foresight.runtime.evaluation import record
 
-        count = record.write(gif, record.sweeps(agent.world, steps), fps=4)
+        count = record.write(gif, record.sweeps(agent.env, steps), fps=4)
         screen.stdout().print(f"{count} frames in {gif}", markup=False)
         return
     if not hasattr(agent.module, "picture"):
@@ -124,7 +125,7 @@ def _show(console: Console, agent: Any, step: int, metrics: dict[str, Any], stat
 
     words = ", ".join(f"{name} {number(metrics[name])}" for name in agent.module.METRICS if name in metrics)
     console.print(f"\nsweep {step}  {words}", style="bold", markup=False)
-    console.print(agent.module.picture(state, agent.world), markup=False, soft_wrap=True)
+    console.print(agent.module.picture(state, agent.env), markup=False, soft_wrap=True)
 
 
 def _talk(agent: Any, prompt: str | None, tokens: int | None) -> None:

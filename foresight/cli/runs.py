@@ -34,8 +34,8 @@ def plot(
     """
     if model is not None:
         return _model(runs, model, out, json)
-    from foresight.runtime import plot as plots
     from foresight.runtime.progress import curve
+    from foresight.runtime.results import plot as plots
 
     drawn = plots.draw(runs, out, metric, x)
     if json:
@@ -53,10 +53,10 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
     """Measure and draw the errors of learned models by depth."""
     if not runs:
         raise UserError("Name at least one run directory to plot.")
-    from foresight.runtime import depths
+    from foresight.runtime.evaluation import model_error
 
-    found = {run: depths.measure(run, depth) for run in runs}
-    depths.draw(found, out)
+    found = {run: model_error.measure(run, depth) for run in runs}
+    model_error.draw(found, out)
     if json:
         plain = {
             run: {k: [x if x == x else None for x in row] for k, row in errors.items()} for run, errors in found.items()
@@ -99,8 +99,8 @@ def eval_(
     agent = runner.load(run, checkpoint, device, completer)
     try:
         found = agent.evaluate(episodes, seed)
-        shown = not json and agent.settings.world == "text" and hasattr(agent.module, "picture")
-        picture = agent.module.picture(agent.state, agent.world) if shown else ""
+        shown = not json and agent.settings.kind == "text" and hasattr(agent.module, "picture")
+        picture = agent.module.picture(agent.state, agent.env) if shown else ""
     finally:
         agent.close()
     if json:

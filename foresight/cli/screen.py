@@ -15,7 +15,7 @@ WIDE = 120  # columns where nobody's terminal says how wide it is
 
 
 def stdout() -> Console:
-    """A console for stdout: colours only on a terminal, and never under NO_COLOR."""
+    """A console for stdout: colors only on a terminal, and never under NO_COLOR."""
     return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
 
 

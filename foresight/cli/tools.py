@@ -78,8 +78,8 @@ def reproduce(
         quick: run little, only to see that everything works; writes under runs/ unless --out is given.
         json: print as JSON.
     """
-    from foresight.runtime import reproduce as again
-    from foresight.runtime import results
+    from foresight.runtime.results import reproduce as again
+    from foresight.runtime.results import results
 
     if name is None:
         found = again.suites().values()

@@ -139,10 +139,10 @@ def report(finished: Any, json: bool) -> None:
         screen.emit(summary)
         return
     console = screen.stdout()
-    if finished.settings.world == "mdp":
+    if finished.settings.kind == "tabular":
         agent = finished.load()
         if hasattr(agent.module, "picture"):
-            console.print("\n" + agent.module.picture(agent.state, agent.world), markup=False, soft_wrap=True)
+            console.print("\n" + agent.module.picture(agent.state, agent.env), markup=False, soft_wrap=True)
         agent.close()
     else:
         _curve(finished, console)
@@ -187,7 +187,7 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
 def measured(evaluation: Mapping[str, Any]) -> str:
     """One evaluation in words."""
     if not evaluation["n"]:
-        from foresight.runtime.evaluate import Evaluation  # late: it brings torch
+        from foresight.runtime.evaluation.evaluate import Evaluation  # late: it brings torch
 
         return str(Evaluation.read(dict(evaluation)))
     spread = f" ± {evaluation['std']:.4g} (n = {evaluation['n']})" if evaluation["n"] > 1 else ""
@@ -196,7 +196,8 @@ def measured(evaluation: Mapping[str, Any]) -> str:
 
 
 def _go(name: str, options: Options, given: dict[str, Any]) -> int:
-    from foresight.runtime import run, torchrun
+    from foresight.runtime import run
+    from foresight.runtime.distributed import torchrun
 
     finished = run.train(
         name,

@@ -1,4 +1,4 @@
-"""Prioritised replay: rows are drawn in proportion to how much was wrong about them when they were last seen."""
+"""Prioritized replay: rows are drawn in proportion to how much was wrong about them when they were last seen."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class SumTree:
 
 
 class Prioritized:
-    """Prioritised experience replay around a `Replay`: P(row) = p^α / Σ p^α (Schaul et al. 2016, arXiv:1511.05952).
+    """Prioritized experience replay around a `Replay`: P(row) = p^α / Σ p^α (Schaul et al. 2016, arXiv:1511.05952).
 
-    A row can be drawn once the `n_steps` rows after it are held; until it was learnt from, its priority is the
+    A row can be drawn once the `n_steps` rows after it are held; until it was learned from, its priority is the
     greatest seen so far. Rows with `mask` 0 are never drawn. α = 0 draws uniformly.
     """
 
@@ -72,7 +72,7 @@ class Prioritized:
             raise UserError(f"The priority exponent must be at least 0, not {alpha}.")
         self.replay, self.alpha, self.n_steps = replay, alpha, n_steps
         self.tree: SumTree | None = None
-        self.greatest = 1.0  # priority of a row that was never learnt from
+        self.greatest = 1.0  # priority of a row that was never learned from
 
     def __len__(self) -> int:
         """How many rows are held, over all streams."""

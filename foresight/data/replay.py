@@ -290,12 +290,12 @@ class Replay:
         return torch.zeros(like.shape[0], self.capacity, *like.shape[2:], dtype=like.dtype, device=like.device)
 
 
-def shared_replay(rows: int, worlds: int, n_steps: int = 1) -> Replay:
+def shared_replay(rows: int, envs: int, n_steps: int = 1) -> Replay:
     """A `Replay` of `rows` in all, an equal part for each of `worlds`.
 
     Raises UserError if a part is too small for transitions of `n_steps` rows.
     """
-    part = rows // worlds
+    part = rows // envs
     if part <= n_steps + 1:
         raise UserError(f"replay_size {rows} is too small: {part} rows a world, for {n_steps} steps.")
     return Replay(part)

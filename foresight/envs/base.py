@@ -37,7 +37,7 @@ class Feedback(NamedTuple):
     - `mask` `[B]` float32: 1 where the action was really taken. Only an engine that can neither reset in
       the same step nor reset a part of its worlds ever has a 0: there a cut row still shows the final
       observation, and the row after it is spent on the reset: its action was ignored, it has reward 0,
-      discount 0, cut 1, mask 0, and it must not be learnt from;
+      discount 0, cut 1, mask 0, and it must not be learned from;
     - `final_obs`: the true successor of every row. The same object as `obs` when nothing was cut;
     - `info`: `episode_return` and `episode_length` (lists of floats and ints: rewards before any clipping,
       in whole games, and actions taken) of episodes that ended with this step, and what the engine adds.
@@ -95,7 +95,7 @@ class Episodes:
         return {"return": sum(self.returns) / count, "length": sum(self.lengths) / count}
 
 
-class WorldError(LostError):
+class EnvError(LostError):
     """A world raised, or gave what it did not declare: the message has its name, its number and its step."""
 
 
@@ -108,7 +108,7 @@ def require_end(spaces: Spaces, gamma: float) -> None:
         )
 
 
-def require_worlds(env: Env, num_envs: int) -> None:
+def require_num_envs(env: Env, num_envs: int) -> None:
     """Raise UserError unless `env` has as many worlds as the setting `num_envs` says."""
     if env.num_envs != num_envs:
         raise UserError(f"num_envs is {num_envs}, but the environment has {env.num_envs} worlds. Make them equal.")

@@ -150,9 +150,9 @@ class _Limits:
         self.found: list[tuple[int, Tensor, Any, Any]] = []
 
     def add(self, t: int, limited: Tensor, final: Any, carry: Any) -> None:
-        worlds = limited.nonzero().squeeze(-1)
-        if len(worlds):  # of hardly any step
-            self.found.append((t, worlds, trees.pick(final, worlds), trees.pick(carry, worlds)))
+        envs = limited.nonzero().squeeze(-1)
+        if len(envs):  # of hardly any step
+            self.found.append((t, envs, trees.pick(final, envs), trees.pick(carry, envs)))
 
 
 def _unroll(
@@ -168,10 +168,10 @@ def _unroll(
     limit = torch.zeros(batch.shape, device=device)
     final, final_carry = tree_map(lambda x: x[:0], last), tree_map(lambda x: x[:0], carry)
     if limits.found:
-        worlds = torch.cat([worlds for _, worlds, _, _ in limits.found])
-        times = torch.cat([torch.full_like(worlds, t) for t, worlds, _, _ in limits.found])
-        limit[worlds, times] = 1
-        order = (worlds * len(rows) + times).argsort()
+        envs = torch.cat([envs for _, envs, _, _ in limits.found])
+        times = torch.cat([torch.full_like(envs, t) for t, envs, _, _ in limits.found])
+        limit[envs, times] = 1
+        order = (envs * len(rows) + times).argsort()
         final = trees.pick(trees.concat([seen for _, _, seen, _ in limits.found]), order)
         if carry is not None:
             final_carry = trees.pick(trees.concat([held for _, _, _, held in limits.found]), order.to(device))

@@ -7,27 +7,27 @@ from typing import Any
 
 from foresight import errors
 
-WORLDS = {
-    "control": "foresight.envs.control", "mdp": "foresight.envs.grid", "text": "foresight.envs.text",
-    "game": "foresight.envs.games",
+ENVS = {
+    "control": "foresight.envs.control.build", "tabular": "foresight.envs.tabular.grid", "text":
+    "foresight.envs.text.task", "game": "foresight.envs.games.game",
 }  # fmt: skip
 
 
-def make(name: str, world: str = "control", **options: Any) -> Any:
-    """The environment `name`, as the kind of `world` that an algorithm acts in.
+def make(name: str, kind: str = "control", **options: Any) -> Any:
+    """The environment `name`, of the `kind` that an algorithm acts in.
 
-    - `"control"`: an `Env`, a batch of worlds behind one contract. Options: see `envs.control.make`
+    - `"control"`: an `Env`, a batch of worlds behind one contract. Options: see `envs.control.build.make`
       (`num_envs`, `engine`, `render`, `time_limit`, frame stacks, the Atari set, ...). Names joined by commas
-      are several tasks that share the worlds (see `envs.several`);
-    - `"mdp"`: an explicit model (P, R, gamma). Options: see `envs.grid.make`;
-    - `"text"`: single-use episodes with a grader. Options: see `envs.text.make`;
-    - `"game"`: the rules of a game for two. Options: see `envs.games.make`.
+      are several tasks that share the worlds (see `envs.control.multi_task`);
+    - `"tabular"`: an explicit model (P, R, gamma). Options: see `envs.tabular.grid.make`;
+    - `"text"`: single-use episodes with a grader. Options: see `envs.text.task.make`;
+    - `"game"`: the rules of a game for two. Options: see `envs.games.game.make`.
 
     Raises UserError for a name, an option or a space that cannot be used, and for a missing package.
     """
-    if world not in WORLDS:
-        raise errors.unknown("world", world, WORLDS)
-    module = importlib.import_module(WORLDS[world])  # late: a text task must not wait for physics engines
-    if world == "control" and "," in name:
-        return importlib.import_module("foresight.envs.several").make(name, module.make, **options)
+    if kind not in ENVS:
+        raise errors.unknown("kind of environment", kind, ENVS)
+    module = importlib.import_module(ENVS[kind])  # late: a text task must not wait for physics engines
+    if kind == "control" and "," in name:
+        return importlib.import_module("foresight.envs.control.multi_task").make(name, module.make, **options)
     return module.make(name, **options)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from foresight.nets.mlp import orthogonal
 from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.outputs import Scalar
-from foresight.nets.towers import Towers
+from foresight.nets.stacked_mlp import StackedMLP
 
 
 class Shared(nn.Module):
@@ -45,9 +45,9 @@ class Shared(nn.Module):
 
 
 class Separate(nn.Module):
-    """`Towers` over what `vectorizer` makes of observations."""
+    """`StackedMLP` over what `vectorizer` makes of observations."""
 
-    def __init__(self, vectorizer: nn.Module, towers: Towers) -> None:
+    def __init__(self, vectorizer: nn.Module, towers: StackedMLP) -> None:
         super().__init__()
         self.vectorizer, self.towers = vectorizer, towers
 
@@ -60,7 +60,7 @@ class Separate(nn.Module):
         return self.towers.only(index, self.vectorizer(obs))
 
     def vjp(self, obs: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
-        """See `Towers.vjp`."""
+        """See `StackedMLP.vjp`."""
         return self.towers.vjp(self.vectorizer(obs))
 
 
@@ -71,7 +71,7 @@ class Apart(nn.Module):
     policy's are for whoever asks that body itself.
     """
 
-    def __init__(self, policy: Shared | Separate | Towers, value: Shared | Separate | Towers) -> None:
+    def __init__(self, policy: Shared | Separate | StackedMLP, value: Shared | Separate | StackedMLP) -> None:
         super().__init__()
         self.policy, self.value = policy, value
 
@@ -88,7 +88,8 @@ class Apart(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """A body under a head for actions and one for values: a trunk for both (`Shared`) or one each (`Towers`, `Apart`).
+    """A body under a head for actions and one for values: a trunk for both (`Shared`) or one each (`StackedMLP`,
+    `Apart`).
 
     `normalizer` is applied to every observation and saved with the weights. Dict observations may hold
     `mask_key` (`[..., A]`, nonzero where an action is allowed).
@@ -96,7 +97,7 @@ class ActorCritic(nn.Module):
 
     def __init__(
         self,
-        body: Shared | Separate | Towers | Apart,
+        body: Shared | Separate | StackedMLP | Apart,
         policy_head: nn.Module,
         value_head: nn.Module,
         normalizer: ObsNormalizer | None = None,
@@ -133,7 +134,7 @@ class ActorCritic(nn.Module):
     def vjp(self, obs: Any) -> tuple[Any, Scalar, Callable[[Tensor, Tensor], None]] | None:
         """`forward` without autograd, and the way back: a function of the gradients of the heads' inputs.
 
-        For heads without weights; None where the body cannot do it. See `Towers.vjp`.
+        For heads without weights; None where the body cannot do it. See `StackedMLP.vjp`.
         """
         found = self.body.vjp(self._normal(obs))
         if found is None:

@@ -108,14 +108,14 @@ class Planes(nn.Module):
         return self.encoder(ordered.unsqueeze(lead) if ordered.dim() == lead + 2 else ordered.flatten(lead, -3))
 
 
-COLOURS = (1, 3, 4)  # how many numbers a pixel may have
+COLORS = (1, 3, 4)  # how many numbers a pixel may have
 SYMBOLS, PICTURE = 25, 36  # the longest side of a grid of symbols, the shortest of what only its size shows a picture
 
 
 def order(shape: Sequence[int]) -> tuple[int, ...] | None:
     """The order of its dims in which a picture is [..., C, H, W]; None where bytes of this `shape` are no picture.
 
-    Pictures are `[C, H, W]`; Gymnasium's `[H, W, C]`, told by its 1, 3 or 4 colours at the end; grey ones `[H, W]`; and
+    Pictures are `[C, H, W]`; Gymnasium's `[H, W, C]`, told by its 1, 3 or 4 colors at the end; gray ones `[H, W]`; and
     K of any of these, `[K, ...]`, as a frame stack shows them. A grid of symbols (MiniGrid's `[H, W, 3]` with no side
     longer than 25) is none, nor is a stack of them.
     """
@@ -125,7 +125,7 @@ def order(shape: Sequence[int]) -> tuple[int, ...] | None:
         return None
     height, width, last = shape[-3:]
     stack = tuple(range(len(shape) - 3))
-    if last in COLOURS and min(height, width) > max(COLOURS):
+    if last in COLORS and min(height, width) > max(COLORS):
         symbols = last == 3 and max(height, width) <= SYMBOLS
         return None if symbols else (*stack, *(len(stack) + i for i in (2, 0, 1)))
     return tuple(range(len(shape))) if not stack or min(width, last) >= PICTURE else None
@@ -151,7 +151,7 @@ def _pixels(obs: Tensor) -> Tensor:
         return flat.contiguous(memory_format=torch.channels_last)
     kind = torch.get_autocast_dtype(obs.device.type) if torch.is_autocast_enabled(obs.device.type) else torch.float32
     traced = torch.jit.is_tracing() or torch.compiler.is_compiling()  # which does not see what numpy computes
-    there = flat.is_contiguous(memory_format=torch.channels_last)  # as pictures that end in their colours are
+    there = flat.is_contiguous(memory_format=torch.channels_last)  # as pictures that end in their colors are
     if obs.device.type == "cpu" and kind == torch.float32 and not traced and not there:
         return fused.pixels(flat)
     return flat.to(kind, memory_format=torch.channels_last).div_(255)

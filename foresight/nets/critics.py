@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from foresight.data.replay import Transitions
 from foresight.data.trajectory import Trajectory, tree_map
 from foresight.errors import UserError
-from foresight.nets import encoders, memory
+from foresight.nets import encoders
 from foresight.nets.heads import TanhNormalHead
 from foresight.nets.outputs import Categorical, TanhNormal
-from foresight.nets.towers import Towers
+from foresight.nets.sequence import memory
+from foresight.nets.stacked_mlp import StackedMLP
 
 
 def trunk(space: gs.Space[Any], images: str = "nature", shape: memory.Shape | None = None) -> memory.Trunk:
@@ -50,14 +51,16 @@ class Critics(nn.Module):
         super().__init__()
         self.trunk = trunk(space, images, shape)
         self.size = self.trunk.size
-        self.towers = Towers(self.size + action_width, hidden, [outputs] * count, [1.0] * count, activation)
+        self.towers = StackedMLP(self.size + action_width, hidden, [outputs] * count, [1.0] * count, activation)
 
     def forward(self, features: Tensor, action: Tensor | None = None) -> Sequence[Tensor]:
         """Values `[..., outputs]` of every critic."""
         return self.towers(features if action is None else torch.cat([features, action], -1))
 
     def vjp(self, features: Tensor, action: Tensor) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
-        """Values without autograd, and the way back to the weights: see `Towers.vjp`. None where features need one."""
+        """Values without autograd, and the way back to the weights: see `StackedMLP.vjp`. None where features need
+        one.
+        """
         if features.requires_grad:
             return None
         return self.towers.vjp(torch.cat([features, action], -1))
@@ -101,7 +104,7 @@ class SquashedActor(nn.Module):
         self.register_buffer("center", (high + low) / 2)
         self.register_buffer("reach", (high - low) / 2)
         self.head = TanhNormalHead(space.shape[0])
-        self.towers = Towers(features if own is None else own.size, hidden, [self.head.width], [0.01], activation)
+        self.towers = StackedMLP(features if own is None else own.size, hidden, [self.head.width], [0.01], activation)
         self.dims = int(space.shape[0])
 
     def forward(self, features: Tensor) -> TanhNormal:
@@ -135,7 +138,7 @@ class CategoricalActor(nn.Module):
         super().__init__()
         self.trunk = own
         self.actions, self.mask_key = actions, mask_key
-        self.towers = Towers(features if own is None else own.size, hidden, [actions], [0.01], activation)
+        self.towers = StackedMLP(features if own is None else own.size, hidden, [actions], [0.01], activation)
 
     def forward(self, features: Tensor, obs: Any = None) -> Categorical:
         """The policy at `features`; `obs` is looked at for its mask only."""
@@ -178,7 +181,7 @@ def sample(state: Any) -> Transitions | Trajectory:
     if config.memory is None:
         rows: Transitions = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
         return rows.to(device)
-    count, length = max(1, config.batch_size // config.sequence), config.burn_in + config.sequence + 1
+    count, length = max(1, config.batch_size // config.sequence_length), config.burn_in + config.sequence_length + 1
     pieces: Trajectory = state.replay.sample(count, length, state.sampler)
     return pieces.map(lambda x: x.to(device))
 
@@ -208,13 +211,13 @@ def see(
     assert batch.mask is not None
     start = memory.starts(batch.cut)
     rows = batch.map(lambda x: x[:, burn_in:])
-    learnt = ((rows.mask > 0) & (rows.cut * rows.discount == 0))[:, :-1]  # type: ignore[operator]
+    learned = ((rows.mask > 0) & (rows.cut * rows.discount == 0))[:, :-1]  # type: ignore[operator]
 
     def now(x: Tensor) -> Tensor:
-        return x[:, :-1][learnt]
+        return x[:, :-1][learned]
 
     def then(x: Tensor) -> Tensor:
-        return x[:, 1:][learnt]
+        return x[:, 1:][learned]
 
     features = critics.trunk.sequence(batch.obs, start, burn_in)
     own = features.detach() if actor.trunk is None else actor.trunk.sequence(batch.obs, start, burn_in)

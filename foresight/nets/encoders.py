@@ -19,7 +19,7 @@ from foresight.nets.conv import Impala, Nature, Nips, Planes, order
 from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead
 from foresight.nets.mlp import MLP
 from foresight.nets.normalize import ObsNormalizer
-from foresight.nets.towers import Towers
+from foresight.nets.stacked_mlp import StackedMLP
 
 IMAGES: dict[str, Any] = {"nature": Nature, "nips": Nips, "impala": Impala}
 ACTION_MASK = "action_mask"  # the part of a dict observation that says which actions are allowed
@@ -53,7 +53,7 @@ class Flat(nn.Module):
 
 
 class Symbols(nn.Module):
-    """A small grid of symbols `[..., H, W, 3]` (MiniGrid: object, colour, state of every cell) as one-hot floats.
+    """A small grid of symbols `[..., H, W, 3]` (MiniGrid: object, color, state of every cell) as one-hot floats.
 
     `[..., H W Σ COUNTS]`; a number that MiniGrid does not have becomes zeros. Scaled like the bytes of a picture, the
     numbers would be a few hundredths apart, and their order means nothing.
@@ -147,19 +147,19 @@ def actor_critic_body(
     images: str = "nature",
     bfloat16: bool = False,
     twice: bool = False,
-) -> Shared | Separate | Towers:
+) -> Shared | Separate | StackedMLP:
     """The body of an `ActorCritic`: one convolutional trunk for pixels, an MLP for each head for everything else.
 
-    `twice`: see `Towers`.
+    `twice`: see `StackedMLP`.
     """
     if is_image(space):
         return Shared(encoder(space, hidden, activation, images), outputs, gains, bfloat16)
     vector = vectorizer(space)
-    towers = Towers(vector.size, hidden, outputs, gains, activation, twice)
+    towers = StackedMLP(vector.size, hidden, outputs, gains, activation, twice)
     return towers if is_vector(space) else Separate(vector, towers)
 
 
-def apart_body(
+def separate_body(
     space: gs.Space[Any],
     outputs: tuple[int, int],
     gains: tuple[float, float],
@@ -168,7 +168,7 @@ def apart_body(
     images: str = "nature",
     twice: bool = False,
 ) -> Apart:
-    """As `actor_critic_body`, but policy and value share nothing, on pixels neither. `twice`: see `Towers`."""
+    """As `actor_critic_body`, but policy and value share nothing, on pixels neither. `twice`: see `StackedMLP`."""
     policy, value = (
         actor_critic_body(space, (output,), (gain,), hidden, activation, images, twice=twice)
         for output, gain in zip(outputs, gains, strict=True)
@@ -177,11 +177,11 @@ def apart_body(
 
 
 def normalizer(space: gs.Space[Any]) -> ObsNormalizer:
-    """The running normaliser of observations in `space`. Raises UserError where they are not one float array."""
+    """The running normalizer of observations in `space`. Raises UserError where they are not one float array."""
     if isinstance(space, gs.Box) and np.dtype(space.dtype).kind == "f":
         return ObsNormalizer(space.shape)
     raise UserError(
-        f"Only observations that are one array of floats can be normalised, not {space}. Turn normalize_obs off, "
+        f"Only observations that are one array of floats can be normalized, not {space}. Turn normalize_obs off, "
         "or make the environment with flatten."
     )
 

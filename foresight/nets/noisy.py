@@ -1,4 +1,4 @@
-"""Linear layers whose weights are a mean and a learnt spread: exploration by noise in the weights."""
+"""Linear layers whose weights are a mean and a learned spread: exploration by noise in the weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class NoisyLinear(nn.Module):
-    """y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b with factorised noise (Fortunato et al. 2018, arXiv:1706.10295, §3).
+    """y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b with factorized noise (Fortunato et al. 2018, arXiv:1706.10295, §3).
 
     ε_w = f(ε_out) f(ε_in)ᵀ, ε_b = f(ε_out), f(x) = sign(x) √|x|. The noise is an argument, made by `noise`, so that
     the layer holds nothing but its weights; without it the layer is linear with the mean weights.

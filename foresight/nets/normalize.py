@@ -1,4 +1,4 @@
-"""Running normalisers: modules whose buffers are updated explicitly and saved with the policy."""
+"""Running normalizers: modules whose buffers are updated explicitly and saved with the policy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ObsNormalizer(nn.Module):
         self.moments.update(obs)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Normalised observations, float32 `[..., *shape]`."""
+        """Normalized observations, float32 `[..., *shape]`."""
         scale = (self.moments.variance + self.epsilon).rsqrt().float()
         return ((obs - self.moments.mean.float()) * scale).clamp_(-self.clip, self.clip)
 
@@ -56,7 +56,7 @@ class ObsNormalizer(nn.Module):
 class RewardScaler(nn.Module):
     """Reward divided by the running standard deviation of the discounted return (PPO details 30 and 31).
 
-    Not centred: a shifted reward would be another task wherever episodes end. Kept for `num_envs` worlds that are
+    Not centered: a shifted reward would be another task wherever episodes end. Kept for `num_envs` worlds that are
     stepped together, because each has its own running return G ← gamma·G + reward, forgotten where it is cut.
     """
 

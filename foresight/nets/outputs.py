@@ -45,7 +45,7 @@ class Output(Protocol):
         """KL(self ‖ other), `[...]`."""
 
     def loss(self, target: Tensor) -> Tensor:
-        """What to minimise so that the output predicts `target`, `[...]`."""
+        """What to minimize so that the output predicts `target`, `[...]`."""
 
 
 class Categorical:

@@ -14,11 +14,11 @@ from foresight.nets import encoders
 from foresight.nets.actor_critic import Separate
 from foresight.nets.mlp import MLP, orthogonal
 from foresight.nets.noisy import NoisyLinear
-from foresight.nets.towers import Towers
+from foresight.nets.stacked_mlp import StackedMLP
 from foresight.nets.values import Values
 from foresight.ops import value
 
-START = 0.1  # gain of the last layer: values near 0 before anything was learnt
+START = 0.1  # gain of the last layer: values near 0 before anything was learned
 Noise = list[tuple[Tensor, Tensor]]
 
 
@@ -99,7 +99,7 @@ class QNetwork(nn.Module):
                 trunk = MLP(vector.size, hidden[:-1], activation, first=None if plain else vector)
                 self.body = Streams(trunk, hidden[-1], outputs, sigma)
             else:
-                towers = Towers(vector.size, hidden, outputs, [START] * len(outputs), activation)
+                towers = StackedMLP(vector.size, hidden, outputs, [START] * len(outputs), activation)
                 self.body = towers if plain else Separate(vector, towers)
 
     def forward(self, obs: Any, noise: Noise | None = None) -> Values:
@@ -109,7 +109,7 @@ class QNetwork(nn.Module):
         return self.head(value.dueling(parts[0], advantage) if self.dueling else advantage)
 
     def vjp(self, obs: Any) -> tuple[Tensor, Callable[[Tensor], None]] | None:
-        """Values `[N, A]` without autograd and the way back, where one number is a value: see `Towers.vjp`."""
+        """Values `[N, A]` without autograd and the way back, where one number is a value: see `StackedMLP.vjp`."""
         if self.dueling or self.head.size > 1 or not hasattr(self.body, "vjp"):
             return None
         found = self.body.vjp(obs)

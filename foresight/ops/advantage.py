@@ -19,21 +19,21 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tenso
     al. 2022, "The 37 implementation details of PPO", detail 7).
     """
     if mask is None:
-        centred, count = x - x.mean(), x.numel()
-        return centred / ((centred.square().sum() / max(count - 1, 1)).sqrt() + eps)
+        centered, count = x - x.mean(), x.numel()
+        return centered / ((centered.square().sum() / max(count - 1, 1)).sqrt() + eps)
     gone = mask == 0
     real = x.masked_fill(gone, 0)
     total = (~gone).sum()
-    centred = (real - real.sum() / total.clamp(min=1)).masked_fill(gone, 0)
-    return centred / ((centred.square().sum() / (total - 1).clamp(min=1)).sqrt() + eps)
+    centered = (real - real.sum() / total.clamp(min=1)).masked_fill(gone, 0)
+    return centered / ((centered.square().sum() / (total - 1).clamp(min=1)).sqrt() + eps)
 
 
-def group_centred(rewards: Tensor) -> Tensor:
+def group_centered(rewards: Tensor) -> Tensor:
     """A = r - mean of the group.
 
     Shapes: rewards `[P, G]`; returns `[P, G]`. Source: Dr. GRPO, Liu et al. 2025 (arXiv:2503.20783), §3.2.
     """
-    return _centred(rewards)[0]
+    return _centered(rewards)[0]
 
 
 def group_scaled(rewards: Tensor, eps: float = 1e-4) -> Tensor:
@@ -42,9 +42,9 @@ def group_scaled(rewards: Tensor, eps: float = 1e-4) -> Tensor:
     Shapes: rewards `[P, G]`; returns `[P, G]`. The standard deviation is the unbiased one, as in TRL, and so
     is the eps. Source: GRPO, Shao et al. 2024 (arXiv:2402.03300), §4.1.2.
     """
-    centred, count = _centred(rewards)
-    variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
-    return centred / (variance.sqrt() + eps)
+    centered, count = _centered(rewards)
+    variance = centered.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
+    return centered / (variance.sqrt() + eps)
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:
@@ -53,8 +53,8 @@ def leave_one_out(rewards: Tensor) -> Tensor:
     Shapes: rewards `[P, G]`; returns `[P, G]`; 0 where there are no others. Source: RLOO, Kool et al. 2019;
     Ahmadian et al. 2024 (arXiv:2402.14740), §3.
     """
-    centred, count = _centred(rewards)
-    return centred * count / (count - 1).clamp(min=1)
+    centered, count = _centered(rewards)
+    return centered * count / (count - 1).clamp(min=1)
 
 
 def differs(rewards: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def overlong(length: Tensor, limit: int, buffer: int) -> Tensor:
     return ((limit - buffer - length) / buffer).clamp(-1, 0)
 
 
-def _centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
+def _centered(rewards: Tensor) -> tuple[Tensor, Tensor]:
     """`(r - mean over the scored ones [P, G], how many were scored [P, 1])`."""
     scored = ~rewards.isnan()
     count = scored.sum(1, keepdim=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def project(probs: Tensor, atoms: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-    """The distribution of reward + discount · Z, moved back to the atoms of Z: each mass to its two neighbours.
+    """The distribution of reward + discount · Z, moved back to the atoms of Z: each mass to its two neighbors.
 
         m_i = Σ_j [1 - |clip(r + γ z_j) - z_i| / Δz]₀¹ · p_j
 
@@ -21,7 +21,7 @@ def project(probs: Tensor, atoms: Tensor, reward: Tensor, discount: Tensor) -> T
     moved = (reward.unsqueeze(-1) + discount.unsqueeze(-1) * atoms).clamp(low, high)
     place = ((moved - low) * (last / (high - low))).clamp(0, last)
     below = place.floor().clamp(max=last - 1)
-    share = place - below  # of the upper neighbour
+    share = place - below  # of the upper neighbor
     index = below.long()
     out = torch.zeros_like(probs).scatter_add(-1, index, probs * (1 - share))
     return out.scatter_add(-1, index + 1, probs * share)

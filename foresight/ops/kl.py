@@ -42,7 +42,7 @@ def k3(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
 def categorical(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """Exact KL between categoricals: Σ_a π(a) (log π(a) - log π_ref(a)).
 
-    Shapes: logits, ref_logits `[..., A]`, normalised or not; returns `[...]`. An action that π rules out
+    Shapes: logits, ref_logits `[..., A]`, normalized or not; returns `[...]`. An action that π rules out
     (logit -inf) adds 0; one that only π_ref rules out makes the KL infinite.
     """
     logprob, ref_logprob = logits.log_softmax(-1), ref_logits.log_softmax(-1)

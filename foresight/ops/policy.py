@@ -1,7 +1,7 @@
 """Policy losses, one number a row: `[B, T]` in, `[B, T]` out. How rows are summed is `ops/aggregate.py`'s business.
 
 A row is an environment step or a token. `advantage` is data: no gradient flows into it. All losses are to
-be minimised.
+be minimized.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
 
 
 def sequence_ratio(logprob: Tensor, old_logprob: Tensor, mask: Tensor) -> Tensor:
-    """The length-normalised ratio of each whole sequence, repeated in all of its rows.
+    """The length-normalized ratio of each whole sequence, repeated in all of its rows.
 
         s = exp( Σ_t mask_t · (log π - log π_old)_t / Σ_t mask_t )
 

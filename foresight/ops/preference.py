@@ -4,7 +4,7 @@
 
     D = (log π(y_c|x) - log π_ref(y_c|x)) - (log π(y_r|x) - log π_ref(y_r|x))
 
-β·D is the margin of the implicit rewards. All losses are to be minimised.
+β·D is the margin of the implicit rewards. All losses are to be minimized.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0
     return -functional.logsigmoid(chosen - rejected - margin)
 
 
-def centring(chosen: Tensor, rejected: Tensor) -> Tensor:
+def centering(chosen: Tensor, rejected: Tensor) -> Tensor:
     """(s_c + s_r)²: the loss above knows only differences, so this says where zero is.
 
     Shapes: all `[B]`; returns `[B]`. Source: Eisenstein et al. 2023 (arXiv:2312.09244), eq. 2.
@@ -48,7 +48,7 @@ def ipo(difference: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
     """IPO: (D - 1 / (2β))², so that the odds stop growing once they are as large as the penalty allows.
 
     Shapes: difference `[B]`; returns `[B]`. Source: Azar et al. 2023 (arXiv:2310.12036), eq. 17. Their D is of whole
-    sequences; TRL's is a mean over tokens (see `dpo.Config.length_normalised`). `smoothing` has no meaning here.
+    sequences; TRL's is a mean over tokens (see `dpo.Config.length_normalized`). `smoothing` has no meaning here.
     """
     return (difference - 1 / (2 * beta)).square()
 

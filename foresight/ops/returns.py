@@ -57,7 +57,7 @@ def forward(delta: Tensor, decay: Tensor, start: Tensor | None = None) -> Tensor
 
     Shapes: delta, decay `[B, T]`, start `[B]` (0 if None); returns `[B, T]`.
 
-    Becomes the running return by whose spread rewards are normalised (Engstrom et al. 2020,
+    Becomes the running return by whose spread rewards are normalized (Engstrom et al. 2020,
     arXiv:2005.12729, §3; Gymnasium's NormalizeReward) when delta is the reward and decay_t is
     γ · (1 - cut_{t-1}); an accumulating eligibility trace (Sutton & Barto 2018, eq. 12.5) when delta is the
     gradient and decay is γλ.
@@ -153,7 +153,7 @@ def gae(
     lam: float | Tensor,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation: `(advantage, target)`, where target = advantage + value.
+    """Generalized advantage estimation: `(advantage, target)`, where target = advantage + value.
 
         δ_t = reward_t + discount_t · next_value_t - value_t
         A_t = δ_t + discount_t · λ · (1 - cut_t) · A_{t+1}

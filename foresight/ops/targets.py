@@ -1,4 +1,4 @@
-"""Temporal differences: one update rule, and the targets that it moves towards.
+"""Temporal differences: one update rule, and the targets that it moves toward.
 
     q(s, a) ← q(s, a) + α · (target − q(s, a))                                              (`moved`)
 

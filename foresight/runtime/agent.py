@@ -13,8 +13,9 @@ from torch import Tensor
 
 from foresight.data.trajectory import tree_map
 from foresight.errors import UserError
-from foresight.runtime import catalog, checkpoint, machine, worlds
-from foresight.runtime.evaluate import Evaluation, evaluate
+from foresight.runtime import catalog, environments, machine
+from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.evaluation.evaluate import Evaluation, evaluate
 from foresight.runtime.settings import Settings
 
 
@@ -33,13 +34,13 @@ class Agent:
         found = checkpoint.find(path, which)
         self.module = catalog.module(self.settings.algorithm)
         self.config = self.module.Config(**self.settings.config)
-        self.world = worlds.single(self.settings)
-        self.spaces = worlds.spaces(self.world)
-        place = machine.pick_device(device, self.settings.world)
+        self.env = environments.single(self.settings)
+        self.spaces = environments.spaces(self.env)
+        place = machine.pick_device(device, self.settings.kind)
         self.state = self.module.build(self.config, self.spaces, place)
         self.step: int = checkpoint.restore(found, self.state, place)["step"]
         if completer is not None:
-            from foresight.planning import server  # late: only language models have one
+            from foresight.planning.generation import server  # late: only language models have one
 
             server.attach(self.state, completer, say=lambda text: print(text, file=sys.stderr, flush=True))
         self._carry: Any = None
@@ -52,12 +53,12 @@ class Agent:
         completion (or a list); positions of a game (of `world`) give an array of actions. Raises UserError where the
         shape is not the world's.
         """
-        if self.settings.world == "text":
+        if self.settings.kind == "text":
             single = not isinstance(obs, list | tuple)
-            asked = [self.world.ask(x) if isinstance(x, str | list) else x for x in ([obs] if single else obs)]
+            asked = [self.env.ask(x) if isinstance(x, str | list) else x for x in ([obs] if single else obs)]
             completions, _, _ = self.module.act(self.state, asked, explore=explore)
             return completions[0] if single else completions
-        if self.settings.world == "game":  # positions of `world`
+        if self.settings.kind == "game":  # positions of `world`
             with torch.no_grad():
                 return self.module.act(self.state, obs, None, explore=explore)[0].numpy()
         batch, single = self._batch(obs)
@@ -71,14 +72,14 @@ class Agent:
         return array[0].item() if array.ndim == 1 and array.dtype.kind in "iub" else array[0]
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> Evaluation:
-        """Measure again, see `runtime.evaluate`; `episodes` and `seed` are the run's unless given."""
+        """Measure again, see `runtime.evaluation.evaluate`; `episodes` and `seed` are the run's unless given."""
         count = self.settings.episodes if episodes is None else episodes
-        world = worlds.evaluation(dataclasses.replace(self.settings, episodes=count), self.world)
+        env = environments.evaluation(dataclasses.replace(self.settings, episodes=count), self.env)
         try:
-            return evaluate(self.module, self.state, world, count, self.settings.seed if seed is None else seed)
+            return evaluate(self.module, self.state, env, count, self.settings.seed if seed is None else seed)
         finally:
-            if world is not self.world:
-                worlds.close(world)
+            if env is not self.env:
+                environments.close(env)
 
     def reset(self) -> None:
         """Forget the carry: a new episode begins."""
@@ -86,10 +87,10 @@ class Agent:
 
     def close(self) -> None:
         """Free what the world holds."""
-        worlds.close(self.world)
+        environments.close(self.env)
 
     def _batch(self, obs: Any) -> tuple[Any, bool]:
-        if self.settings.world == "mdp":
+        if self.settings.kind == "tabular":
             states = torch.as_tensor(np.asarray(obs), dtype=torch.int64)
             return states.reshape(-1), states.ndim == 0
         space = self.spaces.obs
@@ -104,7 +105,7 @@ class Agent:
 
 def _fit(obs: Any, space: Any, name: str) -> tuple[Tensor, bool]:
     """A batched tensor in the dtype that worlds show, and whether `obs` was a single one."""
-    from foresight.envs.vector import tensor
+    from foresight.envs.control.vector import tensor
 
     value = tensor(obs.detach().cpu().numpy() if isinstance(obs, Tensor) else np.asarray(obs), copy=True)
     shape = tuple(space.shape or ())

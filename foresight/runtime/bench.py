@@ -161,7 +161,7 @@ def machine() -> dict[str, Any]:
 
 def memory() -> float:
     """GiB of memory that this process may use: the machine's, or less inside a container."""
-    from foresight.planning import room  # late: it brings torch
+    from foresight.planning.search import memory as room  # late: it brings torch
 
     return room.memory() / 2**30
 

@@ -1,4 +1,4 @@
-"""The model card of an exported Hugging Face folder: what was learnt, from what, by which objective, how well."""
+"""The model card of an exported Hugging Face folder: what was learned, from what, by which objective, how well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from foresight.runtime import catalog, checkpoint
+from foresight.runtime import catalog
+from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.settings import Settings
 
 PACKAGED = {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct", "license": "apache-2.0"}  # of the model "smollm2"
@@ -76,7 +77,7 @@ def text(settings: Settings, summary: dict[str, Any], library: str = "transforme
 
 ## Data
 
-`{data}`; {after["n"]} held-out rows of `{held}` were never learnt from.
+`{data}`; {after["n"]} held-out rows of `{held}` were never learned from.
 
 ## Numbers of the run
 
@@ -95,14 +96,14 @@ One run of one seed; {summary["seconds"]:.0f} s of training, {summary["peak_gib"
 
 Versions: {", ".join(f"{package} {version}" for package, version in summary["versions"].items())}.
 
-## Base model and licence
+## Base model and license
 
 {_origin(model, known)}
 """
 
 
 def base(model: str) -> dict[str, str]:
-    """What is known of the model that a run began from: its hub id and its licence, as its own card says them."""
+    """What is known of the model that a run began from: its hub id and its license, as its own card says them."""
     if model == "smollm2":
         return PACKAGED
     folder = Path(model).expanduser()
@@ -138,8 +139,8 @@ def _origin(model: str, known: dict[str, str]) -> str:
         return "The weights began as random numbers: there is no base model."
     name = known.get("base_model", _short(model))
     if "license" in known:
-        return f"The weights derive from {name} and are under its licence, {known['license']}."
-    return f"The weights derive from {name}, whose licence holds for them: look it up before you share them."
+        return f"The weights derive from {name} and are under its license, {known['license']}."
+    return f"The weights derive from {name}, whose license holds for them: look it up before you share them."
 
 
 def _short(model: str) -> str:

@@ -30,7 +30,7 @@ class Entry:
     wing: str
     path: Path
     title: str  # first line of the module docstring
-    world: str  # "control", "mdp", "text" or "game"
+    kind: str  # "control", "tabular", "text" or "game"
     unit: str  # what a step counts: "env steps", "sweeps", "updates"
     metrics: tuple[str, ...]  # the few worth showing live
     doc: str  # the whole module docstring
@@ -61,7 +61,7 @@ def entry(name: str) -> Entry:
             raise UserError(f"There is no algorithm file {name}.")
         found = _read(path)
         if found is None:
-            raise UserError(f"{name} is not an algorithm file: it needs WORLD, Config, build, act and train.")
+            raise UserError(f"{name} is not an algorithm file: it needs KIND, Config, build, act and train.")
         return found
     if name not in algorithms():
         raise unknown("algorithm", name, algorithms())
@@ -131,13 +131,13 @@ def _read(path: Path) -> Entry | None:
     source = path.read_text(encoding="utf-8")
     head = HEAD.match(source)
     # What describes an algorithm stands above its first class: parsing no more makes `foresight list` a third quicker.
-    tree = ast.parse(head[0] if head and "\nWORLD" in head[0] else source)
+    tree = ast.parse(head[0] if head and "\nKIND" in head[0] else source)
     constants = {}
     for node in tree.body:
         target, value = _assignment(node)
-        if target in ("WORLD", "UNIT", "METRICS", "GAMES") and value is not None:
+        if target in ("KIND", "UNIT", "METRICS", "GAMES") and value is not None:
             constants[target] = ast.literal_eval(value)
-    if "WORLD" not in constants:
+    if "KIND" not in constants:
         return None  # a helper beside the algorithms, not an algorithm
     doc = ast.get_docstring(tree) or ""
     return Entry(
@@ -145,7 +145,7 @@ def _read(path: Path) -> Entry | None:
         wing=path.parent.name,
         path=path,
         title=doc.partition("\n")[0],
-        world=constants["WORLD"],
+        kind=constants["KIND"],
         unit=constants.get("UNIT", "steps"),
         metrics=tuple(constants.get("METRICS", ())),
         doc=doc,

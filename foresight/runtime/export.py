@@ -6,7 +6,7 @@ its model card.
 Of a policy over tensors the greedy `act` is written, whatever the algorithm is: inputs are the observation's parts and,
 of a policy with a memory, the leaves of its carry; outputs are the action and the leaves of the next carry. All have
 the batch dim first, of any length. Zeros for the carry are a memory that has read nothing; whoever runs the file sets
-the rows of worlds whose episode ended back to zeros. Normalisation is part of the file.
+the rows of worlds whose episode ended back to zeros. Normalization is part of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from foresight import errors
 from foresight.errors import UserError
-from foresight.nets.towers import Towers
+from foresight.nets.stacked_mlp import StackedMLP
 from foresight.runtime import card, run
 
 FORMATS = ("torchscript", "onnx", "merged", "adapter")
@@ -66,7 +66,7 @@ def export(
         return _folder(Path(path), kind, Path(path) / kind if out is None else Path(out), checkpoint)
     agent = run.load(path, checkpoint, device="cpu")
     try:
-        if agent.settings.world != "control":
+        if agent.settings.kind != "control":
             raise UserError(
                 f"Only policies that act in environments can be exported, not one for '{agent.settings.env}'."
             )
@@ -80,7 +80,7 @@ def export(
 
 def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
     found = run.Run(path)
-    if found.settings.world != "text":
+    if found.settings.kind != "text":
         raise UserError(f"'{kind}' is for language models, and {path} is a run on '{found.settings.env}'.")
     if kind == "adapter" and not found.settings.config.get("lora"):
         raise UserError(f"{path} has no adapter: train with --lora, or export it as merged.")
@@ -88,7 +88,7 @@ def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
         raise UserError(f"{path} began from an adapter, so its own tells only what came after: export it as merged.")
     if not found.summary:
         raise UserError(f"{path} has not ended, so its card would have no numbers: run `foresight resume {path}`.")
-    from foresight.nets import pretrained  # late: it brings transformers
+    from foresight.nets.language import pretrained  # late: it brings transformers
 
     pretrained.check_folder(out)
     agent = run.load(path, checkpoint, device="cpu")
@@ -148,10 +148,10 @@ def _onnx(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[st
 
 
 class _plain:
-    """Towers in torch alone: a trace does not see what numpy computes."""
+    """StackedMLP in torch alone: a trace does not see what numpy computes."""
 
     def __init__(self, policy: nn.Module) -> None:
-        self._towers = [module for module in policy.modules() if isinstance(module, Towers)]
+        self._towers = [module for module in policy.modules() if isinstance(module, StackedMLP)]
 
     def __enter__(self) -> None:
         self._before = [towers._compiled for towers in self._towers]

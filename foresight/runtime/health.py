@@ -94,7 +94,7 @@ def _most_equal(share: float, _: Mapping[str, float]) -> Sentence:
 def _left_out(share: float, _: Mapping[str, float]) -> Sentence:
     if share < 1:
         return None
-    return "no answer of this step counts, as all are cut off or unscorable: nothing was learnt from it"
+    return "no answer of this step counts, as all are cut off or unscorable: nothing was learned from it"
 
 
 def _truncated(share: float, _: Mapping[str, float]) -> Sentence:
@@ -152,7 +152,7 @@ def _explained(value: float, _: Mapping[str, float]) -> Sentence:
 
 def _gradient(value: float, _: Mapping[str, float]) -> Sentence:
     if value == 0:
-        return "the gradient is exactly zero: nothing is being learnt"
+        return "the gradient is exactly zero: nothing is being learned"
     return None
 
 

@@ -18,13 +18,13 @@ from foresight.errors import UserError
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # the names of mallopt's options in malloc.h
 
 
-def pick_device(wanted: str, world: str) -> str:
+def pick_device(wanted: str, kind: str) -> str:
     """The device for a run. "auto" is CUDA if there is one, and always the CPU for tables.
 
     MPS has no float64 and must be asked for. Raises UserError for one that this machine does not have.
     """
     if wanted == "auto":
-        return "cuda" if world != "mdp" and torch.cuda.is_available() else "cpu"
+        return "cuda" if kind != "tabular" and torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=wanted)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -45,7 +45,7 @@ def device_of(state: Any) -> torch.device:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators too, for code (dropout, initialisation) that knows no other."""
+    """Seed the global generators too, for code (dropout, initialization) that knows no other."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)

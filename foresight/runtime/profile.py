@@ -164,8 +164,8 @@ def language(module: Any, profile: Profile) -> Iterator[None]:
 
     Its own `judged`, where it has one, is grading too.
     """
-    from foresight.envs.text import TextTask  # late: only language models sample
-    from foresight.planning import rollout
+    from foresight.envs.text.task import TextTask  # late: only language models sample
+    from foresight.planning.generation import rollout
 
     for section in LANGUAGE:
         profile.add(section, 0.0)

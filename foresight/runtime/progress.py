@@ -204,11 +204,11 @@ def samples_table(samples: Sequence[Mapping[str, Any]], width: int = 100, rows: 
     table.add_column("reward", justify="right")
     for sample in samples[:rows]:
         reward = sample.get("reward")
-        colour = "dim" if reward is None or reward != reward else ("green" if reward > 0 else "red")
+        color = "dim" if reward is None or reward != reward else ("green" if reward > 0 else "red")
         table.add_row(
             Text(_short(sample.get("prompt"), room)),
             Text(_short(sample.get("completion"), room)),
-            Text(number(reward), colour),
+            Text(number(reward), color),
         )
     return table
 

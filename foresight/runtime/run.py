@@ -94,7 +94,7 @@ def train(
     - `evaluate_every`: in the algorithm's unit (default: at the end only), `evaluation_episodes` each time;
     - `checkpoint_every`: seconds (default: 120, or longer where saving is slow), the `keep` newest stay;
     - `actors`: processes that act apart from the learner, on this machine or on the Ray cluster at `ray`;
-    - `completer`: the URL of a server that samples for a language model, see `planning.server`;
+    - `completer`: the URL of a server that samples for a language model, see `planning.generation.server`;
     - `callbacks`: called with `(step, metrics, state)` after every step that the algorithm yields;
     - `show`: progress on stderr; `record`: a video of the result in `media/`; `log`: "wandb", "trackio".
 
@@ -116,7 +116,7 @@ def train(
         ray=ray,
         completer=completer,
     )
-    from foresight.runtime import torchrun  # late: this imports torch
+    from foresight.runtime.distributed import torchrun  # late: this imports torch
     from foresight.runtime.session import Session
 
     with torchrun.together(resolved) as (resolved, aside):
@@ -151,7 +151,8 @@ def resume(
     first checkpoint starts again from nothing. Going back to an older checkpoint sets the newer ones aside. Raises
     UserError as `train` does, and for a checkpoint that is damaged.
     """
-    from foresight.runtime import checkpoint, torchrun
+    from foresight.runtime.checkpoints import checkpoint
+    from foresight.runtime.distributed import torchrun
     from foresight.runtime.session import Session
 
     if torchrun.started():
@@ -200,7 +201,7 @@ def find(path: str | Path) -> Path:
 
 
 def _evaluation(document: dict[str, Any] | None) -> Any:
-    from foresight.runtime.evaluate import Evaluation
+    from foresight.runtime.evaluation.evaluate import Evaluation
 
     return Evaluation.read(document) if document else None
 

@@ -17,25 +17,13 @@ from typing import Any
 import torch
 import yaml
 
+from foresight import distributed
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.nets import sharded
-from foresight.runtime import (
-    actors,
-    bench,
-    card,
-    catalog,
-    checkpoint,
-    cluster,
-    evaluate,
-    log,
-    machine,
-    profile,
-    record,
-    settings,
-    torchrun,
-    worlds,
-)
-from foresight.runtime.evaluate import Evaluation
+from foresight.runtime import bench, card, catalog, environments, log, machine, profile, settings
+from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.distributed import actors, ray_cluster, torchrun
+from foresight.runtime.evaluation import evaluate, record
+from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.runtime.health import Health, unlearned
 from foresight.runtime.progress import Progress
 from foresight.runtime.when import Every, Interruption
@@ -79,7 +67,7 @@ class Session:
         self.entry = catalog.entry(resolved.algorithm)
         self.module = catalog.module(resolved.algorithm)
         self.config = self.module.Config(**resolved.config)
-        self.device = machine.pick_device(resolved.device, resolved.world)
+        self.device = machine.pick_device(resolved.device, resolved.kind)
         self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
         self.stretch = checkpoint_every is None
         self.total = int(getattr(self.config, "steps", 0))
@@ -103,10 +91,10 @@ class Session:
             apart = self.settings.actors > 0
             if apart:
                 actors.plan(self.settings, self.settings.actors)  # says what cannot be done before anything is
-            world = worlds.single(self.settings) if apart else worlds.training(self.settings)
-            evaluation_world = None
+            env = environments.single(self.settings) if apart else environments.training(self.settings)
+            evaluation_env = None
             try:
-                state = self._state(world)
+                state = self._state(env)
                 first = int(getattr(state, "step", 0))
                 if first >= self.total and self.start is not None and (self.path / "summary.json").exists():
                     raise UserError(
@@ -117,26 +105,26 @@ class Session:
                 self.log = log.Log(self.path, self.services, self.settings.document())
                 self.log.truncate(first if self.start is not None else -1)
                 self.progress.head(self.settings.note)
-                if self.settings.world == "text":
-                    from foresight.envs.apart import GIVEN  # late: only language runs have rows and rewards
-                    from foresight.planning import corpus
+                if self.settings.kind == "text":
+                    from foresight.envs.text.worker import GIVEN  # late: only language runs have rows and rewards
+                    from foresight.training import corpus
 
-                    self.progress.head(corpus.about(str(getattr(self.config, "data", "")), world))
+                    self.progress.head(corpus.about(str(getattr(self.config, "data", "")), env))
                     if GIVEN in str(settings.written(self.settings.env_options)):
                         self.progress.head(
                             "The reward function was given from Python and is not found again: to resume or evaluate "
                             "this run later, put it at the top of a file."
                         )
                 self.progress.start(first)
-                evaluation_world = worlds.evaluation(self.settings, world)
-                if self.settings.world == "text" and hasattr(state, "policy"):
-                    from foresight.planning import rollout  # late: only language models have prompts
+                evaluation_env = environments.evaluation(self.settings, env)
+                if self.settings.kind == "text" and hasattr(state, "policy"):
+                    from foresight.planning.generation import rollout  # late: only language models have prompts
 
-                    rollout.check_lengths(state.policy, world, self.config)
+                    rollout.check_lengths(state.policy, env, self.config)
                 if self.baseline is None:
-                    self.baseline = self._measure(state, evaluation_world, untrained=True)
-                state = self._loop(state, world, evaluation_world, interruption)
-                self._finish(state, evaluation_world)
+                    self.baseline = self._measure(state, evaluation_env, untrained=True)
+                state = self._loop(state, env, evaluation_env, interruption)
+                self._finish(state, evaluation_env)
             except KeyboardInterrupt as error:
                 if isinstance(error, Interrupted):
                     raise
@@ -154,23 +142,23 @@ class Session:
                 shutil.rmtree(self.path / SERVED, ignore_errors=True)
                 if self.log is not None:
                     self.log.close()
-                worlds.close(world)
-                if evaluation_world is not world:
-                    worlds.close(evaluation_world)
+                environments.close(env)
+                if evaluation_env is not env:
+                    environments.close(evaluation_env)
 
-    def _state(self, world: Any) -> Any:
+    def _state(self, env: Any) -> Any:
         """A new State, or the one in the checkpoint that the run starts from."""
         machine.seed_everything(self.settings.seed)
-        state = self.module.build(self.config, worlds.spaces(world), self.device)
+        state = self.module.build(self.config, environments.spaces(env), self.device)
         if self.settings.completer is not None:
-            from foresight.planning import server  # late: only language models have one
+            from foresight.planning.generation import server  # late: only language models have one
 
             server.attach(state, self.settings.completer, self.path / SERVED, self.progress.note)
-        elif self.settings.world == "text" and sharded.processes() > 1:
-            from foresight.planning import together  # late: only language models sample together
+        elif self.settings.kind == "text" and distributed.processes() > 1:
+            from foresight.planning.generation import gathered  # late: only language models sample together
 
-            together.attach(state)
-        if self.settings.world == "control" and sharded.processes() > 1:
+            gathered.attach(state)
+        if self.settings.kind == "control" and distributed.processes() > 1:
             torchrun.share_(state)
         if self.start is None:
             if hasattr(self.module, "read_files"):  # a file that is refused is refused before there is a run
@@ -196,15 +184,15 @@ class Session:
     def _rates(self) -> dict[str, float]:
         return {name: float(x) for name, x in self.settings.config.items() if name.endswith("learning_rate")}
 
-    def _loop(self, state: Any, world: Any, evaluation_world: Any, interruption: Interruption) -> Any:
-        steps = self._steps(state, world)
+    def _loop(self, state: Any, env: Any, evaluation_env: Any, interruption: Interruption) -> Any:
+        steps = self._steps(state, env)
         try:
-            return self._follow(steps, state, evaluation_world, interruption)
+            return self._follow(steps, state, evaluation_env, interruption)
         finally:
             steps.close()  # however it ended: actors stop, and the algorithm's module is as it was
 
     def _follow(
-        self, steps: Iterator[tuple[int, dict[str, Any], Any]], state: Any, evaluation_world: Any, interruption: Any
+        self, steps: Iterator[tuple[int, dict[str, Any], Any]], state: Any, evaluation_env: Any, interruption: Any
     ) -> Any:
         assert self.log is not None
         health = Health()
@@ -215,7 +203,7 @@ class Session:
         profile_due = Every(PROFILE_EVERY)
         try:
             while True:
-                back = evaluate.remember(state) if self.entry.world == "text" else None
+                back = evaluate.remember(state) if self.entry.kind == "text" else None
                 item = next(steps, None)
                 back = None  # whatever fails from here on, this step is made
                 if item is None:
@@ -224,9 +212,9 @@ class Session:
                 step, metrics, state = item
                 self._check_finite(step, metrics)
                 # Rows of tables hold no seconds: those of a resumed run are equal to those of an uninterrupted one.
-                if self.settings.world == "control" and profile_due(self.seconds):
+                if self.settings.kind == "control" and profile_due(self.seconds):
                     metrics = {**metrics, **self.profile.shares()}
-                if self.settings.world == "text":
+                if self.settings.kind == "text":
                     metrics = {**metrics, **self.profile.pace()}
                 self.log.row(step, self.seconds, metrics)
                 self.progress.update(step, metrics)
@@ -237,8 +225,8 @@ class Session:
                 for callback in self.callbacks:
                     callback(step, metrics, state)
                 if evaluation_due(step) and not interruption.signal:
-                    self._evaluate(step, state, evaluation_world)
-                if sharded.agreed(checkpoint_due(time.monotonic() - began) or bool(interruption.signal)):
+                    self._evaluate(step, state, evaluation_env)
+                if distributed.agreed(checkpoint_due(time.monotonic() - began) or bool(interruption.signal)):
                     took = self._save(state, step)
                     if self.stretch and took > SAVING_SHARE * self.checkpoint_every:
                         checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
@@ -247,7 +235,7 @@ class Session:
         except UserError as error:
             lost = isinstance(error, LostError)
             if not lost and (back is None or int(state.step) == first):
-                raise  # nothing was learnt yet, or it is not about a step, or a world may be in the middle of one
+                raise  # nothing was learned yet, or it is not about a step, or a world may be in the middle of one
             if back is not None:
                 back()  # what was drawn since the last step is drawn again
             self._save(state, int(state.step))
@@ -255,32 +243,32 @@ class Session:
                 raise
             raise LostError(str(error)) from error
 
-    def _steps(self, state: Any, world: Any) -> Generator[tuple[int, dict[str, Any], Any], None, None]:
+    def _steps(self, state: Any, env: Any) -> Generator[tuple[int, dict[str, Any], Any], None, None]:
         """What the algorithm's `train` yields, or the learner over actors. Where its time goes is noted on the way."""
         if self.settings.actors:
             self.progress.status("starting the actors")
             fields, make = actors.plan(self.settings, self.settings.actors)
-            fleet = cluster.Fleet(
+            fleet = ray_cluster.Fleet(
                 self.settings.algorithm, fields, make, self.settings.actors, self.settings.ray, say=self.progress.note
             )
             self.progress.status("")
             with profile.learning(self.module, self.profile):
                 yield from self._timed(actors.train(self.module, self.config, state, fleet, self.profile))
-        elif self.settings.world == "control":
-            watched = profile.Watch(world)
+        elif self.settings.kind == "control":
+            watched = profile.Watch(env)
             with profile.learning(self.module, self.profile):
                 steps = self.module.train(self.config, watched, state=state, device=self.device)
                 yield from self._timed(steps, watched, "inference")
-        elif self.settings.world == "mdp":
+        elif self.settings.kind == "tabular":
             with profile.learning(self.module, self.profile):
-                steps = self.module.train(self.config, world, state=state, device=self.device)
+                steps = self.module.train(self.config, env, state=state, device=self.device)
                 yield from self._timed(steps, rest="walking")
-        elif self.settings.world == "text":
+        elif self.settings.kind == "text":
             with profile.language(self.module, self.profile):
-                steps = self.module.train(self.config, world, state=state, device=self.device)
+                steps = self.module.train(self.config, env, state=state, device=self.device)
                 yield from self._timed(steps, rest="other")
         else:
-            yield from self._timed(self.module.train(self.config, world, state=state, device=self.device))
+            yield from self._timed(self.module.train(self.config, env, state=state, device=self.device))
 
     def _timed(
         self, steps: Any, watched: profile.Watch | None = None, rest: str | None = None
@@ -301,14 +289,14 @@ class Session:
                 return
             yield item
 
-    def _finish(self, state: Any, evaluation_world: Any) -> None:
+    def _finish(self, state: Any, evaluation_env: Any) -> None:
         step = int(getattr(state, "step", self.total))
-        if self.settings.world == "control" and sharded.processes() > 1:
+        if self.settings.kind == "control" and distributed.processes() > 1:
             torchrun.check_equal(state)
         if self.saved != step:
             self._save(state, step)
         if self.measured is None or self.measured[0] != step:
-            self._evaluate(step, state, evaluation_world)
+            self._evaluate(step, state, evaluation_env)
         assert self.measured is not None
         exported = None
         if hasattr(self.module, "export"):
@@ -319,16 +307,16 @@ class Session:
         if sentence := unlearned(self.settings, step, updates, self.baseline, self.measured[1]):
             self.progress.note(sentence)
         summary = _summary(self, step, self.measured[1])
-        if exported is not None and self.settings.world == "text" and sharded.rank() == 0:
+        if exported is not None and self.settings.kind == "text" and distributed.rank() == 0:
             card.write(exported, self.settings, summary)
         checkpoint.write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.record:
             self._record(state)
 
-    def _evaluate(self, step: int, state: Any, world: Any) -> None:
+    def _evaluate(self, step: int, state: Any, env: Any) -> None:
         """Measure, log, and keep the State if it is the best so far."""
         assert self.log is not None
-        result = self._measure(state, world)
+        result = self._measure(state, env)
         self.measured = step, result
         name = f"evaluation/{result.metric}"
         if not any(name in row and row["step"] == step for row in log.read(self.path)[-2:]):
@@ -341,13 +329,13 @@ class Session:
             else:
                 self._save(state, step, best=True)
 
-    def _measure(self, state: Any, world: Any, untrained: bool = False) -> Any:
+    def _measure(self, state: Any, env: Any, untrained: bool = False) -> Any:
         before = time.perf_counter()
         self.progress.status("measuring the baseline" if untrained else "evaluating")
         function = evaluate.baseline if untrained else evaluate.evaluate
-        result = function(self.module, state, world, self.settings.episodes, self.settings.seed)
-        if self.settings.world == "text":
-            result = sharded.told(result)
+        result = function(self.module, state, env, self.settings.episodes, self.settings.seed)
+        if self.settings.kind == "text":
+            result = distributed.told(result)
         self.progress.status("")
         if untrained:
             self.progress.note(f"before training: {result}")
@@ -396,18 +384,18 @@ class Session:
         return "there is no checkpoint yet" if self.saved is None else f"the last good checkpoint is at {self.saved:,}"
 
     def _record(self, state: Any) -> None:
-        if self.settings.world != "control":
+        if self.settings.kind != "control":
             return
-        world = worlds.single(self.settings, render=True)
+        env = environments.single(self.settings, render=True)
         try:
             self.progress.status("recording")
-            frames = record.episode(self.module, state, world, self.settings.seed)
+            frames = record.episode(self.module, state, env, self.settings.seed)
             record.write(self.path / "media" / "result.mp4", frames)
         except UserError as error:
             self.progress.note(str(error))
         finally:
             self.progress.status("")
-            worlds.close(world)
+            environments.close(env)
 
 
 def _saved(step: int | None, unit: str) -> str:
@@ -424,7 +412,7 @@ def _summary(session: Session, step: int, evaluation: Any) -> dict[str, Any]:
         "seed": resolved.seed,
         "steps": step,
         "unit": session.entry.unit,
-        **({"processes": sharded.processes()} if sharded.processes() > 1 else {}),
+        **({"processes": distributed.processes()} if distributed.processes() > 1 else {}),
         "seconds": round(session.seconds, 3),
         "evaluation_seconds": round(session.evaluation_seconds, 3),
         "baseline": session.baseline.document(),
@@ -452,7 +440,7 @@ def _bad_weights(state: Any) -> str | None:
         value = getattr(state, field.name)
         if isinstance(value, torch.nn.Module):
             for name, weight in value.named_parameters():
-                part = sharded.local(weight.detach())
+                part = distributed.local(weight.detach())
                 if part.numel() and part.is_floating_point():
                     low, high = torch.aminmax(part)
                     if not (torch.isfinite(low) and torch.isfinite(high)):

@@ -17,12 +17,12 @@ from typing import Any
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
 
-RUNTIME_KEYS = ("env", "task", "world", "env_options", "evaluation", "source")  # of a preset; others: Config
-COUNTED = ("epochs", "minibatches", "batch", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
-SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch")  # of an algorithm whose model answers
+RUNTIME_KEYS = ("env", "task", "kind", "world", "env_options", "evaluation", "source")  # of a preset; others: Config
+COUNTED = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
+SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of an algorithm whose model answers
 GAME = re.compile(r"[a-z][a-z0-9_]*")  # the name of a game for two; those of Gymnasium's worlds have capitals
 VERSIONED = re.compile(r"-v\d+$")  # the end of a Gymnasium name
-EPISODES = {"control": 20, "mdp": 1, "text": None, "game": 20}  # of an evaluation; None means all that are held out
+EPISODES = {"control": 20, "tabular": 1, "text": None, "game": 20}  # of an evaluation; None means all that are held out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Settings:
     """One run, resolved: `config.yaml` holds exactly this."""
 
     algorithm: str
-    world: str  # "control", "mdp", "text" or "game"
+    kind: str  # "control", "tabular", "text" or "game"
     env: str  # the environment's or task's name
     preset: str | None
     env_options: dict[str, Any]
@@ -56,7 +56,7 @@ class Settings:
         """What goes into `config.yaml`."""
         return {
             "algorithm": self.algorithm,
-            "world": self.world,
+            "kind": self.kind,
             "preset": self.preset,
             "env": self.env,
             "env_options": written(self.env_options),
@@ -76,13 +76,13 @@ class Settings:
         if self.preset:
             words += ["--preset", self.preset]
         if self.env not in (preset.get("env"), preset.get("task")):
-            words += ["--task" if self.world == "text" else "--env", self.env]
+            words += ["--task" if self.kind == "text" else "--env", self.env]
         known = preset.get("env_options") or {}
         options = [
             f"{key}={json.dumps(written(value))}" for key, value in self.env_options.items() if known.get(key) != value
         ]
         words += ["--env-options", *options] if options else []
-        evaluation = {"episodes": EPISODES.get(self.world), "every": None, **(preset.get("evaluation") or {})}
+        evaluation = {"episodes": EPISODES.get(self.kind), "every": None, **(preset.get("evaluation") or {})}
         if self.episodes != evaluation["episodes"]:
             words += ["--evaluation-episodes", str(self.episodes)]
         if self.evaluate_every != evaluation["every"]:
@@ -110,7 +110,7 @@ class Settings:
             document = yaml.safe_load(file.read_text(encoding="utf-8"))
             return cls(
                 algorithm=document["algorithm"],
-                world=document["world"],
+                kind=document.get("kind") or document["world"],
                 env=document["env"],
                 preset=document["preset"],
                 env_options=dict(document["env_options"]),
@@ -157,19 +157,19 @@ def resolve(
     if evaluate_every is not None and evaluate_every < 0:
         raise UserError(f"--evaluate-every must be at least 0, not {evaluate_every}.")
     entry = catalog.entry(algorithm)
-    if completer is not None and entry.world != "text":
-        raise UserError(f"--completer is for language runs; {entry.name} acts in a '{entry.world}' world.")
+    if completer is not None and entry.kind != "text":
+        raise UserError(f"--completer is for language runs; {entry.name} acts in a '{entry.kind}' world.")
     given = given or {}
-    world_word, other_word = ("task", "env") if entry.world == "text" else ("env", "task")
-    name, wrong = (task, env) if entry.world == "text" else (env, task)
+    env_word, other_word = ("task", "env") if entry.kind == "text" else ("env", "task")
+    name, wrong = (task, env) if entry.kind == "text" else (env, task)
     if wrong is not None:
-        raise UserError(f"{entry.name} acts in a '{entry.world}' world: choose it with {world_word}, not {other_word}.")
+        raise UserError(f"{entry.name} acts in a '{entry.kind}' world: choose it with {env_word}, not {other_word}.")
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
     written(env_options or {})  # says what cannot be written down before anything is done
     known = catalog.presets(algorithm)
     found = None
     if preset is None and name is not None:
-        preset = found = _preset_for(name, given.get("model"), known, folded=entry.world != "text")
+        preset = found = _preset_for(name, given.get("model"), known, folded=entry.kind != "text")
     elif preset is not None and preset not in known:
         near = [one for one in known if _fold(one) == _fold(preset)]
         if len(near) != 1:
@@ -180,18 +180,18 @@ def resolve(
         name = chosen["env"]  # as it is written there: environments, unlike people, know upper from lower case
     if name is None:
         name = chosen.get("task", chosen.get("env"))
-    if name is None and entry.world == "text":  # data to learn from are a task too, with held-out rows of their own
+    if name is None and entry.kind == "text":  # data to learn from are a task too, with held-out rows of their own
         name = given.get("data") or chosen.get("data") or None
     if name is None:
         options = f", or a preset: {', '.join(known)}" if known else ""
-        raise UserError(f"Say what {entry.name} shall learn: --{world_word} NAME{options}.")
+        raise UserError(f"Say what {entry.name} shall learn: --{env_word} NAME{options}.")
     base = fields(algorithm, chosen) if config is None else coerce(algorithm, _shallow(config))
     if "num_envs" in base and "num_envs" in (env_options or {}):
         raise UserError(f"How many worlds there are is a number of {entry.name}: --num-envs, not --env-options.")
     config = {**base, **coerce(algorithm, given)}
     _check(config)
     evaluation = chosen.get("evaluation") or {}
-    kind = chosen.get("world", entry.world)  # some algorithms act in worlds of two kinds
+    kind = chosen.get("kind", chosen.get("world", entry.kind))  # some algorithms act in worlds of two kinds
     if kind == "control" and GAME.fullmatch(_fold(name)) and not VERSIONED.search(name):
         kind, name = _game_or(kind, name, entry)
     elif kind == "game":
@@ -200,13 +200,13 @@ def resolve(
     if "board_size" in (env_options or {}):  # another name of the same
         own.pop("size", None)
     note = (
-        _applied(found, "task" if entry.world == "text" else "env", algorithm, chosen, given, env_options)
+        _applied(found, "task" if entry.kind == "text" else "env", algorithm, chosen, given, env_options)
         if found
         else ""
     )
     return Settings(
         algorithm=str(entry.path) if algorithm.endswith(".py") else algorithm,  # found again from anywhere
-        world=kind,
+        kind=kind,
         env=name,
         preset=preset,
         env_options={**own, **(env_options or {})},
@@ -233,8 +233,8 @@ def _applied(
     plain, mine = fields(algorithm, {}), fields(algorithm, chosen)
     sets = [f"{name}={_plain(x)}" for name, x in mine.items() if x != plain[name] and name not in given]
     asked = set(options or {}) | ({"size"} if "board_size" in (options or {}) else set())
-    world = [f"{name}={_plain(x)}" for name, x in (chosen.get("env_options") or {}).items() if name not in asked]
-    words = ", ".join(world + sets) or "nothing but defaults"
+    env = [f"{name}={_plain(x)}" for name, x in (chosen.get("env_options") or {}).items() if name not in asked]
+    words = ", ".join(env + sets) or "nothing but defaults"
     return f"using the preset '{preset}', because of --{word}; it sets {words}"
 
 
@@ -248,11 +248,11 @@ def _game_or(kind: str, name: str, entry: catalog.Entry) -> tuple[str, str]:
 
     Raises UserError for a game that other algorithms play.
     """
-    from foresight.envs.games import TITLES  # late: it brings torch
+    from foresight.envs.games.game import TITLES  # late: it brings torch
 
     folded = _fold(name)
     if not entry.games and folded in TITLES:
-        others = [one.name for one in catalog.algorithms().values() if one.games or one.world == "game"]
+        others = [one.name for one in catalog.algorithms().values() if one.games or one.kind == "game"]
         raise UserError(
             f"{TITLES[folded]} is a game for two, which {entry.name} does not play: {', '.join(others)} do."
         )
@@ -288,7 +288,7 @@ def _check(config: dict[str, Any]) -> None:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
         if name.endswith("_fraction") and not 0 <= value <= 1:
             raise UserError(f"{name} is a share: between 0 and 1, not {value}.")
-    begins, steps = config.get("learn_from"), config.get("steps", math.inf)
+    begins, steps = config.get("learning_starts"), config.get("steps", math.inf)
     if isinstance(begins, int) and begins > steps:
         raise UserError(
             f"learn_from is {begins:,}, but the run ends after {steps:,} steps: nothing would be learned. Lower "
@@ -307,7 +307,7 @@ def written(options: Any, name: str = "env_options") -> Any:
     if isinstance(options, os.PathLike):
         return os.fspath(options)
     if callable(options) and not isinstance(options, type):
-        from foresight.envs.apart import place_of  # late: only language tasks take functions
+        from foresight.envs.text.worker import place_of  # late: only language tasks take functions
 
         return place_of(options)
     raise UserError(
@@ -359,13 +359,13 @@ def _shallow(config: Any) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
-def _preset_for(world: str, model: str | None, known: dict[str, dict[str, Any]], folded: bool = False) -> str | None:
+def _preset_for(env: str, model: str | None, known: dict[str, dict[str, Any]], folded: bool = False) -> str | None:
     """The first preset for this world (and this model, if one is named); with `folded` also in another case."""
     ways: list[Callable[[str], str]] = [str, _fold] if folded else [str]
     for way in ways:
         for name, preset in known.items():
             names = [way(one) for one in (name, preset.get("env"), preset.get("task")) if one is not None]
-            if way(world) in names and model in (None, preset.get("model")):
+            if way(env) in names and model in (None, preset.get("model")):
                 return name
     return None
 

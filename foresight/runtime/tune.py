@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, evaluate, run, settings
+from foresight.runtime import catalog, run, settings
+from foresight.runtime.evaluation import evaluate
 
 STUDY, BEST = "study.db", "best.yaml"
 WARM_UP = 5  # trials that are never pruned
@@ -29,7 +30,7 @@ CHOICES: dict[str, list[Any]] = {
     "activation": ["tanh", "relu"],
 }
 WIDE = ("learning_rate", "coef", "tau", "temperature")  # parts of names of numbers to search over orders of magnitude
-COUNTS = ("num_envs", "unroll_steps", "unrolls", "epochs", "minibatches", "batch_size")  # in powers of two
+COUNTS = ("num_envs", "rollout_steps", "rollouts_per_update", "epochs", "minibatches", "batch_size")  # in powers of two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def tune(
     prune: bool = True,
     device: str = "auto",
     say: Callable[[str], Any] = lambda text: None,
-    **world: str | None,
+    **env: str | None,
 ) -> Found:
     """Search until there are `trials` in all; what is in `out` already counts. `world`: preset, env or task.
 
@@ -93,7 +94,7 @@ def tune(
         raise UserError("Tuning needs Optuna: pip install 'foresight[tune]'") from error
     if trials < 1:
         raise UserError(f"--trials must be at least 1, not {trials}.")
-    resolved = settings.resolve(name, **dict[str, Any](world), given={} if steps is None else {"steps": steps})
+    resolved = settings.resolve(name, **dict[str, Any](env), given={} if steps is None else {"steps": steps})
     space = search_space(name, resolved.config, ranges, only)
     label = f"tune-{catalog.entry(name).name}-{resolved.preset or resolved.env}".replace("/", "-")
     path = Path(out) if out is not None else Path("runs") / label
@@ -119,7 +120,7 @@ def tune(
         given |= {} if steps is None else {"steps": steps}
         callback = _pruner(trial, catalog.entry(name).metrics, resolved.config.get("steps"), optuna) if prune else None
         finished = run.train(
-            name, **dict[str, Any](world), out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
+            name, **dict[str, Any](env), out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
             callbacks=[callback] if callback else [], **given,
         )  # fmt: skip
         trial.set_user_attr("mean", float(finished.evaluation.mean))
@@ -140,7 +141,7 @@ def tune(
     values = {field: _plain(space.get(field), value) for field, value in best.params.items()}
     command = shlex.join(
         ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
-        + ([] if resolved.preset else ["--task" if resolved.world == "text" else "--env", resolved.env])
+        + ([] if resolved.preset else ["--task" if resolved.kind == "text" else "--env", resolved.env])
         + [word for field, value in values.items() for word in settings.option(field, value)]
         + ([] if steps is None else settings.option("steps", steps))
     )
@@ -255,7 +256,7 @@ def _told(fields: Mapping[str, Any]) -> str:
 def _write(found: Found, resolved: settings.Settings, number: int, steps: int | None) -> None:
     """The best trial as a preset."""
     preset = dict(catalog.presets(resolved.algorithm).get(resolved.preset or "", {}))
-    preset |= {"task" if resolved.world == "text" else "env": resolved.env, **found.fields}
+    preset |= {"task" if resolved.kind == "text" else "env": resolved.env, **found.fields}
     preset |= {} if steps is None else {"steps": steps}
     preset["source"] = f"foresight tune: the best of {found.complete} whole trials (number {number}), {found.value:.6g}"
     text = yaml.safe_dump({f"{resolved.preset or resolved.env}-tuned": preset}, sort_keys=False, allow_unicode=True)

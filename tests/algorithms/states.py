@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foresight.errors import UserError
-from foresight.runtime import checkpoint
+from foresight.runtime.checkpoints import checkpoint
 from tests.sabotage import Mutation, change
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return",)
 
@@ -31,7 +31,7 @@ class Config:
     steps: int = 300  # env steps, chosen by hand
     seed: int = 0
     learning_rate: float = 0.5
-    """Nothing is learnt with it (Table 3)."""
+    """Nothing is learned with it (Table 3)."""
     # How wide nothing is.
     hidden: tuple[int, ...] = (64, 64)
     anneal: bool = True
@@ -71,7 +71,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward",)
 

@@ -24,7 +24,7 @@ def _rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_preferences_put_the_better_answer_first_and_can_be_learnt(digits, tmp_path, capsys):
+def test_preferences_put_the_better_answer_first_and_can_be_learned(digits, tmp_path, capsys):
     out = tmp_path / "pairs.jsonl"
     assert main(["data", "preferences", *digits, "--out", str(out), "--max-new-tokens", "30", "--group", "6"]) == 0
     rows = _rows(out)

@@ -17,7 +17,7 @@ FILE = str(Path(__file__).parents[2] / "examples" / "n_step_expected_sarsa.py")
 
 
 @sabotaged_by(
-    "foresight.planning.walks.control",
+    "foresight.training.tabular.control",
     change("walk", lambda walk: walk if walk is expected_sarsa.walk else sarsa.walk, "another_target"),
 )
 def test_one_step_of_it_is_expected_sarsa_to_the_last_bit() -> None:

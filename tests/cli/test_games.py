@@ -12,8 +12,8 @@ import torch
 from foresight.algorithms.search import alphazero
 from foresight.cli.games import _names, board, view
 from foresight.cli.main import main
-from foresight.envs import games
-from foresight.runtime import match
+from foresight.envs.games import game as games
+from foresight.runtime.evaluation import match
 from foresight.runtime.run import train
 from tests.sabotage import drop, sabotaged_by
 
@@ -23,8 +23,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("games") / "ttt"
     train(
         "alphazero", env="tic_tac_toe", out=out, steps=600, num_games=16, simulations=8, play_simulations=60,
-        channels=8, blocks=1, learn_from=100, show=False, evaluation_episodes=2, env_options={"opponent": "random"},
-        checkpoint_every=0.001, keep=9,
+        channels=8, blocks=1, learning_starts=100, show=False, evaluation_episodes=2, env_options={"opponent":
+        "random"}, checkpoint_every=0.001, keep=9,
     )  # fmt: skip
     return out
 
@@ -61,7 +61,7 @@ def test_ones_own_move_is_drawn_before_the_reply_and_the_last_move_is_marked(
 def test_percentages_are_the_persons_and_of_the_best_move() -> None:
     """X has two in a row and is to move: it wins everything; whatever the mean of the search is."""
     state = alphazero.build(alphazero.Config(channels=4, blocks=1), games.make("tic_tac_toe"))
-    agent = type("Agent", (), {"world": state.game, "module": alphazero, "state": state})()
+    agent = type("Agent", (), {"env": state.game, "module": alphazero, "state": state})()
     position = games.replay(state.game, [[0, 3, 1, 4]])
     shown = view(agent, position, {"simulations": 100}).splitlines()
     assert shown[0] == "You can expect 100% of the points, with c1."
@@ -69,7 +69,7 @@ def test_percentages_are_the_persons_and_of_the_best_move() -> None:
 
 
 @sabotaged_by(
-    "foresight.envs.games.Native.picture", lambda f: lambda self, position: f(self, position).replace(".", "-")
+    "foresight.envs.games.game.Native.picture", lambda f: lambda self, position: f(self, position).replace(".", "-")
 )
 def test_what_is_marked_on_a_board_is_what_was_placed() -> None:
     """Othello turns stones around, chess takes one where another stood: the placed one and the taker are marked."""
@@ -104,7 +104,7 @@ def test_a_match_shows_how_far_it_is(run: Path, capsys: pytest.CaptureFixture[st
     assert said[-1].startswith("6 games") and int(said[-1].split("moves ")[1]) >= 30
 
 
-@sabotaged_by("foresight.runtime.match.play", drop("watch"))
+@sabotaged_by("foresight.runtime.evaluation.match.play", drop("watch"))
 def test_a_match_counts_its_games_and_moves() -> None:
     game, told = games.make("tic_tac_toe"), []
     first = lambda p: game.legal(p).int().argmax(-1)  # noqa: E731
@@ -112,7 +112,7 @@ def test_a_match_counts_its_games_and_moves() -> None:
     assert [sum(x) for x in zip(*told, strict=True)] == [3, sum(result.moves)]
 
 
-def test_an_agent_that_learnt_the_rules_shows_its_thoughts_too(
+def test_an_agent_that_learned_the_rules_shows_its_thoughts_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "mu"
@@ -139,7 +139,9 @@ def test_a_search_is_written_for_the_eye(
     assert json.loads(Path("a.json").read_text())["children"] == []  # the network alone
 
 
-@sabotaged_by("foresight.envs.games.Native.legal", lambda f: lambda self, position: torch.ones_like(f(self, position)))
+@sabotaged_by(
+    "foresight.envs.games.game.Native.legal", lambda f: lambda self, position: torch.ones_like(f(self, position))
+)
 def test_a_line_ends_where_it_leaves_the_rules() -> None:
     """Both players at the middle: the second move is not one, whatever a learned model thinks of it."""
     game = games.make("tic_tac_toe")

@@ -58,7 +58,7 @@ def test_help_names_every_command(call: Callable) -> None:
 
 def test_train_help_has_every_field_with_its_source(call: Callable, push: object) -> None:
     text = " ".join(call("train", "push.py", "--help").out.replace("│", " ").split())
-    assert "--learning-rate FLOAT Nothing is learnt with it (Table 3). (default: 0.5)" in text
+    assert "--learning-rate FLOAT Nothing is learned with it (Table 3). (default: 0.5)" in text
     assert "--anneal, --no-anneal" in text and "--preset" in text and "--env-options" in text
     preset = " ".join(call("train", "push.py", "--preset", "CartPole-v1", "--help").out.split())
     assert "(default: 0.25)" in preset and "(default: 3.0)" in preset
@@ -66,12 +66,12 @@ def test_train_help_has_every_field_with_its_source(call: Callable, push: object
 
 def test_list_and_show_are_json_if_asked(call: Callable, push: object) -> None:
     names = {one["name"]: one for one in call("list", "--json").json}
-    assert names["ppo"]["world"] == "control" and names["grpo"]["unit"] == "updates"
+    assert names["ppo"]["kind"] == "control" and names["grpo"]["unit"] == "updates"
     assert {row["file"]: row["met"] for row in names["ppo"]["verified"]}["results/ppo-CartPole-v1.json"] is True
     shown = call("show", "push.py", "--json").json
     fields = {field["name"]: field for field in shown["config"]}
     assert fields["steps"] == {"name": "steps", "type": "int", "default": 300, "help": "env steps, chosen by hand"}
-    assert fields["learning_rate"]["help"] == "Nothing is learnt with it (Table 3)."
+    assert fields["learning_rate"]["help"] == "Nothing is learned with it (Table 3)."
     assert fields["hidden"]["help"] == "How wide nothing is." and fields["anneal"]["help"] == ""
     assert shown["presets"]["CartPole-v1"]["source"] == "made up" and shown["doc"].startswith("Push:")
 

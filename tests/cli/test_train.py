@@ -111,7 +111,7 @@ def test_tables_are_shown_sweep_by_sweep(call: Callable, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     done = call("train", "value_iteration", "--env", "GridWorld4x4", "--gamma", 1, "--out", "run")
     assert done.code == 0, done.err
-    assert "-3" in done.out and "↑" in done.out  # Sutton & Barto, figure 4.1: v* of the far corner's neighbours
+    assert "-3" in done.out and "↑" in done.out  # Sutton & Barto, figure 4.1: v* of the far corner's neighbors
     played = call("play", "run")
     assert played.out.count("sweep ") >= 2 and "sweep 1 " in played.out
     assert call("play", "run", "--gif", "out.gif").code == 0

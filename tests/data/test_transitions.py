@@ -37,7 +37,7 @@ class History:
             row = {"obs": (episode, time), "reward": episode + time / 8, "discount": 1.0, "cut": 0.0, "mask": 1.0}
             final = (episode, time + 1)
             self.at[i] = final
-            if self.resetting[i]:  # the engine only resets: what stands here must never be learnt from
+            if self.resetting[i]:  # the engine only resets: what stands here must never be learned from
                 row.update(reward=1e6, discount=0.0, cut=1.0, mask=0.0)
                 self.at[i] = final = (episode + 1, 0.0)
                 self.resetting[i] = False
@@ -190,7 +190,7 @@ def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
 @sabotaged_by("foresight.ops.returns.n_step_transition", change("cut", torch.zeros_like))
 @sabotaged_by("foresight.data.priorities.SumTree.__setitem__", change("values", lambda v: v + 1))
 @given(seed=st.integers(0, 10_000), streams=st.integers(1, 3), n=st.integers(1, 4), steps=st.integers(16, 50))
-def test_prioritised_transitions_cross_no_cut_either(seed: int, streams: int, n: int, steps: int) -> None:
+def test_prioritized_transitions_cross_no_cut_either(seed: int, streams: int, n: int, steps: int) -> None:
     history, replay = History(streams, seed, (TERMINAL, LIMIT, LOST)), Prioritized(Replay(16), 0.5, n)
     generator = torch.Generator().manual_seed(seed)
     drawn: set[int] = set()

@@ -1,4 +1,4 @@
-"""A world of pictures in Gymnasium's order: the colour of a lamp says what to do, and so does nothing else."""
+"""A world of pictures in Gymnasium's order: the color of a lamp says what to do, and so does nothing else."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ import threading
 
 import pytest
 
-from foresight.envs import text
-from foresight.envs.apart import Apart, function, place_of
-from foresight.envs.rewards import reward_at
+from foresight.envs.text import task as text
+from foresight.envs.text.rewards import reward_at
+from foresight.envs.text.worker import Apart, function, place_of
 from foresight.errors import LostError, UserError
 from tests.sabotage import sabotaged_by, scaled
 
@@ -87,7 +87,7 @@ def task(tmp_path):
     return lambda name, **options: text.make(str(rows), reward=f"{tmp_path}/rewards.py:{name}", **options)
 
 
-@sabotaged_by("foresight.envs.apart.Apart._answer", scaled(2.0))
+@sabotaged_by("foresight.envs.text.worker.Apart._answer", scaled(2.0))
 def test_it_answers_as_it_would_here(task, capfd):
     for limit in (60, 0):
         made = task("lengths", reward_timeout=limit)
@@ -139,7 +139,7 @@ def only_functions(original):
     return mutant
 
 
-@sabotaged_by("foresight.envs.apart.function", only_functions)
+@sabotaged_by("foresight.envs.text.worker.function", only_functions)
 def test_an_object_that_can_be_called_is_a_reward_function(task):
     for limit in (60, 0):
         for name, worth in (("score", 2.0), ("half", 0.5)):

@@ -10,31 +10,35 @@ import pytest
 import torch
 
 from foresight.algorithms.tabular import policy_iteration
-from foresight.envs import book, grid
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular import grid, sutton_barto
+from foresight.envs.tabular.mdp import MDP
 from foresight.errors import UserError
-from foresight.planning import dynamic
+from foresight.planning.dynamic import bellman
 from tests.sabotage import change, returns, sabotaged_by
 
 
 def optimum(mdp: MDP) -> float:
     *_, (_, _, state) = policy_iteration.train(policy_iteration.Config(gamma=1.0), mdp)
-    return dynamic.start_value(mdp, state.values)
+    return bellman.start_value(mdp, state.values)
 
 
-@sabotaged_by("foresight.envs.book.random_walk", change("right", lambda r: r + 0.5), change("left", lambda r: r - 0.5))
+@sabotaged_by(
+    "foresight.envs.tabular.sutton_barto.random_walk",
+    change("right", lambda r: r + 0.5),
+    change("left", lambda r: r - 0.5),
+)
 def test_random_walks_have_values_on_a_line() -> None:
     for name, low, high in (("RandomWalk5", 0.0, 1.0), ("RandomWalk19", -1.0, 1.0)):
         mdp = grid.make(name)
-        values = dynamic.policy_value(mdp, mdp.uniform(), 1.0)
+        values = bellman.policy_value(mdp, mdp.uniform(), 1.0)
         np.testing.assert_allclose(values[1:-1], np.linspace(low, high, mdp.states)[1:-1], atol=1e-12)
-        assert dynamic.start_value(mdp, values) == pytest.approx((low + high) / 2)
+        assert bellman.start_value(mdp, values) == pytest.approx((low + high) / 2)
     assert grid.make("RandomWalk5", states=7).states == 9
     with pytest.raises(UserError, match="at least 2 states"):
         grid.make("RandomWalk5", states=1)
 
 
-@sabotaged_by("foresight.envs.book.windy_grid", change("wind", lambda w: w[::-1], "wind_reversed"))
+@sabotaged_by("foresight.envs.tabular.sutton_barto.windy_grid", change("wind", lambda w: w[::-1], "wind_reversed"))
 def test_windy_grid_world() -> None:
     assert optimum(grid.make("WindyGridWorld")) == pytest.approx(-15)
     assert optimum(grid.make("WindyGridWorld", king=True)) == pytest.approx(-7)
@@ -49,13 +53,13 @@ def test_windy_grid_world() -> None:
     assert float(plain.discount[at(3, 6), 1, 0]) == 1 and float(plain.discount[at(4, 8), 3, 0]) == 0
 
 
-@sabotaged_by("foresight.envs.mdp.from_table", change("start", lambda x: np.roll(x, 1), "starts_elsewhere"))
+@sabotaged_by("foresight.envs.tabular.mdp.from_table", change("start", lambda x: np.roll(x, 1), "starts_elsewhere"))
 def test_short_corridor() -> None:
     """Example 13.1: without telling cells apart 2 - √2 is best; ε-greedy gets -44 and -82."""
     mdp = grid.make("ShortCorridor")
 
     def value(right: float) -> float:
-        return dynamic.expected_return(mdp, torch.tensor([[1 - right, right]] * 4).double())
+        return bellman.expected_return(mdp, torch.tensor([[1 - right, right]] * 4).double())
 
     best = 2 - 2**0.5
     assert value(best) == pytest.approx(-11.65685, abs=1e-5)
@@ -64,7 +68,7 @@ def test_short_corridor() -> None:
     assert optimum(mdp) == pytest.approx(-3)
 
 
-@sabotaged_by("foresight.envs.book._dealer", returns(lambda p: p * 0.9))
+@sabotaged_by("foresight.envs.tabular.sutton_barto._dealer", returns(lambda p: p * 0.9))
 def test_blackjack_is_solved_exactly() -> None:
     try:
         assert optimum(grid.make("Blackjack-v1")) == pytest.approx(-0.043113, abs=1e-6)
@@ -73,17 +77,17 @@ def test_blackjack_is_solved_exactly() -> None:
         raise AssertionError from None
 
 
-@sabotaged_by("foresight.envs.book.blackjack", change("sab", lambda sab: not sab))
+@sabotaged_by("foresight.envs.tabular.sutton_barto.blackjack", change("sab", lambda sab: not sab))
 def test_policies_of_blackjack() -> None:
     mdp = grid.make("Blackjack-v1")
     for limit, expected in ((20, -0.350111), (17, -0.075852)):
         policy = torch.tensor([[1.0, 0.0]]).double().repeat(mdp.states, 1)  # naturals stick
         for total, dealer, ace in itertools.product(range(4, limit), range(1, 11), (0, 1)):
-            policy[book.blackjack_state(total, dealer, ace)] = torch.tensor([0.0, 1.0]).double()
-        assert dynamic.expected_return(mdp, policy) == pytest.approx(expected, abs=1e-6)
+            policy[sutton_barto.blackjack_state(total, dealer, ace)] = torch.tensor([0.0, 1.0]).double()
+        assert bellman.expected_return(mdp, policy) == pytest.approx(expected, abs=1e-6)
         if limit == 20:  # example 5.4: -0.27726 by Monte Carlo
-            values = dynamic.policy_value(mdp, policy, 1.0)
-            assert float(values[book.blackjack_state(13, 2, 1)]) == pytest.approx(-0.27720, abs=1e-5)
+            values = bellman.policy_value(mdp, policy, 1.0)
+            assert float(values[sutton_barto.blackjack_state(13, 2, 1)]) == pytest.approx(-0.27720, abs=1e-5)
 
 
 def test_the_best_policy_of_blackjack_is_that_of_the_book() -> None:
@@ -95,8 +99,8 @@ def test_the_best_policy_of_blackjack_is_that_of_the_book() -> None:
         hard = 17 if dealer in (1, 7, 8, 9, 10) else 13 if dealer in (2, 3) else 12
         soft = 19 if dealer in (1, 9, 10) else 18
         for total, (ace, limit) in itertools.product(range(12, 22), ((0, hard), (1, soft))):
-            action = int(state.policy[book.blackjack_state(total, dealer, ace)])
-            assert action == (book.STICK if total >= limit else book.HIT), (total, dealer, ace)
+            action = int(state.policy[sutton_barto.blackjack_state(total, dealer, ace)])
+            assert action == (sutton_barto.STICK if total >= limit else sutton_barto.HIT), (total, dealer, ace)
 
 
 def test_the_table_of_blackjack_is_the_game_of_gymnasium() -> None:
@@ -110,9 +114,9 @@ def test_the_table_of_blackjack_is_the_game_of_gymnasium() -> None:
     for _ in range(count):
         world.player, world.dealer = [1, 5], [10, int(min(10, world.np_random.integers(1, 14)))]
         (total, dealer, ace), reward, terminated, _, _ = world.step(1)
-        s = mdp.states - 1 if terminated else book.blackjack_state(total, dealer, ace)
+        s = mdp.states - 1 if terminated else sutton_barto.blackjack_state(total, dealer, ace)
         found[s, reward] = found.get((s, reward), 0.0) + 1 / count
-    here = book.blackjack_state(16, 10, 1)
+    here = sutton_barto.blackjack_state(16, 10, 1)
     for k in range(mdp.next_state.shape[2]):
         if (p := float(mdp.prob[here, 1, k])) > 0:
             key = (int(mdp.next_state[here, 1, k]), 0.0)
@@ -120,7 +124,7 @@ def test_the_table_of_blackjack_is_the_game_of_gymnasium() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("name", book.WORLDS)
+@pytest.mark.parametrize("name", sutton_barto.ENVS)
 def test_every_name_makes_a_valid_world(name: str) -> None:
     mdp = grid.make(name)
     assert mdp.name == name and name in grid.names() and mdp.layout is not None

@@ -55,7 +55,7 @@ def counter_oracle(actions: Tensor, limit: int | None) -> dict[str, Tensor]:
     return {key: torch.tensor(kept, dtype=torch.float32) for key, kept in out.items()}
 
 
-@sabotaged_by("foresight.envs.vector.Vector.step", no_mask, next_episode_is_successor, no_cut)
+@sabotaged_by("foresight.envs.control.vector.Vector.step", no_mask, next_episode_is_successor, no_cut)
 @pytest.mark.parametrize("limit", [None, 4])
 def test_every_autoreset_mode_gives_the_rows_that_the_rules_say(limit: int | None) -> None:
     actions = torch.randint(0, 3, (3, 40), generator=torch.Generator().manual_seed(1))
@@ -70,7 +70,7 @@ def test_every_autoreset_mode_gives_the_rows_that_the_rules_say(limit: int | Non
         env.close()
 
 
-@sabotaged_by("foresight.envs.vector.Vector.step", limit_is_termination)
+@sabotaged_by("foresight.envs.control.vector.Vector.step", limit_is_termination)
 def test_a_time_limit_is_a_cut_with_discount_one_and_the_true_final_observation() -> None:
     for mode in MODES:
         env = make(COUNTER, num_envs=2, engine="gymnasium", autoreset=mode, time_limit=3)
@@ -102,22 +102,22 @@ def agree_on_advantages(limit: int | None) -> None:
     torch.testing.assert_close(first.extras["advantage"][0, t - 1], before + 0.9 * 0.8 * last)
 
 
-@sabotaged_by("foresight.envs.vector.Vector.step", no_mask, next_episode_is_successor)
+@sabotaged_by("foresight.envs.control.vector.Vector.step", no_mask, next_episode_is_successor)
 def test_every_autoreset_mode_gives_the_same_advantages() -> None:
     agree_on_advantages(limit=None)
 
 
 @sabotaged_by("foresight.ops.returns.gae", change("cut", torch.zeros_like, "drop_cut"))
-@sabotaged_by("foresight.envs.vector.Vector.step", no_mask, no_cut, limit_is_termination)
+@sabotaged_by("foresight.envs.control.vector.Vector.step", no_mask, no_cut, limit_is_termination)
 def test_every_autoreset_mode_gives_the_same_advantages_with_a_time_limit() -> None:
     agree_on_advantages(limit=4)
 
 
-def cliff_actions(worlds: int, steps: int) -> Tensor:
+def cliff_actions(envs: int, steps: int) -> Tensor:
     """Mostly along the cliff's edge to the goal (up, 11 times right, down), with detours."""
     rng = np.random.default_rng(3)
     rows = []
-    for _ in range(worlds):
+    for _ in range(envs):
         script: list[int] = []
         while len(script) < steps:
             detour = [0] if rng.random() < 0.5 else []
@@ -126,10 +126,10 @@ def cliff_actions(worlds: int, steps: int) -> Tensor:
     return torch.tensor(rows)
 
 
-def grid_actions(worlds: int, steps: int) -> Tensor:
+def grid_actions(envs: int, steps: int) -> Tensor:
     """MiniGrid-Empty-5x5: two forward, right, two forward is the goal; idle turns between episodes."""
     rows = []
-    for b in range(worlds):
+    for b in range(envs):
         one = [0, 1] * b + [2, 2, 1, 2, 2]
         rows.append((one * steps)[:steps])
     return torch.tensor(rows)
@@ -145,14 +145,14 @@ def agree_on_the_cliff(limit: int | None) -> Trajectory:
     return pool
 
 
-@sabotaged_by("foresight.envs.vector.Vector.step", no_mask, next_episode_is_successor)
+@sabotaged_by("foresight.envs.control.vector.Vector.step", no_mask, next_episode_is_successor)
 def test_envpool_and_gymnasium_give_the_same_rows_and_advantages() -> None:
     rows = agree_on_the_cliff(limit=None)
     assert rows.cut.sum() >= 9
     assert (rows.cut * rows.discount).sum() == 0
 
 
-@sabotaged_by("foresight.envs.vector.Vector.step", no_mask, limit_is_termination, next_episode_is_successor)
+@sabotaged_by("foresight.envs.control.vector.Vector.step", no_mask, limit_is_termination, next_episode_is_successor)
 def test_envpool_and_gymnasium_give_the_same_rows_and_advantages_with_a_time_limit() -> None:
     rows = agree_on_the_cliff(limit=9)
     assert (rows.cut * rows.discount).sum() == 18  # every ninth row
@@ -262,12 +262,12 @@ def test_envpool_moves_as_gymnasium_does_from_the_same_state(name: str) -> None:
     twin = make(name, num_envs=1, engine="gymnasium")
     obs = pool.reset(1)
     twin.reset(0)
-    world = twin._engine.envs[0].unwrapped
+    env = twin._engine.envs[0].unwrapped
     x = obs[0].double().numpy()
     if name == "HalfCheetah-v5":
-        world.set_state(np.concatenate([[0.0], x[:8]]), x[8:])
+        env.set_state(np.concatenate([[0.0], x[:8]]), x[8:])
     else:
-        world.state = x if name == "CartPole-v1" else np.array([np.arctan2(x[1], x[0]), x[2]])
+        env.state = x if name == "CartPole-v1" else np.array([np.arctan2(x[1], x[0]), x[2]])
     generator = torch.Generator().manual_seed(0)
     for t in range(8):
         shape = pool.spaces.action.shape

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from foresight.envs import games
+from foresight.envs.games import game as games
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
@@ -52,8 +52,8 @@ def play_both(name: str, options: dict[str, Any], count: int, seed: int) -> None
     assert ends == count  # every game was really played to its end
 
 
-@sabotaged_by("foresight.envs.games.Native.legal", lambda f: lambda self, p: f(self, p).roll(1, 1))
-@sabotaged_by("foresight.envs.games.Native.first_score", lambda f: lambda self, p: 1 - f(self, p))
+@sabotaged_by("foresight.envs.games.game.Native.legal", lambda f: lambda self, p: f(self, p).roll(1, 1))
+@sabotaged_by("foresight.envs.games.game.Native.first_score", lambda f: lambda self, p: 1 - f(self, p))
 @pytest.mark.parametrize(("name", "options"), NATIVE, ids=lambda x: str(x))
 def test_native_rules_are_openspiels(name: str, options: dict[str, Any]) -> None:
     play_both(name, options, count=100, seed=0)
@@ -83,7 +83,8 @@ SYMMETRIC = [
 
 
 @sabotaged_by(
-    "foresight.envs.games._square", lambda f: lambda h, w, a, k: f(h, w, a, k)._replace(actions=f(h, w, a, k ^ 1)[1])
+    "foresight.envs.games.game._square",
+    lambda f: lambda h, w, a, k: f(h, w, a, k)._replace(actions=f(h, w, a, k ^ 1)[1]),
 )
 @pytest.mark.parametrize(("name", "options", "ways"), SYMMETRIC[:4], ids=lambda x: str(x))
 def test_a_turned_game_is_the_same_game(name: str, options: dict[str, Any], ways: int) -> None:
@@ -120,7 +121,7 @@ def test_openspiels_games_are_played_in_batches(name: str) -> None:
     assert len(game._states) == 3 and game.picture(position[:1])
 
 
-@sabotaged_by("foresight.envs.games.replay", lambda f: lambda game, h: f(game, [x[:-1] for x in h]))
+@sabotaged_by("foresight.envs.games.game.replay", lambda f: lambda game, h: f(game, [x[:-1] for x in h]))
 def test_replay_gives_the_position_of_a_history() -> None:
     game = games.make("connect_four")
     position = games.replay(game, [[3, 3, 4], []])
@@ -166,7 +167,7 @@ def test_games_that_do_not_exist_are_refused(name: str, options: dict[str, Any],
 
 
 @sabotaged_by(
-    "foresight.envs.games.make",
+    "foresight.envs.games.game.make",
     lambda f: lambda name, *words, board_size=None, **options: f(name, *words, **options),
 )
 def test_a_board_has_the_size_that_openspiel_calls_board_size() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from foresight.envs import grid, gridview
 from foresight.envs.make import make
-from foresight.envs.mdp import MDP, random_mdp
+from foresight.envs.tabular import grid, render
+from foresight.envs.tabular.mdp import MDP, random_mdp
 from foresight.errors import UserError
 from tests.sabotage import change, sabotaged_by
 from tests.tables import random_world
@@ -26,7 +26,7 @@ def outcomes(mdp: MDP, s: int, a: int) -> dict[int, float]:
     return {s2: pytest.approx(p) for s2, p in found.items() if p > 0}
 
 
-@sabotaged_by("foresight.envs.grid.gridworld", change("slip", lambda p: 0.5 * p, "slips_less"))
+@sabotaged_by("foresight.envs.tabular.grid.gridworld", change("slip", lambda p: 0.5 * p, "slips_less"))
 def test_a_picture_becomes_a_world() -> None:
     # 0 1 .
     # 2 # 3      cells without the wall, numbered by row
@@ -49,15 +49,15 @@ def test_pictures_without_a_start_begin_in_any_free_cell() -> None:
 
 @pytest.mark.parametrize("name", [*grid.GRIDS, *grid.TOY_TEXT, "RandomMDP"])
 def test_every_name_makes_a_valid_world(name: str) -> None:
-    mdp = make(name, world="mdp")
+    mdp = make(name, kind="tabular")
     assert isinstance(mdp, MDP) and mdp.name == name
     np.testing.assert_allclose(mdp.prob.sum(-1), 1.0, atol=1e-12)
     assert len(mdp.arrows) == mdp.actions
     assert mdp.uniform().sum(1).allclose(torch.ones(mdp.states, dtype=torch.float64))
 
 
-@sabotaged_by("foresight.envs.mdp.assemble", change("reward", lambda r: r + 0.1, "more_reward"))
-@sabotaged_by("foresight.envs.mdp.assemble", change("discount", np.ones_like, "nothing_ends"))
+@sabotaged_by("foresight.envs.tabular.mdp.assemble", change("reward", lambda r: r + 0.1, "more_reward"))
+@sabotaged_by("foresight.envs.tabular.mdp.assemble", change("discount", np.ones_like, "nothing_ends"))
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -195,27 +195,27 @@ def test_text_shows_values_arrows_walls_and_ties() -> None:
     values = torch.tensor([0.5, -12.25, 0.0], dtype=torch.float64)
     policy = torch.zeros(3, 4, dtype=torch.bool)
     policy[0, RIGHT] = policy[1, RIGHT] = policy[1, DOWN] = True
-    assert gridview.text(mdp, values, policy).splitlines() == [
+    assert render.text(mdp, values, policy).splitlines() == [
         "value           policy",
         "0.500 -12.25      → →↓",
         "  ███      G    ███  G",
     ]
-    marked = gridview.text(mdp, values, policy.long().argmax(1), markup=True)
+    marked = render.text(mdp, values, policy.long().argmax(1), markup=True)
     assert "[bold green]     G[/]" in marked and "[dim]  ███[/]" in marked
 
 
 def test_text_without_a_layout_is_a_table() -> None:
     mdp = random_mdp(30, 2, 2)
-    lines = gridview.text(mdp, torch.zeros(30), torch.ones(30, dtype=torch.int64)).splitlines()
+    lines = render.text(mdp, torch.zeros(30), torch.ones(30, dtype=torch.int64)).splitlines()
     assert lines[0].split() == ["state", "value", "policy"] and lines[1].split() == ["0", "0.000", "1"]
     assert lines[-1] == "... and 20 more states"
 
 
 def test_images() -> None:
     mdp = grid.make("GridWorld8x8")
-    low = gridview.image(mdp, torch.linspace(0, 1, mdp.states), torch.zeros(mdp.states, dtype=torch.int64))
-    high = gridview.image(mdp, torch.linspace(1, 0, mdp.states), torch.zeros(mdp.states, dtype=torch.int64))
-    other = gridview.image(mdp, torch.linspace(0, 1, mdp.states), torch.ones(mdp.states, dtype=torch.int64))
+    low = render.image(mdp, torch.linspace(0, 1, mdp.states), torch.zeros(mdp.states, dtype=torch.int64))
+    high = render.image(mdp, torch.linspace(1, 0, mdp.states), torch.zeros(mdp.states, dtype=torch.int64))
+    other = render.image(mdp, torch.linspace(0, 1, mdp.states), torch.ones(mdp.states, dtype=torch.int64))
     assert low is not None and high is not None and other is not None
     assert low.dtype == np.uint8 and low.shape == high.shape and low.shape[2] == 3 and min(low.shape[:2]) > 300
     assert (low != high).mean() > 0.2 and 0 < (low != other).mean() < 0.2
@@ -223,7 +223,7 @@ def test_images() -> None:
     before = env.render()
     env.step(torch.tensor([RIGHT]))
     assert before is not None and before.shape == low.shape
-    assert gridview.image(random_mdp(5), torch.zeros(5)) is None and random_mdp(5).sample().render() is None
+    assert render.image(random_mdp(5), torch.zeros(5)) is None and random_mdp(5).sample().render() is None
 
 
 # --- mistakes

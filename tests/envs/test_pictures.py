@@ -1,4 +1,4 @@
-"""Pictures in Gymnasium's order, with colours and in stacks: what worlds show and what runs learn from."""
+"""Pictures in Gymnasium's order, with colors and in stacks: what worlds show and what runs learn from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_space_says_what_is_shown(options: dict[str, Any], shape: tuple[int,
     assert all(obs.shape == (2, *shape) and obs.dtype == torch.uint8 for obs in seen)
 
 
-@sabotaged_by("foresight.envs.wrappers.area", lambda f: lambda *sizes: f(*sizes)[::-1].copy())
+@sabotaged_by("foresight.envs.control.wrappers.area", lambda f: lambda *sizes: f(*sizes)[::-1].copy())
 def test_a_new_pixel_is_the_mean_over_its_area() -> None:
     whole = make("Lamp-v0", num_envs=3).reset(1)
     small = make("Lamp-v0", num_envs=3, image_size=18).reset(1)
@@ -56,7 +56,7 @@ def test_other_worlds_have_no_pictures() -> None:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ppo": {"num_envs": 2, "unroll_steps": 8, "minibatches": 2, "steps": 64},
+    "ppo": {"num_envs": 2, "rollout_steps": 8, "minibatches": 2, "steps": 64},
     "dqn": {"num_envs": 2, "replay_size": 100, "learning_starts": 16, "batch_size": 8, "steps": 48},
     "sac": {"num_envs": 2, "replay_size": 100, "learning_starts": 16, "batch_size": 8, "hidden": (8,), "steps": 48},
 }
@@ -73,7 +73,7 @@ def test_runs_learn_from_pictures(name: str, options: dict[str, Any], channels: 
         **SETTINGS[name],
     )  # fmt: skip
     agent = done.load()
-    obs = agent.world.reset(0)[0].numpy()
+    obs = agent.env.reset(0)[0].numpy()
     assert agent.spaces.obs.contains(obs) and agent.spaces.action.contains(np.asarray(agent.act(obs)))
     first = [m for m in _modules(agent.state) if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (8, 8)]
     assert first and all(m.in_channels == channels for m in first)

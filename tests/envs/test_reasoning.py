@@ -11,9 +11,9 @@ import torch
 
 from foresight.algorithms.language import dapo, grpo
 from foresight.data import traces
-from foresight.envs import text
+from foresight.envs.text import task as text
 from foresight.errors import UserError
-from foresight.planning import rollout
+from foresight.planning.generation import rollout
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by, scaled
 
@@ -51,7 +51,7 @@ def test_a_conversation_is_asked_in_its_last_message():
     assert [m["content"] for m in text._traced(task).train[0].prompt] == ["s", traces.ASK + "q"]
 
 
-@sabotaged_by("foresight.envs.text._weighted", scaled(2.0), change("weights", lambda w: w[::-1]))
+@sabotaged_by("foresight.envs.text.task._weighted", scaled(2.0), change("weights", lambda w: w[::-1]))
 def test_a_composite_is_the_weighted_sum_of_what_could_be_told(tmp_path):
     file = tmp_path / "mine.py"
     brief = "def brief(completions, **k):\n    return [None if c == 'x' else -len(c) / 10 for c in completions]\n"
@@ -91,7 +91,7 @@ def test_a_curriculum_needs_a_difficulty(tmp_path):
         text.make(str(rows), curriculum=0.5)
 
 
-@sabotaged_by("foresight.envs.text.TextTask.pool", change("progress", lambda p: 1 - p))
+@sabotaged_by("foresight.envs.text.task.TextTask.pool", change("progress", lambda p: 1 - p))
 @pytest.mark.parametrize("name", ["addition", "largest"])
 def test_a_curriculum_begins_with_the_easiest_and_ends_with_all(name):
     task = text.make(name, curriculum=0.1)

@@ -16,21 +16,23 @@ ACTIONS = torch.randint(0, 4, (60, 7), generator=torch.Generator().manual_seed(0
 ACTIONS[torch.rand(60, 7, generator=torch.Generator().manual_seed(1)) < 0.5] = 0  # mostly to the right
 
 
-@sabotaged_by("foresight.envs.recall.TMaze.move", flip_sign, change("time", lambda x: x - 1))
-@sabotaged_by("foresight.envs.recall.TMaze.show", change("time", torch.zeros_like))
-@sabotaged_by("foresight.envs.recall.TMaze.begin", change("rows", lambda x: x & (torch.arange(len(x)) > 0)))
+@sabotaged_by("foresight.envs.control.memory_tasks.TMaze.move", flip_sign, change("time", lambda x: x - 1))
+@sabotaged_by("foresight.envs.control.memory_tasks.TMaze.show", change("time", torch.zeros_like))
+@sabotaged_by(
+    "foresight.envs.control.memory_tasks.TMaze.begin", change("rows", lambda x: x & (torch.arange(len(x)) > 0))
+)
 def test_the_maze_is_the_papers():
     """arXiv:2307.03864, §5: a grid, one world at a time; the goal is read off the first observation."""
     length = 2
     env = make("TMazePassive-v0", num_envs=7, length=length)
     obs = env.reset(0)
-    worlds = [{"x": 0, "y": 0, "time": 0, "goal": goal, "sum": 0.0} for goal in obs[:, 1].tolist()]
+    envs = [{"x": 0, "y": 0, "time": 0, "goal": goal, "sum": 0.0} for goal in obs[:, 1].tolist()]
     assert (obs[:, 0] == 0).all() and set(obs[:, 1].tolist()) == {-1.0, 1.0}
     arms = 0
     for action in ACTIONS:
         feedback = env.step(action)
         ended = []
-        for i, (world, a) in enumerate(zip(worlds, action.tolist(), strict=True)):
+        for i, (world, a) in enumerate(zip(envs, action.tolist(), strict=True)):
             dx, dy = [(1, 0), (0, 1), (-1, 0), (0, -1)][a]
             x, y = world["x"] + dx, world["y"] + dy
             if (0 <= x <= length and y == 0) or (x == length and abs(y) == 1):
@@ -71,8 +73,8 @@ def test_who_remembers_earns_one_and_who_guesses_half(length: int):
         goal = feedback.obs[:, 1]
 
 
-@sabotaged_by("foresight.envs.recall.RepeatFirst.move", flip_sign)
-@sabotaged_by("foresight.envs.recall.RepeatFirst.begin", change("rows", torch.zeros_like))
+@sabotaged_by("foresight.envs.control.memory_tasks.RepeatFirst.move", flip_sign)
+@sabotaged_by("foresight.envs.control.memory_tasks.RepeatFirst.begin", change("rows", torch.zeros_like))
 def test_repeat_first_pays_for_the_first_suit():
     env = make("RepeatFirst-v0", num_envs=50, length=6, suits=3)
     first = env.reset(0)
@@ -134,7 +136,9 @@ def test_mistakes_are_named(options, says):
         env.step(torch.zeros(3, dtype=torch.int64))
 
 
-@sabotaged_by("foresight.envs.wrappers.visible", lambda f: lambda env, indices: f(env, [i + 1 for i in indices]))
+@sabotaged_by(
+    "foresight.envs.control.wrappers.visible", lambda f: lambda env, indices: f(env, [i + 1 for i in indices])
+)
 def test_only_what_is_visible_is_shown():
     """CartPole without velocities, final observations included."""
     whole, part = make("CartPole-v1", num_envs=3), make("CartPole-v1", num_envs=3, visible=[0, 2])

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from foresight.envs import games, records
+from foresight.envs.games import game as games
+from foresight.envs.games import records
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
 GOOD = "(;GM[1]FF[4]SZ[5]C[a \\] in a comment];B[cc](;W[cb];B[];W[])(;W[dd]))"
 
 
-@sabotaged_by("foresight.envs.records._point", lambda f: lambda word, *rest: f(word[::-1], *rest))
+@sabotaged_by("foresight.envs.games.records._point", lambda f: lambda word, *rest: f(word[::-1], *rest))
 def test_an_sgf_gives_its_main_line(tmp_path: Path) -> None:
     (tmp_path / "a.sgf").write_text(GOOD)
     # c3 is the middle; the second line from the top is row 4.

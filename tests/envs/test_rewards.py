@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foresight.envs import text
+from foresight.envs.text import task as text
 from foresight.errors import LostError, UserError
 from foresight.runtime import run
 from tests import tiny_language
@@ -44,7 +44,7 @@ def prompts(tmp_path: Path) -> str:
     return str(file)
 
 
-@sabotaged_by("foresight.envs.text._weighted", lambda f: lambda weights, grades: grades[0])
+@sabotaged_by("foresight.envs.text.task._weighted", lambda f: lambda weights, grades: grades[0])
 def test_the_reward_is_the_sum_and_each_is_known_by_its_name(tmp_path):
     task = text.make(prompts(tmp_path), reward=[digits, unsure, short])
     asked = list(task.test)[:1] * 3
@@ -54,7 +54,7 @@ def test_the_reward_is_the_sum_and_each_is_known_by_its_name(tmp_path):
     assert math.isnan(seen["reward_unsure"][1]) and task.metric == "reward"
 
 
-@sabotaged_by("foresight.envs.apart._awaited", lambda f: lambda result: result.close() or [7.0, 7.0])
+@sabotaged_by("foresight.envs.text.worker._awaited", lambda f: lambda result: result.close() or [7.0, 7.0])
 @pytest.mark.parametrize("reward", [short, Judge()])
 def test_an_async_function_is_waited_for(tmp_path, reward):
     task = text.make(prompts(tmp_path), reward=reward)
@@ -68,7 +68,7 @@ def test_an_async_function_is_waited_for(tmp_path, reward):
     assert asyncio.run(notebook()) == pytest.approx(expected)
 
 
-@sabotaged_by("foresight.envs.rewards.waits", lambda f: lambda reward: False)
+@sabotaged_by("foresight.envs.text.rewards.waits", lambda f: lambda reward: False)
 def test_those_that_wait_do_so_at_the_same_time(tmp_path):
     met = threading.Barrier(2, timeout=0.5)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresight.envs import games
-from foresight.envs.selfplay import SelfPlay, observe
+from foresight.envs.games import game as games
+from foresight.envs.games.selfplay import SelfPlay, observe
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
 TTT = games.make("tic_tac_toe")
 
 
-@sabotaged_by("foresight.envs.games.Native.first_score", lambda f: lambda self, p: 1 - f(self, p))
+@sabotaged_by("foresight.envs.games.game.Native.first_score", lambda f: lambda self, p: 1 - f(self, p))
 def test_a_game_by_hand() -> None:
     """X takes the top row in five moves: the fifth earns 1, ends the game, and shows an empty board again."""
     env = SelfPlay(TTT, 2)
@@ -32,7 +32,7 @@ def test_a_game_by_hand() -> None:
     assert back.reward.tolist() == [0, 1] and back.info["episode_return"] == [-1.0]
 
 
-@sabotaged_by("foresight.envs.selfplay.opened", lambda f: lambda game, count, *_: game.start(count))
+@sabotaged_by("foresight.envs.games.selfplay.opened", lambda f: lambda game, count, *_: game.start(count))
 def test_games_may_begin_with_random_moves() -> None:
     """0 to 3 of them, a quarter of the games each, all first moves as likely; again in the games that follow."""
     env = SelfPlay(TTT, 2_000, openings=3)

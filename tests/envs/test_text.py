@@ -8,8 +8,9 @@ import re
 
 import pytest
 
-from foresight.envs import rewards, text
-from foresight.envs.text import Example
+from foresight.envs.text import rewards
+from foresight.envs.text import task as text
+from foresight.envs.text.task import Example
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
@@ -66,7 +67,7 @@ def first_integer(original):
     return lambda words: next((int(word) for word in re.findall(r"\d+", words)), None)
 
 
-@sabotaged_by("foresight.envs.text.last_integer", first_integer)
+@sabotaged_by("foresight.envs.text.task.last_integer", first_integer)
 def test_a_grader_gives_its_gold_answer_full_marks_and_a_wrong_one_none():
     for name in ("addition", "largest"):
         task = text.make(name)

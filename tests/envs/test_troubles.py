@@ -14,7 +14,7 @@ from gymnasium import spaces as gs
 from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppg, ppo, qac, reinforce, sac, sac_discrete, trpo
 from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
 from foresight.algorithms.value import dqn, rainbow
-from foresight.envs.base import Spaces, WorldError
+from foresight.envs.base import EnvError, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
@@ -49,7 +49,7 @@ class Broken(gymnasium.Env):  # type: ignore[type-arg]
 
     def wrong(self) -> Any:
         if self.now() and self.how == "raise":
-            raise RuntimeError("the motor burnt")
+            raise RuntimeError("the motor burned")
         wrong: dict[str, Any] = {
             "nan": np.array([np.nan, 0], np.float32), "shape": np.zeros(3, np.float32),
             "dtype": np.array(["a", "b"]), "complex": np.zeros(2, np.complex64),
@@ -73,7 +73,7 @@ class BrokenArm(Broken):
 gymnasium.register("Broken-v0", lambda **options: Broken(**options))
 gymnasium.register("BrokenArm-v0", lambda **options: BrokenArm(**options))
 WORDS = {
-    "raise": "its step raised RuntimeError: the motor burnt",
+    "raise": "its step raised RuntimeError: the motor burned",
     "nan": "its observation has a NaN",
     "last": "its observation has a NaN",
     "reward": "its reward is nan",
@@ -89,7 +89,7 @@ def _run(env: Any) -> None:
         env.step(torch.zeros(4, dtype=torch.int64))
 
 
-@sabotaged_by("foresight.envs.troubles.not_a_number", lambda f: lambda obs, reward: None)
+@sabotaged_by("foresight.envs.control.faults.not_a_number", lambda f: lambda obs, reward: None)
 @pytest.mark.parametrize("how", ["nan", "last", "reward"])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step", "partial"])
 def test_numbers_that_are_none_are_found(how: str, autoreset: str) -> None:
@@ -106,7 +106,7 @@ def test_in_another_process_too() -> None:
     _says("raise", engine="async")
 
 
-@sabotaged_by("foresight.envs.troubles.not_a_number", lambda f: lambda obs, reward: None)
+@sabotaged_by("foresight.envs.control.faults.not_a_number", lambda f: lambda obs, reward: None)
 @pytest.mark.parametrize("when", [1, 2], ids=["first", "later"])
 def test_a_reset_to_numbers_that_are_none_is_found(when: int) -> None:
     _says("nan", at=0, when=when, autoreset="partial")
@@ -130,7 +130,7 @@ def _says(how: str, more: str = "", at: int = 3, **options: Any) -> None:
         said = ""
         try:
             _run(env)
-        except WorldError as error:
+        except EnvError as error:
             said = str(error)
         words = WORDS[how] if at else WORDS[how].replace("its step", "its reset")
         wanted = f"Environment 'Broken-v0', world 2 at step {at} of its episode: {words}{more}"

@@ -62,10 +62,10 @@ def rollout(env: Env, actions: Tensor, seed: int = 0) -> Trajectory:
 
     World b takes actions[b, k] in its k-th real row, so that engines that spend rows on resets stay in step.
     """
-    worlds, steps = actions.shape[:2]
+    envs, steps = actions.shape[:2]
     obs = env.reset(seed)
-    done = torch.zeros(worlds, dtype=torch.long)
-    every = torch.arange(worlds)
+    done = torch.zeros(envs, dtype=torch.long)
+    every = torch.arange(envs)
     rows: list[dict[str, Tensor]] = []
     while (done < steps).any():
         action = actions[every, done.clamp(max=steps - 1)]
@@ -81,7 +81,7 @@ def rollout(env: Env, actions: Tensor, seed: int = 0) -> Trajectory:
     )
     out.update(advantage=advantage, target=target)
     real = out["mask"].bool()
-    kept = {key: torch.stack([x[b][real[b]] for b in range(worlds)]) for key, x in out.items()}
+    kept = {key: torch.stack([x[b][real[b]] for b in range(envs)]) for key, x in out.items()}
     extras = {key: kept.pop(key) for key in ("after", "advantage", "target")}
     return Trajectory(**kept, extras=extras)
 

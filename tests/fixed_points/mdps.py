@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foresight.envs.base import Feedback, Spaces
-from foresight.envs.mdp import MDP, TableEnv
+from foresight.envs.tabular.mdp import MDP, TableEnv
 
 
 def random_mdp(seed: int, states: int = 4, actions: int = 3, ends: float = 0.1, forbidden: int = 0) -> MDP:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foresight.planning import dynamic
+from foresight.planning.dynamic import bellman
 from tests.fixed_points import mdps
 from tests.sabotage import change, flip_sign, sabotaged_by
 
@@ -17,9 +17,9 @@ def test_the_solves_are_those_of_dynamic_programming() -> None:
         mdp = mdps.random_mdp(seed, forbidden=seed)
         policy = mdps.random_policy(mdp, seed)
         values = mdps.policy_values(mdp, policy, GAMMA)
-        torch.testing.assert_close(values, dynamic.policy_value(mdp, policy, GAMMA))
+        torch.testing.assert_close(values, bellman.policy_value(mdp, policy, GAMMA))
         best = mdps.optimal_values(mdp, GAMMA)
-        assert dynamic.residual(mdp, GAMMA, best) < 1e-12 and (best >= values - 1e-12).all()
+        assert bellman.residual(mdp, GAMMA, best) < 1e-12 and (best >= values - 1e-12).all()
 
 
 @sabotaged_by("tests.fixed_points.mdps.soft_policy_values", change("alpha", lambda a: 2 * a))
@@ -31,7 +31,7 @@ def test_soft_values_satisfy_their_bellman_equation() -> None:
 
 
 @sabotaged_by(
-    "foresight.envs.mdp.TableEnv.step", lambda f: lambda *a: f(*a)._replace(discount=torch.ones(a[0].num_envs))
+    "foresight.envs.tabular.mdp.TableEnv.step", lambda f: lambda *a: f(*a)._replace(discount=torch.ones(a[0].num_envs))
 )
 def test_what_is_sampled_is_the_world() -> None:
     mdp, count = mdps.random_mdp(1, forbidden=1), 20_000

@@ -26,10 +26,11 @@ from foresight.algorithms.search import (
 )
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
-from foresight.envs import games, selfplay
 from foresight.envs.base import Spaces
-from foresight.envs.games import Game
-from foresight.planning import unroll
+from foresight.envs.games import game as games
+from foresight.envs.games import selfplay
+from foresight.envs.games.game import Game
+from foresight.training import muzero_targets
 from tests.fixed_points import mdps
 from tests.planning.table_model import TableModel, action_values, random_world
 from tests.planning.test_search import Chance
@@ -49,7 +50,7 @@ def state_of(module: Any, fields: dict[str, Any], actions: int = ACTIONS, states
     return module.build(module.Config(**{"hidden": (4,), "latent_size": 4, **fields}), spaces)
 
 
-def world(seed: int, discount: float, forbidden: float = 0.25) -> dict[str, Tensor]:
+def env(seed: int, discount: float, forbidden: float = 0.25) -> dict[str, Tensor]:
     """Deterministic, with some actions that end it and a share that is not allowed; no hint by logits or values."""
     found, g = random_world(seed, STATES, ACTIONS), torch.Generator().manual_seed(seed)
     ends = torch.rand(STATES, ACTIONS, generator=g) < 0.1
@@ -70,7 +71,7 @@ SEARCHED: list[tuple[ModuleType, dict[str, Any], float, float]] = [
     (efficientzero, {"simulations": 400}, 0.5, 0.05),
     (sampled_muzero, {"simulations": 400, "samples": 40}, 0.5, 0.05),
     (gumbel_muzero, {"simulations": 4}, 0.5, 1e-5),
-    (gumbel_muzero, {"simulations": 4, "value_scale": 1.0, "normalize": "tree"}, -0.5, 1e-5),
+    (gumbel_muzero, {"simulations": 4, "value_scale": 1.0, "value_normalization": "tree"}, -0.5, 1e-5),
     (gumbel_muzero, {"simulations": 4, "max_visit_init": 5.0}, 0.9, 1e-5),
 ]
 STAYING: list[tuple[ModuleType, dict[str, Any], float]] = [
@@ -80,7 +81,11 @@ STAYING: list[tuple[ModuleType, dict[str, Any], float]] = [
     (efficientzero, {}, 0.9),
     (efficientzero, {"simulations": 100}, 0.97),
 ]
-GUMBEL: list[dict[str, Any]] = [{}, {"simulations": 32, "normalize": "tree"}, {"simulations": 4, "considered": 3}]
+GUMBEL: list[dict[str, Any]] = [
+    {},
+    {"simulations": 32, "value_normalization": "tree"},
+    {"simulations": 4, "considered": 3},
+]
 
 
 def negated(f: Any) -> Any:
@@ -94,7 +99,7 @@ def test_searching_and_evaluating_in_turn_ends_at_the_optimal_values(
 ) -> None:
     """Below a flat prior. With a negative discount the players take turns: the values are those of a game for two."""
     for seed in range(3):
-        truth, state = world(seed, discount, 0.0 if module is gumbel_muzero else 0.25), state_of(module, fields)
+        truth, state = env(seed, discount, 0.0 if module is gumbel_muzero else 0.25), state_of(module, fields)
         best, rows = action_values(truth).amax(1), torch.arange(STATES)
         state.network = TableModel(truth)
         for _ in range(6):
@@ -109,7 +114,7 @@ def test_searching_and_evaluating_in_turn_ends_at_the_optimal_values(
 def test_the_optimal_policy_and_values_stay(module: Any, fields: dict[str, Any], discount: float) -> None:
     """With a prior that is all but sure of the best action, so is what the search says, and that is worth V*."""
     for seed in range(3):
-        truth, state = world(seed, discount), state_of(module, fields)
+        truth, state = env(seed, discount), state_of(module, fields)
         q = action_values(truth)
         sure = torch.full_like(truth["logits"], -20.0).masked_fill(truth["logits"] == -torch.inf, -torch.inf)
         truth["logits"], truth["value"] = sure.scatter(1, q.argmax(1, keepdim=True), 0.0), q.amax(1).float()
@@ -122,11 +127,11 @@ def test_the_optimal_policy_and_values_stay(module: Any, fields: dict[str, Any],
 
 @pytest.mark.parametrize("fields", GUMBEL, ids=name)
 @sabotaged_by("tests.planning.table_model.TableModel.step", negated)
-@sabotaged_by("foresight.planning.select.completed_values", flip_sign)
+@sabotaged_by("foresight.planning.search.selection.completed_values", flip_sign)
 def test_the_improved_policy_of_gumbel_muzero_improves_until_it_is_optimal(fields: dict[str, Any]) -> None:
     """π ← π', V ← V^π' in turn, 20 times: no state ever loses, and less than a twentieth is left of the way to V*."""
     for seed in range(3):
-        truth, state = world(seed, 0.9), state_of(gumbel_muzero, fields)
+        truth, state = env(seed, 0.9), state_of(gumbel_muzero, fields)
         legal, best = truth["logits"] == 0, action_values(truth).amax(1)
         state.network = TableModel(truth)
 
@@ -256,7 +261,7 @@ def test_the_solution_is_the_known_one(best_play: Solved) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"rule": "puct"}, {"play_simulations": 400}], ids=name)
-@sabotaged_by("foresight.planning.rules.Rules.step", negated)
+@sabotaged_by("foresight.planning.search.rules.Rules.step", negated)
 def test_alphazero_with_true_values_plays_perfectly(
     fields: dict[str, Any], tic_tac_toe: Game, best_play: Solved
 ) -> None:
@@ -267,7 +272,7 @@ def test_alphazero_with_true_values_plays_perfectly(
 
 
 @pytest.mark.parametrize("fields", [{"rule": "puct"}, {"rule": "gumbel", "value_scale": 1.0}], ids=name)
-@sabotaged_by("foresight.planning.rules.Rules.step", negated)
+@sabotaged_by("foresight.planning.search.rules.Rules.step", negated)
 def test_alphazero_that_knows_nothing_finds_the_value_of_the_game(
     fields: dict[str, Any], tic_tac_toe: Game, best_play: Solved
 ) -> None:
@@ -288,7 +293,7 @@ def test_alphazero_that_knows_nothing_finds_the_value_of_the_game(
 
 
 @pytest.mark.parametrize("fields", [{"simulations": 10_000}, {"simulations": 10_000, "c": 1.0}], ids=name)
-@sabotaged_by("foresight.planning.rollouts.uct", flip_sign)
+@sabotaged_by("foresight.planning.search.playouts.uct", flip_sign)
 def test_mcts_finds_the_value_of_the_game(fields: dict[str, Any], tic_tac_toe: Game, best_play: Solved) -> None:
     state, rows = mcts.build(mcts.Config(**fields), tic_tac_toe), some(best_play, 40)
     action, extras, _ = mcts.act(state, best_play.positions[rows])
@@ -311,7 +316,7 @@ def test_alphazero_learns_true_values_from_true_values(td_lambda: float, tic_tac
             rows.append(
                 {
                     "obs": tic_tac_toe.planes(position)[0], "legal": tic_tac_toe.legal(position)[0],
-                    "policy": torch.zeros(9), "value": value[0], "learnt": torch.ones(()),
+                    "policy": torch.zeros(9), "value": value[0], "learned": torch.ones(()),
                     "mover": tic_tac_toe.mover(position)[0], "action": action[0], "reward": moved.reward[0],
                 }
             )  # fmt: skip
@@ -363,7 +368,9 @@ FAMILY: list[tuple[ModuleType, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("module", "fields"), FAMILY, ids=name)
-@sabotaged_by("foresight.planning.unroll.targets", change("batch", lambda b: b.replace(discount=1 - 0 * b.discount)))
+@sabotaged_by(
+    "foresight.training.muzero_targets.targets", change("batch", lambda b: b.replace(discount=1 - 0 * b.discount))
+)
 @sabotaged_by("foresight.ops.returns.n_step_return", change("next_value", lambda v: 0.7 * v))
 def test_true_values_give_true_values(module: Any, fields: dict[str, Any]) -> None:
     """The mean target of each state, in each of the K + 1 rows, is V^π: with ends, time limits and any n."""
@@ -390,7 +397,7 @@ def test_true_values_give_true_values(module: Any, fields: dict[str, Any]) -> No
         obs = seen.obs
     batch = Trajectory(**trees.stack(rows))
     if module is efficientzero:  # pieces of all ages
-        total = (config.steps - config.warmup) / config.update_every
+        total = (config.steps - config.learning_starts) / config.train_every
         batch.extras["born"] = (batch.extras["born"] * total / 4).long()
     alive, known, value, *_ = module.targets(state, batch)
     assert (value[known > alive] == 0).all() and (known > alive).any()
@@ -430,4 +437,4 @@ def test_true_values_of_a_game_for_two_give_true_values(module: Any, fields: dic
     expected = torch.stack(true, 1)[:, : config.unroll_steps + 1]
     assert expected.unique().numel() > 2
     torch.testing.assert_close(value, expected * alive, atol=1e-5, rtol=0)
-    assert state.network.discount == -config.gamma and unroll.world_of(tic_tac_toe)[1] is tic_tac_toe
+    assert state.network.discount == -config.gamma and muzero_targets.spaces_of(tic_tac_toe)[1] is tic_tac_toe

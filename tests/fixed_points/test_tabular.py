@@ -33,7 +33,7 @@ from foresight.algorithms.tabular import (
     truncated_policy_iteration,
     value_iteration,
 )
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular.mdp import MDP
 from tests.fixed_points import mdps
 from tests.sabotage import change, sabotaged_by
 
@@ -41,7 +41,7 @@ DECAYING = {"alpha": 1.0, "alpha_power": 0.8}
 Case = tuple[ModuleType, dict[str, Any], int, int | None]
 
 
-def world(seed: int, forbidden: int = 0, time_limit: int | None = None, ends: float = 0.25) -> MDP:
+def env(seed: int, forbidden: int = 0, time_limit: int | None = None, ends: float = 0.25) -> MDP:
     """A random MDP whose rewards and whose own discount depend on the outcome."""
     mdp, rng = mdps.random_mdp(seed, ends=ends, forbidden=forbidden), np.random.default_rng(seed)
     noise = torch.from_numpy(rng.uniform(-0.5, 0.5, mdp.prob.shape))
@@ -100,7 +100,7 @@ def epsilon_soft_q(mdp: MDP, gamma: float, epsilon: float) -> Tensor:
 PLANNED: list[tuple[ModuleType, dict[str, Any]]] = [
     (value_iteration, {}),
     (value_iteration, {"gamma": 0.8}),
-    (value_iteration, {"gamma": 1.0, "every": 7}),
+    (value_iteration, {"gamma": 1.0, "yield_every": 7}),
     (policy_iteration, {}),
     (policy_iteration, {"gamma": 0.8, "evaluation": "sweeps"}),
     (policy_iteration, {"gamma": 1.0}),
@@ -112,10 +112,10 @@ PLANNED: list[tuple[ModuleType, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("module", "fields"), PLANNED, ids=name)
-@sabotaged_by("foresight.planning.dynamic.Sweeps.__init__", change("gamma", lambda gamma: 0.9 * gamma))
+@sabotaged_by("foresight.planning.dynamic.bellman.Sweeps.__init__", change("gamma", lambda gamma: 0.9 * gamma))
 def test_planning_finds_the_optimal_values(module: Any, fields: dict[str, Any]) -> None:
     for seed in range(3):
-        mdp, config = world(seed, forbidden=seed), module.Config(**fields)
+        mdp, config = env(seed, forbidden=seed), module.Config(**fields)
         *_, (_, _, state) = module.train(config, mdp)
         best = mdps.optimal_values(mdp, config.gamma)
         near(state.values, best, 1e-6)
@@ -124,21 +124,21 @@ def test_planning_finds_the_optimal_values(module: Any, fields: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"gamma": 0.8, "temperature": 0.5}, {"gamma": 1.0, "temperature": 0.0}], ids=name
+    "fields", [{}, {"gamma": 0.8, "entropy_temperature": 0.5}, {"gamma": 1.0, "entropy_temperature": 0.0}], ids=name
 )
 @sabotaged_by("foresight.ops.targets.soft_maximum", change("temperature", lambda alpha: alpha + 0.1))
 def test_soft_planning_finds_the_soft_values(fields: dict[str, Any]) -> None:
     config = soft_value_iteration.Config(**fields)
     for seed in range(3):
-        mdp = world(seed, forbidden=seed)
+        mdp = env(seed, forbidden=seed)
         *_, (_, _, state) = soft_value_iteration.train(config, mdp)
-        if config.temperature == 0:
+        if config.entropy_temperature == 0:
             near(state.values, mdps.optimal_values(mdp, config.gamma), 1e-6)
             continue
-        best = mdps.soft_optimal_values(mdp, config.gamma, config.temperature)
+        best = mdps.soft_optimal_values(mdp, config.gamma, config.entropy_temperature)
         near(state.values, best, 1e-6)
         q = mdps.action_values(mdp, best, config.gamma)
-        near(state.policy, torch.softmax(q / config.temperature, 1), 1e-4)
+        near(state.policy, torch.softmax(q / config.entropy_temperature, 1), 1e-4)
 
 
 # --- the values of a policy, from samples; (module, fields, forbidden actions, time limit)
@@ -146,11 +146,11 @@ def test_soft_planning_finds_the_soft_values(fields: dict[str, Any]) -> None:
 
 FOLLOWED: list[Case] = [
     (td_prediction, {"alpha": 0.01, "steps": 2_000_000}, 0, None),
-    (td_prediction, {"n": 5, "gamma": 0.9, "steps": 2_000_000, **DECAYING}, 1, 3),
-    (td_prediction, {"n": 2, "gamma": 1.0, "steps": 2_000_000, **DECAYING}, 1, None),
+    (td_prediction, {"n_steps": 5, "gamma": 0.9, "steps": 2_000_000, **DECAYING}, 1, 3),
+    (td_prediction, {"n_steps": 2, "gamma": 1.0, "steps": 2_000_000, **DECAYING}, 1, None),
     (td_lambda, {"alpha": 0.01, "steps": 2_000_000}, 0, None),
-    (td_lambda, {"lam": 1.0, "replacing": True, "gamma": 0.9, "steps": 2_000_000, **DECAYING}, 1, None),
-    (td_lambda, {"lam": 0.5, "gamma": 1.0, "steps": 2_000_000, **DECAYING}, 1, 3),
+    (td_lambda, {"trace_lambda": 1.0, "replacing": True, "gamma": 0.9, "steps": 2_000_000, **DECAYING}, 1, None),
+    (td_lambda, {"trace_lambda": 0.5, "gamma": 1.0, "steps": 2_000_000, **DECAYING}, 1, 3),
     (monte_carlo_prediction, {"steps": 100_000}, 0, None),
     (monte_carlo_prediction, {"first_visit": False, "gamma": 0.9, "steps": 100_000}, 1, None),
     (monte_carlo_prediction, {"alpha": 0.001, "alpha_power": 0.0, "gamma": 1.0, "steps": 100_000}, 1, None),
@@ -159,12 +159,12 @@ FOLLOWED: list[Case] = [
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), FOLLOWED, ids=name)
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_prediction_settles_at_the_values_of_the_policy(
     module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None
 ) -> None:
     """Uniform at the default settings, some policy at the others. Bootstrapping, a time limit changes nothing."""
-    mdp, gamma = world(1, forbidden, time_limit), module.Config(**fields).gamma
+    mdp, gamma = env(1, forbidden, time_limit), module.Config(**fields).gamma
     policy = mdps.random_policy(mdp, 1) if forbidden else mdp.uniform()
     options = {"policy": policy} if forbidden else {}
     found, _ = settled(module, mdp, "v", fields, **options)
@@ -186,26 +186,26 @@ ON_POLICY: list[Case] = [
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), ON_POLICY, ids=name)
-@sabotaged_by("foresight.planning.walks.control", change("walk", lambda _: q_learning.walk))
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.control", change("walk", lambda _: q_learning.walk))
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_on_policy_control_settles_at_the_best_epsilon_soft_policy(
     module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None
 ) -> None:
-    _settles_at_the_best_epsilon_soft_policy(module, fields, world(1, forbidden, time_limit))
+    _settles_at_the_best_epsilon_soft_policy(module, fields, env(1, forbidden, time_limit))
 
 
 N_STEP: list[Case] = [
     (n_step_sarsa, {"steps": 3_000_000, **DECAYING}, 0, None),
-    (n_step_sarsa, {"n": 2, "gamma": 0.9, "epsilon": 0.5, "steps": 2_000_000, **DECAYING}, 1, 3),
-    (n_step_sarsa, {"n": 9, "gamma": 1.0, "epsilon": 1.0, "steps": 2_000_000, **DECAYING}, 1, None),
+    (n_step_sarsa, {"n_steps": 2, "gamma": 0.9, "epsilon": 0.5, "steps": 2_000_000, **DECAYING}, 1, 3),
+    (n_step_sarsa, {"n_steps": 9, "gamma": 1.0, "epsilon": 1.0, "steps": 2_000_000, **DECAYING}, 1, None),
 ]
 
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), N_STEP, ids=name)
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_so_does_n_step_sarsa(module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None) -> None:
-    _settles_at_the_best_epsilon_soft_policy(module, fields, world(1, forbidden, time_limit))
+    _settles_at_the_best_epsilon_soft_policy(module, fields, env(1, forbidden, time_limit))
 
 
 def _settles_at_the_best_epsilon_soft_policy(module: Any, fields: dict[str, Any], mdp: MDP) -> None:
@@ -226,12 +226,12 @@ OFF_POLICY: list[Case] = [
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), OFF_POLICY, ids=name)
-@sabotaged_by("foresight.planning.walks.control", change("walk", lambda _: sarsa.walk))
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.control", change("walk", lambda _: sarsa.walk))
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_off_policy_control_settles_at_the_optimal_values(
     module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None
 ) -> None:
-    mdp, config = world(1, forbidden, time_limit), module.Config(**fields)
+    mdp, config = env(1, forbidden, time_limit), module.Config(**fields)
     found, state = settled(module, mdp, "q", fields)
     exact = optimal_q(mdp, config.gamma)
     near(found, exact, 0.05)
@@ -242,49 +242,54 @@ def test_off_policy_control_settles_at_the_optimal_values(
 @pytest.mark.parametrize(
     ("fields", "forbidden"),
     [
-        ({"steps": 200_000, "batch": 1_000, **DECAYING}, 0),
-        ({"gamma": 0.9, "epsilon": 0.5, "first_visit": False, "alpha": 0.005, "steps": 60_000, "batch": 100}, 1),
-        ({"gamma": 1.0, "epsilon": 1.0, "steps": 200_000, "batch": 1_000, **DECAYING}, 1),
+        ({"steps": 200_000, "improve_every": 1_000, **DECAYING}, 0),
+        (
+            {"gamma": 0.9, "epsilon": 0.5, "first_visit": False, "alpha": 0.005, "steps": 60_000, "improve_every": 100},
+            1,
+        ),
+        ({"gamma": 1.0, "epsilon": 1.0, "steps": 200_000, "improve_every": 1_000, **DECAYING}, 1),
     ],
     ids=name,
 )
 @sabotaged_by("foresight.ops.targets.epsilon_greedy", change("epsilon", lambda epsilon: abs(epsilon - 0.6)))
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_monte_carlo_control_settles_at_the_best_epsilon_soft_policy(fields: dict[str, Any], forbidden: int) -> None:
-    _settles_at_the_best_epsilon_soft_policy(mc_epsilon_greedy, fields, world(1, forbidden))
+    _settles_at_the_best_epsilon_soft_policy(mc_epsilon_greedy, fields, env(1, forbidden))
 
 
 @pytest.mark.learning
 @pytest.mark.parametrize(
     ("fields", "forbidden"),
     [
-        ({"steps": 200_000, "batch": 1_000, "alpha_power": 0.8}, 0),
-        ({"gamma": 0.9, "first_visit": False, "steps": 200_000, "batch": 1_000}, 1),
-        ({"gamma": 1.0, "alpha": 0.01, "alpha_power": 0.0, "steps": 200_000, "batch": 1_000}, 1),
+        ({"steps": 200_000, "improve_every": 1_000, "alpha_power": 0.8}, 0),
+        ({"gamma": 0.9, "first_visit": False, "steps": 200_000, "improve_every": 1_000}, 1),
+        ({"gamma": 1.0, "alpha": 0.01, "alpha_power": 0.0, "steps": 200_000, "improve_every": 1_000}, 1),
     ],
     ids=name,
 )
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_exploring_starts_settle_at_the_optimal_values(fields: dict[str, Any], forbidden: int) -> None:
-    mdp, config = world(1, forbidden), mc_exploring_starts.Config(**fields)
+    mdp, config = env(1, forbidden), mc_exploring_starts.Config(**fields)
     found, _ = settled(mc_exploring_starts, mdp, "q", fields)
     near(found, optimal_q(mdp, config.gamma), 0.05)
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("fields", [{}, {"gamma": 0.99, "horizon": 2}, {"gamma": 1.0, "horizon": 3}], ids=name)
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@pytest.mark.parametrize(
+    "fields", [{}, {"gamma": 0.99, "max_episode_steps": 2}, {"gamma": 1.0, "max_episode_steps": 3}], ids=name
+)
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 @sabotaged_by("foresight.ops.targets.monte_carlo", change("reward", lambda r: 1.1 * r))
 def test_mc_basic(fields: dict[str, Any]) -> None:
     """The action values of the policy it ends with, as far as its episodes reach; optimal where they reach the end."""
     config = mc_basic.Config(episodes=5_000, **fields)
-    mdp = world(1, 1)
+    mdp = env(1, 1)
     *_, (_, _, state) = mc_basic.train(config, mdp)
     assert state.stable
     values, rows = torch.zeros(mdp.states, dtype=torch.float64), torch.arange(mdp.states)
-    for _ in range(config.horizon):
+    for _ in range(config.max_episode_steps):
         q = mdps.action_values(mdp, values, config.gamma)
         values = q[rows, state.policy]
     near(state.q, q, 0.06)
-    if config.horizon == 100:
+    if config.max_episode_steps == 100:
         near(q, optimal_q(mdp, config.gamma), 1e-6)

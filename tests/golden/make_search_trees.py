@@ -55,8 +55,8 @@ def case(
     import jax.numpy as jnp
     import mctx
 
-    world = tables(seed, actions, discounts)
-    arrays = {key: jnp.array(value) for key, value in world.items()}
+    env = tables(seed, actions, discounts)
+    arrays = {key: jnp.array(value) for key, value in env.items()}
     roots = list(range(ROWS))
     legal = options.pop("legal", None)
 
@@ -89,7 +89,7 @@ def case(
         )  # fmt: skip
     tree = jax.device_get(found.search_tree)
     return {
-        "kind": kind, "world": world, "roots": roots, "legal": legal, "simulations": simulations, "noise": noise,
+        "kind": kind, "world": env, "roots": roots, "legal": legal, "simulations": simulations, "noise": noise,
         "options": options, "action": found.action.tolist(), "weights": found.action_weights.tolist(),
         "value": tree.node_values[:, 0].tolist(), "nodes": [nodes(tree, row) for row in range(ROWS)],
     }  # fmt: skip

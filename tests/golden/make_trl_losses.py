@@ -54,8 +54,8 @@ def family(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
     from trl import GRPOTrainer
 
     rewards = inputs["rewards"].view(-1, GROUP)
-    centred = rewards - rewards.mean(1, keepdim=True)
-    scaled = centred / (rewards.std(1, keepdim=True) + 1e-4)
+    centered = rewards - rewards.mean(1, keepdim=True)
+    scaled = centered / (rewards.std(1, keepdim=True) + 1e-4)
     found = {}
     for name, settings in FAMILY.items():
         self = trainer(**settings)
@@ -65,7 +65,7 @@ def family(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
         batch = {
             "prompt_ids": torch.zeros(ROWS, 1, dtype=torch.int64), "prompt_mask": torch.ones(ROWS, 1),
             "completion_ids": torch.zeros(ROWS, WIDTH, dtype=torch.int64), "completion_mask": mask,
-            "advantages": (centred if name == "dr_grpo" else scaled).flatten(),
+            "advantages": (centered if name == "dr_grpo" else scaled).flatten(),
             "old_per_token_logps": inputs["old"], "ref_per_token_logps": inputs["reference"],
             "num_items_in_batch": mask.sum(),
         }  # fmt: skip
@@ -86,7 +86,7 @@ def preferences(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
         self.ref_model.side_effect = lambda **k: SimpleNamespace(log_probs=inputs["reference"] * mask)
         logits = torch.zeros(ROWS, WIDTH + 1, 2)
         none = torch.zeros(ROWS, WIDTH)
-        # The other things are only watched, not learnt from.
+        # The other things are only watched, not learned from.
         watched = dict.fromkeys(("entropy", "num_correct", "mean_logits"), none)
         watched |= {"is_top1": none.bool(), "is_top5": none.bool(), "aux_loss": None, "loss": None}
         output = SimpleNamespace(log_probs=logprob, logits=logits, **watched)
@@ -100,7 +100,7 @@ def preferences(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
 
 
 def scores(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
-    """The reward model's loss with margin and centring."""
+    """The reward model's loss with margin and centering."""
     from trl import RewardTrainer
 
     logits = inputs["rewards"][:, None].clone().requires_grad_()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from foresight.algorithms.tabular import policy_iteration, truncated_policy_iteration, value_iteration
-from foresight.envs import grid
-from foresight.planning import dynamic
+from foresight.envs.tabular import grid
+from foresight.planning.dynamic import bellman
 from tests.sabotage import change, sabotaged_by
 
 ALGORITHMS = {
@@ -36,30 +36,32 @@ def solve(name: str, mdp: Any, gamma: float) -> Any:
     return state
 
 
-@sabotaged_by("foresight.envs.mdp.assemble", change("discount", np.zeros_like, "everything_ends"))
-@sabotaged_by("foresight.envs.mdp.assemble", change("start", lambda x: np.roll(x, 1), "starts_elsewhere"))
+@sabotaged_by("foresight.envs.tabular.mdp.assemble", change("discount", np.zeros_like, "everything_ends"))
+@sabotaged_by("foresight.envs.tabular.mdp.assemble", change("start", lambda x: np.roll(x, 1), "starts_elsewhere"))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("world", EXACT)
-def test_toy_text_with_discount(world: str, algorithm: str) -> None:
-    options, _, discounted = EXACT[world]
-    mdp = grid.make(world.split()[0], **options)
-    assert dynamic.start_value(mdp, solve(algorithm, mdp, 0.99).values) == pytest.approx(discounted, abs=1e-6)
+@pytest.mark.parametrize("env", EXACT)
+def test_toy_text_with_discount(env: str, algorithm: str) -> None:
+    options, _, discounted = EXACT[env]
+    mdp = grid.make(env.split()[0], **options)
+    assert bellman.start_value(mdp, solve(algorithm, mdp, 0.99).values) == pytest.approx(discounted, abs=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("world", EXACT)
-def test_toy_text_without_discount(world: str, algorithm: str) -> None:
-    options, total, _ = EXACT[world]
-    mdp = grid.make(world.split()[0], **options)
-    assert dynamic.start_value(mdp, solve(algorithm, mdp, 1.0).values) == pytest.approx(total, abs=1e-6)
+@pytest.mark.parametrize("env", EXACT)
+def test_toy_text_without_discount(env: str, algorithm: str) -> None:
+    options, total, _ = EXACT[env]
+    mdp = grid.make(env.split()[0], **options)
+    assert bellman.start_value(mdp, solve(algorithm, mdp, 1.0).values) == pytest.approx(total, abs=1e-6)
 
 
-@sabotaged_by("foresight.planning.dynamic.optimal_return", change("horizon", lambda h: h - 1, "one_action_less"))
+@sabotaged_by(
+    "foresight.planning.dynamic.bellman.optimal_return", change("horizon", lambda h: h - 1, "one_action_less")
+)
 @pytest.mark.parametrize(("size", "limit", "success"), [("4x4", 100, 0.744190), ("8x8", 200, 0.913220)])
 def test_frozen_lake_within_its_time_limit(size: str, limit: int, success: float) -> None:
     mdp = grid.make("FrozenLake-v1" if size == "4x4" else "FrozenLake8x8-v1")
     assert mdp.time_limit == limit
-    assert dynamic.optimal_return(mdp, horizon=limit) == pytest.approx(success, abs=1e-6)
+    assert bellman.optimal_return(mdp, horizon=limit) == pytest.approx(success, abs=1e-6)
 
 
 def test_sweeps_and_iterations_as_published() -> None:
@@ -74,11 +76,11 @@ def test_sweeps_and_iterations_as_published() -> None:
 FIGURE_4_1 = [0, -14, -20, -22, -14, -18, -20, -20, -20, -20, -18, -14, -22, -20, -14, 0]
 
 
-@sabotaged_by("foresight.envs.mdp.assemble", change("discount", lambda d: 0.9 * d, "fades"))
+@sabotaged_by("foresight.envs.tabular.mdp.assemble", change("discount", lambda d: 0.9 * d, "fades"))
 def test_the_random_policy_of_sutton_and_barto() -> None:
     mdp = grid.make("GridWorld4x4")
     try:
-        values = dynamic.policy_value(mdp, mdp.uniform(), gamma=1.0)
+        values = bellman.policy_value(mdp, mdp.uniform(), gamma=1.0)
     except ValueError:  # nothing ends: no value
         values = torch.zeros(16)
     np.testing.assert_allclose(values, FIGURE_4_1, atol=1e-9)
@@ -87,7 +89,7 @@ def test_the_random_policy_of_sutton_and_barto() -> None:
 def test_the_first_sweeps_of_sutton_and_barto() -> None:
     """Figure 4.1 again, k = 1, 2, 3 sweeps of the equiprobable policy, to the figures printed there."""
     mdp = grid.make("GridWorld4x4")
-    sweeps, values = dynamic.Sweeps(mdp, 1.0), torch.zeros(16, dtype=torch.float64)
+    sweeps, values = bellman.Sweeps(mdp, 1.0), torch.zeros(16, dtype=torch.float64)
     seen = []
     for _ in range(3):
         values, _ = sweeps.evaluate(values, mdp.uniform())
@@ -99,8 +101,8 @@ def test_the_first_sweeps_of_sutton_and_barto() -> None:
 RUSSELL_NORVIG = [0.812, 0.868, 0.918, 0.762, 0.660, 0.705, 0.655, 0.611, 0.388]
 
 
-@sabotaged_by("foresight.envs.grid.gridworld", change("slip", lambda p: p / 2, "slips_less"))
-@sabotaged_by("foresight.envs.mdp.assemble", change("reward", lambda r: 0.9 * r, "pays_less"))
+@sabotaged_by("foresight.envs.tabular.grid.gridworld", change("slip", lambda p: p / 2, "slips_less"))
+@sabotaged_by("foresight.envs.tabular.mdp.assemble", change("reward", lambda r: 0.9 * r, "pays_less"))
 def test_the_four_by_three_world_of_russell_and_norvig() -> None:
     mdp = grid.make("GridWorld4x3")
     *_, (_, _, state) = value_iteration.train(value_iteration.Config(gamma=1.0, steps=1000), mdp)

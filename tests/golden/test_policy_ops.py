@@ -98,14 +98,14 @@ def test_normalize() -> None:
     close(advantage.normalize(rows((7,))), (0,))
 
 
-@sabotaged_by("foresight.ops.advantage.group_centred", flip_sign, change("rewards", torch.nan_to_num))
+@sabotaged_by("foresight.ops.advantage.group_centered", flip_sign, change("rewards", torch.nan_to_num))
 @sabotaged_by("foresight.ops.advantage.group_scaled", flip_sign, change("rewards", torch.nan_to_num))
 @sabotaged_by("foresight.ops.advantage.leave_one_out", flip_sign, change("rewards", torch.nan_to_num))
 def test_group_advantages() -> None:
     # NaN is unscorable: without it, the mean is 3, the deviation 2, and the mean of the others 4, 3, 2.
     rewards = rows((1, 3, NAN, 5), (0.1, 0.1, 0.1, 0.1), (NAN, NAN, NAN, 6), (NAN, NAN, NAN, NAN))
     nothing = (0, 0, 0, 0)
-    close(advantage.group_centred(rewards), (-2, 0, 0, 2), nothing, nothing, nothing)
+    close(advantage.group_centered(rewards), (-2, 0, 0, 2), nothing, nothing, nothing)
     close(advantage.group_scaled(rewards, eps=1e-12), (-1, 0, 0, 1), nothing, nothing, nothing)
     close(advantage.leave_one_out(rewards), (-3, 0, 0, 3), nothing, nothing, nothing)
 

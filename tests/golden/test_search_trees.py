@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.planning import select
-from foresight.planning.search import PUCT, Gumbel, SearchResult, search
+from foresight.planning.search import selection
+from foresight.planning.search.mcts import PUCT, Gumbel, SearchResult, search
 from tests.planning.table_model import TableModel
 from tests.sabotage import change, drop, flip_sign, returns, sabotaged_by, scaled
 
@@ -22,10 +22,10 @@ def found(case: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch) -
     if case["kind"] == "gumbel":
         how = "siblings" if options["rescale_values"] else "none"
         rule: Any = Gumbel(options["considered"], options["value_scale"], options["maxvisit_init"], how)
-        monkeypatch.setattr(select, "gumbel_noise", lambda *_: torch.tensor(case["noise"]))
+        monkeypatch.setattr(selection, "gumbel_noise", lambda *_: torch.tensor(case["noise"]))
     else:
         rule = PUCT(options["c_init"], options["c_base"])
-        monkeypatch.setattr(select, "tie_noise", lambda like, _: torch.zeros_like(like))
+        monkeypatch.setattr(selection, "tie_noise", lambda like, _: torch.zeros_like(like))
     legal = None if case["legal"] is None else torch.tensor(case["legal"]) > 0
     return search(
         TableModel(case["world"]), torch.tensor(case["roots"]), case["simulations"], rule, legal=legal,
@@ -73,21 +73,21 @@ def test_the_golden_worlds_say_enough() -> None:
     assert {case["kind"] for case in CASES if case["legal"]} == {"puct", "gumbel"}
 
 
-@sabotaged_by("foresight.planning.select.completed_values", flip_sign, scaled(2.0))
-@sabotaged_by("foresight.planning.select.mixed_value", scaled(0.0))
-@sabotaged_by("foresight.planning.select.halving_score", flip_sign)
-@sabotaged_by("foresight.planning.select.considered_visits", lambda f: lambda m, n: f(max(m - 1, 1), n))
+@sabotaged_by("foresight.planning.search.selection.completed_values", flip_sign, scaled(2.0))
+@sabotaged_by("foresight.planning.search.selection.mixed_value", scaled(0.0))
+@sabotaged_by("foresight.planning.search.selection.halving_score", flip_sign)
+@sabotaged_by("foresight.planning.search.selection.considered_visits", lambda f: lambda m, n: f(max(m - 1, 1), n))
 def test_gumbel_trees_notice_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     for case in CASES:
         if case["kind"] == "gumbel":
             _compare(case, found(case, "tensor", monkeypatch))
 
 
-@sabotaged_by("foresight.planning.select.normalize", change("how", lambda _: "none"), scaled(0.5))
-@sabotaged_by("foresight.planning.select.first_play", change("how", lambda _: "parent"))
-@sabotaged_by("foresight.planning.select.PUCT.score", flip_sign)
+@sabotaged_by("foresight.planning.search.selection.normalize", change("how", lambda _: "none"), scaled(0.5))
+@sabotaged_by("foresight.planning.search.selection.first_play", change("how", lambda _: "parent"))
+@sabotaged_by("foresight.planning.search.selection.PUCT.score", flip_sign)
 @sabotaged_by("tests.planning.table_model.TableModel.step", returns(lambda x: x + 0.1))
-@sabotaged_by("foresight.planning.search.search", drop("legal"))
+@sabotaged_by("foresight.planning.search.mcts.search", drop("legal"))
 def test_puct_trees_notice_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     for case in CASES:
         if case["kind"] == "puct":

@@ -73,7 +73,7 @@ def _same(name: str, loss: float, grad: torch.Tensor) -> None:
     torch.testing.assert_close(grad, torch.tensor(wanted["grad"]), atol=1e-5, rtol=1e-4)
 
 
-@sabotaged_by("foresight.ops.advantage._centred", lambda f: lambda r: (1.2 * f(r)[0] + 0.1, f(r)[1]))
+@sabotaged_by("foresight.ops.advantage._centered", lambda f: lambda r: (1.2 * f(r)[0] + 0.1, f(r)[1]))
 @pytest.mark.parametrize(
     ("name", "module", "fields"),
     [
@@ -106,13 +106,13 @@ def test_hinge():
 
 
 @sabotaged_by("foresight.ops.preference.ipo", scaled(1.1))
-def test_ipo_is_trls_where_it_is_normalised_by_length():
+def test_ipo_is_trls_where_it_is_normalized_by_length():
     """Azar et al. 2023, eq. 17, has log-ratios of whole sequences: that is our default, and TRL's is the other."""
     _same("ipo", *_pairs("ipo", 0.0, True))
     assert abs(_pairs("ipo", 0.0, False)[0] - FILE["losses"]["ipo"]["loss"]) > 1e-3
 
 
-def _pairs(loss: str, smoothing: float, length_normalised: bool) -> tuple[float, torch.Tensor]:
+def _pairs(loss: str, smoothing: float, length_normalized: bool) -> tuple[float, torch.Tensor]:
     """TRL has the chosen answers in the first half of the rows; we have them side by side, `[P, 2, T]`."""
     mask = GIVEN["mask"]
     known = (GIVEN["logprob"] * mask).clone().requires_grad_()
@@ -124,7 +124,7 @@ def _pairs(loss: str, smoothing: float, length_normalised: bool) -> tuple[float,
     tokens = torch.zeros(4, 2, 6, dtype=torch.int64)
     batch = TokenBatch(tokens[:, 0], length[:, 0], tokens, length, torch.zeros(4, 2, 6), length > 0)
     state = SimpleNamespace(
-        config=dpo.Config(beta=0.3, loss=loss, label_smoothing=smoothing, length_normalised=length_normalised),
+        config=dpo.Config(beta=0.3, loss=loss, label_smoothing=smoothing, length_normalized=length_normalized),
         policy=SimpleNamespace(logprob=lambda _: (side(known), None)),
         reference=SimpleNamespace(logprob=lambda _: (side(GIVEN["reference"] * mask), None)),
     )
@@ -134,11 +134,11 @@ def _pairs(loss: str, smoothing: float, length_normalised: bool) -> tuple[float,
 
 
 @sabotaged_by("foresight.ops.preference.bradley_terry", swap("chosen", "rejected"))
-@sabotaged_by("foresight.ops.preference.centring", scaled(0.5))
+@sabotaged_by("foresight.ops.preference.centering", scaled(0.5))
 def test_reward_models():
     scores = GIVEN["rewards"].clone().requires_grad_()
     state = SimpleNamespace(
-        config=reward_model.Config(centring=0.1),
+        config=reward_model.Config(centering=0.1),
         scorer=SimpleNamespace(scores=lambda _: torch.stack(scores.chunk(2), 1)),
     )
     loss, _ = reward_model.pair_loss(state, _batch(), GIVEN["margin"], 4)

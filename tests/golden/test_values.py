@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foresight.nets import optim
 from foresight.nets.noisy import NoisyLinear
 from foresight.nets.values import Atoms, Points, Quantiles
 from foresight.ops import distributional, returns, transforms, value
+from foresight.training import optim
 from tests.sabotage import change, drop, flip_sign, off_by_one, sabotaged_by, scaled, swap
 
 

@@ -12,11 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "foresight"
 FLOORS = {
     "errors": -1,
+    "distributed": -1,
     "ops": 0,
     "data": 1,
     "nets": 2,
     "envs": 2,
     "planning": 3,
+    "training": 3.5,
     "algorithms": 4,
     "runtime": 5,
     "agents": 6,
@@ -43,7 +45,7 @@ def room(path: str) -> str:
     return "" if first in ("__init__", "__main__") else first
 
 
-def floor(path: str) -> int:
+def floor(path: str) -> float:
     """The floor that a file stands on."""
     return FLOORS[room(path)] if room(path) else 99
 
@@ -211,7 +213,7 @@ def documented(path: str, source: str) -> list[str]:
     return bad
 
 
-SECTIONS = ("docstring", "WORLD", "UNIT", "METRICS", "Config", "State", "build", "act", "update", "train")
+SECTIONS = ("docstring", "KIND", "UNIT", "METRICS", "Config", "State", "build", "act", "update", "train")
 
 
 def in_order(path: str, source: str) -> list[str]:

@@ -20,7 +20,7 @@ from tests.house import rules
 
 DOCS = rules.ROOT / "docs"
 README = (rules.ROOT / "README.md").read_text(encoding="utf-8")
-RUNTIME_KEYS = {"env", "env_options", "task", "source", "evaluation", "world"}
+RUNTIME_KEYS = {"env", "env_options", "task", "source", "evaluation", "kind"}
 RESULT_KEYS = {"what", "command", "versions", "machine", "seconds"}
 
 

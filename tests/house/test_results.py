@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foresight.runtime import results
+from foresight.runtime.results import results
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "results").glob("*.json"))

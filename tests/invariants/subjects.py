@@ -29,8 +29,8 @@ from foresight.algorithms.language import (
     sft,
 )
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example
-from foresight.planning.rollout import complete
+from foresight.envs.text.task import Example
+from foresight.planning.generation.rollout import complete
 from tests import tiny_language
 
 FAMILY = (grpo, dr_grpo, dapo, rloo, cispo, gspo)  # a group is its own baseline
@@ -65,7 +65,7 @@ def build(module: ModuleType, **fields: Any) -> Any:
     """The algorithm's State; fields that it does not have are left out."""
     base = {
         "model": tiny_language.folder(0), "teacher": tiny_language.folder(1), "precision": "float32", "prompts": 4,
-        "group": 4, "max_new_tokens": TOKENS, "minibatches": 1, "max_grad_norm": math.inf, "anneal": False,
+        "group": 4, "max_new_tokens": TOKENS, "minibatches": 1, "max_grad_norm": math.inf, "anneal_lr": False,
     }  # fmt: skip
     state = module.build(module.Config(**{k: v for k, v in {**base, **fields}.items() if has(module, k)}))
     if module in SAMPLED:
@@ -97,7 +97,7 @@ def update(module: ModuleType, state: Any, batch: TokenBatch, rewards: torch.Ten
 def gradient(
     module: ModuleType, state: Any, batch: TokenBatch, rewards: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """What an update hands to the optimisers; empty if it hands them nothing."""
+    """What an update hands to the optimizers; empty if it hands them nothing."""
     caught: list[torch.Tensor] = []
     for name in ("optimizer", "critic_optimizer"):
         if hasattr(state, name):

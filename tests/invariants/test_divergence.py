@@ -20,10 +20,10 @@ from torch import Tensor
 
 from foresight.algorithms.language import distill, grpo, rlhf_ppo, rloo
 from foresight.data.text import TokenBatch
-from foresight.nets.language import LanguageModel
+from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.policy import ratio
-from foresight.planning.corpus import token_batch
+from foresight.training.corpus import token_batch
 from tests import tiny_language
 from tests.invariants import subjects
 from tests.invariants.subjects import of
@@ -142,7 +142,7 @@ def test_k3_times_the_ratio_has_the_gradient_of_the_kl(monkeypatch):
 def test_k1_in_the_reward_has_the_gradient_of_the_kl_of_answers(module, monkeypatch):
     """k1 in the reward: of the whole answer (RLOO), or of each token with what comes after it (PPO, λ = 1).
 
-    Wrong: the sign, which maximises the KL (verl until a65c915; Logic-RL 58), or a reward that a later token's
+    Wrong: the sign, which maximizes the KL (verl until a65c915; Logic-RL 58), or a reward that a later token's
     distance never reaches.
     Decides: ∇KL(π ‖ π₀) = E_o[ Σ_t ∇log π(o_t) Σ_{u ≥ t} (log π(o_u) − log π₀(o_u)) ], of whole answers.
     """

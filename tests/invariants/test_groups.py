@@ -19,7 +19,7 @@ from tests.sabotage import change, sabotaged_by
 
 
 def _estimators():
-    return advantage.group_centred, advantage.group_scaled, advantage.leave_one_out
+    return advantage.group_centered, advantage.group_scaled, advantage.leave_one_out
 
 
 def _unchanged(state, before) -> bool:
@@ -29,13 +29,13 @@ def _unchanged(state, before) -> bool:
 # ---- groups that teach nothing
 
 
-@sabotaged_by("foresight.ops.advantage._centred", lambda f: lambda r: (f(r)[0] + 1e-3, f(r)[1]))
+@sabotaged_by("foresight.ops.advantage._centered", lambda f: lambda r: (f(r)[0] + 1e-3, f(r)[1]))
 @of(*FAMILY)
 def test_groups_of_equal_rewards_change_nothing(module):
     """All answers to a question are right, or all wrong.
 
     Wrong: what rounding leaves is divided by a standard deviation of nearly 0 (NeMo 4158); or the step is silent, and
-    nobody knows that nothing is learnt (autocontext 1067).
+    nobody knows that nothing is learned (autocontext 1067).
     Decides: r_i = r for all i gives A_i = 0 exactly; such groups are skipped, and counted.
     """
     state = subjects.build(module, overlong_penalty=0.0, overlong_filter=False)
@@ -45,7 +45,7 @@ def test_groups_of_equal_rewards_change_nothing(module):
     assert _unchanged(state, before)
 
 
-@sabotaged_by("foresight.ops.advantage.group_centred", change("rewards", lambda r: r * torch.arange(1.0, 9)))
+@sabotaged_by("foresight.ops.advantage.group_centered", change("rewards", lambda r: r * torch.arange(1.0, 9)))
 @sabotaged_by("foresight.ops.advantage.group_scaled", change("rewards", lambda r: r * torch.arange(1.0, 9)))
 @sabotaged_by("foresight.ops.advantage.leave_one_out", change("rewards", lambda r: r * torch.arange(1.0, 9)))
 @pytest.mark.parametrize("reward", [0.1, 1.0, 1 / 3, -7.7e5])
@@ -63,7 +63,7 @@ def test_a_mean_that_rounds_is_no_spread(reward, dtype):
         assert (torch.autograd.grad(reinforce(logprob, gain).sum(), logprob)[0] == 0).all()
 
 
-@sabotaged_by("foresight.nets.microbatch.descend", change("groups", torch.zeros_like, "skip_them"))
+@sabotaged_by("foresight.training.microbatch.descend", change("groups", torch.zeros_like, "skip_them"))
 def test_the_penalty_pulls_where_all_rewards_are_equal():
     """An advantage of 0 is no reason to skip a group that has a KL term.
 
@@ -92,7 +92,7 @@ def by_text(original):
     return mutant
 
 
-@sabotaged_by("foresight.ops.advantage._centred", by_text)
+@sabotaged_by("foresight.ops.advantage._centered", by_text)
 @of(*FAMILY)
 def test_groups_are_told_apart_by_place_and_not_by_text(module):
     """The same question twice in a batch.
@@ -112,9 +112,9 @@ def without_each(original):
     """The deviation of the others only, another one for each."""
 
     def mutant(rewards, *rest):
-        centred = original(rewards, *rest)
+        centered = original(rewards, *rest)
         others = torch.stack([rewards[:, [j for j in range(8) if j != i]].std(1) for i in range(8)], 1)
-        return centred / (others + 1e-4)
+        return centered / (others + 1e-4)
 
     return mutant
 
@@ -156,10 +156,10 @@ def test_one_sample_has_no_spread():
         assert estimator(torch.tensor([[3.0, math.nan]])).tolist() == [[0.0, 0.0]]
 
 
-@sabotaged_by("foresight.nets.microbatch.step", lambda f: lambda *a: {**f(*a), "grad_norm": 0.0})
+@sabotaged_by("foresight.training.microbatch.step", lambda f: lambda *a: {**f(*a), "grad_norm": 0.0})
 @of(grpo, dr_grpo, gspo)
 def test_a_loss_of_zero_is_no_gradient_of_zero(module):
-    """On-policy and without a penalty, advantages that are centred in each group sum to 0.
+    """On-policy and without a penalty, advantages that are centered in each group sum to 0.
 
     Wrong: a loss of 0 is taken for a bug (TRL 3452; open-r1 239).
     Decides: at ratio 1, L = −Σ_i w A_i = 0 while ∇L = −Σ_i w A_i ∇log π(o_i) ≠ 0: watch `grad_norm`.
@@ -209,18 +209,18 @@ def test_a_batch_without_a_score_changes_nothing(module):
     for kl_coef in (0.0, 0.1):
         state = subjects.build(module, kl_coef=kl_coef)
         batch = subjects.sample(module, state)
-        subjects.update(module, state, batch)  # so that the optimiser is under way
+        subjects.update(module, state, batch)  # so that the optimizer is under way
         before = copy.deepcopy(state.policy.state_dict())
         metrics = subjects.update(module, state, batch, torch.full_like(REWARDS, math.nan))
         assert metrics["unscorable"] == 1 and all(math.isfinite(value) for value in metrics.values())
         assert _unchanged(state, before)
 
 
-@sabotaged_by("foresight.nets.microbatch.descend", change("groups", torch.ones_like, "step_anyway"))
+@sabotaged_by("foresight.training.microbatch.descend", change("groups", torch.ones_like, "step_anyway"))
 def test_a_batch_of_truncated_answers_is_skipped_and_said():
-    """Every answer hit the limit, and those are not learnt from.
+    """Every answer hit the limit, and those are not learned from.
 
-    Wrong: NaN (TRL 5826), or a step of the optimiser on a gradient of 0 that nobody is told of (TRL 3248, 4976).
+    Wrong: NaN (TRL 5826), or a step of the optimizer on a gradient of 0 that nobody is told of (TRL 3248, 4976).
     Decides: no answer is left, so no step is taken, and `left_out_groups` is 1.
     """
     state = subjects.build(dapo)

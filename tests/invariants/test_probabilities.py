@@ -10,8 +10,8 @@ import torch
 
 from foresight.algorithms.language import dpo, grpo, rlhf_ppo, rloo
 from foresight.ops import tokens
-from foresight.planning import decode
-from foresight.planning.rollout import complete
+from foresight.planning.generation import decoding
+from foresight.planning.generation.rollout import complete
 from tests import tiny_language
 from tests.invariants import subjects
 from tests.invariants.subjects import FAMILY, PROMPTS, SAMPLED, TOKENS, both, of
@@ -20,7 +20,7 @@ from tests.sabotage import change, sabotaged_by
 WIDE = 49_152  # the vocabulary of SmolLM2
 
 
-@sabotaged_by("foresight.planning.decode.choose", change("temperature", lambda t: 2 * t))
+@sabotaged_by("foresight.planning.generation.decoding.choose", change("temperature", lambda t: 2 * t))
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @both
 def test_the_sampler_and_the_learner_agree_on_every_log_probability(precision, temperature):
@@ -36,14 +36,14 @@ def test_the_sampler_and_the_learner_agree_on_every_log_probability(precision, t
     assert gap.max() < 2e-5 if precision == "float32" else gap.mean().exp() < 1.05
 
 
-@sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
-@sabotaged_by("foresight.nets.language.LanguageModel.logprob", change("temperature", lambda t: 1.0))
+@sabotaged_by("foresight.planning.generation.decoding.generate", change("temperature", lambda t: 1.5 * t))
+@sabotaged_by("foresight.nets.language.model.LanguageModel.logprob", change("temperature", lambda t: 1.0))
 @both
 @of(*SAMPLED)
 def test_the_temperature_divides_every_log_probability(module, precision):
     """Temperature: the sampler divides by it, the policy, the old policy, the reference or the teacher does not.
 
-    Wrong: the ratio is not 1 and the KL not 0 before anything was learnt (TRL 4159: ratio 2 at temperature 0.6; TRL
+    Wrong: the ratio is not 1 and the KL not 0 before anything was learned (TRL 4159: ratio 2 at temperature 0.6; TRL
     3029; ms-swift 8427; slime 2686).
     Decides: log π(a) = log softmax(z / τ)_a with the same τ in all of them.
     """
@@ -63,7 +63,7 @@ def at_temperature_1_where_frozen(original):
     return mutant
 
 
-@sabotaged_by("foresight.nets.language.LanguageModel.logprob", at_temperature_1_where_frozen)
+@sabotaged_by("foresight.nets.language.model.LanguageModel.logprob", at_temperature_1_where_frozen)
 @both
 @of(grpo, rloo, rlhf_ppo)
 def test_the_kl_is_zero_before_the_first_update(module, precision):
@@ -87,7 +87,7 @@ def test_the_kl_is_zero_before_the_first_update(module, precision):
 def test_preferences_begin_where_the_reference_is(precision, loss, expected):
     """DPO's policy and reference are one model at the start, with no dropout in either.
 
-    Wrong: a margin before anything was learnt (TRL 744).
+    Wrong: a margin before anything was learned (TRL 744).
     Decides: D = 0, so the loss is that of an even chance, log 2 (IPO 1/(2β)², hinge 1).
     """
     state = subjects.build(dpo, precision=precision, loss=loss)
@@ -101,7 +101,7 @@ def noisy(original):
     return lambda *args: tuple(x * (1 + 0.1 * torch.rand_like(x)) for x in original(*args))
 
 
-@sabotaged_by("foresight.nets.language.LanguageModel.logprob", noisy)
+@sabotaged_by("foresight.nets.language.model.LanguageModel.logprob", noisy)
 @both
 @of(*(m for m in FAMILY if subjects.has(m, "epochs")), rlhf_ppo)
 def test_the_ratio_is_one_while_the_weights_are_those_that_sampled(module, precision, monkeypatch):
@@ -136,7 +136,7 @@ def awake(original):
     return mutant
 
 
-@sabotaged_by("foresight.nets.language.LanguageModel.__init__", awake)
+@sabotaged_by("foresight.nets.language.model.LanguageModel.__init__", awake)
 @of(grpo, rlhf_ppo, rloo, dpo)
 def test_dropout_is_never_active(module):
     """A model that has dropout, as many folders say they have.
@@ -177,7 +177,9 @@ def test_the_softmax_is_computed_in_float32_whatever_the_logits_are():
         torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), atol=2e-5, rtol=0)
 
 
-@sabotaged_by("foresight.planning.decode.choose", change("logits", lambda z: z.float().log_softmax(-1).bfloat16()))
+@sabotaged_by(
+    "foresight.planning.generation.decoding.choose", change("logits", lambda z: z.float().log_softmax(-1).bfloat16())
+)
 def test_the_sampler_prices_its_tokens_in_float32_too():
     """The log-probability that is recorded at sampling.
 
@@ -187,7 +189,7 @@ def test_the_sampler_prices_its_tokens_in_float32_too():
     logits = (4 * torch.randn(8, WIDE, generator=torch.Generator().manual_seed(0))).bfloat16()
     uniform = torch.rand(8, generator=torch.Generator().manual_seed(1))
     for temperature in (1.0, 0.7):
-        token, logprob = decode.choose(logits, uniform, temperature)
+        token, logprob = decoding.choose(logits, uniform, temperature)
         exact = (logits.double() / temperature).log_softmax(-1).gather(-1, token[:, None])[:, 0]
         torch.testing.assert_close(logprob.double(), exact, atol=2e-5, rtol=0)
 
@@ -211,7 +213,7 @@ def test_dividing_by_the_temperature_leaves_the_logits_alone():
     torch.testing.assert_close(given.grad, expected)
 
 
-@sabotaged_by("foresight.planning.decode.choose", change("temperature", lambda t: 1.0 if t == 0 else t))
+@sabotaged_by("foresight.planning.generation.decoding.choose", change("temperature", lambda t: 1.0 if t == 0 else t))
 def test_greedy_is_the_limit_of_low_temperatures():
     """Temperature 0 is greedy, not a division by zero.
 
@@ -219,8 +221,8 @@ def test_greedy_is_the_limit_of_low_temperatures():
     Decides: the token is argmax z, and its log-probability is the model's own, at τ = 1.
     """
     logits, uniform = torch.randn(64, 11), torch.rand(64)
-    greedy, logprob = decode.choose(logits, uniform, 0.0)
-    assert torch.equal(greedy, decode.choose(logits, uniform, 1e-4)[0])
+    greedy, logprob = decoding.choose(logits, uniform, 0.0)
+    assert torch.equal(greedy, decoding.choose(logits, uniform, 1e-4)[0])
     torch.testing.assert_close(logprob, logits.log_softmax(-1).amax(-1))
 
 
@@ -235,7 +237,7 @@ def stale(original):
     return mutant
 
 
-@sabotaged_by("foresight.nets.language.LanguageModel.logits", stale)
+@sabotaged_by("foresight.nets.language.model.LanguageModel.logits", stale)
 @of(*SAMPLED)
 def test_the_sampler_has_the_weights_of_the_last_update(module):
     """Weights reach whatever samples, after every update.

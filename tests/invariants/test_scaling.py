@@ -29,7 +29,7 @@ def averaged(original):
     return mutant
 
 
-@sabotaged_by("foresight.nets.microbatch.step", averaged)
+@sabotaged_by("foresight.training.microbatch.step", averaged)
 @pytest.mark.parametrize("micro_tokens", [1, 20])
 @of(*ALL)
 def test_the_gradient_does_not_depend_on_the_micro_batches(module, micro_tokens):
@@ -47,7 +47,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(module, micro_tokens)
 
 
 @sabotaged_by("foresight.ops.aggregate.per_token", change("mask", torch.ones_like, "all_tokens"))
-def test_the_denominator_counts_only_what_is_learnt_from():
+def test_the_denominator_counts_only_what_is_learned_from():
     """Answers that hit the limit are filtered out of the loss.
 
     Wrong: they stay in the denominator, so that the more are cut off the smaller the step (TRL 6369, 6439).
@@ -65,7 +65,7 @@ def test_the_denominator_counts_only_what_is_learnt_from():
 @sabotaged_by("foresight.data.text.TokenBatch.scored", change("whole", lambda whole: False, "all_answers"))
 @of(*FAMILY, rlhf_ppo)
 def test_no_gradient_reaches_a_truncated_answer(module):
-    """An answer that was cut off is in its group's baseline, and is not learnt from.
+    """An answer that was cut off is in its group's baseline, and is not learned from.
 
     Wrong: it is punished for what it did not get to say.
     Decides: ∂L/∂log π(o_t) = 0 for all t of an answer that hit the limit; not so without the filter.
@@ -114,12 +114,12 @@ def test_a_token_of_a_long_answer_weighs_as_much_as_any_other():
 
 @sabotaged_by("foresight.algorithms.language.dpo.log_odds", lambda f: lambda s, b: f(s, b) * b.length)
 def test_an_answer_gains_nothing_by_its_length():
-    """DPO with `length_normalised`: a mean over tokens and not a sum.
+    """DPO with `length_normalized`: a mean over tokens and not a sum.
 
     Wrong: sums of log-ratios grow with the answer, so that the longer one of a pair decides (dpo 35; TRL 2003, 2964).
     Decides: Σ_t ∂D/∂log π(y_t) = 1 for the chosen and −1 for the rejected answer, whatever their lengths.
     """
-    state = subjects.build(dpo, length_normalised=True)
+    state = subjects.build(dpo, length_normalized=True)
     batch = subjects.sample(dpo, state)
     assert len(batch.length.unique()) > 2
     known = state.policy.logprob(batch)[0].detach().requires_grad_()
@@ -139,7 +139,7 @@ def coarse(original):
     return mutant
 
 
-@sabotaged_by("foresight.nets.language.LanguageModel.states", coarse)
+@sabotaged_by("foresight.nets.language.model.LanguageModel.states", coarse)
 @of(*ALL)
 def test_the_gradient_in_bfloat16_is_close_to_that_in_float32(module):
     """Matrix products in bfloat16 over float32 weights.

@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from foresight.algorithms.language import grpo, reward_model, rlhf_ppo, sft
 from foresight.data.text import TokenBatch
-from foresight.envs import text
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text import task as text
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets.language import Cache
-from foresight.planning import corpus, rollout
+from foresight.nets.language.model import Cache
+from foresight.planning.generation import rollout
+from foresight.training import corpus
 from tests import tiny_language
 from tests.invariants import subjects
 from tests.invariants.subjects import ALL, SAMPLED, both, of
@@ -29,8 +30,8 @@ def without_the_end(original):
     return lambda *args: (original(*args)[0], original(*args)[1][:-1])
 
 
-@sabotaged_by("foresight.planning.corpus.encode", without_the_end)
-def test_the_token_that_ends_an_answer_is_learnt_although_it_is_the_padding():
+@sabotaged_by("foresight.training.corpus.encode", without_the_end)
+def test_the_token_that_ends_an_answer_is_learned_although_it_is_the_padding():
     """pad = eos, as in most models that have no pad token.
 
     Wrong: a mask made from `token == pad` hides the end, so that the model never learns to stop (TRL 4970, 3091, 1623).
@@ -73,7 +74,7 @@ def at_the_first_pad(original):
     return lambda self, batch: original(self, batch).roll(1, -1)
 
 
-@sabotaged_by("foresight.nets.scorer.Scorer.steps", at_the_first_pad)
+@sabotaged_by("foresight.nets.language.scorer.Scorer.steps", at_the_first_pad)
 @both
 def test_a_score_is_read_at_the_last_token_whatever_the_padding(precision):
     """The head of a reward model over rows of different lengths.
@@ -173,8 +174,10 @@ def from_the_place_in_the_tree(original):
     return mutant
 
 
-@sabotaged_by("foresight.nets.language.LanguageModel.step", change("cache", from_the_padded_width, "padded_width"))
-@sabotaged_by("foresight.nets.tokentree.TokenTree.__init__", from_the_place_in_the_tree)
+@sabotaged_by(
+    "foresight.nets.language.model.LanguageModel.step", change("cache", from_the_padded_width, "padded_width")
+)
+@sabotaged_by("foresight.nets.language.tokentree.TokenTree.__init__", from_the_place_in_the_tree)
 def test_positions_begin_at_the_first_token_of_each_row():
     """Ragged prompts, in the sampler and in the learner.
 
@@ -194,14 +197,14 @@ def test_positions_begin_at_the_first_token_of_each_row():
 
 
 def two_spellings(folder) -> str:
-    """A model with a token "12" beside "1" and "2": it is sampled, but the tokeniser never writes it."""
+    """A model with a token "12" beside "1" and "2": it is sampled, but the tokenizer never writes it."""
     tiny_language.write(folder)
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace('"W"', '"12"'))
     return str(folder)
 
 
-def tokenised_again(original):
+def tokenized_again(original):
     def mutant(policy, *args, **kwargs):
         batch = original(policy, *args, **kwargs)
         texts, group = rollout.texts(policy, batch), batch.length.shape[1]
@@ -213,18 +216,18 @@ def tokenised_again(original):
     return mutant
 
 
-@sabotaged_by("foresight.planning.rollout.complete", tokenised_again)
+@sabotaged_by("foresight.planning.generation.rollout.complete", tokenized_again)
 @of(*SAMPLED)
-def test_what_is_learnt_is_what_was_sampled_token_by_token(module, tmp_path, monkeypatch):
+def test_what_is_learned_is_what_was_sampled_token_by_token(module, tmp_path, monkeypatch):
     """An answer is a row of ids; its text is only what the grader reads.
 
-    Wrong: text is tokenised again, into other ids than were sampled, and their log-probabilities are cut or padded to
+    Wrong: text is tokenized again, into other ids than were sampled, and their log-probabilities are cut or padded to
     fit (TRL 5224; verl 6854; ART 726; verifiers 37; OpenClaw-RL).
     Decides: the ids whose log-probability is differentiated are those that the sampler drew.
     """
     folder = two_spellings(tmp_path / "model")
     state = subjects.build(module, model=folder, teacher=folder, overlong_filter=False, overlong_penalty=0.0)
-    drawn, learnt = list[list[int]](), list[list[int]]()
+    drawn, learned = list[list[int]](), list[list[int]]()
     generate, logprob = rollout.generate, state.policy.logprob
 
     def rows(batch: TokenBatch) -> list[list[int]]:
@@ -238,7 +241,7 @@ def test_what_is_learnt_is_what_was_sampled_token_by_token(module, tmp_path, mon
 
     def noted(few, *rest):
         if torch.is_grad_enabled():
-            learnt.extend(rows(few))
+            learned.extend(rows(few))
         return logprob(few, *rest)
 
     monkeypatch.setattr(rollout, "generate", watched)
@@ -246,7 +249,7 @@ def test_what_is_learnt_is_what_was_sampled_token_by_token(module, tmp_path, mon
     task = TextTask("t", [Example(f"{i}?") for i in range(4)], [], lambda e, c: torch.rand(len(c)).tolist())
     next(module.train(state.config, task, state))
     assert any(state.policy.tokenizer.encode(state.policy.decode(row)) != row for row in drawn)  # not trivial
-    assert sorted(learnt) == sorted(drawn)
+    assert sorted(learned) == sorted(drawn)
 
 
 # ---- prompts
@@ -256,11 +259,11 @@ def without_the_generation_prompt(original):
     return lambda *args: (original(*args)[0][:-1], original(*args)[1])
 
 
-@sabotaged_by("foresight.planning.corpus.encode", without_the_generation_prompt)
-def test_prompts_are_tokenised_as_the_sampler_does_it():
+@sabotaged_by("foresight.training.corpus.encode", without_the_generation_prompt)
+def test_prompts_are_tokenized_as_the_sampler_does_it():
     """A demonstration or a preference has the prompt that the model will be asked with.
 
-    Wrong: another template, a second end, a lost generation prompt: what is learnt is not what is sampled (TRL 5224).
+    Wrong: another template, a second end, a lost generation prompt: what is learned is not what is sampled (TRL 5224).
     Decides: ids(prompt + answer) = ids(prompt) + ids(answer), and ids(prompt) are the sampler's.
     """
     model = tiny_language.model()
@@ -283,7 +286,7 @@ def unchecked(original):
     return mutant
 
 
-@sabotaged_by("foresight.planning.corpus.encode", unchecked)
+@sabotaged_by("foresight.training.corpus.encode", unchecked)
 def test_a_chat_template_that_is_no_prefix_is_refused():
     """A template that writes the prompt otherwise once an answer follows.
 
@@ -330,7 +333,7 @@ def merged(original):
     return mutant
 
 
-@sabotaged_by("foresight.planning.corpus.encode", merged)
+@sabotaged_by("foresight.training.corpus.encode", merged)
 def test_an_answer_that_would_merge_with_the_end_of_the_prompt():
     """An answer that begins with what the template ends with: code after a newline, most often.
 
@@ -356,7 +359,7 @@ def unnamed(original):
     return mutant
 
 
-@sabotaged_by("foresight.planning.corpus.corpus", unnamed)
+@sabotaged_by("foresight.training.corpus.corpus", unnamed)
 def test_a_row_that_the_template_refuses_is_named(tmp_path):
     """One row of many that cannot be written.
 
@@ -379,7 +382,7 @@ def test_a_row_that_the_template_refuses_is_named(tmp_path):
 
 
 def encoded_twice(original):
-    """The template writes a text, and the tokeniser adds its own beginning to it."""
+    """The template writes a text, and the tokenizer adds its own beginning to it."""
 
     def mutant(self, prompt, tools=None):
         if self.tokenizer.chat_template is None:
@@ -392,9 +395,9 @@ def encoded_twice(original):
     return mutant
 
 
-@sabotaged_by("foresight.nets.language.LanguageModel.encode", encoded_twice)
+@sabotaged_by("foresight.nets.language.model.LanguageModel.encode", encoded_twice)
 def test_a_prompt_begins_once():
-    """A tokeniser that adds a token for the beginning, and a template that writes it too.
+    """A tokenizer that adds a token for the beginning, and a template that writes it too.
 
     Wrong: two of them, as no model has ever seen (OpenRLHF 393).
     Decides: ids(prompt) has the beginning exactly once.

@@ -14,11 +14,11 @@ from foresight.algorithms.policy import a2c, impala, ppo, sac_discrete
 from foresight.algorithms.value import dqn
 from foresight.data import trees
 from foresight.data.replay import Transitions
-from foresight.nets import optim
+from foresight.training import optim
 from tests.algorithms.policy.worlds import choice
 
 SMALL: dict[str, Any] = {"num_envs": 8, "hidden": (8,), "max_grad_norm": 1e9}
-ON_POLICY = {**SMALL, "unroll_steps": 6}
+ON_POLICY = {**SMALL, "rollout_steps": 6}
 CASES: dict[str, tuple[Any, Any]] = {
     "a2c": (a2c, a2c.Config(**ON_POLICY)),
     "impala": (impala, impala.Config(**ON_POLICY)),
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def learnt(name: str, part: slice) -> torch.Tensor:
+def learned(name: str, part: slice) -> torch.Tensor:
     """The gradients of one update on the rows `part` of a batch that is the same in every process."""
     module, config = CASES[name]
     env = choice()
@@ -53,7 +53,7 @@ def _learn(rank: int, folder: str, name: str, how: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder}/{name}-{how}", rank=rank, world_size=2)
     if how == "alone":  # the sabotage: each takes a step of its own
         optim.join_ = lambda grads, summed=False: None  # type: ignore[assignment]
-    torch.save(learnt(name, slice(4 * rank, 4 * rank + 4)), Path(folder) / f"{name}-{how}-{rank}.pt")
+    torch.save(learned(name, slice(4 * rank, 4 * rank + 4)), Path(folder) / f"{name}-{how}-{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_is_that_of_the_joint_batch(name: str, folder: Path) -> None:
     """To 1e-6; and without the exchange it is not (the sabotage twin)."""
-    expected = learnt(name, slice(0, 8))
+    expected = learned(name, slice(0, 8))
     found = {how: [torch.load(folder / f"{name}-{how}-{rank}.pt") for rank in (0, 1)] for how in ("together", "alone")}
     for gradient in found["together"]:
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from foresight.algorithms.language import distill
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.ops import kl
-from foresight.planning.rollout import complete
+from foresight.planning.generation.rollout import complete
 from foresight.runtime import run
 from tests import tiny_language
 from tests.sabotage import flip_sign, returns, sabotaged_by, swap

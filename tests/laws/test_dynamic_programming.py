@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foresight.algorithms.tabular import policy_iteration, truncated_policy_iteration, value_iteration
-from foresight.envs.mdp import MDP
-from foresight.planning import dynamic
+from foresight.envs.tabular.mdp import MDP
+from foresight.planning.dynamic import bellman
 from tests.sabotage import change, sabotaged_by
 from tests.tables import backup, random_world
 
-worlds = st.builds(
+envs = st.builds(
     random_world,
     seed=st.integers(0, 10_000),
     states=st.integers(2, 25),
@@ -37,7 +37,7 @@ def worst(original: Callable[..., Any]) -> Callable[..., Any]:
     """The minimum where the maximum belongs."""
 
     def mutant(mdp: MDP, gamma: float, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return dynamic.action_values(mdp, gamma, values).min(1)
+        return bellman.action_values(mdp, gamma, values).min(1)
 
     return mutant
 
@@ -62,9 +62,9 @@ def ignores_the_end(original: Callable[..., Any]) -> Callable[..., Any]:
     return mutant
 
 
-@sabotaged_by("foresight.planning.dynamic.greedy", worst)
-@sabotaged_by("foresight.planning.dynamic.policy_model", ignores_the_end)
-@given(worlds, gammas)
+@sabotaged_by("foresight.planning.dynamic.bellman.greedy", worst)
+@sabotaged_by("foresight.planning.dynamic.bellman.policy_model", ignores_the_end)
+@given(envs, gammas)
 def test_value_iteration_policy_iteration_and_the_linear_solve_agree(mdp: MDP, gamma: float) -> None:
     by_value = last(value_iteration, mdp, gamma=gamma, tolerance=1e-11).values
     by_policy = last(policy_iteration, mdp, gamma=gamma)
@@ -82,17 +82,18 @@ def test_value_iteration_policy_iteration_and_the_linear_solve_agree(mdp: MDP, g
     np.testing.assert_allclose(backup(mdp, gamma, exact).max(1), exact, atol=1e-9)  # and it is optimal
 
 
-@sabotaged_by("foresight.planning.dynamic.Sweeps.improve", policy_stuck)
-@given(worlds.filter(lambda mdp: mdp.actions > 1 and mdp.states > 8), gammas)
+@sabotaged_by("foresight.planning.dynamic.bellman.Sweeps.improve", policy_stuck)
+@given(envs.filter(lambda mdp: mdp.actions > 1 and mdp.states > 8), gammas)
 def test_the_policy_of_value_iteration_is_optimal(mdp: MDP, gamma: float) -> None:
     state = last(value_iteration, mdp, gamma=gamma, tolerance=1e-11)
-    np.testing.assert_allclose(dynamic.policy_value(mdp, state.policy, gamma), state.values, atol=1e-8)
+    np.testing.assert_allclose(bellman.policy_value(mdp, state.policy, gamma), state.values, atol=1e-8)
 
 
 @sabotaged_by(
-    "foresight.planning.dynamic.Sweeps.__init__", change("gamma", lambda g: min(1.0, 2 * g + 0.5), "too_much_gamma")
+    "foresight.planning.dynamic.bellman.Sweeps.__init__",
+    change("gamma", lambda g: min(1.0, 2 * g + 0.5), "too_much_gamma"),
 )
-@given(worlds, st.sampled_from([0.3, 0.6, 0.9]), st.integers(0, 1000))
+@given(envs, st.sampled_from([0.3, 0.6, 0.9]), st.integers(0, 1000))
 def test_a_sweep_is_a_contraction(mdp: MDP, gamma: float, seed: int) -> None:
     """‖Lv - Lu‖∞ ≤ γ ‖v - u‖∞, for u = v + a constant with equality where nothing ends; L_π too."""
     generator = torch.Generator().manual_seed(seed)
@@ -101,16 +102,16 @@ def test_a_sweep_is_a_contraction(mdp: MDP, gamma: float, seed: int) -> None:
     lifted = v + 100.0
     for a, b in ((v, u), (v, lifted)):
         distance = float((a - b).abs().max())
-        new_a, _, _ = dynamic.Sweeps(mdp, gamma).improve(a, policy)
-        new_b, _, _ = dynamic.Sweeps(mdp, gamma).improve(b, policy)
+        new_a, _, _ = bellman.Sweeps(mdp, gamma).improve(a, policy)
+        new_b, _, _ = bellman.Sweeps(mdp, gamma).improve(b, policy)
         assert float((new_a - new_b).abs().max()) <= gamma * distance + 1e-9
-        new_a, _ = dynamic.Sweeps(mdp, gamma).evaluate(a, policy)
-        new_b, _ = dynamic.Sweeps(mdp, gamma).evaluate(b, policy)
+        new_a, _ = bellman.Sweeps(mdp, gamma).evaluate(a, policy)
+        new_b, _ = bellman.Sweeps(mdp, gamma).evaluate(b, policy)
         assert float((new_a - new_b).abs().max()) <= gamma * distance + 1e-9
 
 
-@sabotaged_by("foresight.planning.dynamic.greedy", worst)
-@given(worlds.filter(lambda mdp: mdp.actions > 1 and mdp.states > 8))
+@sabotaged_by("foresight.planning.dynamic.bellman.greedy", worst)
+@given(envs.filter(lambda mdp: mdp.actions > 1 and mdp.states > 8))
 def test_every_policy_is_at_least_as_good_as_the_last(mdp: MDP) -> None:
     config = policy_iteration.Config(gamma=0.9, steps=60)
     evaluations = [
@@ -122,17 +123,17 @@ def test_every_policy_is_at_least_as_good_as_the_last(mdp: MDP) -> None:
     assert float((evaluations[-1] - evaluations[0]).max()) > 1e-3
 
 
-@sabotaged_by("foresight.planning.dynamic.extrapolate", change("gamma", lambda g: g / 2, "wrong_bounds"))
-@given(worlds, st.integers(0, 20))
+@sabotaged_by("foresight.planning.dynamic.bellman.extrapolate", change("gamma", lambda g: g / 2, "wrong_bounds"))
+@given(envs, st.integers(0, 20))
 def test_the_span_bounds_hold_after_any_sweep(mdp: MDP, sweeps: int) -> None:
     """‖v - v*‖∞ ≤ γ/(1-γ) · half span, after the correction, however early one stops."""
     gamma = 0.95
     exact = last(policy_iteration, mdp, gamma=gamma).values
-    machine = dynamic.Sweeps(mdp, gamma)
+    machine = bellman.Sweeps(mdp, gamma)
     values, policy = torch.zeros_like(exact), torch.zeros(mdp.states, dtype=torch.int64)
     for _ in range(sweeps + 1):
         values, policy, delta = machine.improve(values, policy)
-    corrected = dynamic.extrapolate(mdp, gamma, values, delta)
+    corrected = bellman.extrapolate(mdp, gamma, values, delta)
     bound = gamma / (1 - gamma) * delta.half_span
     assert float((corrected - exact).abs().max()) <= bound + 1e-9
     assert float((values - exact).abs().max()) <= gamma / (1 - gamma) * delta.norm + 1e-9

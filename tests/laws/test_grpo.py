@@ -10,9 +10,9 @@ import torch
 
 from foresight.algorithms.language import grpo
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.planning.rollout import complete
+from foresight.planning.generation.rollout import complete
 from tests import tiny_language
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled
 
@@ -32,7 +32,7 @@ def _rollout(**fields) -> tuple[grpo.State, TokenBatch, torch.Tensor]:
 
 
 def _gradient(state: grpo.State, batch: TokenBatch, rewards: torch.Tensor) -> list[torch.Tensor]:
-    """The gradient that an update hands to the optimiser."""
+    """The gradient that an update hands to the optimizer."""
     caught: list[torch.Tensor] = []
     parameters = list(state.policy.parameters())
     state.optimizer.register_step_pre_hook(lambda *_: caught.extend(p.grad.clone() for p in parameters))
@@ -80,7 +80,7 @@ def test_a_second_pass_is_clipped_against_the_first():
     assert sums["clip_fraction"] == batch.mask.sum()
 
 
-@sabotaged_by("foresight.nets.microbatch.descend", change("epochs", lambda n: 1))
+@sabotaged_by("foresight.training.microbatch.descend", change("epochs", lambda n: 1))
 def test_several_passes_move_the_ratio_and_report_it():
     state, batch, rewards = _rollout(epochs=3, learning_rate=1e-2)
     assert grpo.update(state, batch, rewards)["clip_fraction"] > 0

@@ -13,12 +13,12 @@ import torch
 
 from foresight.algorithms.language import cispo, dapo, dr_grpo, grpo, gspo, rloo
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import microbatch
 from foresight.ops import advantage, aggregate
 from foresight.ops.advantage import overlong
-from foresight.planning.rollout import complete, roll_until
+from foresight.planning.generation.rollout import complete, roll_until
+from foresight.training import microbatch
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, loses_generator, returns, sabotaged_by, scaled
 
@@ -45,7 +45,7 @@ def _rollout(module: ModuleType, **fields) -> tuple:
 
 
 def _gradient(module: ModuleType, state, batch: TokenBatch, rewards: torch.Tensor = REWARDS) -> list[torch.Tensor]:
-    """The gradient that an update hands to the optimiser."""
+    """The gradient that an update hands to the optimizer."""
     caught: list[torch.Tensor] = []
     parameters = list(state.policy.parameters())
     state.optimizer.register_step_pre_hook(lambda *_: caught.extend(p.grad.clone() for p in parameters))
@@ -97,7 +97,7 @@ def _objective(module: ModuleType, logprob: torch.Tensor, batch: TokenBatch) -> 
     return total
 
 
-@sabotaged_by("foresight.nets.microbatch.split", lambda f: lambda *a: [part[:1] for part in f(*a)])
+@sabotaged_by("foresight.training.microbatch.split", lambda f: lambda *a: [part[:1] for part in f(*a)])
 @family
 def test_the_first_gradient_is_that_of_the_papers_objective(module):
     """What each member of GRPO's family computes, before any clip.
@@ -117,7 +117,7 @@ def test_the_first_gradient_is_that_of_the_papers_objective(module):
     [
         (grpo, "advantage.group_scaled"),
         (grpo, "aggregate.per_sequence"),
-        (dr_grpo, "advantage.group_centred"),
+        (dr_grpo, "advantage.group_centered"),
         (dr_grpo, "aggregate.per_budget"),
         (dapo, "advantage.group_scaled"),
         (dapo, "advantage.overlong"),
@@ -181,7 +181,7 @@ def test_a_group_of_one_and_too_few_prompts_are_refused(module):
 
 STEPS = {  # those that divide by an old policy: their advantages, and what a token weighs in a minibatch
     grpo: (advantage.group_scaled, aggregate.per_sequence),
-    dr_grpo: (advantage.group_centred, lambda mask: mask / (mask[..., 0].numel() * TOKENS)),
+    dr_grpo: (advantage.group_centered, lambda mask: mask / (mask[..., 0].numel() * TOKENS)),
     dapo: (advantage.group_scaled, aggregate.per_token),
     cispo: (advantage.group_scaled, aggregate.per_token),
     gspo: (advantage.group_scaled, aggregate.per_sequence),
@@ -194,11 +194,11 @@ def of_the_rollout(original):
     return lambda state, batch, scored, weigh, *rest: (original(state, batch, scored, weigh, *rest)[0], weigh(scored))
 
 
-@sabotaged_by("foresight.nets.microbatch.before_the_first", lambda f: lambda *_: None)
-@sabotaged_by("foresight.nets.microbatch.plan", of_the_rollout)
+@sabotaged_by("foresight.training.microbatch.before_the_first", lambda f: lambda *_: None)
+@sabotaged_by("foresight.training.microbatch.plan", of_the_rollout)
 @stepped
 def test_each_minibatch_is_the_objective_of_its_own_groups(module):
-    """A rollout is learnt from in two steps, each on half of its groups.
+    """A rollout is learned from in two steps, each on half of its groups.
 
     Wrong: the denominator is still the rollout's; or the ratio is to the policy before this step, and so always 1.
     Decides: step k has the gradient of the objective over its own groups, at ρ = π_now / π_before-the-first-step.

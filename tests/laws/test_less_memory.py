@@ -1,4 +1,4 @@
-"""Options that save memory: none of them changes what is learnt."""
+"""Options that save memory: none of them changes what is learned."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from foresight.errors import UserError
-from foresight.nets import learner
-from foresight.planning.rollout import complete
+from foresight.planning.generation.rollout import complete
+from foresight.training import language
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by
 
@@ -20,7 +20,7 @@ REWARDS = torch.tensor([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0
 
 
 def _gradients(name: str, **fields) -> dict[str, torch.Tensor]:
-    """What one update on one rollout hands to the optimisers, in float32 whatever computes."""
+    """What one update on one rollout hands to the optimizers, in float32 whatever computes."""
     module = importlib.import_module(f"foresight.algorithms.language.{name}")
     base = {
         "model": tiny_language.folder(), "prompts": 3, "group": 4, "minibatches": 1, "max_new_tokens": 6,
@@ -55,7 +55,7 @@ def _kept(function) -> int:
     return sum(held.values())
 
 
-@sabotaged_by("foresight.nets.lean._again", lambda f: lambda *a, **k: 1.01 * f(*a, **k))
+@sabotaged_by("foresight.nets.language.checkpointing._again", lambda f: lambda *a, **k: 1.01 * f(*a, **k))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["grpo", "rlhf_ppo"])
 @pytest.mark.parametrize("lora", [0, 4])
@@ -67,11 +67,11 @@ def test_gradient_checkpointing_changes_no_gradient(name, precision, lora):
         assert torch.equal(grad, again[key]), key
 
 
-@sabotaged_by("foresight.nets.lean.recompute", lambda f: lambda module: None)
+@sabotaged_by("foresight.nets.language.checkpointing.recompute", lambda f: lambda module: None)
 def test_gradient_checkpointing_keeps_the_inputs_of_layers_alone():
     batch = complete(tiny_language.model(), ["1+1?", "22+3?", "4?"], 4, 6, generator=torch.Generator().manual_seed(0))
     plain, again = tiny_language.model(), tiny_language.model()
-    learner.lean.recompute(again.module)
+    language.lean.recompute(again.module)
     weights = sum(p.numel() * p.element_size() for p in plain.parameters())
     before, after = (_kept(lambda model=model: model.logprob(batch)) - weights for model in (plain, again))
     assert after < 0.5 * before
@@ -87,7 +87,7 @@ def coarser(original):
     return norm
 
 
-@sabotaged_by("foresight.nets.lean.rms_norm", coarser)
+@sabotaged_by("foresight.nets.language.checkpointing.rms_norm", coarser)
 @pytest.mark.parametrize("name", ["grpo", "rloo", "sft"])
 def test_gradients_in_bfloat16_are_those_of_float32_but_for_rounding(name):
     """The weights and their gradients are float32 in both: what is rounded is what a matrix product reads."""
@@ -111,7 +111,7 @@ def averaged(original):
     return mutant
 
 
-@sabotaged_by("foresight.nets.microbatch.step", averaged)
+@sabotaged_by("foresight.training.microbatch.step", averaged)
 def test_gradients_in_bfloat16_do_not_depend_on_the_micro_batches():
     whole = _gradients("grpo", precision="bfloat16", micro_tokens=10_000)
     parts = _gradients("grpo", precision="bfloat16", micro_tokens=1)
@@ -119,7 +119,7 @@ def test_gradients_in_bfloat16_do_not_depend_on_the_micro_batches():
         assert (parts[key] - grad).norm() < 0.02 * grad.norm(), key
 
 
-def test_an_optimiser_that_is_not_there_is_refused_with_what_to_do(monkeypatch):
+def test_an_optimizer_that_is_not_there_is_refused_with_what_to_do(monkeypatch):
     with pytest.raises(UserError, match=r"Unknown optimizer 'adam8'.*adamw8bit"):
         _gradients("grpo", optimizer="adam8")
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
@@ -127,8 +127,8 @@ def test_an_optimiser_that_is_not_there_is_refused_with_what_to_do(monkeypatch):
         _gradients("grpo", optimizer="adamw8bit")
 
 
-@sabotaged_by("foresight.nets.learner.adamw", change("weight_decay", lambda decay: 0.0))
-def test_the_8_bit_optimiser_gets_the_weights_that_learn(monkeypatch):
+@sabotaged_by("foresight.training.language.adamw", change("weight_decay", lambda decay: 0.0))
+def test_the_8_bit_optimizer_gets_the_weights_that_learn(monkeypatch):
     made: dict[str, object] = {}
 
     def make(weights, **numbers):
@@ -140,6 +140,6 @@ def test_the_8_bit_optimiser_gets_the_weights_that_learn(monkeypatch):
         _gradients("grpo", optimizer="adamw8bit")
     model = torch.nn.Sequential(torch.nn.Linear(2, 3, device="meta"), torch.nn.Linear(3, 1, device="meta"))
     model[0].requires_grad_(False)
-    learner.adamw(model, 1e-3, 0.1, "adamw8bit")
+    language.adamw(model, 1e-3, 0.1, "adamw8bit")
     assert made.pop("weights") == list(model[1].parameters())
     assert made == {"lr": 1e-3, "weight_decay": 0.1}

@@ -12,12 +12,13 @@ from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner, lora, pretrained
-from foresight.nets.language import LanguageModel
-from foresight.planning.rollout import complete
-from foresight.runtime import checkpoint
+from foresight.nets.language import lora, pretrained
+from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.rollout import complete
+from foresight.runtime.checkpoints import checkpoint
+from foresight.training import language
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by, scaled
 
@@ -70,7 +71,7 @@ def _plain(model: LanguageModel, batch: TokenBatch) -> tuple[torch.nn.Module, to
     return plain, rows
 
 
-@sabotaged_by("foresight.nets.lora._forward", lambda f: lambda self, x: self.base_layer(x), scaled(1.01))
+@sabotaged_by("foresight.nets.language.lora._forward", lambda f: lambda self, x: self.base_layer(x), scaled(1.01))
 @pytest.mark.parametrize("targets", [(), ("q_proj", "v_proj"), ("layers.1.mlp.down_proj",)])
 def test_the_gradient_is_that_of_pefts_own_forward_pass(targets):
     """Adapters, by a forward pass of our own.
@@ -94,7 +95,7 @@ def test_the_gradient_is_that_of_pefts_own_forward_pass(targets):
     assert all(p.grad is None for n, p in model.named_parameters() if "lora_" not in n)
 
 
-@sabotaged_by("foresight.nets.lora._forward", lambda f: lambda self, x: self.base_layer(x))
+@sabotaged_by("foresight.nets.language.lora._forward", lambda f: lambda self, x: self.base_layer(x))
 def test_the_sampler_sees_the_adapter():
     """What samples has the adapter, not only its base.
 
@@ -110,7 +111,7 @@ def test_the_sampler_sees_the_adapter():
     assert not torch.equal(with_it.completion[..., :1], without.completion[..., :1])
 
 
-@sabotaged_by("foresight.nets.lora._remove", lambda f: lambda module: None)
+@sabotaged_by("foresight.nets.language.lora._remove", lambda f: lambda module: None)
 def test_the_reference_is_the_base_itself_and_no_copy():
     """The reference of a policy with adapters that began as nothing is its base.
 
@@ -118,7 +119,7 @@ def test_the_reference_is_the_base_itself_and_no_copy():
     Decides: log π_ref = log π of the folder, bit for bit, by the very weights that the policy has.
     """
     model = _model()
-    base = learner.frozen(model)
+    base = language.frozen(model)
     batch = complete(model, PROMPTS, 3, 6, generator=torch.Generator().manual_seed(2))
     assert torch.equal(base.logprob(batch)[0], tiny_language.model().logprob(batch)[0])
     held = {p.data_ptr() for p in model.parameters()}
@@ -126,11 +127,11 @@ def test_the_reference_is_the_base_itself_and_no_copy():
     assert lora.has(model.module) and not lora.has(base.module)
 
 
-@sabotaged_by("foresight.nets.lora.merge", lambda f: lora._remove)
+@sabotaged_by("foresight.nets.language.lora.merge", lambda f: lora._remove)
 def test_a_second_run_is_held_to_what_it_began_from(tmp_path):
     """A run that begins with the adapter of an earlier one.
 
-    Wrong: "adapter off" is then the model before both runs, and the penalty pulls back what the first one learnt.
+    Wrong: "adapter off" is then the model before both runs, and the penalty pulls back what the first one learned.
     Decides: log π_ref = log π_θ at the start = log π of the first run's policy.
     """
     first = _model()
@@ -164,7 +165,7 @@ def test_an_adapter_of_a_reward_model_is_not_written_without_its_head(tmp_path):
         module.export(state, tmp_path / "export", False)
 
 
-@sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
+@sabotaged_by("foresight.planning.generation.decoding.generate", change("temperature", lambda t: 1.5 * t))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
 def test_at_first_nothing_has_changed(name, precision):
@@ -185,8 +186,8 @@ def _state(name: str, **fields):
     module = importlib.import_module(f"foresight.algorithms.language.{name}")
     base = {
         "model": tiny_language.folder(), "teacher": tiny_language.folder(1), "precision": "float32", "lora": 4,
-        "prompts": 4, "group": 4, "minibatches": 2, "max_new_tokens": 6, "batch": 4, "steps": 3, "learning_rate": 1e-2,
-        "overlong_filter": False,
+        "prompts": 4, "group": 4, "minibatches": 2, "max_new_tokens": 6, "batch_size": 4, "steps": 3, "learning_rate":
+        1e-2, "overlong_filter": False,
     }  # fmt: skip
     known = module.Config.__dataclass_fields__
     return module, module.build(module.Config(**{k: v for k, v in {**base, **fields}.items() if k in known}))
@@ -238,7 +239,7 @@ def _without_momentum(restore):
     return mutant
 
 
-@sabotaged_by("foresight.runtime.checkpoint.restore", _without_momentum)
+@sabotaged_by("foresight.runtime.checkpoints.checkpoint.restore", _without_momentum)
 @every
 def test_a_checkpoint_continues_bit_for_bit(name, tmp_path):
     module, whole = _state(name)
@@ -257,7 +258,7 @@ def _weights(state) -> list[torch.Tensor]:
     return [p for part in vars(state).values() if isinstance(part, torch.nn.Module) for p in part.parameters()]
 
 
-@sabotaged_by("foresight.nets.lora.merge", lambda f: lora._remove)
+@sabotaged_by("foresight.nets.language.lora.merge", lambda f: lora._remove)
 def test_both_exported_forms_load_and_say_the_same(tmp_path):
     """A trained adapter is merged into its base, or written alone.
 
@@ -267,7 +268,7 @@ def test_both_exported_forms_load_and_say_the_same(tmp_path):
     module, state = _state("grpo")
     _disturb(state.policy)
     merged = module.export(state, tmp_path / "merged")
-    adapter = learner.export(state, tmp_path / "adapter", merged=False)
+    adapter = language.export(state, tmp_path / "adapter", merged=False)
     tokens = torch.tensor([state.policy.encode("12+3?")])
 
     def ours(model: LanguageModel) -> torch.Tensor:

@@ -13,9 +13,9 @@ from foresight.algorithms.policy import a2c, impala, sac, sac_discrete
 from foresight.data.trajectory import Trajectory
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.nets import memory
 from foresight.nets.critics import see
 from foresight.nets.outputs import Categorical
+from foresight.nets.sequence import memory
 from foresight.ops import returns
 from tests.algorithms.policy.worlds import Clock
 from tests.laws.test_memory_ppo import Recorder, blind
@@ -25,8 +25,8 @@ SMALL: dict[str, Any] = {
     "num_envs": 6, "hidden": (16,), "memory_size": 16, "memory_heads": 2, "memory_window": 10, "memory_layers": 2,
 }  # fmt: skip
 ON_POLICY = [
-    (a2c, a2c.Config(**SMALL, unroll_steps=16)),
-    (impala, impala.Config(**SMALL, unroll_steps=16, unrolls=1)),
+    (a2c, a2c.Config(**SMALL, rollout_steps=16)),
+    (impala, impala.Config(**SMALL, rollout_steps=16, rollouts_per_update=1)),
 ]
 BOTH = pytest.mark.parametrize(("module", "config"), ON_POLICY, ids=["a2c", "impala"])
 KINDS = [("gru", "shared"), ("lstm", "separate"), ("gtrxl", "actor"), ("transformer", "critic")]
@@ -49,8 +49,8 @@ def _second(module: Any, config: Any, env: Any) -> tuple[Any, Any]:
     return state, module.rollout(state, env, *position)[0]
 
 
-@sabotaged_by("foresight.nets.memory.MemoryActorCritic.forward", blind)
-@sabotaged_by("foresight.nets.memory.MemoryActorCritic.forward", change("carry", lambda _: None, label="anew"))
+@sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", blind)
+@sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", change("carry", lambda _: None, label="anew"))
 @sabotaged_by("foresight.data.trees.forget", lambda f: lambda carry, cut: carry)
 @BOTH
 def test_what_is_read_at_once_is_what_acted_step_by_step(
@@ -71,10 +71,10 @@ def test_what_is_read_at_once_is_what_acted_step_by_step(
         carry = message.extras["carry"] if isinstance(message, Trajectory) else message.first
         found = state.network.read(rows.obs, carry, memory.starts(rows.cut))[0].logps
         assert rows.cut.sum() >= 12
-        torch.testing.assert_close(found, torch.stack(acted[-config.unroll_steps :], 1), rtol=0, atol=1e-5)
+        torch.testing.assert_close(found, torch.stack(acted[-config.rollout_steps :], 1), rtol=0, atol=1e-5)
 
 
-@sabotaged_by("foresight.nets.memory.MemoryActorCritic.forward", blind)
+@sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", blind)
 @sabotaged_by("foresight.data.trees.forget", lambda f: lambda carry, cut: carry)
 @sabotaged_by("foresight.data.trees.pick", lambda f: lambda tree, rows: f(tree, torch.zeros_like(rows)))
 @BOTH
@@ -101,8 +101,8 @@ def test_values_are_of_the_history_of_the_episode(module: Any, config: Any, monk
         seen, finals, cuts, _ = (torch.stack(column, 1) for column in zip(*env.rows, strict=True))
         limits = 0
         for world in range(6):
-            for t in range((world + 1) % 2, config.unroll_steps, 2):
-                at = config.unroll_steps + t  # there was a rollout before
+            for t in range((world + 1) % 2, config.rollout_steps, 2):
+                at = config.rollout_steps + t  # there was a rollout before
                 begin = max((s + 1 for s in range(at) if cuts[world, s]), default=0)
                 history = [*seen[world, begin : at + 1].unsqueeze(1), finals[world, at][None]]
                 carry, values = None, []
@@ -116,7 +116,13 @@ def test_values_are_of_the_history_of_the_episode(module: Any, config: Any, monk
         assert limits > 3
 
 
-SOFT: dict[str, Any] = {"learning_starts": 10**6, "batch_size": 24, "sequence": 4, "burn_in": 7, "unroll_steps": 5}
+SOFT: dict[str, Any] = {
+    "learning_starts": 10**6,
+    "batch_size": 24,
+    "sequence_length": 4,
+    "burn_in": 7,
+    "rollout_steps": 5,
+}
 
 
 def _soft(module: Any, **fields: Any) -> tuple[Any, Trajectory]:
@@ -130,11 +136,11 @@ def _soft(module: Any, **fields: Any) -> tuple[Any, Trajectory]:
     return state, module.sample(state)
 
 
-@sabotaged_by("foresight.nets.memory.starts", lambda f: lambda cut: torch.zeros_like(f(cut)))
-@sabotaged_by("foresight.nets.memory.Trunk.forward", change("carry", lambda _: None, label="anew"))
+@sabotaged_by("foresight.nets.sequence.memory.starts", lambda f: lambda cut: torch.zeros_like(f(cut)))
+@sabotaged_by("foresight.nets.sequence.memory.Trunk.forward", change("carry", lambda _: None, label="anew"))
 @pytest.mark.parametrize("module", [sac, sac_discrete], ids=["sac", "discrete"])
 def test_soft_critics_see_every_row_with_the_history_of_its_episode(module: Any) -> None:
-    """All learnt rows in turn: their features, and their successors', read row by row from where the episode began."""
+    """All learned rows in turn: their features, and their successors', read row by row from where the episode began."""
     for kind, backbone in KINDS:
         state, batch = _soft(module, memory=kind, backbone=backbone)
         config = state.config
@@ -168,9 +174,9 @@ def _one_by_one(trunk: memory.Trunk, history: Tensor) -> list[Tensor]:
     return features
 
 
-@sabotaged_by("foresight.nets.memory.Trunk.sequence", change("burn_in", lambda x: x - x, label="none"))
+@sabotaged_by("foresight.nets.sequence.memory.Trunk.sequence", change("burn_in", lambda x: x - x, label="none"))
 @pytest.mark.parametrize("kind", ["gru", "transformer"])
-def test_the_gradient_goes_through_the_learnt_rows_and_not_further(kind: str) -> None:
+def test_the_gradient_goes_through_the_learned_rows_and_not_further(kind: str) -> None:
     """Nor to another sequence of the batch. The burn-in fills the memory and is taken as given."""
     state, batch = _soft(sac, memory=kind)
     trunk = state.critics.trunk

@@ -13,14 +13,14 @@ from foresight.algorithms.policy import ppo
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Feedback
 from foresight.envs.make import make
-from foresight.nets import memory
 from foresight.nets.outputs import Categorical
+from foresight.nets.sequence import memory
 from foresight.ops import policy
 from tests.algorithms.policy.worlds import Clock
 from tests.sabotage import change, loses_generator, sabotaged_by
 
 SMALL = ppo.Config(
-    num_envs=6, unroll_steps=32, minibatches=3, hidden=(16,), memory="gru", memory_size=16, memory_heads=2,
+    num_envs=6, rollout_steps=32, minibatches=3, hidden=(16,), memory="gru", memory_size=16, memory_heads=2,
     memory_window=10, memory_layers=2,
 )  # fmt: skip
 blind = change("start", lambda x: torch.zeros_like(x), label="forgets_the_starts")
@@ -42,8 +42,8 @@ def _second(config: ppo.Config, env) -> tuple[ppo.State, Trajectory, Tensor, obj
     return state, *ppo.rollout(state, env, obs, carry)
 
 
-@sabotaged_by("foresight.nets.memory.MemoryActorCritic.forward", blind)
-@sabotaged_by("foresight.nets.memory.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", blind)
+@sabotaged_by("foresight.nets.sequence.memory.forget", lambda f: lambda carry, cut: carry)
 @sabotaged_by("foresight.algorithms.policy.ppo.rollout", lambda f: lambda *a: _without_carry(f(*a)))
 @pytest.mark.parametrize("limit", [None, 9])
 def test_before_the_first_update_the_ratio_is_one(limit: int | None, monkeypatch: pytest.MonkeyPatch):
@@ -58,7 +58,7 @@ def test_before_the_first_update_the_ratio_is_one(limit: int | None, monkeypatch
     monkeypatch.setattr(Categorical, "sample", watched)
     for kind in memory.KINDS:
         state, batch, *_ = _second(dataclasses.replace(SMALL, memory=kind), _corridor(time_limit=limit))
-        logps = torch.stack(acted[-SMALL.unroll_steps :], 1)
+        logps = torch.stack(acted[-SMALL.rollout_steps :], 1)
         taken = logps.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
         torch.testing.assert_close(batch.logprob, taken, rtol=0, atol=1e-5)
         assert batch.cut.sum() >= 12
@@ -91,8 +91,8 @@ class Recorder:
         return feedback
 
 
-@sabotaged_by("foresight.nets.memory.MemoryActorCritic.forward", blind)
-@sabotaged_by("foresight.nets.memory.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", blind)
+@sabotaged_by("foresight.nets.sequence.memory.forget", lambda f: lambda carry, cut: carry)
 @sabotaged_by("foresight.data.trees.pick", lambda f: lambda tree, rows: f(tree, torch.zeros_like(rows)))
 @pytest.mark.parametrize("lost", [False, True])
 def test_values_are_of_the_history_of_the_episode(lost: bool):
@@ -106,8 +106,8 @@ def test_values_are_of_the_history_of_the_episode(lost: bool):
         seen, finals, cuts, masks = (torch.stack(column, 1) for column in zip(*env.rows, strict=True))
         limits = 0
         for world in range(6):
-            for t in range(world, SMALL.unroll_steps, 3):
-                at = SMALL.unroll_steps + t  # there was a segment before
+            for t in range(world, SMALL.rollout_steps, 3):
+                at = SMALL.rollout_steps + t  # there was a segment before
                 if masks[world, at] == 0:
                     continue
                 begin = max((s + 1 for s in range(at) if cuts[world, s]), default=0)
@@ -129,7 +129,7 @@ def _values(state: ppo.State, history: list[Tensor]) -> list[Tensor]:
 
 
 @sabotaged_by("foresight.algorithms.policy.ppo.objective", lambda f: lambda s, b, c: f(s, b.replace(mask=None), c))
-def test_rows_that_only_reset_are_not_learnt_from():
+def test_rows_that_only_reset_are_not_learned_from():
     """Their rewards are garbage (1000)."""
     config = dataclasses.replace(SMALL, steps=4 * 192, minibatches=1, learning_rate=1e-2)
     for _, metrics, _ in ppo.train(config, Clock((1.0, 5.0), num_envs=6, lost=True)):
@@ -142,7 +142,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(kind: str):
     """Where the world begins anew with the run: one-step episodes, so the memory is empty at every row."""
     from tests.algorithms.policy.worlds import choice
 
-    config = dataclasses.replace(SMALL, steps=768, num_envs=8, unroll_steps=8, memory=kind)
+    config = dataclasses.replace(SMALL, steps=768, num_envs=8, rollout_steps=8, memory=kind)
     copies = []
     for step, _, state in ppo.train(config, choice()):
         if step == 384:

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foresight.algorithms.language import mtp_critic
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.planning.rollout import complete
+from foresight.planning.generation.rollout import complete
 from tests import tiny_language
 from tests.sabotage import begins_anew, change, drop, flip_sign, sabotaged_by, scaled, shift, swap
 
@@ -37,7 +37,7 @@ def _rollout(**fields):
 
 
 def _gradients(state, batch, rewards=REWARDS) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What an update hands to the optimisers of trunk and heads."""
+    """What an update hands to the optimizers of trunk and heads."""
     caught: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for into, optimizer in zip(caught, (state.optimizer, state.head_optimizer), strict=True):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -102,7 +102,7 @@ def _literal(state, batch, rewards=REWARDS, module=None):
             opinions = [k for k in range(len(values)) if exist[k, t]]
             for k in opinions:
                 error = values[k, t] - target[k, t]
-                c = config.value_clip
+                c = config.clip_value
                 huber = 0.5 * error**2 if error.abs() <= c else c * (error.abs() - 0.5 * c)
                 loss = loss + config.value_coef * huber / len(opinions)
                 if k:
@@ -112,7 +112,7 @@ def _literal(state, batch, rewards=REWARDS, module=None):
     return loss / total, found, module
 
 
-CHANGED = {"gamma": 0.9, "gae_lambda": 0.8, "temperature": 0.7, "value_coef": 0.3, "value_clip": 0.4, "token_coef": 0.2}
+CHANGED = {"gamma": 0.9, "gae_lambda": 0.8, "temperature": 0.7, "value_coef": 0.3, "clip_value": 0.4, "token_coef": 0.2}
 
 
 def _compare(**fields) -> None:
@@ -157,7 +157,7 @@ def test_the_targets_are_those_of_the_definition():
         torch.testing.assert_close(fixed.earned[b, 0, :n], torch.stack(earned), atol=1e-5, rtol=1e-5)
 
 
-@sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
+@sabotaged_by("foresight.planning.generation.decoding.generate", change("temperature", lambda t: 1.5 * t))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_first_pass_is_its_own_old_policy(precision):
     state, batch = _rollout(precision=precision, temperature=0.7, epochs=1)
@@ -185,8 +185,8 @@ def test_later_passes_are_held_against_the_first():
     assert len(seen) == 3 and seen[0] == 0 and 0 < seen[1] < seen[2]
 
 
-@sabotaged_by("foresight.nets.microbatch.before_the_first", lambda f: lambda *_: None)
-def test_each_minibatch_is_learnt_from_as_the_rollout_was_before_the_first():
+@sabotaged_by("foresight.training.microbatch.before_the_first", lambda f: lambda *_: None)
+def test_each_minibatch_is_learned_from_as_the_rollout_was_before_the_first():
     """Old policy, advantages and targets of the second step are those before the first, and so is its baseline."""
     state, batch = _rollout(minibatches=2, learning_rate=1e-2)
     first, steps = copy.deepcopy(state), []
@@ -207,7 +207,7 @@ def test_each_minibatch_is_learnt_from_as_the_rollout_was_before_the_first():
             torch.testing.assert_close(mine, parameter.grad, atol=2e-5, rtol=1e-3)
 
 
-@sabotaged_by("foresight.nets.microbatch.split", lambda f: lambda *a: f(*a)[:1])
+@sabotaged_by("foresight.training.microbatch.split", lambda f: lambda *a: f(*a)[:1])
 def test_the_gradients_do_not_depend_on_the_micro_batches():
     whole = _gradients(*_rollout(micro_tokens=10_000))
     split = _gradients(*_rollout(micro_tokens=1))
@@ -241,9 +241,9 @@ def test_the_gradient_of_a_value_is_clamped():
     assert worths[0].any()
 
 
-@sabotaged_by("foresight.nets.optim.track", change("rate", lambda r: 1.0), swap("target", "source"))
+@sabotaged_by("foresight.training.optim.track", change("rate", lambda r: 1.0), swap("target", "source"))
 def test_the_averages_follow_the_heads_alone():
-    state, batch = _rollout(polyak=0.25)
+    state, batch = _rollout(tau=0.25)
     before = copy.deepcopy(state.averaged)
     mtp_critic.update(state, batch, REWARDS)
     for old, new, goal in zip(before.parameters(), state.averaged.parameters(), state.heads.parameters(), strict=True):
@@ -253,7 +253,7 @@ def test_the_averages_follow_the_heads_alone():
     assert held == sum(x.numel() for x in state.heads.parameters()) < sum(x.numel() for x in state.policy.parameters())
 
 
-@sabotaged_by("foresight.nets.mtp.view", lambda f: lambda model, batch: _peeking(f(model, batch)))
+@sabotaged_by("foresight.nets.language.mtp.view", lambda f: lambda model, batch: _peeking(f(model, batch)))
 def test_a_value_is_of_the_state_before_its_token():
     """A value that had seen its token would be a baseline that depends on the action."""
     state, batch = _rollout()
@@ -339,7 +339,7 @@ def test_a_mid_run_state_continues_bit_for_bit(fields):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-@sabotaged_by("foresight.nets.pretrained.save_folder", drop("heads"))
+@sabotaged_by("foresight.nets.language.pretrained.save_folder", drop("heads"))
 def test_its_export_brings_the_heads_back(tmp_path):
     state, batch = _rollout()
     mtp_critic.update(state, batch, REWARDS)
@@ -351,7 +351,7 @@ def test_its_export_brings_the_heads_back(tmp_path):
         mtp_critic.build(dataclasses.replace(state.config, model=str(tmp_path / "export"), heads=2))
 
 
-@sabotaged_by("foresight.nets.pretrained.save_folder", drop("heads"))
+@sabotaged_by("foresight.nets.language.pretrained.save_folder", drop("heads"))
 @pytest.mark.parametrize("merged", [True, False])
 def test_adapters_take_the_heads_along(merged, tmp_path):
     state, batch = _rollout(lora=4, learning_rate=1e-2)
@@ -378,7 +378,7 @@ def test_no_heads_are_refused():
         _rollout(heads=0)
 
 
-@sabotaged_by("foresight.nets.microbatch.split", change("tokens", lambda n: 1))
+@sabotaged_by("foresight.training.microbatch.split", change("tokens", lambda n: 1))
 def test_the_trunk_is_run_once_a_part():
     state, batch = _rollout(micro_tokens=10_000)
     calls = []

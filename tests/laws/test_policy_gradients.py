@@ -188,7 +188,7 @@ def test_a2c_golden():
     assert a2c.update(_blank(a2c), lost)["policy_loss"] == pytest.approx(LN2 * (1.2 + 2.0) / 2, rel=1e-5)
 
 
-@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 0.9 * g))
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 0.9 * g))
 @sabotaged_by("foresight.ops.policy.reinforce", scaled(1.1))
 def test_a2c_takes_a_step_of_rmsprop_along_the_policy_gradient():
     state = _blank(a2c, value_coef=0.0, max_grad_norm=1e9)
@@ -227,7 +227,7 @@ def test_qac_golden():
 @sabotaged_by("foresight.ops.targets.expected", scaled(0.5))
 def test_sarsa_follows_the_action_that_was_taken_next():
     env = Clock((1.0, 1.0), num_envs=3)
-    state = _qac_state(unroll_steps=20)
+    state = _qac_state(rollout_steps=20)
     batch, _ = qac.rollout(state, env, env.reset(0))
     assert 0.2 < batch.action.float().mean() < 0.8
     expected = 1.0 + batch.action[:, 1:]  # q of the next action
@@ -261,7 +261,7 @@ def test_summing_over_actions_is_the_mean_of_drawing_them(seed):
 
 def _off_policy(epsilon: float, **options) -> tuple[off_policy_ac.State, Trajectory]:
     env = Gymnasium("CartPole-v1", 4)
-    config = off_policy_ac.Config(num_envs=4, unroll_steps=32, epsilon=epsilon, hidden=(8,), **options)
+    config = off_policy_ac.Config(num_envs=4, rollout_steps=32, epsilon=epsilon, hidden=(8,), **options)
     state = off_policy_ac.build(config, env.spaces)
     with torch.no_grad():  # a policy with opinions
         state.network.body.policy.flat.mul_(30)
@@ -278,7 +278,7 @@ def test_on_policy_all_weights_are_one_and_the_gradient_is_that_of_a2c():
     network = state.network
     values, successors = network.value(batch.obs).value.detach(), network.value(batch.extras["next_obs"]).value.detach()
     advantage, running = torch.zeros_like(values), torch.zeros(4)
-    for t in range(31, -1, -1):  # generalised advantages, by their definition
+    for t in range(31, -1, -1):  # generalized advantages, by their definition
         discount = 0.99 * batch.discount[:, t]
         delta = batch.reward[:, t] + discount * successors[:, t] - values[:, t]
         running = delta + discount * 0.9 * (1 - batch.cut[:, t]) * running
@@ -292,32 +292,32 @@ def test_on_policy_all_weights_are_one_and_the_gradient_is_that_of_a2c():
 
 @sabotaged_by("foresight.ops.policy.ratio", returns(torch.ones_like, "no_weights"), swap("logprob", "old_logprob"))
 @pytest.mark.parametrize("epsilon", [0.3, 1.0])
-def test_weights_make_another_behaviour_teach_what_the_policy_itself_would(epsilon):
+def test_weights_make_another_behavior_teach_what_the_policy_itself_would(epsilon):
     """All actions in one state: Σ_a b(a) ρ(a) G(a) ∇log π(a) = Σ_a π(a) G(a) ∇log π(a)."""
     state = _blank(off_policy_ac, epsilon=epsilon, max_ratio=100.0, trace_lambda=0.0)
     with torch.no_grad():
         state.network.body.policy.flat.copy_(torch.tensor([0.7, -0.2, -0.9, 0.5, 0.1, 0.0]))
     obs = torch.tensor([[1.0, 0.0]])
-    behaviour, target = off_policy_ac.behaviour(state, obs), state.network.policy(obs)
+    behavior, target = off_policy_ac.behavior(state, obs), state.network.policy(obs)
     found, worth = 0.0, torch.tensor([1.0, 4.0])
     for action in (0, 1):
         a = torch.tensor([action])
         row = Trajectory(
             obs[None], a[None], worth[a][None], discount=torch.zeros(1, 1), cut=torch.ones(1, 1),
-            mask=torch.ones(1, 1), logprob=behaviour.logp(a).detach()[None], extras={"next_obs": obs[None]},
+            mask=torch.ones(1, 1), logprob=behavior.logp(a).detach()[None], extras={"next_obs": obs[None]},
         )  # fmt: skip
-        found = found + behaviour.logp(a).exp().item() * _gradient(state, off_policy_ac.losses(state, row)[0])
+        found = found + behavior.logp(a).exp().item() * _gradient(state, off_policy_ac.losses(state, row)[0])
     expected = _gradient(state, -(target.mean() * worth).sum())
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@sabotaged_by("foresight.algorithms.policy.off_policy_ac.behaviour", change("obs", lambda x: -x))
-def test_the_behaviour_is_the_mixture_that_it_says():
+@sabotaged_by("foresight.algorithms.policy.off_policy_ac.behavior", change("obs", lambda x: -x))
+def test_the_behavior_is_the_mixture_that_it_says():
     state, batch = _off_policy(epsilon=0.25)
     mixed = 0.75 * state.network.policy(batch.obs).mean() + 0.125
     torch.testing.assert_close(batch.logprob, mixed.gather(-1, batch.action[..., None])[..., 0].log())
-    drawn = off_policy_ac.behaviour(state, batch.obs).mean()
+    drawn = off_policy_ac.behavior(state, batch.obs).mean()
     torch.testing.assert_close(drawn, mixed)
     assert (mixed - state.network.policy(batch.obs).mean()).abs().max() > 0.02
 
@@ -327,7 +327,7 @@ def test_the_behaviour_is_the_mixture_that_it_says():
 
 def _trpo(name: str, seed: int, **options):
     env = Gymnasium(name, 4) if name else choice()
-    config = trpo.Config(num_envs=env.num_envs, unroll_steps=64, seed=seed, hidden=(16,), **options)
+    config = trpo.Config(num_envs=env.num_envs, rollout_steps=64, seed=seed, hidden=(16,), **options)
     state = trpo.build(config, env.spaces)
     batch, _ = trpo.rollout(state, env, env.reset(seed))
     generator = torch.Generator().manual_seed(seed)
@@ -439,7 +439,7 @@ def _ppg(**options) -> tuple[ppg.State, Trajectory]:
         "learning_rate": 3e-3,
         **options,
     }
-    config = ppg.Config(steps=2048, num_envs=4, unroll_steps=64, hidden=(32,), **options)
+    config = ppg.Config(steps=2048, num_envs=4, rollout_steps=64, hidden=(32,), **options)
     *_, (_, _, state) = ppg.train(config, env)
     assert len(state.remembered) == 8
     batch, _ = ppg.rollout(state, env, env.reset(1))
@@ -497,7 +497,7 @@ def test_in_the_policy_phase_neither_network_hears_of_the_other():
 
 
 def test_the_auxiliary_phase_comes_every_so_many_iterations():
-    config = ppg.Config(steps=64 * 7, num_envs=8, unroll_steps=8, policy_iterations=3, hidden=(8,))
+    config = ppg.Config(steps=64 * 7, num_envs=8, rollout_steps=8, policy_iterations=3, hidden=(8,))
     seen = ["clone_kl" in metrics for _, metrics, _ in ppg.train(config, choice())]
     assert seen == [False, False, True, False, False, True, False]
 
@@ -516,13 +516,13 @@ def test_a_time_limit_is_no_termination():
     """Reward 1 for ever is worth 1 / (1 - 0.9) = 10, though every episode is cut after 8 steps."""
     settings = {
         a2c: {"learning_rate": 0.15, "max_grad_norm": 1e9},
-        qac: {"value_rate": 0.3, "max_grad_norm": 1e9},
-        off_policy_ac: {"value_rate": 0.1, "max_grad_norm": 1e9},
-        trpo: {"value_rate": 0.1, "value_batch": 64, "value_epochs": 2, "cg_iterations": 1},
+        qac: {"value_learning_rate": 0.3, "max_grad_norm": 1e9},
+        off_policy_ac: {"value_learning_rate": 0.1, "max_grad_norm": 1e9},
+        trpo: {"value_learning_rate": 0.1, "value_batch": 64, "value_epochs": 2, "cg_iterations": 1},
         ppg: {"learning_rate": 0.15, "max_grad_norm": 1e9, "minibatches": 2, "normalize_reward": False},
     }
     for module, options in settings.items():
-        config = module.Config(steps=6_000, num_envs=8, unroll_steps=16, gamma=0.9, hidden=(), **options)
+        config = module.Config(steps=6_000, num_envs=8, rollout_steps=16, gamma=0.9, hidden=(), **options)
         *_, (_, _, state) = module.train(config, Clock())
         found = state.network.value(torch.ones(1, 1))
         value = found.max().item() if module is qac else found.value.item()

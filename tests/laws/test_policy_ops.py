@@ -89,11 +89,11 @@ def test_clipping_is_a_lower_bound_that_forgets_gains_outside_the_range(seed: in
 
 @sabotaged_by("foresight.ops.advantage.leave_one_out", flip_sign, scaled(1.1))
 @sabotaged_by("foresight.ops.advantage.group_scaled", flip_sign, scaled(1.1), change("rewards", torch.square))
-@sabotaged_by("foresight.ops.advantage.group_centred", flip_sign, scaled(1.1))
+@sabotaged_by("foresight.ops.advantage.group_centered", flip_sign, scaled(1.1))
 @given(SEEDS, st.integers(2, 6))
 def test_group_advantages_by_definition(seed: int, size: int) -> None:
     rewards = randn(seed, 4, size)
-    close(advantage.group_centred(rewards), rewards - rewards.mean(1, keepdim=True))
+    close(advantage.group_centered(rewards), rewards - rewards.mean(1, keepdim=True))
     others = torch.stack([rewards[:, [j for j in range(size) if j != i]].mean(1) for i in range(size)], 1)
     close(advantage.leave_one_out(rewards), rewards - others)
     scaled_once = advantage.group_scaled(rewards, eps=1e-12)
@@ -265,7 +265,7 @@ def test_value_losses_agree_where_they_must(seed: int) -> None:
     close(value.clipped_loss(near, old, target, 0.2), value.squared_loss(near, target))
     assert (value.clipped_loss(far, old, target, 0.2) >= value.squared_loss(far, target)).all()
     close(gradient(lambda v: value.squared_loss(v, target), near), near - target)
-    # A value that has already moved out of the range towards the target is not pulled any further.
+    # A value that has already moved out of the range toward the target is not pulled any further.
     up = gradient(lambda v: value.clipped_loss(v, old, old + 5, 0.2), old + 1)
     assert (up == 0).all()
     close(value.huber_loss(near, target, delta=1e3), value.squared_loss(near, target))

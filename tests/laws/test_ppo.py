@@ -13,7 +13,7 @@ from foresight.ops import advantage, fused, kl, policy, returns, value
 from tests.algorithms.policy.worlds import Clock, Gymnasium, choice
 from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled, shift, swap
 
-CARTPOLE = ppo.Config(num_envs=8, unroll_steps=64, entropy_coef=0.01)
+CARTPOLE = ppo.Config(num_envs=8, rollout_steps=64, entropy_coef=0.01)
 
 
 def _rows(state: ppo.State, env) -> Trajectory:
@@ -45,7 +45,7 @@ def test_before_the_first_update_the_ratio_is_exactly_one(parts):
 
 def test_after_it_the_ratio_is_not_one():
     env = Gymnasium("CartPole-v1")
-    *_, (_, metrics, _) = ppo.train(ppo.Config(steps=512, unroll_steps=64), env)
+    *_, (_, metrics, _) = ppo.train(ppo.Config(steps=512, rollout_steps=64), env)
     assert metrics["approx_kl"] > 0
 
 
@@ -55,7 +55,7 @@ def _gradient(state: ppo.State, backward) -> torch.Tensor:
     return torch.cat([p.grad.flatten().clone() for p in state.network.parameters()])
 
 
-@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 0.9 * g))
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 0.9 * g))
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
 @sabotaged_by("foresight.ops.fused.clipped_objective", change("normalize", lambda x: not x))
 def test_at_ratio_one_the_gradient_is_the_policy_gradient():
@@ -63,7 +63,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient():
     found, expected = [], []
     for name in ("CartPole-v1", "Pendulum-v1"):
         env = Gymnasium(name)
-        state = ppo.build(ppo.Config(num_envs=8, unroll_steps=32, value_coef=0.0), env.spaces)
+        state = ppo.build(ppo.Config(num_envs=8, rollout_steps=32, value_coef=0.0), env.spaces)
         rows = _rows(state, env)
         found.append(_gradient(state, ppo.objective(state, rows, clip=0.2)[0]))
         gain = (rows.extras["advantage"] - rows.extras["advantage"].mean()) / rows.extras["advantage"].std()
@@ -120,13 +120,13 @@ def test_the_compiled_objective_is_the_readable_one(seed):
     assert not grads[0][: n // 2, 2].any()  # a masked action has exactly no gradient
 
 
-@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 0.9 * g))
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 0.9 * g))
 @sabotaged_by("foresight.ops.fused.clipped_objective", scaled(1.01))
 @sabotaged_by("foresight.ops.policy.clip_fraction", scaled(1.01))
 def test_one_objective_for_both_ways():
     """The whole of `objective`, compiled and not, on a real rollout after some learning."""
     env = Gymnasium("CartPole-v1")
-    *_, (_, _, state) = ppo.train(ppo.Config(steps=1024, unroll_steps=64, learning_rate=1e-2, clip_value=0.2), env)
+    *_, (_, _, state) = ppo.train(ppo.Config(steps=1024, rollout_steps=64, learning_rate=1e-2, clip_value=0.2), env)
     rows = _rows(state, env)
     rows = rows.replace(logprob=rows.logprob - 0.3, value=rows.value + 0.3)
     backward, compiled = ppo.objective(state, rows, clip=0.2)
@@ -143,9 +143,9 @@ def _time_limit_ends(original):
     return lambda reward, discount, cut, *rest: original(reward, discount * (1 - cut), cut, *rest)
 
 
-def _learnt_values(env: Clock) -> torch.Tensor:
+def _learned_values(env: Clock) -> torch.Tensor:
     config = ppo.Config(
-        steps=40_000, num_envs=8, unroll_steps=32, epochs=10, minibatches=2, learning_rate=0.3, hidden=(),
+        steps=40_000, num_envs=8, rollout_steps=32, epochs=10, minibatches=2, learning_rate=0.3, hidden=(),
         gamma=0.98, value_coef=1.0, max_grad_norm=1e9,
     )  # fmt: skip
     *_, (_, _, state) = ppo.train(config, env)
@@ -155,7 +155,7 @@ def _learnt_values(env: Clock) -> torch.Tensor:
 @sabotaged_by("foresight.ops.returns.gae", _time_limit_ends)
 def test_a_time_limit_is_no_termination():
     """Reward 1 for ever is worth 1 / (1 - 0.98) = 50, though every episode is cut after 8 steps."""
-    assert _learnt_values(Clock()).item() == pytest.approx(50, abs=1)
+    assert _learned_values(Clock()).item() == pytest.approx(50, abs=1)
 
 
 @sabotaged_by("foresight.ops.returns.gae", _time_limit_ends, shift("next_value"))
@@ -163,7 +163,7 @@ def test_a_time_limit_is_no_termination():
 def test_a_time_limit_bootstraps_from_its_own_final_observation():
     """Episodes are cut in state 2 and begin in state 0: the wrong successor would show in every value."""
     env = Clock((0.0, 0.0, 3.0))
-    torch.testing.assert_close(_learnt_values(env), env.values(0.98), atol=0.5, rtol=0)
+    torch.testing.assert_close(_learned_values(env), env.values(0.98), atol=0.5, rtol=0)
 
 
 @sabotaged_by(
@@ -171,16 +171,16 @@ def test_a_time_limit_bootstraps_from_its_own_final_observation():
     lambda f: lambda self, **k: f(self, **{"mask": torch.ones_like(self.mask), **k}),
 )
 def test_rows_that_only_reset_teach_nothing():
-    """They pay 1000 here. What is learnt from the others is as if they were not there."""
+    """They pay 1000 here. What is learned from the others is as if they were not there."""
     env = Clock((0.0, 0.0, 3.0), lost=True)
-    torch.testing.assert_close(_learnt_values(env), env.values(0.98), atol=0.5, rtol=0)
+    torch.testing.assert_close(_learned_values(env), env.values(0.98), atol=0.5, rtol=0)
 
 
 def test_what_stands_in_such_a_row_has_no_effect():
     env, weights = choice(), []
     for garbage in (0.0, 1e6):
         state = ppo.build(
-            ppo.Config(num_envs=8, unroll_steps=8, hidden=(8,), normalize_reward=True, normalize_obs=True), env.spaces
+            ppo.Config(num_envs=8, rollout_steps=8, hidden=(8,), normalize_reward=True, normalize_obs=True), env.spaces
         )
         batch, *_ = ppo.rollout(state, env, env.reset(0))
         mask = torch.ones(8, 8)

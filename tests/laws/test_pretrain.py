@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from foresight.algorithms.language import mtp_critic, pretrain
 from foresight.data.text import pad
-from foresight.envs.text import Example, TextTask, make
+from foresight.envs.text.task import Example, TextTask, make
 from foresight.errors import UserError
-from foresight.nets import pretrained
+from foresight.nets.language import pretrained
 from tests.sabotage import begins_anew, change, drop, flip_sign, sabotaged_by, scaled
 
 SMALL = {
-    "layers": 2, "dim": 32, "heads": 2, "kv_heads": 1, "hidden": 32, "batch": 8, "steps": 4, "warmup": 0,
+    "layers": 2, "dim": 32, "heads": 2, "kv_heads": 1, "mlp_size": 32, "batch_size": 8, "steps": 4, "lr_warmup": 0,
     "context": 24, "max_new_tokens": 8, "precision": "float32", "max_grad_norm": math.inf,
 }  # fmt: skip
 WORDS = ("one.", "two or three.", "no", "four five", "six and seven and eight")
@@ -38,7 +38,7 @@ def _literal(state, row: list[int]) -> tuple[list[torch.Tensor], list[list[torch
     features = [trunk(tokens[None, :-1]).last_hidden_state[0]]
     plain = [-(unembed @ x).log_softmax(0)[t] for x, t in zip(features[0], row[1:], strict=True)]
     ahead = []
-    for head in range(2, state.config.foresee + 1):
+    for head in range(2, state.config.predict_tokens + 1):
         chain = [torch.zeros(32)]
         for n in range(1, len(row) - 1):
             before, token = features[-1][n - 1 : n], trunk.embed_tokens.weight[row[n]][None]
@@ -50,9 +50,11 @@ def _literal(state, row: list[int]) -> tuple[list[torch.Tensor], list[list[torch
 
 
 @sabotaged_by("foresight.ops.tokens.token_logprob", scaled(1.01))
-@sabotaged_by("foresight.nets.mtp.MultiTokenHeads.forward", lambda f: lambda s, h, e, p: f(s, h.detach(), e, p))
+@sabotaged_by(
+    "foresight.nets.language.mtp.MultiTokenHeads.forward", lambda f: lambda s, h, e, p: f(s, h.detach(), e, p)
+)
 def test_the_loss_and_its_gradient_are_the_definitions():
-    state = _state(foresee=3, foresee_coef=0.7)
+    state = _state(predict_tokens=3, predict_coef=0.7)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for module in (state.policy, state.heads):
@@ -76,8 +78,8 @@ def test_the_loss_and_its_gradient_are_the_definitions():
 
 
 @sabotaged_by("foresight.algorithms.language.pretrain.loss", change("lengths", lambda n: torch.full_like(n, n.max())))
-@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"foresee": 2}], ids=["dense", "experts", "foresee"])
-def test_padding_and_neighbours_change_nothing(fields):
+@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"predict_tokens": 2}], ids=["dense", "experts", "foresee"])
+def test_padding_and_neighbors_change_nothing(fields):
     state = _state(**fields)
     rows = pretrain.documents(state, _task().train)
     tokens, lengths = pad(rows)
@@ -114,7 +116,9 @@ def test_each_rule_of_balance_works_where_it_is_asked_for():
 
 
 @sabotaged_by("foresight.algorithms.language.pretrain.train", begins_anew)
-@pytest.mark.parametrize("fields", [{"experts": 4, "bias_rate": 0.01}, {"foresee": 2}], ids=["experts", "foresee"])
+@pytest.mark.parametrize(
+    "fields", [{"experts": 4, "bias_rate": 0.01}, {"predict_tokens": 2}], ids=["experts", "foresee"]
+)
 def test_a_mid_run_state_continues_bit_for_bit(fields):
     task, config = _task(), pretrain.Config(**{**SMALL, **fields})
     *_, (_, metrics, whole) = pretrain.train(config, task)
@@ -136,12 +140,12 @@ def _even(texts: int = 4) -> TextTask:
 
 
 @sabotaged_by("foresight.ops.tokens.token_logprob", flip_sign)
-@sabotaged_by("foresight.nets.transformer.attend", lambda f: _peeking)
-@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"foresee": 3}], ids=["dense", "experts", "foresee"])
+@sabotaged_by("foresight.nets.sequence.transformer.attend", lambda f: _peeking)
+@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"predict_tokens": 3}], ids=["dense", "experts", "foresee"])
 def test_it_reaches_the_entropy_of_its_texts(fields):
     task = _even()
     config = pretrain.Config(
-        **{**SMALL, "steps": 60, "batch": 32, "learning_rate": 1e-2, "max_grad_norm": 1.0, **fields}
+        **{**SMALL, "steps": 60, "batch_size": 32, "learning_rate": 1e-2, "max_grad_norm": 1.0, **fields}
     )
     name, before, _ = pretrain.measure(pretrain.build(config), task)
     *_, (_, _, state) = pretrain.train(config, task)
@@ -158,9 +162,9 @@ def _peeking(query, key, value, allowed, dropout=0.0):
     return functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 
 
-@sabotaged_by("foresight.nets.pretrained.save_folder", drop("heads"))
+@sabotaged_by("foresight.nets.language.pretrained.save_folder", drop("heads"))
 def test_its_export_is_where_the_others_begin(tmp_path):
-    state = _state(foresee=2)
+    state = _state(predict_tokens=2)
     pretrain.export(state, tmp_path / "export")
     again = mtp_critic.build(mtp_critic.Config(str(tmp_path / "export"), heads=2, precision="float32"))
     pairs = ((state.policy, again.policy), (state.heads, again.heads))
@@ -195,4 +199,4 @@ def test_what_it_cannot_write_is_refused():
     with pytest.raises(UserError, match="no character 'é'"):
         pretrain.documents(_state(), [Example("caf", "é")])
     with pytest.raises(UserError, match="foresee is 0"):
-        _state(foresee=0)
+        _state(predict_tokens=0)

@@ -122,7 +122,7 @@ def test_the_compiled_gradient_is_that_of_the_q_target() -> None:
 
 
 @sabotaged_by("foresight.ops.fused.soft_q", scaled(1.01), change("alpha", lambda a: 2 * a))
-@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 1.1 * g))
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 1.1 * g))
 def test_the_compiled_critics_are_the_readable_ones() -> None:
     """A whole update of SAC, compiled and not: the same losses, and critics that moved alike."""
     spaces = Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-2, 2, (2,), np.float32))
@@ -132,7 +132,7 @@ def test_the_compiled_critics_are_the_readable_ones() -> None:
     )  # fmt: skip
     found = []
     for compiled in (True, False):
-        state = sac.build(sac.Config(hidden=(16,), alpha=0.3), spaces)
+        state = sac.build(sac.Config(hidden=(16,), entropy_temperature=0.3), spaces)
         for module in (state.critics, state.target, state.actor):
             torch.nn.init.normal_(module.towers.flat, std=0.5, generator=torch.Generator().manual_seed(1))
         state.critics.towers._compiled = compiled
@@ -154,8 +154,8 @@ def test_sac_finds_the_soft_optimal_policy() -> None:
     """With reward -(a - 1)² / 2 in world units on [-4, 4] and fixed α: π ∝ exp(r / α) is a normal with variance α."""
     env = _bandit(gs.Box(-4, 4, (1,), np.float32), lambda c, a: -0.5 * (a[:, 0] - 1) ** 2)
     config = sac.Config(
-        steps=10_000, num_envs=8, learning_rate=5e-3, anneal=True, batch_size=128, replay_size=20_000,
-        learning_starts=1_000, train_every=8, alpha=0.25, learn_alpha=False, hidden=(32,), tau=0.05,
+        steps=10_000, num_envs=8, learning_rate=5e-3, anneal_lr=True, batch_size=128, replay_size=20_000,
+        learning_starts=1_000, train_every=8, entropy_temperature=0.25, learn_temperature=False, hidden=(32,), tau=0.05,
     )  # fmt: skip
     state = _last(sac, config, env)
     draws = state.actor.outward(state.actor(torch.ones(4000, 1)).sample(state.generator)).detach()
@@ -170,7 +170,7 @@ def test_discrete_sac_finds_the_soft_optimal_policy() -> None:
     env = _bandit(gs.Discrete(3), lambda c, a: rewards[a])
     config = sac_discrete.Config(
         steps=8_000, num_envs=8, learning_rate=5e-3, batch_size=64, learning_starts=200, train_every=8,
-        replay_size=10_000, alpha=0.25, learn_alpha=False, hidden=(16,),
+        replay_size=10_000, entropy_temperature=0.25, learn_temperature=False, hidden=(16,),
     )  # fmt: skip
     state = _last(sac_discrete, config, env)
     found = state.actor(torch.ones(1, 1)).mean()[0].detach()
@@ -183,13 +183,13 @@ def test_the_temperature_finds_the_entropy_that_is_wanted() -> None:
     env = _bandit(gs.Discrete(3), lambda c, a: torch.tensor([0.0, 0.3, 0.5])[a])
     config = sac_discrete.Config(
         steps=12_000, num_envs=8, learning_rate=5e-3, batch_size=64, learning_starts=200, train_every=8,
-        replay_size=10_000, alpha=1.0, target_entropy=0.5, hidden=(16,),
+        replay_size=10_000, entropy_temperature=1.0, target_entropy=0.5, hidden=(16,),
     )  # fmt: skip
     state = _last(sac_discrete, config, env)
     assert state.actor(torch.ones(1, 1)).entropy().item() == pytest.approx(0.5 * math.log(3), abs=0.08)
 
 
-@sabotaged_by("foresight.nets.optim.track", change("rate", lambda r: 1.0))
+@sabotaged_by("foresight.training.optim.track", change("rate", lambda r: 1.0))
 def test_soft_targets_lag_behind() -> None:
     state = sac.build(sac.Config(hidden=(8,), tau=0.1), Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-1, 1, (1,))))
     before = state.target.towers.flat.clone()

@@ -156,16 +156,16 @@ def test_a_time_limit_is_not_a_termination(lam: float) -> None:
 @sabotaged_by(RETURNS + "retrace", change("ratio", torch.ones_like), flip_sign)
 @sabotaged_by(RETURNS + "vtrace", change("clip_rho", lambda c: 0.3), change("ratio", torch.ones_like), flip_sign)
 def test_off_policy_targets_are_right_on_average() -> None:
-    """Two steps of a two-armed world, every path enumerated under the behaviour policy."""
-    target_policy, behaviour = torch.tensor([0.7, 0.3]).double(), torch.tensor([0.5, 0.5]).double()
+    """Two steps of a two-armed world, every path enumerated under the behavior policy."""
+    target_policy, behavior = torch.tensor([0.7, 0.3]).double(), torch.tensor([0.5, 0.5]).double()
     first, second = torch.tensor([1.0, 5.0]).double(), torch.tensor([2.0, -4.0]).double()
     true_value = (target_policy * first).sum() + 0.5 * (target_policy * second).sum()
     wrong = torch.tensor(3.0).double()  # the estimate of the second state; the whole trace must correct it
     v_total, q_total = torch.zeros(()).double(), torch.zeros(2).double()
     for a in range(2):
         for b in range(2):
-            chance = behaviour[a] * behaviour[b]
-            ratio = (target_policy / behaviour)[[a, b]][None]
+            chance = behavior[a] * behavior[b]
+            ratio = (target_policy / behavior)[[a, b]][None]
             reward = torch.stack([first[a], second[b]])[None]
             zeros, discount = torch.zeros(1, 2).double(), torch.tensor([[0.5, 0.0]]).double()
             value = torch.stack([wrong, wrong])[None]
@@ -174,8 +174,8 @@ def test_off_policy_targets_are_right_on_average() -> None:
                 reward, discount, zeros, value, next_value, ratio, clip_rho=9.0, clip_c=9.0, mask=None
             )
             v_total += chance * target[0, 0]
-            q_total[a] += behaviour[b] * returns.retrace(reward, discount, zeros, value, next_value, ratio)[0, 0]
+            q_total[a] += behavior[b] * returns.retrace(reward, discount, zeros, value, next_value, ratio)[0, 0]
     close(v_total, true_value)
     # Retrace cuts the trace at 1: c(b) = min(1, ratio), with Q = next_value = 3 it moves by Σ_b μ(b) c(b) δ(b).
-    trace = (behaviour * (target_policy / behaviour).clamp(max=1) * (second - wrong)).sum()
+    trace = (behavior * (target_policy / behavior).clamp(max=1) * (second - wrong)).sum()
     close(q_total, first + 0.5 * (wrong + trace))

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from foresight.algorithms.language import reward_model, rlhf_ppo
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.planning.rollout import complete, roll
+from foresight.planning.generation.rollout import complete, roll
 from tests import tiny_language
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled, swap
 
@@ -66,7 +66,7 @@ def test_the_targets_are_those_of_the_definition_token_by_token():
     assert math.isclose(metrics["kl"], total / int(batch.length.sum()), rel_tol=1e-4)
 
 
-@sabotaged_by("foresight.nets.scorer.Scorer.values", lambda f: lambda self, batch: f(self, batch).roll(-1, -1))
+@sabotaged_by("foresight.nets.language.scorer.Scorer.values", lambda f: lambda self, batch: f(self, batch).roll(-1, -1))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_value_is_of_the_state_before_its_token(precision):
     """The baseline of a token.
@@ -86,7 +86,7 @@ def test_a_value_is_of_the_state_before_its_token(precision):
     assert (values[long][:, 3] != again[long][:, 3]).all()
 
 
-@sabotaged_by("foresight.planning.decode.generate", change("temperature", lambda t: 1.5 * t))
+@sabotaged_by("foresight.planning.generation.decoding.generate", change("temperature", lambda t: 1.5 * t))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_before_the_first_update_ratio_is_1_and_kl_and_values_are_0(precision):
     state, batch = _rollout(precision=precision, minibatches=1, temperature=0.7)
@@ -161,9 +161,9 @@ def test_an_unscorable_answer_teaches_neither_model():
     assert all(math.isfinite(v) for v in rlhf_ppo.update(state, batch, rewards).values())
 
 
-@sabotaged_by("foresight.nets.microbatch.gather", lambda f: lambda *args: f(*args).flip(-1))
+@sabotaged_by("foresight.training.microbatch.gather", lambda f: lambda *args: f(*args).flip(-1))
 def test_a_reward_model_judges_the_very_tokens_that_were_sampled(tmp_path):
-    """The judge reads ids, and not a text that is tokenised for it.
+    """The judge reads ids, and not a text that is tokenized for it.
 
     Wrong: it reads another answer, without its end or with two (TRL 5224).
     Decides: score = s(q, o) of the sampled ids, as the reward model itself gives it.

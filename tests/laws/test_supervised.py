@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from foresight.algorithms.language import dpo, kto, orpo, reward_model, sft
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets.language import LanguageModel
-from foresight.planning import corpus
+from foresight.nets.language.model import LanguageModel
+from foresight.training import corpus
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
 
@@ -34,7 +34,7 @@ STEPS = [
 
 
 def _build(module, **fields):
-    base = {"model": tiny_language.folder(), "precision": "float32", "max_grad_norm": math.inf, "anneal": False}
+    base = {"model": tiny_language.folder(), "precision": "float32", "max_grad_norm": math.inf, "anneal_lr": False}
     return module.build(module.Config(**{**base, **fields}))
 
 
@@ -64,7 +64,7 @@ def _same(caught, parameters) -> None:
 
 
 @sabotaged_by("foresight.ops.aggregate.per_token", scaled(0.5))
-@sabotaged_by("foresight.nets.tokentree.TokenTree.attend", change("scale", lambda s: 0.5 * s))
+@sabotaged_by("foresight.nets.language.tokentree.TokenTree.attend", change("scale", lambda s: 0.5 * s))
 @pytest.mark.parametrize("micro_tokens", [1, 10_000])
 def test_sft_is_the_mean_over_the_tokens_of_completions(micro_tokens):
     state = _build(sft, micro_tokens=micro_tokens)
@@ -77,7 +77,7 @@ def test_sft_is_the_mean_over_the_tokens_of_completions(micro_tokens):
     _same(caught, model.parameters())
 
 
-@sabotaged_by("foresight.nets.tokentree.TokenTree.attend", change("scale", lambda s: 0.5 * s))
+@sabotaged_by("foresight.nets.language.tokentree.TokenTree.attend", change("scale", lambda s: 0.5 * s))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_packed_rows_are_what_they_are_alone(precision):
     """Rows of different lengths laid end to end.
@@ -96,7 +96,7 @@ def test_packed_rows_are_what_they_are_alone(precision):
         assert (packed[k, 0, len(alone) :] == 0).all() and (entropy[k, 0, len(alone) :] == 0).all()
 
 
-@sabotaged_by("foresight.planning.corpus.corpus", change("max_tokens", lambda n: 64))
+@sabotaged_by("foresight.training.corpus.corpus", change("max_tokens", lambda n: 64))
 def test_rows_that_are_too_long_are_left_out_and_counted():
     model = tiny_language.model()
     kept = corpus.corpus(model, SHOWN, lambda e: [e.columns["completion"]], 9)
@@ -119,9 +119,9 @@ def test_every_epoch_has_every_row_once_in_an_order_of_its_own():
 
 
 @sabotaged_by("foresight.ops.preference.sigmoid", flip_sign, scaled(0.5))
-@pytest.mark.parametrize("length_normalised", [False, True])
-def test_dpo_is_the_papers_equation_7(length_normalised):
-    state = _build(dpo, beta=0.3, length_normalised=length_normalised, micro_tokens=20)
+@pytest.mark.parametrize("length_normalized", [False, True])
+def test_dpo_is_the_papers_equation_7(length_normalized):
+    state = _build(dpo, beta=0.3, length_normalized=length_normalized, micro_tokens=20)
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in state.policy.parameters():
@@ -135,7 +135,7 @@ def test_dpo_is_the_papers_equation_7(length_normalised):
             with torch.no_grad():
                 reference = _row(state.reference, prompt, answer)
             difference = _row(model, prompt, answer) - reference
-            odds.append(difference.mean() if length_normalised else difference.sum())
+            odds.append(difference.mean() if length_normalized else difference.sum())
         total = total - torch.nn.functional.logsigmoid(0.3 * (odds[0] - odds[1])) / 6
         right += int(odds[0] > odds[1])
     total.backward()
@@ -209,7 +209,7 @@ def test_kto_takes_pairs_for_two_answers_each():
     assert len(kto.judged(JUDGED)) == len(JUDGED)
 
 
-@pytest.mark.parametrize(("fields", "message"), [({"beta": 0.0}, "beta is 0"), ({"batch": 1}, "at least 2")])
+@pytest.mark.parametrize(("fields", "message"), [({"beta": 0.0}, "beta is 0"), ({"batch_size": 1}, "at least 2")])
 def test_a_kto_without_a_reference_point_is_refused(fields, message):
     with pytest.raises(UserError, match=message):
         _build(kto, **fields)
@@ -244,9 +244,9 @@ def test_a_negative_weight_of_the_odds_is_refused():
 
 
 @sabotaged_by("foresight.ops.preference.bradley_terry", swap("chosen", "rejected"), change("margin", lambda m: 0 * m))
-@sabotaged_by("foresight.ops.preference.centring", scaled(3.0))
-def test_a_reward_model_is_bradley_terry_with_margin_and_centring():
-    state = _build(reward_model, centring=0.1, micro_tokens=20)
+@sabotaged_by("foresight.ops.preference.centering", scaled(3.0))
+def test_a_reward_model_is_bradley_terry_with_margin_and_centering():
+    state = _build(reward_model, centering=0.1, micro_tokens=20)
     pairs = [dataclasses.replace(e, columns={**e.columns, "margin": 0.5 * i}) for i, e in enumerate(PAIRS)]
     rows, scorer = reward_model._corpus(state, pairs), copy.deepcopy(state.scorer)
     caught, metrics = _gradient(reward_model, state, rows.batch(range(6)), pairs)
@@ -263,7 +263,7 @@ def one_early(original):
     return lambda *args: (original(*args)[0].roll(-1, 1), original(*args)[1].roll(-1, 1))
 
 
-@sabotaged_by("foresight.planning.corpus.step_ends", one_early)
+@sabotaged_by("foresight.training.corpus.step_ends", one_early)
 def test_a_process_reward_model_judges_the_end_of_every_step():
     state = _build(reward_model, micro_tokens=10)
     rows, scorer = reward_model._corpus(state, STEPS), copy.deepcopy(state.scorer)
@@ -314,7 +314,7 @@ def with_a_new_head(original):
     return mutant
 
 
-@sabotaged_by("foresight.nets.pretrained.load_scorer", with_a_new_head)
+@sabotaged_by("foresight.nets.language.pretrained.load_scorer", with_a_new_head)
 def test_a_reward_model_is_saved_with_its_head_and_gives_no_answers(tmp_path):
     state = _build(reward_model)
     reward_model.export(state, tmp_path / "rm")
@@ -335,7 +335,7 @@ supervised = pytest.mark.parametrize(("module", "rows"), CASES, ids=["sft", "dpo
 @supervised
 def test_a_mid_run_state_continues_bit_for_bit(module, rows):
     task = TextTask("t", rows[:5], rows[5:], None)
-    config = module.Config(tiny_language.folder(), steps=4, batch=4, learning_rate=1e-3, precision="float32")
+    config = module.Config(tiny_language.folder(), steps=4, batch_size=4, learning_rate=1e-3, precision="float32")
     *_, (_, _, whole) = module.train(config, task)
     halfway = next(state for step, _, state in module.train(config, task) if step == 2)
     *_, (_, _, resumed) = module.train(config, task, copy.deepcopy(halfway))
@@ -345,13 +345,13 @@ def test_a_mid_run_state_continues_bit_for_bit(module, rows):
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
-@sabotaged_by("foresight.nets.microbatch.step", lambda f: lambda o, p, rate, *a: f(o, p, -rate, *a))
+@sabotaged_by("foresight.training.microbatch.step", lambda f: lambda o, p, rate, *a: f(o, p, -rate, *a))
 @supervised
 def test_it_learns_what_it_is_shown(module, rows):
     """Held-out rows: right answers are digits, wrong ones are letters. Those of KTO are the ones that it learned."""
     task = TextTask("t", rows[:5], rows[5:], None)
     config = module.Config(
-        tiny_language.folder(), steps=25, batch=5, learning_rate=3e-3, precision="float32", anneal=False
+        tiny_language.folder(), steps=25, batch_size=5, learning_rate=3e-3, precision="float32", anneal_lr=False
     )
     state = module.build(config)
     metric, before = module.assess(state, task.test)

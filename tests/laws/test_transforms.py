@@ -57,7 +57,7 @@ def test_two_hot_is_a_distribution_whose_mean_is_the_number(seed: int, count: in
     torch.testing.assert_close(transforms.two_hot(bins, bins), torch.eye(count).double(), rtol=0, atol=1e-9)
     used = (code > 0).double()
     gap = (used * torch.arange(count)).amax(-1) - torch.where(code > 0, torch.arange(count), count).amin(-1)
-    assert (gap <= 1).all()  # the two are neighbours
+    assert (gap <= 1).all()  # the two are neighbors
 
 
 @sabotaged_by(TRANSFORMS + "merge_moments", scaled(1.1), change("b", lambda b: b._replace(var=0 * b.var)))

@@ -6,9 +6,9 @@ import torch
 
 from foresight.algorithms.search import stochastic_muzero
 from foresight.data.trajectory import Trajectory
-from foresight.envs.mdp import MDP, TableEnv
+from foresight.envs.tabular.mdp import MDP, TableEnv
 from foresight.nets.heads import CategoricalHead
-from foresight.planning import unroll
+from foresight.training import muzero_targets
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 HELD = 0.5  # what holding earns; rolling, and then naming what is shown, earns 1
@@ -35,11 +35,11 @@ def earned(action: torch.Tensor) -> torch.Tensor:
 
 
 @sabotaged_by("foresight.ops.latent.straight_through", lambda f: lambda x: torch.ones_like(x) / x.shape[-1])
-@sabotaged_by("foresight.planning.unroll.summed", flip_sign)
+@sabotaged_by("foresight.training.muzero_targets.summed", flip_sign)
 def test_stochastic_muzero_learns_what_a_die_may_show() -> None:
     config = stochastic_muzero.Config(
-        steps=3_000, num_envs=8, simulations=10, codes=4, n_steps=2, unroll_steps=2, batch=64, update_every=8,
-        warmup=200, reanalyze=0.0, latent_size=8, hidden=(32,), support=3, learning_rate=5e-3, value_coef=1.0,
+        steps=3_000, num_envs=8, simulations=10, codes=4, n_steps=2, unroll_steps=2, batch_size=64, train_every=8,
+        learning_starts=200, reanalyze=0.0, latent_size=8, hidden=(32,), support=3, learning_rate=5e-3, value_coef=1.0,
     )  # fmt: skip
     *_, (_, _, state) = stochastic_muzero.train(config, TableEnv(die(), config.num_envs))
     network = state.network
@@ -72,14 +72,14 @@ def coins() -> MDP:
     return MDP("coins", following, prob, reward, start, discount)
 
 
-@sabotaged_by("foresight.nets.chance.ChanceModel.happening", change("obs", torch.zeros_like))
+@sabotaged_by("foresight.nets.models.stochastic_muzero.ChanceModel.happening", change("obs", torch.zeros_like))
 def test_what_chance_did_is_told_from_what_was_there_before() -> None:
     """Both faces of every coin get a code of their own, and the model learns what naming them earns.
 
     The seed is one whose codes begin apart, as codes that begin as one may stay one.
     """
     config = stochastic_muzero.Config(
-        seed=178, num_envs=1, codes=2, n_steps=2, unroll_steps=2, warmup=200, reanalyze=0.0, latent_size=8,
+        seed=178, num_envs=1, codes=2, n_steps=2, unroll_steps=2, learning_starts=200, reanalyze=0.0, latent_size=8,
         hidden=(32,), support=3, learning_rate=1e-2, value_coef=1.0,
     )  # fmt: skip
     state = stochastic_muzero.build(config, TableEnv(coins(), 1).spaces)
@@ -96,5 +96,5 @@ def test_what_chance_did_is_told_from_what_was_there_before() -> None:
     code = state.network.happening(coin, face).argmax(-1)
     for here in range(3):
         assert len({int(code[(coin == here) & (face == shown)][0]) for shown in PAIRS[here]}) == 2
-    found = unroll.model_errors(state.network, batch, action, extras["next_obs"], 2, CategoricalHead(5))
+    found = muzero_targets.model_errors(state.network, batch, action, extras["next_obs"], 2, CategoricalHead(5))
     assert found["reward"][2] < 0.05  # a coin whose faces have one code makes it 1/9

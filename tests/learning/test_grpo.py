@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foresight.algorithms.language import cispo, dapo, dr_grpo, grpo, gspo, rloo
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from tests import tiny_language
 from tests.sabotage import flip_sign, sabotaged_by
 
@@ -47,7 +47,7 @@ def test_it_learns_to_write_digits(module):
     _learn(module, 0)
 
 
-@sabotaged_by("foresight.ops.advantage._centred", lambda f: lambda r: (-f(r)[0], f(r)[1]))
+@sabotaged_by("foresight.ops.advantage._centered", lambda f: lambda r: (-f(r)[0], f(r)[1]))
 @pytest.mark.parametrize("module", [dr_grpo, rloo], ids=["dr_grpo", "rloo"])
 def test_it_learns_without_scaling_its_advantages(module):
     _learn(module, 1)

@@ -10,7 +10,7 @@ from foresight.envs.make import make
 from tests.sabotage import sabotaged_by
 
 CONFIG = ppo.Config(
-    steps=32_000, num_envs=32, unroll_steps=16, minibatches=4, learning_rate=2e-3, anneal=False, gae_lambda=0.9,
+    steps=32_000, num_envs=32, rollout_steps=16, minibatches=4, learning_rate=2e-3, anneal_lr=False, gae_lambda=0.9,
     entropy_coef=0.005, hidden=(16,), memory_size=16, memory_heads=2, memory_window=8,
 )  # fmt: skip
 STEPS = {"gru": 24_000, "gtrxl": 16_000, None: 40_000}
@@ -30,7 +30,7 @@ def success(kind: str | None) -> float:
 
 
 @pytest.mark.learning
-@sabotaged_by("foresight.nets.memory.Trunk.forward", lambda f: lambda self, *a: f(self, *_forgetful(*a)))
+@sabotaged_by("foresight.nets.sequence.memory.Trunk.forward", lambda f: lambda self, *a: f(self, *_forgetful(*a)))
 @pytest.mark.parametrize("kind", ["gru", "gtrxl"])
 def test_a_memory_solves_a_maze(kind: str):
     assert success(kind) > 0.95

@@ -7,8 +7,8 @@ import torch
 
 from foresight.algorithms.language import mtp_critic
 from foresight.data.text import TokenBatch, pad
-from foresight.envs.text import Example, TextTask
-from foresight.nets import mtp
+from foresight.envs.text.task import Example, TextTask
+from foresight.nets.language import mtp
 from foresight.ops.diagnostics import explained_variance
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, sabotaged_by, shift

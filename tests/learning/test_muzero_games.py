@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from foresight.algorithms.search import gumbel_muzero, muzero
-from foresight.envs import games
-from foresight.planning import opponents, proof
-from foresight.runtime import match
+from foresight.envs.games import game as games
+from foresight.planning.games import exhaustive, opponents
+from foresight.runtime.evaluation import match
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 HEX = games.make("hex", size=2)
@@ -17,27 +17,27 @@ B1, A2 = 1, 2  # the cells with two ways to the other edge: whoever begins there
 
 
 SABOTAGES = (
-    ("foresight.planning.unroll.latent_model", change("players", lambda _: 1)),
-    ("foresight.planning.unroll.summed", flip_sign),
+    ("foresight.training.muzero_targets.latent_model", change("players", lambda _: 1)),
+    ("foresight.training.muzero_targets.summed", flip_sign),
 )
 
 
-def learnt(module: Any, **exploring: Any) -> Any:
+def learned(module: Any, **exploring: Any) -> Any:
     """The State of `module` after 3,000 moves of Hex; it loses against nobody when it begins."""
     config = module.Config(
-        steps=3_000, num_envs=16, simulations=12, gamma=1.0, unroll_steps=3, n_steps=4, batch=64, update_every=8,
-        collect_steps=8, warmup=200, reanalyze=0.0, latent_size=16, hidden=(32,), support=2, learning_rate=5e-3,
-        value_coef=1.0, **exploring,
+        steps=3_000, num_envs=16, simulations=12, gamma=1.0, unroll_steps=3, n_steps=4, batch_size=64, train_every=8,
+        collect_steps=8, learning_starts=200, reanalyze=0.0, latent_size=16, hidden=(32,), support=2,
+        learning_rate=5e-3, value_coef=1.0, **exploring,
     )  # fmt: skip
     *_, (_, _, state) = module.train(config, HEX)
-    assert proof.exhaust(HEX, match.chooser(module, state), first=True).lost == 0
+    assert exhaustive.exhaust(HEX, match.chooser(module, state), first=True).lost == 0
     return state
 
 
 @sabotaged_by(*SABOTAGES[0])
 @sabotaged_by(*SABOTAGES[1])
 def test_muzero_learns_to_win_at_hex() -> None:
-    state = learnt(muzero, dirichlet_alpha=1.0, temperatures=(1.0,))
+    state = learned(muzero, dirichlet_alpha=1.0, temperatures=(1.0,))
     random = match.play(HEX, opponents.make("random", HEX, 1), opponents.make("random", HEX, 2), 40)
     assert 0.2 < random.score < 0.8
     action, extras, _ = muzero.act(state, HEX.start(1))
@@ -49,9 +49,9 @@ def test_muzero_learns_to_win_at_hex() -> None:
 
 @sabotaged_by(*SABOTAGES[0])
 @sabotaged_by(*SABOTAGES[1])
-@sabotaged_by("foresight.envs.selfplay.opened", lambda f: lambda game, count, *_: game.start(count))
+@sabotaged_by("foresight.envs.games.selfplay.opened", lambda f: lambda game, count, *_: game.start(count))
 def test_gumbel_muzero_learns_to_win_at_hex() -> None:
-    state = learnt(gumbel_muzero, value_scale=0.25, normalize="none", openings=3)
+    state = learned(gumbel_muzero, value_scale=0.25, value_normalization="none", openings=3)
     _, extras, _ = gumbel_muzero.act(state, HEX.start(1))
     assert extras["weights"][0, [B1, A2]].sum() > 0.9
     taken = HEX.step(HEX.start(1), torch.tensor([B1])).position

@@ -33,7 +33,7 @@ def _blind(original):
 @sabotaged_by("foresight.ops.fused.clipped_objective", returns(lambda x: -x))
 def test_ppo_balances_the_pole():
     config = ppo.Config(
-        steps=25_000, num_envs=8, unroll_steps=32, epochs=20, minibatches=1, learning_rate=1e-3, gamma=0.98,
+        steps=25_000, num_envs=8, rollout_steps=32, epochs=20, minibatches=1, learning_rate=1e-3, gamma=0.98,
         gae_lambda=0.8, anneal_clip=True, value_coef=1.0,
     )  # fmt: skip
     env = make("CartPole-v1", num_envs=config.num_envs)
@@ -49,8 +49,8 @@ def test_ppo_balances_the_pole():
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
 def test_ppo_swings_the_pendulum_up():
     config = ppo.Config(
-        steps=41_000, num_envs=4, unroll_steps=256, epochs=10, minibatches=4, learning_rate=2e-3, gamma=0.9,
-        anneal=False, value_coef=1.0, normalize_reward=True,
+        steps=41_000, num_envs=4, rollout_steps=256, epochs=10, minibatches=4, learning_rate=2e-3, gamma=0.9,
+        anneal_lr=False, value_coef=1.0, normalize_reward=True,
     )  # fmt: skip
     *_, (_, metrics, _) = ppo.train(config, make("Pendulum-v1", num_envs=4))
     first = next(ppo.train(config, make("Pendulum-v1", num_envs=4)))[1]["return"]

@@ -24,11 +24,11 @@ def _mean_return(state: gumbel_muzero.State, random: bool = False, episodes: int
     return total.mean().item()
 
 
-@sabotaged_by("foresight.planning.select.completed_values", flip_sign)
+@sabotaged_by("foresight.planning.search.selection.completed_values", flip_sign)
 def test_gumbel_muzero_balances_the_pole_for_a_while() -> None:
     config = gumbel_muzero.Config(
-        steps=6_000, num_envs=16, simulations=4, n_steps=10, batch=64, update_every=8, warmup=500, reanalyze=0.0,
-        latent_size=16, hidden=(32,),
+        steps=6_000, num_envs=16, simulations=4, n_steps=10, batch_size=64, train_every=8, learning_starts=500,
+        reanalyze=0.0, latent_size=16, hidden=(32,),
     )  # fmt: skip
     env = make("CartPole-v1", num_envs=config.num_envs)
     state = gumbel_muzero.build(config, env.spaces)

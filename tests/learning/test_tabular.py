@@ -25,10 +25,10 @@ from foresight.algorithms.tabular import (
     td_lambda,
     td_prediction,
 )
-from foresight.envs import grid
-from foresight.envs.mdp import MDP, from_table
-from foresight.planning import dynamic
-from foresight.runtime import checkpoint
+from foresight.envs.tabular import grid
+from foresight.envs.tabular.mdp import MDP, from_table
+from foresight.planning.dynamic import bellman
+from foresight.runtime.checkpoints import checkpoint
 from tests.sabotage import change, flip_sign, sabotaged_by
 from tests.tables import random_world
 
@@ -38,15 +38,15 @@ CONTROL: list[tuple[Any, dict[str, Any]]] = [
     (expected_sarsa, {"steps": 60_000}),
     (q_learning, {"steps": 60_000}),
     (double_q_learning, {"steps": 60_000}),
-    (n_step_sarsa, {"steps": 60_000, "n": 3}),
+    (n_step_sarsa, {"steps": 60_000, "n_steps": 3}),
     (mc_basic, {"episodes": 30}),
     (mc_exploring_starts, {"steps": 4_000}),
     (mc_epsilon_greedy, {"steps": 4_000, "alpha": 0.05}),
 ]
 PREDICTION: list[tuple[Any, dict[str, Any]]] = [
     (td_prediction, {"steps": 100_000, "alpha": 1.0, "alpha_power": 0.8}),
-    (td_prediction, {"steps": 100_000, "alpha": 1.0, "alpha_power": 0.8, "n": 4}),
-    (td_lambda, {"steps": 100_000, "alpha": 1.0, "alpha_power": 0.8, "lam": 0.5}),
+    (td_prediction, {"steps": 100_000, "alpha": 1.0, "alpha_power": 0.8, "n_steps": 4}),
+    (td_lambda, {"steps": 100_000, "alpha": 1.0, "alpha_power": 0.8, "trace_lambda": 0.5}),
     (monte_carlo_prediction, {"steps": 8_000}),
     (monte_carlo_prediction, {"steps": 8_000, "first_visit": False}),
 ]
@@ -61,41 +61,43 @@ def last(module: Any, mdp: MDP, **fields: Any) -> Any:
     return state
 
 
-@sabotaged_by("foresight.envs.mdp.assemble", change("reward", lambda r: -r, "rewards_negated"))
+@sabotaged_by("foresight.envs.tabular.mdp.assemble", change("reward", lambda r: -r, "rewards_negated"))
 @pytest.mark.parametrize(("module", "fields"), CONTROL, ids=name)
 def test_control_finds_the_goal(module: Any, fields: dict[str, Any]) -> None:
     """The 4 × 4 grid with a wall of traps: a random policy is worth little, the best one 0.9⁵ = 0.59."""
     mdp = grid.make("GridWorld", picture="S.../.TT./..../...G", step_reward=0.0)
     best = 0.9**5
-    baseline = dynamic.expected_return(mdp, mdp.uniform(), 0.9)
+    baseline = bellman.expected_return(mdp, mdp.uniform(), 0.9)
     assert baseline < 0.0
     state = last(module, mdp, gamma=0.9, **fields)
     policy, extras, carry = module.act(state, torch.arange(mdp.states))
     assert extras == {} and carry is None and torch.equal(policy, state.policy)
-    reached = dynamic.expected_return(mdp, policy, 0.9)
+    reached = bellman.expected_return(mdp, policy, 0.9)
     assert reached == pytest.approx(best, abs=1e-9), f"{reached} from {baseline}"
 
 
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.9 * gamma))
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.9 * gamma))
 @pytest.mark.parametrize(("module", "fields"), PREDICTION, ids=name)
 def test_prediction_finds_the_values(module: Any, fields: dict[str, Any]) -> None:
     mdp, gamma = random_world(3, 8), 0.8
     state = last(module, mdp, gamma=gamma, **fields)
-    exact = dynamic.policy_value(mdp, mdp.uniform(), gamma)
+    exact = bellman.policy_value(mdp, mdp.uniform(), gamma)
     assert float(exact.abs().max()) > 0.5  # what an untrained table is wrong by
     assert float((state.values - exact).abs().max()) < 0.1
     assert module.measure(state, mdp)[1] == pytest.approx(float((state.values - exact).square().mean() ** 0.5))
 
 
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda gamma: 0.9 * gamma))
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.9 * gamma))
 def test_q_learning_reaches_the_exact_values() -> None:
     """Watkins & Dayan (1992): steps 1/m^0.7 and every pair visited for ever."""
     mdp = random_world(5, 8, 3, 2, ending=0.2)
     exact = torch.zeros(8, dtype=torch.float64)
     for _ in range(200):
-        exact = dynamic.action_values(mdp, 0.8, exact).amax(1)
+        exact = bellman.action_values(mdp, 0.8, exact).amax(1)
     for module in (q_learning, double_q_learning):
-        state = last(module, mdp, gamma=0.8, steps=600_000, every=600_000, epsilon=1.0, alpha=1.0, alpha_power=0.7)
+        state = last(
+            module, mdp, gamma=0.8, steps=600_000, yield_every=600_000, epsilon=1.0, alpha=1.0, alpha_power=0.7
+        )
         assert float((state.values - exact).abs().max()) < 0.1
 
 
@@ -104,28 +106,28 @@ def explores_little(state: Any) -> Any:
     return state
 
 
-@sabotaged_by("foresight.planning.walks.control", change("state", explores_little))
+@sabotaged_by("foresight.training.tabular.control", change("state", explores_little))
 def test_the_cliff() -> None:
     """S&B example 6.6, 12 runs: Sarsa keeps away from the edge, Q-learning pays for its exploration there."""
     mdp, found = grid.make("CliffWalking-v1"), {}
     for module in (sarsa, q_learning, expected_sarsa):
-        fields = {"gamma": 1.0, "alpha": 0.5, "epsilon": 0.1, "episodes": 500, "every": 0, "steps": 10**9}
+        fields = {"gamma": 1.0, "alpha": 0.5, "epsilon": 0.1, "episodes": 500, "yield_every": 0, "steps": 10**9}
         runs = [[m["return"] for _, m, _ in module.train(module.Config(seed=i, **fields), mdp)] for i in range(12)]
         found[module] = np.array(runs)[:, -100:].mean()
     assert found[sarsa] == pytest.approx(-25, abs=3)
     assert found[q_learning] == pytest.approx(-51, abs=6)
     assert found[expected_sarsa] == pytest.approx(-21, abs=2)
-    assert dynamic.expected_return(mdp, last(q_learning, mdp, **fields).policy, 1.0, 100) == pytest.approx(-13)
+    assert bellman.expected_return(mdp, last(q_learning, mdp, **fields).policy, 1.0, 100) == pytest.approx(-13)
 
 
-@sabotaged_by("foresight.planning.walks.World.__init__", change("gamma", lambda g: 0.9 * g))
-@sabotaged_by("foresight.planning.walks.start", change("n", lambda n: 2 * n))
+@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda g: 0.9 * g))
+@sabotaged_by("foresight.training.tabular.start", change("n", lambda n: 2 * n))
 def test_a_u_over_n_on_the_19_state_walk() -> None:
     """S&B figure 7.2 at the best α of each n, 40 runs."""
     mdp, best = grid.make("RandomWalk19"), {1: 0.8, 4: 0.4, 16: 0.1}
     found = {}
     for n, alpha in best.items():
-        fields = {"gamma": 1.0, "n": n, "alpha": alpha, "episodes": 10, "every": 0, "steps": 10**9}
+        fields = {"gamma": 1.0, "n_steps": n, "alpha": alpha, "episodes": 10, "yield_every": 0, "steps": 10**9}
         runs = [[m["rms_error"] for _, m, _ in td_prediction.train(td_prediction.Config(seed=i, **fields), mdp)]
                 for i in range(40)]  # fmt: skip
         found[n] = np.mean(runs)
@@ -133,7 +135,7 @@ def test_a_u_over_n_on_the_19_state_walk() -> None:
     assert found[1] == pytest.approx(0.347, abs=0.02) and found[16] == pytest.approx(0.323, abs=0.02)
 
 
-def maximisation_bias() -> MDP:
+def maximization_bias() -> MDP:
     """S&B example 6.7: left leads to ten actions worth -0.1 on average, and very noisy; right ends at once."""
     noisy = [(0.5, 2, 0.9, True), (0.5, 2, -1.1, True)]
     table: dict[int, Any] = {
@@ -147,7 +149,10 @@ def maximisation_bias() -> MDP:
 @sabotaged_by("foresight.ops.targets.double_q_learning", change("judge_q", lambda q: q + 1.0))
 def test_two_tables_do_not_overestimate() -> None:
     """The value of the noisy state is -0.1, whatever is done there. One table thinks more of it, two do not."""
-    mdp, fields = maximisation_bias(), {"gamma": 1.0, "alpha": 0.1, "epsilon": 1.0, "steps": 20_000, "every": 20_000}
+    mdp, fields = (
+        maximization_bias(),
+        {"gamma": 1.0, "alpha": 0.1, "epsilon": 1.0, "steps": 20_000, "yield_every": 20_000},
+    )
     one = np.mean([float(last(q_learning, mdp, seed=i, **fields).q[0, 0]) for i in range(20)])
     two = np.mean([float(last(double_q_learning, mdp, seed=i, **fields).q[:, 0, 0].mean()) for i in range(20)])
     assert one > 0.1 and two == pytest.approx(-0.1, abs=0.06)
@@ -163,7 +168,7 @@ def test_two_tables_do_not_overestimate() -> None:
 ALL = [
     *CONTROL,
     *PREDICTION,
-    (soft_value_iteration, {"temperature": 0.1}),
+    (soft_value_iteration, {"entropy_temperature": 0.1}),
 ]
 
 
@@ -186,7 +191,9 @@ def test_a_run_resumed_from_a_checkpoint_equals_the_uninterrupted_one(
     size = {"steps": 12} if module in (mc_basic, soft_value_iteration) else {"steps": 170}
     if hasattr(module.Config(), "every"):
         size["every"] = 1 if module is soft_value_iteration else 17  # in the middle of episodes
-    config = module.Config(**{"gamma": 0.9, **fields, **size, **({"horizon": 20} if module is mc_basic else {})})
+    config = module.Config(
+        **{"gamma": 0.9, **fields, **size, **({"max_episode_steps": 20} if module is mc_basic else {})}
+    )
     steps = [(step, dict(metrics), copy.deepcopy(state)) for step, metrics, state in module.train(config, mdp)]
     for i in {0, len(steps) // 2}:
         checkpoint.save(tmp_path / str(i), steps[i][2], steps[i][0])
@@ -215,7 +222,7 @@ def test_pictures_and_metrics(module: Any, fields: dict[str, Any]) -> None:
 def test_exploring_starts_plays_blackjack_almost_perfectly() -> None:
     mdp = grid.make("Blackjack-v1")
     best = -0.043113
-    baseline = dynamic.expected_return(mdp, mdp.uniform())
-    state = last(mc_exploring_starts, mdp, gamma=1.0, steps=300_000, batch=1_000)
-    reached = dynamic.expected_return(mdp, state.policy)
+    baseline = bellman.expected_return(mdp, mdp.uniform())
+    state = last(mc_exploring_starts, mdp, gamma=1.0, steps=300_000, improve_every=1_000)
+    reached = bellman.expected_return(mdp, state.policy)
     assert baseline < -0.3 and best - 0.012 < reached <= best + 1e-6

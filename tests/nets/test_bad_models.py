@@ -13,9 +13,9 @@ from transformers import AutoModelForSequenceClassification
 
 from foresight.algorithms.language import reward_model, rlhf_ppo
 from foresight.errors import UserError
-from foresight.nets import pretrained
-from foresight.nets.language import LanguageModel
-from foresight.planning import corpus
+from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel
+from foresight.training import corpus
 from tests import tiny_language
 
 TURNS = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
@@ -93,9 +93,9 @@ def test_a_tokenizer_whose_special_tokens_are_all_others_is_warned_of(special, w
     assert [str(one.message).startswith("The tokenizer may be another model's") for one in found] == [True] * warned
 
 
-def test_a_padding_token_that_also_ends_is_learnt_and_not_masked():
+def test_a_padding_token_that_also_ends_is_learned_and_not_masked():
     """pad = eos in the tiny model: the end of each row that stopped has a gradient all the same."""
-    from foresight.planning.decode import generate
+    from foresight.planning.generation.decoding import generate
 
     model = tiny_language.model()
     assert model.tokenizer.pad_token_id == model.tokenizer.eos_token_id == 0
@@ -145,7 +145,7 @@ def test_transformers_reads_a_reward_model_at_the_token_that_we_read(kind, tmp_p
 
 
 def _decoder(folder):
-    from foresight.nets import decoder
+    from foresight.nets.language import decoder
 
     torch.manual_seed(0)
     words = len(tiny_language.CHARACTERS)

@@ -10,12 +10,12 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from foresight.algorithms.language import grpo
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import lora, pretrained
-from foresight.nets.decoder import Decoder, DecoderConfig, characters
-from foresight.nets.language import LanguageModel
-from foresight.planning.rollout import complete
+from foresight.nets.language import lora, pretrained
+from foresight.nets.language.decoder import Decoder, DecoderConfig, characters
+from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.rollout import complete
 from tests.sabotage import sabotaged_by, scaled
 
 SHAPE = {
@@ -90,9 +90,9 @@ def _swiglu(up: torch.Tensor, down: torch.Tensor, x: torch.Tensor) -> torch.Tens
     return down @ (functional.silu(gate) * value)
 
 
-@sabotaged_by("foresight.nets.transformer.rotate", lambda f: lambda x, cos, sin: x)
-@sabotaged_by("foresight.nets.transformer.attend", lambda f: _seeing_all)
-@sabotaged_by("foresight.nets.lean.rms_norm", scaled(1.1))
+@sabotaged_by("foresight.nets.sequence.transformer.rotate", lambda f: lambda x, cos, sin: x)
+@sabotaged_by("foresight.nets.sequence.transformer.attend", lambda f: _seeing_all)
+@sabotaged_by("foresight.nets.language.checkpointing.rms_norm", scaled(1.1))
 @both
 def test_it_equals_its_definition(experts):
     module, row = _decoder(experts), [0, 5, 9, 40, 5, 77, 3]
@@ -119,7 +119,7 @@ def test_a_cache_and_a_tree_change_nothing(experts):
             torch.testing.assert_close(batch.logprob[p, g, :n], expected, atol=1e-4, rtol=1e-4)
 
 
-@sabotaged_by("foresight.nets.transformer.attend", lambda f: _seeing_all)
+@sabotaged_by("foresight.nets.sequence.transformer.attend", lambda f: _seeing_all)
 @both
 def test_no_position_sees_a_later_one(experts):
     module = _decoder(experts)

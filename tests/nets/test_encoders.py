@@ -12,7 +12,7 @@ from foresight.nets import conv, encoders
 from foresight.nets.actor_critic import ActorCritic, Separate, Shared
 from foresight.nets.conv import Impala, Nature, Nips
 from foresight.nets.heads import ScalarHead
-from foresight.nets.towers import Towers
+from foresight.nets.stacked_mlp import StackedMLP
 from tests.sabotage import change, sabotaged_by, scaled
 
 PIXELS = gs.Box(0, 255, (3, 40, 44), np.uint8)
@@ -104,7 +104,7 @@ def test_vectors_of_every_space(space, obs, size):
 
 @sabotaged_by("foresight.nets.encoders.Symbols.forward", change("x", lambda x: x.flip(-1)))
 def test_a_grid_of_symbols_becomes_one_hot():
-    """MiniGrid's (object, colour, state): a grey wall (2, 5, 0) in one corner, the unseen (0, 0, 0) elsewhere."""
+    """MiniGrid's (object, color, state): a gray wall (2, 5, 0) in one corner, the unseen (0, 0, 0) elsewhere."""
     space = gs.Box(0, 255, (7, 7, 3), np.uint8)
     grid = torch.zeros(2, 5, 7, 7, 3, dtype=torch.uint8)
     grid[..., 0, 0, :] = torch.tensor([2, 5, 0], dtype=torch.uint8)
@@ -143,8 +143,8 @@ def _policy_and_value_are_the_same_alone_and_together(space, kind):
     assert value.value.shape == (70,) and policy.logits.abs().sum() > 0
 
 
-@sabotaged_by("foresight.nets.towers.Towers.only", scaled(2.0))
-@pytest.mark.parametrize(("space", "kind"), [(gs.Discrete(3), Separate), (CASES[0][0], Towers)])
+@sabotaged_by("foresight.nets.stacked_mlp.StackedMLP.only", scaled(2.0))
+@pytest.mark.parametrize(("space", "kind"), [(gs.Discrete(3), Separate), (CASES[0][0], StackedMLP)])
 def test_two_trunks(space, kind):
     _policy_and_value_are_the_same_alone_and_together(space, kind)
 
@@ -154,7 +154,7 @@ def test_a_shared_trunk():
     _policy_and_value_are_the_same_alone_and_together(PIXELS, Shared)
 
 
-def test_spaces_without_a_policy_or_a_normaliser_are_named():
+def test_spaces_without_a_policy_or_a_normalizer_are_named():
     with pytest.raises(UserError, match="No policy for actions of Text"):
         encoders.policy_head(gs.Text(3))
     with pytest.raises(UserError, match="normalize_obs"):

@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import UserError
-from foresight.nets import pretrained
-from foresight.nets.language import LanguageModel, token_tree
-from foresight.planning.decode import generate
+from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel, token_tree
+from foresight.planning.generation.decoding import generate
 from tests import tiny_language
 from tests.sabotage import drop, sabotaged_by
 
@@ -58,7 +58,7 @@ def test_the_tree_equals_the_plain_model(prompts, temperature):
     torch.testing.assert_close(entropy, expected_entropy.detach(), atol=1e-5, rtol=0)
 
 
-@sabotaged_by("foresight.nets.language._scores", drop("blocked"))
+@sabotaged_by("foresight.nets.language.model._scores", drop("blocked"))
 def test_padding_of_the_prompt_is_not_seen():
     """Ragged prompts in the sampler.
 
@@ -78,7 +78,7 @@ def test_gradients_flow_through_what_is_shared():
         torch.testing.assert_close(mine.grad, theirs.grad, atol=2e-4, rtol=1e-3, msg=name)
 
 
-@sabotaged_by("foresight.nets.language.token_tree", lambda f: lambda batch: (f(batch)[0], f(batch)[1].flip(0)))
+@sabotaged_by("foresight.nets.language.model.token_tree", lambda f: lambda batch: (f(batch)[0], f(batch)[1].flip(0)))
 def test_equal_beginnings_are_computed_once_and_count_each_time():
     batch, model = _batch(group=4), tiny_language.model()
     batch.completion[0, 2], batch.length[0, 2] = batch.completion[0, 0], batch.length[0, 0]

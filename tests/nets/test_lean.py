@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from foresight.nets import lean
+from foresight.nets.language import checkpointing
 from tests.sabotage import change, sabotaged_by
 
 
@@ -23,12 +23,16 @@ class LlamaRMSNorm(nn.Module):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
 
 
-@sabotaged_by("foresight.nets.lean.rms_norm", change("eps", lambda x: 2 * x), change("weight", torch.Tensor.detach))
+@sabotaged_by(
+    "foresight.nets.language.checkpointing.rms_norm",
+    change("eps", lambda x: 2 * x),
+    change("weight", torch.Tensor.detach),
+)
 @pytest.mark.parametrize("shape", [(8,), (5, 8), (2, 3, 8)])
 def test_values_and_gradients_are_those_of_the_definition(shape):
     plain = LlamaRMSNorm(8).double()
     used = copy.deepcopy(plain).float()
-    lean.use(used)
+    checkpointing.use(used)
     x, grad = torch.randn(shape) * 0.1, torch.randn(shape)
     a, b = x.double().requires_grad_(), x.clone().requires_grad_()
     plain(a).backward(grad.double())
@@ -42,7 +46,7 @@ def test_values_and_gradients_are_those_of_the_definition(shape):
 
 def test_the_result_has_the_type_of_matrix_products():
     norm = LlamaRMSNorm(8)
-    lean.use(norm)
+    checkpointing.use(norm)
     assert norm(torch.randn(2, 8)).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert norm(torch.randn(2, 8)).dtype == torch.bfloat16
@@ -51,7 +55,7 @@ def test_the_result_has_the_type_of_matrix_products():
 @sabotaged_by("copy.deepcopy", lambda f: lambda x: x)
 def test_a_deep_copy_uses_its_own_weight():
     norm = LlamaRMSNorm(8)
-    lean.use(norm)
+    checkpointing.use(norm)
     other, x = copy.deepcopy(norm), torch.randn(2, 8)
     before = norm(x)
     with torch.no_grad():

@@ -11,7 +11,8 @@ from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.errors import UserError
-from foresight.nets import gtrxl, heads, memory
+from foresight.nets import heads
+from foresight.nets.sequence import gtrxl, memory
 from tests.sabotage import change, drop, flip_sign, off_by_one, sabotaged_by
 
 B, T, D, SIZE, WINDOW = 3, 23, 5, 8, 6
@@ -53,11 +54,13 @@ def _begun(net):
     return _one_by_one(net, x, start, net.initial(B))[1]
 
 
-@sabotaged_by("foresight.nets.memory.forget", lambda f: lambda carry, cut: carry)
-@sabotaged_by("foresight.nets.window.visible", drop("start"), lambda f: lambda *a: f(*a).tril())
-@sabotaged_by("foresight.nets.window.still_filled", drop("start"))
-@sabotaged_by("foresight.nets.window._positions", drop("start"))
-@sabotaged_by("foresight.nets.recurrent._pieces", change("start", torch.zeros_like), change("start", torch.ones_like))
+@sabotaged_by("foresight.nets.sequence.memory.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.nets.sequence.window.visible", drop("start"), lambda f: lambda *a: f(*a).tril())
+@sabotaged_by("foresight.nets.sequence.window.still_filled", drop("start"))
+@sabotaged_by("foresight.nets.sequence.window._positions", drop("start"))
+@sabotaged_by(
+    "foresight.nets.sequence.recurrent._pieces", change("start", torch.zeros_like), change("start", torch.ones_like)
+)
 def test_read_at_once_is_read_one_by_one_across_episodes():
     x, start = _sequences()
     for kind, layers in SETTINGS:
@@ -73,7 +76,7 @@ def test_read_at_once_is_read_one_by_one_across_episodes():
             torch.testing.assert_close(net(more, carried, again)[0], net(more, after, again)[0])
 
 
-@sabotaged_by("foresight.nets.window.slide", lambda f: lambda past, new: f(past, new).roll(1, 1))
+@sabotaged_by("foresight.nets.sequence.window.slide", lambda f: lambda past, new: f(past, new).roll(1, 1))
 def test_read_in_two_parts_is_read_in_one():
     x, start = _sequences()
     for kind, layers in SETTINGS:
@@ -85,13 +88,13 @@ def test_read_in_two_parts_is_read_in_one():
             torch.testing.assert_close(torch.cat([first, second], 1), whole, msg=lambda m, k=kind: f"{k}: {m}")
 
 
-@sabotaged_by("foresight.nets.window.visible", drop("start"))
+@sabotaged_by("foresight.nets.sequence.window.visible", drop("start"))
 @pytest.mark.parametrize("kind", ["gtrxl", "transformer"])
 def test_attention_reaches_its_own_episode_and_the_past_only(kind: str):
     _reaches_its_own_episode(kind)
 
 
-@sabotaged_by("foresight.nets.recurrent._pieces", change("start", torch.zeros_like))
+@sabotaged_by("foresight.nets.sequence.recurrent._pieces", change("start", torch.zeros_like))
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrence_reaches_its_own_episode_and_the_past_only(kind: str):
     _reaches_its_own_episode(kind)
@@ -112,7 +115,9 @@ def _reaches_its_own_episode(kind: str) -> None:
             assert torch.equal(reached, expected)
 
 
-@sabotaged_by("foresight.nets.window.visible", lambda f: lambda filled, start, steps: f(filled[:, 1:], start, steps))
+@sabotaged_by(
+    "foresight.nets.sequence.window.visible", lambda f: lambda filled, start, steps: f(filled[:, 1:], start, steps)
+)
 @pytest.mark.parametrize("kind", ["gtrxl", "transformer"])
 def test_a_layer_of_attention_sees_as_many_rows_as_its_window(kind: str):
     net = _make(kind)
@@ -127,8 +132,8 @@ def test_a_layer_of_attention_sees_as_many_rows_as_its_window(kind: str):
         assert seen == list(range(max(0, t - WINDOW), t + 1))
 
 
-@sabotaged_by("foresight.nets.gtrxl._skew", off_by_one, flip_sign)
-@sabotaged_by("foresight.nets.gtrxl._sinusoids", lambda f: lambda *a: f(*a).flip(0))
+@sabotaged_by("foresight.nets.sequence.gtrxl._skew", off_by_one, flip_sign)
+@sabotaged_by("foresight.nets.sequence.gtrxl._sinusoids", lambda f: lambda *a: f(*a).flip(0))
 def test_relative_attention_is_its_definition():
     """Σ_s softmax_s[((q + u)·k_s + (q + v)·W_r R_{t-s}) / √width] v_s, head by head, over the slots that are seen."""
     torch.manual_seed(0)
@@ -164,7 +169,7 @@ def test_relative_attention_is_its_definition():
     torch.testing.assert_close(found, expected)
 
 
-@sabotaged_by("foresight.nets.gtrxl.Gate.forward", flip_sign, lambda f: lambda self, x, y: f(self, y, x))
+@sabotaged_by("foresight.nets.sequence.gtrxl.Gate.forward", flip_sign, lambda f: lambda self, x, y: f(self, y, x))
 def test_the_gate_is_the_papers():
     torch.manual_seed(0)
     gate = gtrxl.Gate(4)
@@ -245,7 +250,7 @@ def test_what_has_the_memory_depends_on_the_past(backbone: str, policy: bool, va
     assert shared == (backbone == "shared")
 
 
-@sabotaged_by("foresight.nets.memory.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.nets.sequence.memory.forget", lambda f: lambda carry, cut: carry)
 @pytest.mark.parametrize("backbone", memory.BACKBONES)
 def test_acting_and_learning_say_the_same(backbone: str):
     network = _network(backbone)

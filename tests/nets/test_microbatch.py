@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from foresight.data.text import TokenBatch, pad
-from foresight.nets.language import token_tree
-from foresight.nets.microbatch import split
+from foresight.nets.language.model import token_tree
+from foresight.training.microbatch import split
 from tests.sabotage import sabotaged_by
 
 STEM, PROMPTS = list(range(10)), [30, 5, 5, 20, 5, 5]  # what all prompts begin with, and how long each goes on
@@ -44,6 +44,6 @@ def test_prompts_count():
     assert _sizes(54, torch.tensor([1, 2, 4, 5])) == [([1, 2, 4, 5], 54)]
 
 
-@sabotaged_by("foresight.nets.microbatch.common_prefix", lambda f: lambda rows: 0)
+@sabotaged_by("foresight.training.microbatch.common_prefix", lambda f: lambda rows: 0)
 def test_what_prompts_share_counts_once():
     assert _sizes(54, torch.tensor([1, 2, 4, 5])) == [([1, 2, 4, 5], 54)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from foresight.nets.moe import MixtureOfExperts
+from foresight.nets.language.moe import MixtureOfExperts
 from tests.sabotage import change, drop, flip_sign, sabotaged_by
 
 
@@ -59,7 +59,7 @@ def test_what_a_token_is_good_for_teaches_the_router(chosen):
     assert layer.router.grad.abs().max() > 1e-4
 
 
-def test_a_token_does_not_see_its_neighbours():
+def test_a_token_does_not_see_its_neighbors():
     layer, x = _layer(), torch.randn(2, 6, 8)
     whole, _ = layer(x)
     for b in range(2):

@@ -11,8 +11,8 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from foresight.data.text import TokenBatch, pad
-from foresight.nets import mtp, pretrained
-from foresight.nets.mtp import MultiTokenHeads
+from foresight.nets.language import mtp, pretrained
+from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.ops.tokens import token_logprob
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by, swap
@@ -55,8 +55,10 @@ def _slowly(heads: MultiTokenHeads, hidden: torch.Tensor, embedded: torch.Tensor
     return _rms(joined + link.mlp.down.weight @ (functional.silu(gate) * up), link.norm.weight)
 
 
-@sabotaged_by("foresight.nets.mtp.MultiTokenHeads.extend", swap("features", "token"), change("head", lambda k: 5 - k))
-@sabotaged_by("foresight.nets.mtp.MultiTokenHeads.forward", change("parents", lambda p: p.roll(1)))
+@sabotaged_by(
+    "foresight.nets.language.mtp.MultiTokenHeads.extend", swap("features", "token"), change("head", lambda k: 5 - k)
+)
+@sabotaged_by("foresight.nets.language.mtp.MultiTokenHeads.forward", change("parents", lambda p: p.roll(1)))
 def test_the_heads_of_a_tree_are_those_of_the_definition():
     model, batch = tiny_language.model(), _batch()
     heads = _heads(model)
@@ -93,7 +95,7 @@ def test_the_heads_of_a_tree_are_those_of_the_definition():
     assert (values[:, ~seen.mask] == 0).all()
 
 
-@sabotaged_by("foresight.nets.mtp.View.spread", lambda f: lambda self, x: f(self, x).flip(-1))
+@sabotaged_by("foresight.nets.language.mtp.View.spread", lambda f: lambda self, x: f(self, x).flip(-1))
 def test_the_first_head_is_the_model():
     model, batch = tiny_language.model(), _batch()
     seen = mtp.view(model, batch)
@@ -121,7 +123,7 @@ def test_a_head_reads_the_trunk_from_as_far_behind_as_its_number():
             assert torch.equal(differs[head] & exist[head], wanted)
 
 
-@sabotaged_by("foresight.nets.mtp.logits", lambda f: lambda model, x: model.logits(x))
+@sabotaged_by("foresight.nets.language.mtp.logits", lambda f: lambda model, x: model.logits(x))
 def test_predicting_tokens_moves_the_heads_and_nothing_of_the_model():
     """Multi-token prediction beside reinforcement learning.
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from foresight.nets import optim
+from foresight.training import optim
 from tests.sabotage import change, sabotaged_by
 
 
-@sabotaged_by("foresight.nets.optim.clip_norm_", change("max_norm", lambda x: 2 * x))
+@sabotaged_by("foresight.training.optim.clip_norm_", change("max_norm", lambda x: 2 * x))
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("options", [{"fused": True}, {"fused": True, "weight_decay": 0.1}, {"amsgrad": True}])
 def test_steps_are_torchs(layers, options):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from foresight.nets.packed import ABLE, packed
+from foresight.nets.language.packed import ABLE, packed
 from tests.sabotage import change, sabotaged_by
 
 pytestmark = pytest.mark.skipif(not ABLE, reason="this processor has no packed products")
@@ -17,7 +17,7 @@ def _layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(48, 80), nn.ReLU(), nn.Linear(80, 32, bias=False))
 
 
-@sabotaged_by("foresight.nets.packed._multiply", change("x", lambda x: 2 * x))
+@sabotaged_by("foresight.nets.language.packed._multiply", change("x", lambda x: 2 * x))
 def test_products_are_those_of_autocast():
     layers, x = _layers(), torch.randn(5, 3, 48)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -32,7 +32,7 @@ def _decoder(family: str) -> nn.Module:
     """Two layers of a transformers model, with biases where the family has them, and norms that are not 1."""
     import transformers
 
-    from foresight.nets import lean
+    from foresight.nets.language import checkpointing
 
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(
@@ -43,13 +43,13 @@ def _decoder(family: str) -> nn.Module:
     for name, weight in model.named_parameters():
         if "norm" in name or "bias" in name:
             nn.init.normal_(weight, 1.0, 0.3)
-    lean.use(model)
+    checkpointing.use(model)
     return model
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
-@sabotaged_by("foresight.nets.packed._product", change("layers", lambda layers: layers[::-1]))
-@sabotaged_by("foresight.nets.packed._run", change("position_embeddings", lambda both: (both[0], -both[1])))
+@sabotaged_by("foresight.nets.language.packed._product", change("layers", lambda layers: layers[::-1]))
+@sabotaged_by("foresight.nets.language.packed._run", change("position_embeddings", lambda both: (both[0], -both[1])))
 @torch.no_grad()
 def test_whole_layers_are_those_of_transformers(family):
     model, ids = _decoder(family), torch.randint(96, (3, 20), generator=torch.Generator().manual_seed(1))
@@ -63,11 +63,11 @@ def test_whole_layers_are_those_of_transformers(family):
     assert plain.std() > 10 * (plain - found).abs().mean()
 
 
-def test_layers_that_compute_again_do_so_afterwards_and_where_there_is_a_gradient():
-    from foresight.nets import lean
+def test_layers_that_compute_again_do_so_afterward_and_where_there_is_a_gradient():
+    from foresight.nets.language import checkpointing
 
     model, ids = _decoder("Llama"), torch.arange(12)[None]
-    lean.recompute(model)
+    checkpointing.recompute(model)
     before = [vars(layer)["forward"] for layer in model.model.layers]
     with packed(torch.bfloat16, 3, model):
         model(ids).logits.sum().backward()

@@ -8,11 +8,12 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.errors import UserError
-from foresight.nets import optim, outputs, q_network
+from foresight.nets import outputs, q_network
 from foresight.nets.critics import Critics, SquashedActor
 from foresight.nets.outputs import TanhNormal
 from foresight.nets.q_network import QNetwork
 from foresight.nets.values import AtomHead, PointHead, QuantileHead
+from foresight.training import optim
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 
 VECTOR = gs.Box(-1, 1, (5,), np.float32)
@@ -65,7 +66,7 @@ def test_a_dueling_network_has_its_state_value_for_a_mean(sigma) -> None:
     torch.testing.assert_close(network(obs).mean().mean(-1), state_value)
 
 
-@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 1.1 * g))
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 1.1 * g))
 def test_values_and_the_way_back_are_autograds() -> None:
     network, obs = QNetwork(VECTOR, 4, PointHead(), (16, 16)), torch.randn(70, 5)
     weight = torch.randn(70, 4)
@@ -85,10 +86,10 @@ def test_values_and_the_way_back_are_autograds() -> None:
 
 
 @sabotaged_by(
-    "foresight.nets.optim.track", change("rate", lambda r: r / 2), change("rate", lambda r: 1 - r, "the_other_way")
+    "foresight.training.optim.track", change("rate", lambda r: r / 2), change("rate", lambda r: 1 - r, "the_other_way")
 )
 def test_a_target_follows() -> None:
-    """θ⁻ ← θ⁻ + τ (θ - θ⁻): after n moves towards a fixed θ the distance is (1 - τ)ⁿ."""
+    """θ⁻ ← θ⁻ + τ (θ - θ⁻): after n moves toward a fixed θ the distance is (1 - τ)ⁿ."""
     source, target = QNetwork(VECTOR, 2, AtomHead(5, -1, 1), (8,)), QNetwork(VECTOR, 2, AtomHead(5, -2, 2), (8,))
     before = target.body.flat.detach().clone()
     for _ in range(3):
@@ -100,7 +101,7 @@ def test_a_target_follows() -> None:
     assert torch.equal(target.body.flat, source.body.flat)
 
 
-@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 1.1 * g))
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 1.1 * g))
 def test_frozen_critics_pass_the_gradient_on_and_keep_none() -> None:
     for compiled in (True, False):
         _passes_on(compiled)
@@ -128,7 +129,7 @@ def test_the_log_probability_integrates_to_one() -> None:
     torch.manual_seed(0)
     for dims, points in ((1, 801), (2, 161)):
         actor = SquashedActor(3, gs.Box(-2, 2, (dims,), np.float32), "SAC", (8,)).double()
-        u = torch.linspace(-8.6, 8.6, points, dtype=torch.float64)  # where actions differ from their neighbours
+        u = torch.linspace(-8.6, 8.6, points, dtype=torch.float64)  # where actions differ from their neighbors
         grid = torch.cartesian_prod(*[u] * dims).view(-1, dims)
         volume = (1 - grid.tanh() ** 2).prod(-1) * (17.2 / (points - 1)) ** dims
         for center, log_std in ((0.0, -0.5), (1.5, 0.3), (-1.0, 0.5)):

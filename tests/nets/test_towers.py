@@ -1,4 +1,4 @@
-"""Towers against the same layers in plain torch."""
+"""StackedMLP against the same layers in plain torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from foresight.errors import UserError
-from foresight.nets import mlp, towers
-from foresight.nets.towers import Towers
+from foresight.nets import mlp, stacked_mlp
+from foresight.nets.stacked_mlp import StackedMLP
 from tests.sabotage import change, sabotaged_by, scaled
 
 SHAPES = [(4, (64, 64)), (40, (16,)), (3, ()), (64, (64, 64, 64))]
 
 
-def _plain(module: Towers, x: torch.Tensor, flat: torch.Tensor | None = None) -> list[torch.Tensor]:
+def _plain(module: StackedMLP, x: torch.Tensor, flat: torch.Tensor | None = None) -> list[torch.Tensor]:
     function = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu}[module.activation]
     outputs = []
-    for tower in towers._split(module.flat if flat is None else flat, module.sizes):
+    for tower in stacked_mlp._split(module.flat if flat is None else flat, module.sizes):
         h = x
         for i, (weight, bias) in enumerate(tower):
             h = h @ weight.T + bias
@@ -31,14 +31,14 @@ def _plain(module: Towers, x: torch.Tensor, flat: torch.Tensor | None = None) ->
     return outputs
 
 
-def _random(inputs: int, hidden: tuple[int, ...], activation: str) -> Towers:
-    module = Towers(inputs, hidden, (2, 1, 5), (0.01, 1.0, 1.0), activation)
+def _random(inputs: int, hidden: tuple[int, ...], activation: str) -> StackedMLP:
+    module = StackedMLP(inputs, hidden, (2, 1, 5), (0.01, 1.0, 1.0), activation)
     nn.init.normal_(module.flat, std=0.3)
     return module
 
 
-@sabotaged_by("foresight.nets.towers._through", scaled(1.01))
-@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 2 * g))
+@sabotaged_by("foresight.nets.stacked_mlp._through", scaled(1.01))
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 2 * g))
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize(("inputs", "hidden"), SHAPES)
 @pytest.mark.parametrize("shape", [(300,), (7, 11)])
@@ -63,7 +63,8 @@ def test_one_tower_alone_is_the_same_and_gives_the_others_no_gradient():
     alone.sum().backward()
     assert module.flat.grad is not None
     moved = [
-        any(bool(g.any()) for layer in tower for g in layer) for tower in towers._split(module.flat.grad, module.sizes)
+        any(bool(g.any()) for layer in tower for g in layer)
+        for tower in stacked_mlp._split(module.flat.grad, module.sizes)
     ]
     assert moved == [False, True, False]
 
@@ -84,7 +85,7 @@ def test_without_gradient_it_is_the_same(rows, activation, hidden):
 def test_a_row_has_the_same_bits_in_every_batch(sizes, hidden):
     """What makes the first ratio of PPO exactly 1, though minibatches have other rows than the rollout."""
     inputs, outputs = sizes
-    module, x = Towers(inputs, (hidden, hidden), (outputs, 1), (1.0, 1.0)), torch.randn(1024, inputs)
+    module, x = StackedMLP(inputs, (hidden, hidden), (outputs, 1), (1.0, 1.0)), torch.randn(1024, inputs)
     with torch.no_grad():
         whole = module(x)[0]
     for rows in (65, 128, 250, 256, 512):
@@ -92,7 +93,7 @@ def test_a_row_has_the_same_bits_in_every_batch(sizes, hidden):
         assert torch.equal(module(x[chosen])[0], whole[chosen])
 
 
-@sabotaged_by("foresight.nets.towers._back", change("grad", lambda g: 2 * g))
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 2 * g))
 @pytest.mark.parametrize("hidden", [(64, 64), (256, 256)])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_the_way_back_without_autograd_is_autograds(activation, hidden):
@@ -126,7 +127,7 @@ def test_other_activations_dtypes_and_autocast_take_the_plain_way():
         assert _random(4, (8,), "tanh")(x)[0].dtype == torch.bfloat16
 
 
-@sabotaged_by("foresight.nets.towers._layers", lambda f: lambda flat, sizes: f(flat.clone(), sizes))
+@sabotaged_by("foresight.nets.stacked_mlp._layers", lambda f: lambda flat, sizes: f(flat.clone(), sizes))
 def test_new_weights_are_used_however_they_arrive():
     module, x = _random(4, (8,), "tanh"), torch.randn(9, 4)
     before = module(x)[0].detach()
@@ -162,7 +163,7 @@ def test_a_graph_dies_with_its_outputs():
 
 
 def test_weights_are_orthogonal_with_their_gains():
-    module = Towers(64, (64, 32), (3, 1), (0.01, 1.0))
+    module = StackedMLP(64, (64, 32), (3, 1), (0.01, 1.0))
     for tower, last in zip(module.layers(), (0.01, 1.0), strict=True):
         for (weight, bias), gain in zip(tower, (math.sqrt(2), math.sqrt(2), last), strict=True):
             torch.testing.assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-5, rtol=1e-5)
@@ -178,18 +179,18 @@ def test_mlp_is_orthogonal_too():
     assert module(torch.randn(3, 5, 64)).shape == (3, 5, 32) and module.size == 32
 
 
-@pytest.mark.parametrize("make", [lambda a: mlp.MLP(2, (2,), a), lambda a: Towers(2, (2,), (1,), (1.0,), a)])
+@pytest.mark.parametrize("make", [lambda a: mlp.MLP(2, (2,), a), lambda a: StackedMLP(2, (2,), (1,), (1.0,), a)])
 def test_an_unknown_activation_is_named(make):
     with pytest.raises(UserError, match="Did you mean 'tanh'"):
         make("tahn")
 
 
 def test_gradients_can_be_differentiated_again_where_that_was_asked_for():
-    once, twice = (Towers(3, (8,), (2,), (1.0,), twice=t) for t in (False, True))
+    once, twice = (StackedMLP(3, (8,), (2,), (1.0,), twice=t) for t in (False, True))
     twice.load_state_dict(once.state_dict())
     x, v = torch.randn(20, 3), torch.randn(once.flat.shape)
 
-    def curve(module: Towers, outputs: list[torch.Tensor]) -> torch.Tensor:
+    def curve(module: StackedMLP, outputs: list[torch.Tensor]) -> torch.Tensor:
         (gradient,) = torch.autograd.grad(outputs[0].square().mean(), module.flat, create_graph=True)
         return torch.autograd.grad(gradient @ v, module.flat)[0]
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foresight.errors import UserError
-from foresight.nets import transformer as subject
-from foresight.nets.transformer import Transformer, TransformerConfig, from_llama, llama_config
+from foresight.nets.sequence import transformer as subject
+from foresight.nets.sequence.transformer import Transformer, TransformerConfig, from_llama, llama_config
 from tests.sabotage import change, drop, sabotaged_by
 
 ROPE = TransformerConfig(layers=2, dim=32, heads=4, kv_heads=2, vocab=50)
@@ -25,7 +25,7 @@ CONFIGS = pytest.mark.parametrize("config", [ROPE, LEARNED], ids=["llama", "gpt2
 
 
 def build(config: TransformerConfig, scale: float = 5.0) -> Transformer:
-    """A model whose attention is far from uniform: the usual initialisation would hide mistakes."""
+    """A model whose attention is far from uniform: the usual initialization would hide mistakes."""
     torch.manual_seed(0)
     model = Transformer(config).eval()
     with torch.no_grad():
@@ -45,7 +45,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 
 # ---- mutations: each law must fail under those that break it ---------------------------------------------------------
 
-HERE = "foresight.nets.transformer"
+HERE = "foresight.nets.sequence.transformer"
 Function = Callable[..., Any]
 
 
@@ -355,16 +355,16 @@ def test_it_learns_to_repeat() -> None:
     """Six random tokens, then the same again: only attention to the first half makes the second certain."""
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(layers=2, dim=64, heads=4, vocab=16))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     losses = []
     for _ in range(300):
         half = torch.randint(0, 16, (32, 6))
         x = torch.cat((half, half), dim=1)
         logits, _ = model(x[:, :-1])
         loss = F.cross_entropy(logits[:, 6:].flatten(0, 1), x[:, 7:].flatten())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert abs(losses[0] - math.log(16)) < 0.1  # the untrained baseline: all tokens equally likely
     assert sum(losses[-10:]) / 10 < 0.8

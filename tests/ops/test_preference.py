@@ -36,12 +36,12 @@ def test_hinge_stops_at_its_margin():
 
 
 @sabotaged_by("foresight.ops.preference.bradley_terry", swap("chosen", "rejected"), change("margin", lambda m: -m))
-@sabotaged_by("foresight.ops.preference.centring", scaled(0.5))
-def test_bradley_terry_with_a_margin_and_centring():
+@sabotaged_by("foresight.ops.preference.centering", scaled(0.5))
+def test_bradley_terry_with_a_margin_and_centering():
     chosen, rejected, margin = (torch.tensor(x) for x in ([2.0, -1.0], [0.5, 3.0], [1.0, 0.5]))
     expected = [-math.log(_sigma(2.0 - 0.5 - 1.0)), -math.log(_sigma(-1.0 - 3.0 - 0.5))]
     torch.testing.assert_close(preference.bradley_terry(chosen, rejected, margin), torch.tensor(expected))
-    assert preference.centring(chosen, rejected).tolist() == [6.25, 4.0]
+    assert preference.centering(chosen, rejected).tolist() == [6.25, 4.0]
 
 
 @sabotaged_by(

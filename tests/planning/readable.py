@@ -1,6 +1,6 @@
 """Tabular TD and Monte Carlo by their definitions: one step after the other, targets in torch, no numba.
 
-The compiled loops of `foresight.planning.walk_kernels` are held to these. Both draw the same numbers from the same
+The compiled loops of `foresight.training.tabular_kernels` are held to these. Both draw the same numbers from the same
 generator.
 """
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from foresight.ops import returns, targets
-from foresight.planning import walks
-from foresight.planning.walks import Walk, World
+from foresight.training import tabular
+from foresight.training.tabular import Walk, World
 
 
 class Rows(NamedTuple):
@@ -96,33 +96,33 @@ def replace(patch: Any, module: Any) -> None:
     """Put these definitions in the place of what an algorithm's `train` calls."""
     update, on_policy = UPDATES.get(module.__name__.split(".")[-1]), module.__name__.endswith(".sarsa")
     on_policy = on_policy or module.__name__.endswith(".n_step_sarsa")
-    patch.setattr(walks, "control", lambda world, state, _: control(world, state, module.act, update, on_policy))
-    patch.setattr(walks, "predict", lambda world, state, policy, _: predict(world, state, policy, update))
+    patch.setattr(tabular, "control", lambda env, state, _: control(env, state, module.act, update, on_policy))
+    patch.setattr(tabular, "predict", lambda env, state, policy, _: predict(env, state, policy, update))
     if hasattr(module, "follow"):
-        patch.setattr(module, "follow", lambda state, world: predict(world, state, state.probabilities, update))
-    patch.setattr(walks, "episodes", episodes)
-    patch.setattr(walks, "move_all", lambda table, visits, index, target, config: move(
+        patch.setattr(module, "follow", lambda state, env: predict(env, state, state.probabilities, update))
+    patch.setattr(tabular, "episodes", episodes)
+    patch.setattr(tabular, "move_all", lambda table, visits, index, target, config: move(
         table.view(-1), visits.view(-1), (index,), target, config
     ))  # fmt: skip
 
 
-def begin(world: World, rng: np.random.Generator) -> int:
+def begin(env: World, rng: np.random.Generator) -> int:
     """Where an episode begins."""
-    return walks.draw(world.start, rng.random())
+    return tabular.draw(env.start, rng.random())
 
 
-def step(world: World, rng: np.random.Generator, s: int, a: int) -> tuple[int, float, float]:
+def step(env: World, rng: np.random.Generator, s: int, a: int) -> tuple[int, float, float]:
     """(next state, reward, the environment's own discount) of action a in state s."""
-    k = walks.draw(world.cumulative[s, a], rng.random())
-    reward = world.reward[s, a, k if world.reward.shape[2] > 1 else 0]
-    going = float(world.discount[s, a, k]) if world.discount.size else 1.0
-    return int(world.next_state[s, a, k]), float(reward), going
+    k = tabular.draw(env.cumulative[s, a], rng.random())
+    reward = env.reward[s, a, k if env.reward.shape[2] > 1 else 0]
+    going = float(env.discount[s, a, k]) if env.discount.size else 1.0
+    return int(env.next_state[s, a, k]), float(reward), going
 
 
-def control(world: World, state: Any, act: Any, update: Any, on_policy: bool) -> dict[str, float]:
+def control(env: World, state: Any, act: Any, update: Any, on_policy: bool) -> dict[str, float]:
     if state.step == 0:
-        state.q.masked_fill_(world.forbidden, -torch.inf)
-    steps, most = walks.until(state)
+        state.q.masked_fill_(env.forbidden, -torch.inf)
+    steps, most = tabular.until(state)
     walk, taken, ended, returned, lengths, errors = state.walk, 0, 0, 0.0, 0, 0.0
 
     def choose(s: int) -> int:
@@ -130,14 +130,14 @@ def control(world: World, state: Any, act: Any, update: Any, on_policy: bool) ->
 
     while taken < steps:
         if walk.state < 0:
-            walk.state, walk.action, walk.length, walk.earned, walk.pending = begin(world, walk.rng), -1, 0, 0.0, 0
+            walk.state, walk.action, walk.length, walk.earned, walk.pending = begin(env, walk.rng), -1, 0, 0.0, 0
         if walk.action < 0:
             walk.action = choose(walk.state)
-        after, reward, going = step(world, walk.rng, walk.state, walk.action)
+        after, reward, going = step(env, walk.rng, walk.state, walk.action)
         taken, walk.length, walk.earned = taken + 1, walk.length + 1, walk.earned + reward
-        cut = going == 0 or (world.limit > 0 and walk.length >= world.limit)
+        cut = going == 0 or (env.limit > 0 and walk.length >= env.limit)
         chosen = choose(after) if on_policy and going else -1
-        remember(walk, walk.state, walk.action, reward, world.gamma * going)
+        remember(walk, walk.state, walk.action, reward, env.gamma * going)
         if cut or walk.pending == len(walk.pairs):
             errors += update(state, recall(walk, cut, after, chosen))
             forget(walk)
@@ -147,23 +147,23 @@ def control(world: World, state: Any, act: Any, update: Any, on_policy: bool) ->
             walk.state, walk.action, walk.pending = -1, -1, 0
             if ended == most:
                 break
-    return walks.report(state, taken, ended, returned, lengths, errors)
+    return tabular.report(state, taken, ended, returned, lengths, errors)
 
 
-def predict(world: World, state: Any, policy: Tensor, update: Any) -> dict[str, float]:
-    steps, most = walks.until(state)
+def predict(env: World, state: Any, policy: Tensor, update: Any) -> dict[str, float]:
+    steps, most = tabular.until(state)
     walk, taken, ended, returned, lengths, errors = state.walk, 0, 0, 0.0, 0, 0.0
     running = np.cumsum(policy.numpy(), axis=1)
     while taken < steps:
         if walk.state < 0:
-            walk.state, walk.length, walk.earned, walk.pending = begin(world, walk.rng), 0, 0.0, 0
+            walk.state, walk.length, walk.earned, walk.pending = begin(env, walk.rng), 0, 0.0, 0
             if hasattr(state, "trace"):
                 state.trace.zero_()
-        action = walks.draw(running[walk.state], walk.rng.random())
-        after, reward, going = step(world, walk.rng, walk.state, action)
+        action = tabular.draw(running[walk.state], walk.rng.random())
+        after, reward, going = step(env, walk.rng, walk.state, action)
         taken, walk.length, walk.earned = taken + 1, walk.length + 1, walk.earned + reward
-        cut = going == 0 or (world.limit > 0 and walk.length >= world.limit)
-        remember(walk, walk.state, action, reward, world.gamma * going)
+        cut = going == 0 or (env.limit > 0 and walk.length >= env.limit)
+        remember(walk, walk.state, action, reward, env.gamma * going)
         if cut or walk.pending == len(walk.pairs):
             errors += update(state, recall(walk, cut, after, -1))
             forget(walk)
@@ -173,7 +173,7 @@ def predict(world: World, state: Any, policy: Tensor, update: Any) -> dict[str, 
             walk.state, walk.pending = -1, 0
             if ended == most:
                 break
-    return walks.report(state, taken, ended, returned, lengths, errors)
+    return tabular.report(state, taken, ended, returned, lengths, errors)
 
 
 def remember(walk: Walk, s: int, a: int, reward: float, discount: float) -> None:
@@ -211,18 +211,18 @@ def move(table: Tensor, visits: Tensor, index: tuple[Tensor, ...], target: Tenso
 
 
 def episodes(
-    world: World, policy: Tensor, count: int, horizon: int, rng: np.random.Generator, first: Tensor | None = None
+    env: World, policy: Tensor, count: int, horizon: int, rng: np.random.Generator, first: Tensor | None = None
 ) -> Any:
     running, rows = np.cumsum(policy.numpy(), axis=1), []
     for s, a in (torch.full((count, 2), -1) if first is None else first).tolist():
-        s = begin(world, rng) if s < 0 else s
-        for t in range(min(horizon, world.limit or horizon)):
-            a = walks.draw(running[s], rng.random()) if t > 0 or a < 0 else a
-            after, reward, going = step(world, rng, s, a)
-            cut = going == 0 or t == min(horizon, world.limit or horizon) - 1
-            rows.append((s, a, reward, world.gamma * going, float(cut)))
+        s = begin(env, rng) if s < 0 else s
+        for t in range(min(horizon, env.limit or horizon)):
+            a = tabular.draw(running[s], rng.random()) if t > 0 or a < 0 else a
+            after, reward, going = step(env, rng, s, a)
+            cut = going == 0 or t == min(horizon, env.limit or horizon) - 1
+            rows.append((s, a, reward, env.gamma * going, float(cut)))
             s = after
             if going == 0:
                 break
     s, a, *rest = (torch.from_numpy(np.array(column))[None] for column in zip(*rows, strict=True))
-    return walks.Trajectory(s, a, *rest)
+    return tabular.Trajectory(s, a, *rest)

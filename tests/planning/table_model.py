@@ -11,10 +11,10 @@ from torch import Tensor
 class TableModel:
     """`next`, `reward`, `discount` `[S, A]`, `logits` `[S, A]`, `value` `[S]`; observations are states."""
 
-    def __init__(self, world: dict[str, Any]) -> None:
-        self.next = torch.as_tensor(world["next"])
+    def __init__(self, env: dict[str, Any]) -> None:
+        self.next = torch.as_tensor(env["next"])
         self.reward, self.discount, self.logits, self.value = (
-            torch.as_tensor(world[key], dtype=torch.float32) for key in ("reward", "discount", "logits", "value")
+            torch.as_tensor(env[key], dtype=torch.float32) for key in ("reward", "discount", "logits", "value")
         )
 
     def root(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,10 +38,10 @@ def random_world(seed: int, states: int = 12, actions: int = 4, gamma: float = 0
     }
 
 
-def action_values(world: dict[str, Tensor], policy: Tensor | None = None, sweeps: int = 400) -> Tensor:
+def action_values(env: dict[str, Tensor], policy: Tensor | None = None, sweeps: int = 400) -> Tensor:
     """Q `[S, A]` of `policy` `[S, A]` (the best one if None), by sweeps."""
-    q = torch.zeros_like(world["reward"], dtype=torch.float64)
+    q = torch.zeros_like(env["reward"], dtype=torch.float64)
     for _ in range(sweeps):
         value = q.amax(1) if policy is None else (policy * q).sum(1)
-        q = world["reward"].double() + world["discount"].double() * value[world["next"]]
+        q = env["reward"].double() + env["discount"].double() * value[env["next"]]
     return q

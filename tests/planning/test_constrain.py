@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from foresight.errors import UserError
-from foresight.planning import constrain, decode
+from foresight.planning.generation import constraints, decoding
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by
 
@@ -46,17 +46,17 @@ def _probability(model, prompt: list[int], answers: list[str]) -> torch.Tensor:
 
 
 def _plain():
-    from foresight.nets.language import _Fresh
+    from foresight.nets.language.model import _Fresh
 
     return _Fresh([], 2)
 
 
-@sabotaged_by("foresight.planning.constrain.only", change("logits", lambda x: 2 * x))
-@sabotaged_by("foresight.planning.decode.choose", change("uniform", lambda u: u.square()))
+@sabotaged_by("foresight.planning.generation.constraints.only", change("logits", lambda x: 2 * x))
+@sabotaged_by("foresight.planning.generation.decoding.choose", change("uniform", lambda u: u.square()))
 def test_each_choice_has_exactly_its_chance():
     model = tiny_language.model()
     draws = 600
-    batch = decode.generate(model, PROMPTS[:1], draws, 6, 1.0, _seeded(), choices=CHOICES)
+    batch = decoding.generate(model, PROMPTS[:1], draws, 6, 1.0, _seeded(), choices=CHOICES)
     texts = _texts(model, batch)
     assert set(texts) <= set(CHOICES) and batch.stopped.all()
     exact = _probability(model, PROMPTS[0], CHOICES)
@@ -72,10 +72,10 @@ def halved(original):
     return lambda logits, tokens, *rest: (0.5 * original(logits, tokens, *rest)[0], None)
 
 
-@sabotaged_by("foresight.planning.decode.token_logprob", halved)
+@sabotaged_by("foresight.planning.generation.decoding.token_logprob", halved)
 def test_the_models_own_probability_is_not_that_of_the_choice():
     model = tiny_language.model()
-    batch = decode.generate(model, PROMPTS, 4, 6, 1.0, _seeded(), choices=CHOICES, slots=5)
+    batch = decoding.generate(model, PROMPTS, 4, 6, 1.0, _seeded(), choices=CHOICES, slots=5)
     exact = torch.zeros(batch.completion.shape)
     for p, prompt in enumerate(PROMPTS):
         for g in range(4):
@@ -91,7 +91,7 @@ def test_every_prompt_may_have_answers_of_its_own():
     model = tiny_language.model()
     lists = [["yes", "no"], ["1"], ["a b", "a c", "a"]]
     for temperature in (0.0, 1.0):
-        batch = decode.generate(model, PROMPTS, 6, 6, temperature, _seeded(), choices=lists, slots=4)
+        batch = decoding.generate(model, PROMPTS, 6, 6, temperature, _seeded(), choices=lists, slots=4)
         texts = _texts(model, batch)
         for p, answers in enumerate(lists):
             assert set(texts[6 * p : 6 * p + 6]) <= set(answers)
@@ -102,10 +102,10 @@ def test_any_token_that_ends_an_answer_ends_a_choice():
     model = tiny_language.model()
     ends = model.tokenizer.convert_tokens_to_ids("W")
     model.stop_ids = [*model.stop_ids, ends]
-    tries = constrain.tries(model, ["1", "12"], 1)
+    tries = constraints.tries(model, ["1", "12"], 1)
     after = tries[0][model.tokenizer.encode("1")[0]]
-    assert {*model.stop_ids} <= set(after) and constrain.depth(tries[0]) == 3
-    batch = decode.generate(model, PROMPTS[:1], 200, 6, 1.0, _seeded(), choices=["1", "12"])
+    assert {*model.stop_ids} <= set(after) and constraints.depth(tries[0]) == 3
+    batch = decoding.generate(model, PROMPTS[:1], 200, 6, 1.0, _seeded(), choices=["1", "12"])
     last = {row[n - 1] for row, n in zip(batch.completion[0].tolist(), batch.length[0].tolist(), strict=True)}
     assert last <= set(model.stop_ids) and ends in last
 
@@ -113,14 +113,14 @@ def test_any_token_that_ends_an_answer_ends_a_choice():
 def test_lists_that_make_no_sense_are_refused():
     model = tiny_language.model()
     with pytest.raises(UserError, match="longest choice has 4 tokens"):
-        decode.generate(model, PROMPTS, 1, 3, choices=CHOICES)
+        decoding.generate(model, PROMPTS, 1, 3, choices=CHOICES)
     with pytest.raises(UserError, match="empty"):
-        decode.generate(model, PROMPTS, 1, 3, choices=[])
+        decoding.generate(model, PROMPTS, 1, 3, choices=[])
     with pytest.raises(UserError, match="2 lists of choices for 3 prompts"):
-        decode.generate(model, PROMPTS, 1, 3, choices=[["1"], ["2"]])
+        decoding.generate(model, PROMPTS, 1, 3, choices=[["1"], ["2"]])
     model.stop_ids = []
     with pytest.raises(UserError, match="no token that ends"):
-        decode.generate(model, PROMPTS, 1, 6, choices=CHOICES)
+        decoding.generate(model, PROMPTS, 1, 6, choices=CHOICES)
 
 
 # ---- stop texts -----------------------------------------------------------------------------------------------------
@@ -134,14 +134,14 @@ def _first_end(model, row: list[int], stop: list[str]) -> int:
     return len(row)
 
 
-@sabotaged_by("foresight.planning.constrain.stops_at", change("tokens", lambda t: t[:-1]))
+@sabotaged_by("foresight.planning.generation.constraints.stops_at", change("tokens", lambda t: t[:-1]))
 @pytest.mark.parametrize("stop", [["ab", "c2", " d", "zz"], ["9x", "q", "k1"], ["1"]])
 def test_a_row_ends_where_its_text_first_holds_a_stop_text(stop):
     model = tiny_language.model()
     with torch.no_grad():  # flatter, so that every pair of characters comes up
         model.module.get_output_embeddings().weight.mul_(0.2)
-    free = decode.generate(model, PROMPTS, 40, 30, 1.0, _seeded())
-    held = decode.generate(model, PROMPTS, 40, 30, 1.0, _seeded(), stop=stop, slots=16)
+    free = decoding.generate(model, PROMPTS, 40, 30, 1.0, _seeded())
+    held = decoding.generate(model, PROMPTS, 40, 30, 1.0, _seeded(), stop=stop, slots=16)
     ended = 0
     for p in range(3):
         for g in range(40):
@@ -174,7 +174,7 @@ class _Holder:
 PIECES = st.lists(st.integers(0, len(_Holder.tokenizer) - 1), max_size=6)
 
 
-@sabotaged_by("foresight.planning.constrain.stops_at", change("tokens", lambda t: t[-2:]))
+@sabotaged_by("foresight.planning.generation.constraints.stops_at", change("tokens", lambda t: t[-2:]))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(head=PIECES, text=st.sampled_from(["</abc", "abc<", "é", "c</é", "bc", "日本"]), tail=PIECES)
 def test_the_window_is_wide_enough_for_any_way_to_cut_a_stop_text(head, text, tail):
@@ -185,7 +185,7 @@ def test_the_window_is_wide_enough_for_any_way_to_cut_a_stop_text(head, text, ta
     ]
     for written in (single, table.encode(text)):
         row = [*head, *written, *tail]
-        seen = [n for n in range(1, len(row) + 1) if constrain.stops_at(_Holder, row[:n], [text])]
+        seen = [n for n in range(1, len(row) + 1) if constraints.stops_at(_Holder, row[:n], [text])]
         exact = [n for n in range(1, len(row) + 1) if text in table.decode(row[:n])]
         assert bool(seen) == bool(exact)
         assert not exact or seen[0] == exact[0]

@@ -12,9 +12,10 @@ import torch
 
 from foresight.algorithms.language import kto, sft
 from foresight.data import forms
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.planning import corpus, rollout
+from foresight.planning.generation import rollout
+from foresight.training import corpus
 from tests import tiny_language
 from tests.laws.test_supervised import _gradient, _row, _same
 from tests.sabotage import drop, sabotaged_by
@@ -49,7 +50,7 @@ def example(row: dict) -> Example:
 
 
 def build(module, template: str, **fields):
-    base = {"model": tiny_language.folder(), "precision": "float32", "max_grad_norm": math.inf, "anneal": False}
+    base = {"model": tiny_language.folder(), "precision": "float32", "max_grad_norm": math.inf, "anneal_lr": False}
     state = module.build(module.Config(**{**base, **fields}))
     state.policy.tokenizer.chat_template = template
     return state
@@ -71,8 +72,8 @@ def everything(original):
     return lambda self, indices: dataclasses.replace(original(self, indices), own=None)
 
 
-@sabotaged_by("foresight.planning.corpus._turns", lambda f: lambda row, all_turns: f(row, False))
-@sabotaged_by("foresight.planning.corpus.Corpus.batch", everything)
+@sabotaged_by("foresight.training.corpus._turns", lambda f: lambda row, all_turns: f(row, False))
+@sabotaged_by("foresight.training.corpus.Corpus.batch", everything)
 @pytest.mark.parametrize(("template", "rows"), [(CHAT, 1), (FORGETS, 2)])
 def test_every_answer_of_a_conversation_is_learned_and_nothing_else(template, rows):
     """Each token of an answer weighs the same, and has before it what the sampler would be given."""
@@ -92,7 +93,7 @@ def test_every_answer_of_a_conversation_is_learned_and_nothing_else(template, ro
     _same(caught, model.parameters())
 
 
-@sabotaged_by("foresight.planning.corpus._turns", lambda f: lambda row, all_turns: f(row, True))
+@sabotaged_by("foresight.training.corpus._turns", lambda f: lambda row, all_turns: f(row, True))
 def test_the_last_answer_alone_if_that_is_asked_for():
     state = build(sft, CHAT, all_turns=False)
     assert said(state, sft._corpus(state, [example({"messages": TALK})])) == ["4<eos>"]
@@ -116,7 +117,7 @@ def test_a_conversation_ends_where_there_is_no_room():
 def test_conversations_train_and_are_measured():
     state = build(sft, CHAT)
     rows = [example({"messages": TALK}), example({"prompt": "3?", "completion": "3"})]
-    steps = sft.train(sft.Config(state.config.model, steps=3, batch=2), TextTask("t", rows, rows, None), state)
+    steps = sft.train(sft.Config(state.config.model, steps=3, batch_size=2), TextTask("t", rows, rows, None), state)
     losses = [metrics["loss"] for _, metrics, _ in steps]
     assert losses[-1] < losses[0]
     name, values = sft.assess(state, rows)
@@ -164,7 +165,7 @@ def test_calls_of_tools_are_learned_and_what_tools_return_is_not():
     assert sft._corpus(state, [example({"conversations": spoken, "tools": [TOOL]})]).completions == known.completions
 
 
-@sabotaged_by("foresight.nets.language.LanguageModel.encode", drop("tools"))
+@sabotaged_by("foresight.nets.language.model.LanguageModel.encode", drop("tools"))
 def test_the_sampler_is_told_of_the_tools_too():
     state = build(sft, CHAT)
     row = example({"prompt": "1+1?", "tools": [TOOL]})

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from foresight.data.text import TokenBatch
 from foresight.errors import UserError
-from foresight.nets import pretrained
-from foresight.planning import decode
+from foresight.nets.language import pretrained
+from foresight.planning.generation import decoding
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 
@@ -25,10 +25,10 @@ def _seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@sabotaged_by("foresight.nets.language.LanguageModel.logits", flip_sign)
+@sabotaged_by("foresight.nets.language.model.LanguageModel.logits", flip_sign)
 def test_greedy_decoding_equals_that_of_transformers():
     module = AutoModelForCausalLM.from_pretrained(tiny_language.folder(), dtype=torch.float32)
-    batch = decode.generate(tiny_language.model(), PROMPTS, 1, 8, temperature=0.0)
+    batch = decoding.generate(tiny_language.model(), PROMPTS, 1, 8, temperature=0.0)
     for p, prompt in enumerate(PROMPTS):
         expected = module.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, pad_token_id=0)[0]
         expected = expected[len(prompt) :].tolist()
@@ -38,7 +38,7 @@ def test_greedy_decoding_equals_that_of_transformers():
 def test_rows_end_at_their_stop_token_and_only_there():
     model = tiny_language.model()
     model.stop_ids = [0, 5, 9, 14, 20]
-    batch = decode.generate(model, PROMPTS, 16, 12, 1.0, _seeded())
+    batch = decoding.generate(model, PROMPTS, 16, 12, 1.0, _seeded())
     stops = torch.isin(batch.completion, torch.tensor(model.stop_ids)) & batch.mask
     assert 0.2 < batch.stopped.float().mean() < 1  # the case is not trivial
     assert torch.equal(stops.sum(-1), batch.stopped.long())
@@ -56,9 +56,9 @@ def test_dropping_ended_rows_changes_no_other_row(monkeypatch):
     """
     model = tiny_language.model()
     model.stop_ids = [0, 5, 9, 14, 20, 21, 22]
-    dropped = decode.generate(model, PROMPTS, 8, 12, 1.0, _seeded())
-    monkeypatch.setattr(decode._Slots, "drop", lambda self: None)
-    carried = decode.generate(model, PROMPTS, 8, 12, 1.0, _seeded())
+    dropped = decoding.generate(model, PROMPTS, 8, 12, 1.0, _seeded())
+    monkeypatch.setattr(decoding._Slots, "drop", lambda self: None)
+    carried = decoding.generate(model, PROMPTS, 8, 12, 1.0, _seeded())
     assert int(dropped.length.min()) < int(dropped.length.max())
     assert torch.equal(dropped.completion, carried.completion)
     assert torch.equal(dropped.length, carried.length)
@@ -67,17 +67,17 @@ def test_dropping_ended_rows_changes_no_other_row(monkeypatch):
 
 def test_a_prompt_alone_gives_what_it_gives_in_a_batch():
     model = tiny_language.model()
-    together = decode.generate(model, PROMPTS, 1, 6, 0.0)
+    together = decoding.generate(model, PROMPTS, 1, 6, 0.0)
     for p, prompt in enumerate(PROMPTS):
-        alone = decode.generate(model, [prompt], 1, 6, 0.0)
+        alone = decoding.generate(model, [prompt], 1, 6, 0.0)
         n = int(alone.length[0, 0])
         assert together.completion[p, 0, :n].tolist() == alone.completion[0, 0, :n].tolist()
 
 
-@sabotaged_by("foresight.planning.decode.choose", change("uniform", lambda u: u.square()))
+@sabotaged_by("foresight.planning.generation.decoding.choose", change("uniform", lambda u: u.square()))
 def test_one_uniform_number_gives_exactly_the_distribution():
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0, -torch.inf]]).expand(20_000, -1)
-    token, logprob = decode.choose(logits, torch.rand(20_000, generator=_seeded()), 1.0)
+    token, logprob = decoding.choose(logits, torch.rand(20_000, generator=_seeded()), 1.0)
     expected = logits[0].double().softmax(-1) * 20_000
     counts = token.bincount(minlength=5)
     assert counts[4] == 0
@@ -85,7 +85,7 @@ def test_one_uniform_number_gives_exactly_the_distribution():
     torch.testing.assert_close(logprob, logits[0].log_softmax(-1)[token])
 
 
-@sabotaged_by("foresight.planning.decode.choose", change("uniform", lambda u: 1 - u))
+@sabotaged_by("foresight.planning.generation.decoding.choose", change("uniform", lambda u: 1 - u))
 def test_draws_at_both_ends_stay_inside_the_vocabulary():
     """The largest and the smallest uniform number.
 
@@ -93,14 +93,14 @@ def test_draws_at_both_ends_stay_inside_the_vocabulary():
     Decides: 0 ≤ token < V, and a token of probability 0 is never drawn.
     """
     logits = torch.tensor([[5.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
-    token, _ = decode.choose(logits, torch.tensor([0.0, 1 - 1e-7]), 1.0)
+    token, _ = decoding.choose(logits, torch.tensor([0.0, 1 - 1e-7]), 1.0)
     assert token.tolist() == [0, 2]
 
 
 @sabotaged_by("foresight.ops.tokens.token_logprob", scaled(0.5))
 def test_equal_seeds_give_equal_text_and_other_seeds_other_text():
     model = tiny_language.model()
-    a, b, c = (decode.generate(model, PROMPTS, 4, 8, 1.0, _seeded(seed)) for seed in (1, 1, 2))
+    a, b, c = (decoding.generate(model, PROMPTS, 4, 8, 1.0, _seeded(seed)) for seed in (1, 1, 2))
     assert torch.equal(a.completion, b.completion)
     assert a.completion.shape != c.completion.shape or not torch.equal(a.completion, c.completion)
     torch.testing.assert_close(model.logprob(a)[0].detach(), a.logprob, atol=1e-5, rtol=0)
@@ -108,7 +108,7 @@ def test_equal_seeds_give_equal_text_and_other_seeds_other_text():
 
 def test_a_prompt_that_leaves_no_room_is_an_error():
     with pytest.raises(UserError, match="context of 64"):
-        decode.generate(tiny_language.model(), [[1] * 60], 1, 5)
+        decoding.generate(tiny_language.model(), [[1] * 60], 1, 5)
 
 
 # ---- continuous batching: whatever the slots, every row is what it would be alone -----------------------------------
@@ -159,16 +159,16 @@ def seen_by_all(original):
     return init
 
 
-@sabotaged_by("foresight.nets.language.Seats.of", always_the_first_place)
-@sabotaged_by("foresight.nets.language._Growing.__init__", seen_by_all)
+@sabotaged_by("foresight.nets.language.model.Seats.of", always_the_first_place)
+@sabotaged_by("foresight.nets.language.model._Growing.__init__", seen_by_all)
 @SLOW
 @given(**CASES)
 def test_greedy_rows_in_slots_are_what_they_are_one_by_one(prompts, stem, group, slots, seed):
     model = _model()
     rows = [stem + prompt for prompt in prompts]
-    together = decode.generate(model, rows, group, 10, 0.0, slots=slots)
+    together = decoding.generate(model, rows, group, 10, 0.0, slots=slots)
     for p, row in enumerate(rows):
-        alone = decode.generate(model, [row], 1, 10, 0.0, slots=1)
+        alone = decoding.generate(model, [row], 1, 10, 0.0, slots=1)
         n = int(alone.length[0, 0])
         for g in range(group):
             assert together.completion[p, g, : together.length[p, g]].tolist() == alone.completion[0, 0, :n].tolist()
@@ -176,15 +176,15 @@ def test_greedy_rows_in_slots_are_what_they_are_one_by_one(prompts, stem, group,
             assert together.stopped[p, g] == alone.stopped[0, 0]
 
 
-@sabotaged_by("foresight.planning.decode._rows", change("rows", lambda rows: rows.flip(0)))
-@sabotaged_by("foresight.planning.decode._Slots._seat", one_place_late)
+@sabotaged_by("foresight.planning.generation.decoding._rows", change("rows", lambda rows: rows.flip(0)))
+@sabotaged_by("foresight.planning.generation.decoding._Slots._seat", one_place_late)
 def test_sampled_rows_do_not_depend_on_the_slots():
     model = _model()
     prompts = [[1, 2, 3, *range(4, 4 + n)] for n in (1, 7, 2, 5, 3, 1, 4)]
-    whole = decode.generate(model, prompts, 3, 12, 0.8, _seeded(), slots=64)
+    whole = decoding.generate(model, prompts, 3, 12, 0.8, _seeded(), slots=64)
     assert whole.length.min() < 4 and whole.length.max() == 12  # short rows and long ones
     for slots in (1, 2, 5, 20):
-        _same(decode.generate(model, prompts, 3, 12, 0.8, _seeded(), slots=slots), whole)
+        _same(decoding.generate(model, prompts, 3, 12, 0.8, _seeded(), slots=slots), whole)
 
 
 def test_short_rows_do_not_wait_for_long_ones(monkeypatch):
@@ -198,7 +198,7 @@ def test_short_rows_do_not_wait_for_long_ones(monkeypatch):
 
     monkeypatch.setattr(type(model), "step", counted)
     prompts = [[1 + i % 30, 2 + i % 7] for i in range(40)]
-    batch = decode.generate(model, prompts, 1, 24, 1.0, _seeded(), slots=8)
+    batch = decoding.generate(model, prompts, 1, 24, 1.0, _seeded(), slots=8)
     stepped = int((batch.length - 1).sum())  # the first token of a row comes from its prompt
     waiting = sum(int(batch.length[i : i + 8].max()) - 1 for i in range(0, 40, 8))
     assert len(steps) < 0.75 * waiting
@@ -215,17 +215,17 @@ def test_a_prompt_is_computed_once_a_group_and_the_stem_once_in_all(monkeypatch)
 
     monkeypatch.setattr(type(model), "forward", counted)
     prompts = [[1, 2, 3, 4, *range(5, 5 + n)] for n in (1, 7, 2, 5, 3)]
-    decode.generate(model, prompts, 6, 10, 1.0, _seeded(), slots=4)
+    decoding.generate(model, prompts, 6, 10, 1.0, _seeded(), slots=4)
     assert sum(read) == 4 + sum(len(prompt) - 4 for prompt in prompts)
     assert len(read) > 2  # not all at once
 
 
 def test_a_long_prompt_list_is_read_in_pieces(monkeypatch):
-    monkeypatch.setattr(decode, "READ", 6)
+    monkeypatch.setattr(decoding, "READ", 6)
     model = _model()
-    whole = decode.generate(model, PROMPTS, 2, 6, 0.0)
+    whole = decoding.generate(model, PROMPTS, 2, 6, 0.0)
     monkeypatch.undo()
-    _same(whole, decode.generate(model, PROMPTS, 2, 6, 0.0))
+    _same(whole, decoding.generate(model, PROMPTS, 2, 6, 0.0))
 
 
 def mixed_up(original):
@@ -239,12 +239,12 @@ def mixed_up(original):
     return make_room
 
 
-@sabotaged_by("foresight.planning.decode._Slots._make_room", mixed_up)
+@sabotaged_by("foresight.planning.generation.decoding._Slots._make_room", mixed_up)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_log_probabilities_are_those_of_a_full_forward_pass(precision):
     model = pretrained.load(tiny_language.folder(), precision=precision)
     model.stop_ids = [0, 30, 31, 32]
-    batch = decode.generate(model, PROMPTS, 5, 12, 0.7, _seeded(), top_k=9, slots=4)
+    batch = decoding.generate(model, PROMPTS, 5, 12, 0.7, _seeded(), top_k=9, slots=4)
     plain = AutoModelForCausalLM.from_pretrained(tiny_language.folder(), dtype=torch.float32)
     for p, prompt in enumerate(PROMPTS):
         for g in range(5):
@@ -264,15 +264,15 @@ def test_log_probabilities_are_those_of_a_full_forward_pass(precision):
 
 def test_an_update_is_sampled_from_at_once_and_nothing_is_copied():
     model = _model()
-    before = decode.generate(model, PROMPTS, 2, 8, 0.0)
+    before = decoding.generate(model, PROMPTS, 2, 8, 0.0)
     places = {name: weight.data_ptr() for name, weight in model.named_parameters()}
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.3 * torch.randn(weight.shape, generator=_seeded(5)))
-    after = decode.generate(model, PROMPTS, 2, 8, 0.0)
+    after = decoding.generate(model, PROMPTS, 2, 8, 0.0)
     assert not torch.equal(before.completion, after.completion)
     assert {name: weight.data_ptr() for name, weight in model.named_parameters()} == places
-    _same(after, decode.generate(copy.deepcopy(model), PROMPTS, 2, 8, 0.0))
+    _same(after, decoding.generate(copy.deepcopy(model), PROMPTS, 2, 8, 0.0))
 
 
 # ---- truncated distributions ----------------------------------------------------------------------------------------
@@ -297,8 +297,8 @@ def one_more(original):
     return lambda scaled, top_k, top_p: original(scaled, top_k and top_k + 1, min(1.0, top_p + 0.2))
 
 
-@sabotaged_by("foresight.planning.decode._truncated", one_more)
-@sabotaged_by("foresight.planning.decode._invert", change("uniform", lambda u: u.square()))
+@sabotaged_by("foresight.planning.generation.decoding._truncated", one_more)
+@sabotaged_by("foresight.planning.generation.decoding._invert", change("uniform", lambda u: u.square()))
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"), [(1.0, 3, 1.0), (1.0, 0, 0.7), (0.6, 0, 0.8), (1.7, 4, 0.8)]
 )
@@ -313,7 +313,7 @@ def test_samples_have_exactly_the_truncated_distribution(temperature, top_k, top
     exact = _truncation((logits.double() / temperature).softmax(-1), top_k, top_p)
     draws = 30_000
     uniform = (torch.arange(draws) + 0.5) / draws  # a grid: the counts are exact to one
-    token, logprob = decode.choose(logits.expand(draws, -1), uniform, temperature, top_k, top_p)
+    token, logprob = decoding.choose(logits.expand(draws, -1), uniform, temperature, top_k, top_p)
     counts = token.bincount(minlength=7).double()
     assert (counts - draws * exact).abs().max() <= 2.5
     torch.testing.assert_close(logprob.double().exp(), exact[token], atol=1e-5, rtol=0)
@@ -321,15 +321,15 @@ def test_samples_have_exactly_the_truncated_distribution(temperature, top_k, top
 
 def test_the_likeliest_of_one_is_greedy():
     logits = torch.randn(50, 30, generator=_seeded())
-    token, logprob = decode.choose(logits, torch.rand(50, generator=_seeded()), 1.0, top_k=1)
+    token, logprob = decoding.choose(logits, torch.rand(50, generator=_seeded()), 1.0, top_k=1)
     assert torch.equal(token, logits.argmax(-1)) and (logprob == 0).all()
 
 
 def test_a_nucleus_wider_than_the_first_look_is_found(monkeypatch):
     logits = torch.randn(4, 300, generator=_seeded()) * 0.1  # nearly uniform
-    wide = decode._truncated(logits, 0, 0.9)
-    monkeypatch.setattr(decode, "NUCLEUS", 16)
-    narrow = decode._truncated(logits, 0, 0.9)
+    wide = decoding._truncated(logits, 0, 0.9)
+    monkeypatch.setattr(decoding, "NUCLEUS", 16)
+    narrow = decoding._truncated(logits, 0, 0.9)
     assert (wide[0].isfinite().sum(-1) > 200).all()
     for a, b in zip(wide, narrow, strict=True):
         assert torch.equal(a[:, :200], b[:, :200])
@@ -342,7 +342,7 @@ def test_inverting_is_searching_a_running_sum(seed, width, zeros):
     weights = torch.rand(64, width, generator=generator) * (torch.rand(64, width, generator=generator) >= zeros)
     weights[:, seed % width] += 0.5  # something is left
     uniform = torch.cat([torch.rand(62, generator=generator), torch.tensor([0.0, 1 - 2**-24])])
-    place, total = decode._invert(weights, uniform)
+    place, total = decoding._invert(weights, uniform)
     assert (weights.gather(-1, place[:, None]) > 0).all()
     sums = weights.double().cumsum(-1)
     torch.testing.assert_close(total.double(), sums[:, -1], atol=1e-3, rtol=1e-6)
@@ -351,7 +351,7 @@ def test_inverting_is_searching_a_running_sum(seed, width, zeros):
     assert (before <= uniform + 1e-5).all() and (reached >= uniform - 1e-5).all()
 
 
-@sabotaged_by("foresight.planning.decode._truncated", one_more)
+@sabotaged_by("foresight.planning.generation.decoding._truncated", one_more)
 def test_generated_rows_stay_in_the_nucleus():
     """The two log-probabilities of a token that was sampled from a truncated distribution.
 
@@ -359,7 +359,7 @@ def test_generated_rows_stay_in_the_nucleus():
     Decides: log p(a) of the sampler ≥ log π(a) of the model, and the latter is that of the learner's own pass.
     """
     model = _model(0)
-    batch = decode.generate(model, PROMPTS, 8, 6, 1.0, _seeded(), top_k=2, slots=5)
+    batch = decoding.generate(model, PROMPTS, 8, 6, 1.0, _seeded(), top_k=2, slots=5)
     exact = model.logprob(batch)[0]
     torch.testing.assert_close(batch.model_logprob, exact.detach(), atol=1e-5, rtol=0)
     assert (batch.logprob >= batch.model_logprob - 1e-6).all()
@@ -372,11 +372,11 @@ def test_settings_that_make_no_sense_are_refused():
     model = tiny_language.model()
     for fields in ({"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}, {"stop": "x"}, {"stop": [""]}):
         with pytest.raises(UserError, match=next(iter(fields)).removesuffix("_")):
-            decode.generate(model, PROMPTS, 1, 2, **fields)
+            decoding.generate(model, PROMPTS, 1, 2, **fields)
     for group, limit, temperature in ((0, 2, 1.0), (1, 0, 1.0), (1, 2, -1.0), (1, 2, float("nan"))):
         with pytest.raises(UserError, match="at least"):
-            decode.generate(model, PROMPTS, group, limit, temperature)
+            decoding.generate(model, PROMPTS, group, limit, temperature)
     with pytest.raises(UserError, match="nothing to complete"):
-        decode.generate(model, [], 1, 2)
+        decoding.generate(model, [], 1, 2)
     with pytest.raises(UserError, match="nothing to complete"):
-        decode.generate(model, [[]], 1, 2)
+        decoding.generate(model, [[]], 1, 2)

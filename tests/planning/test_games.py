@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from foresight.envs import boards, games
+from foresight.envs.games import boards
+from foresight.envs.games import game as games
 from foresight.errors import UserError
-from foresight.planning import connect_four, minimax, opponents, proof, rollouts
-from foresight.planning.rules import Rules
-from foresight.planning.search import search
-from foresight.planning.select import PUCT
+from foresight.planning.games import connect_four, exhaustive, minimax, opponents
+from foresight.planning.search import playouts
+from foresight.planning.search.mcts import search
+from foresight.planning.search.rules import Rules
+from foresight.planning.search.selection import PUCT
 from tests.sabotage import sabotaged_by
 
 TTT, C4 = games.make("tic_tac_toe"), games.make("connect_four")
@@ -42,7 +44,7 @@ def scattered(game: Any, plies: int, count: int, seed: int) -> torch.Tensor:
     return torch.cat(found)
 
 
-@sabotaged_by("foresight.planning.connect_four.Solver.moves", lambda f: lambda s, p: -f(s, p))
+@sabotaged_by("foresight.planning.games.connect_four.Solver.moves", lambda f: lambda s, p: -f(s, p))
 def test_the_solver_is_brute_force_on_endgames() -> None:
     positions = torch.cat([scattered(C4, plies, 8, plies) for plies in (36, 38, 39)])
     values = connect_four.solver().moves(positions)
@@ -63,7 +65,7 @@ def test_the_solver_knows_what_is_known() -> None:
     assert bool(bad) and int(lost) >= 1
 
 
-@sabotaged_by("foresight.envs.boards.draw", lambda f: lambda random, count: 0)
+@sabotaged_by("foresight.envs.games.boards.draw", lambda f: lambda random, count: 0)
 def test_random_play_is_uniform() -> None:
     chooser = opponents.make("random", TTT, 0)
     counts = torch.bincount(torch.cat([chooser(TTT.start(100)) for _ in range(20)]), minlength=9) / 2000
@@ -79,14 +81,14 @@ def known_playouts(game: Any, position: torch.Tensor) -> float:
     return float(np.mean(values))
 
 
-@sabotaged_by("foresight.planning.rollouts.playouts", lambda f: lambda *a: -f(*a))
+@sabotaged_by("foresight.planning.search.playouts.playouts", lambda f: lambda *a: -f(*a))
 @pytest.mark.parametrize("rules", ["native", "openspiel"])
 def test_playouts_have_the_mean_of_random_games(rules: str) -> None:
     history = [[0, 1, 4, 8], [4, 0, 8, 2]]
     exact = [known_playouts(TTT, games.replay(TTT, [h])) for h in history]
     assert abs(exact[0] - exact[1]) > 0.3
     game = games.make("tic_tac_toe", rules=rules)
-    found = rollouts.playouts(game, games.replay(game, history), 1500, rollouts.stream(0))
+    found = playouts.playouts(game, games.replay(game, history), 1500, playouts.stream(0))
     assert found.tolist() == pytest.approx(exact, abs=0.08)
 
 
@@ -97,12 +99,12 @@ def test_tree_search_takes_a_win_and_stops_a_loss(name: str) -> None:
         "hex": ([0, 8, 3], None, [0, 8, 3], None), "go": ([0], None, [0], None),
     }[name]  # fmt: skip
     game = games.make(name, **({"size": 3} if name in ("hex", "go") else {}))
-    visits, values = rollouts.uct(game, games.replay(game, [histories[0]]), 400, rollouts.stream(0))
+    visits, values = playouts.uct(game, games.replay(game, [histories[0]]), 400, playouts.stream(0))
     assert int(visits.sum()) == 400 and not (visits[~game.legal(games.replay(game, [histories[0]]))] > 0).any()
     if histories[1] is not None:
         assert int(visits.argmax()) == histories[1] and float(values[0, histories[1]]) == 1.0
         assert (
-            int(rollouts.uct(game, games.replay(game, [histories[2]]), 400, rollouts.stream(0))[0].argmax())
+            int(playouts.uct(game, games.replay(game, [histories[2]]), 400, playouts.stream(0))[0].argmax())
             == (histories[3])
         )
 
@@ -113,7 +115,7 @@ def test_tree_search_plays_what_is_proven(rules: str) -> None:
     game = games.make("tic_tac_toe", rules=rules)
     wins = games.replay(game, [[6, 0, 7, 1]]).repeat(20, *[1] * (game.start(1).ndim - 1))
     assert (opponents.make("mcts:300", game, 0)(wins) == 8).all()
-    visits, values = rollouts.uct(game, wins, 300, rollouts.stream(1))
+    visits, values = playouts.uct(game, wins, 300, playouts.stream(1))
     assert (visits.argmax(-1) == 8).all() and (values[:, 8] == 1).all() and (visits.sum(-1) == 300).all()
     held = games.replay(game, [[0, 3, 1]]).repeat(20, *[1] * (game.start(1).ndim - 1))
     assert (opponents.make("mcts:300", game, 2)(held) == 2).all()
@@ -123,14 +125,14 @@ def test_values_of_games_for_more_than_a_point_are_scaled() -> None:
     game = games.make("dots_and_boxes", utility_margin=True)
     assert game.limit > 1
     position = games.replay(game, [[0, 1, 2]])
-    assert rollouts.playouts(game, position, 50, rollouts.stream(0)).abs().max() <= 1
-    assert rollouts.uct(game, position, 50, rollouts.stream(0))[1].abs().max() <= 1
+    assert playouts.playouts(game, position, 50, playouts.stream(0)).abs().max() <= 1
+    assert playouts.uct(game, position, 50, playouts.stream(0))[1].abs().max() <= 1
 
 
-@sabotaged_by("foresight.planning.minimax.minimax", lambda f: lambda game, p, *_: game.legal(p).int().argmax(-1))
+@sabotaged_by("foresight.planning.games.minimax.minimax", lambda f: lambda game, p, *_: game.legal(p).int().argmax(-1))
 def test_alpha_beta_to_the_end_is_perfect() -> None:
     positions = scattered(TTT, 4, 24, 0)
-    actions = minimax.minimax(TTT, positions, 9, rollouts.stream(0))
+    actions = minimax.minimax(TTT, positions, 9, playouts.stream(0))
     moved = TTT.step(positions, actions)
     for b in range(len(positions)):
         reached = float(moved.reward[b]) if moved.over[b] else -negamax(TTT, moved.position[b : b + 1])
@@ -148,36 +150,36 @@ def unpruned(position: torch.Tensor, depth: int) -> float:
     return max(values)
 
 
-@sabotaged_by("foresight.planning.minimax.minimax", lambda f: lambda game, p, depth, r: f(game, p, depth - 1, r))
+@sabotaged_by("foresight.planning.games.minimax.minimax", lambda f: lambda game, p, depth, r: f(game, p, depth - 1, r))
 def test_pruning_changes_nothing() -> None:
     for position in scattered(C4, 8, 8, 2).split(1):
         legal = C4.legal(position)[0].nonzero().flatten().tolist()
         moved = [C4.step(position, torch.tensor([action])) for action in legal]
         values = [1e6 * float(m.reward) if bool(m.over) else -unpruned(m.position, 2) for m in moved]
         best = [action for action, value in zip(legal, values, strict=True) if value > max(values) - 10]
-        seen = {int(minimax.minimax(C4, position, 3, rollouts.stream(seed))) for seed in range(5)}
+        seen = {int(minimax.minimax(C4, position, 3, playouts.stream(seed))) for seed in range(5)}
         assert seen <= set(best)
 
 
 def test_alpha_beta_agrees_with_openspiels_rules() -> None:
     spiel = games.make("tic_tac_toe", rules="openspiel")
     history = [[0, 3, 1, 4], [0, 4, 1]]
-    assert minimax.minimax(spiel, games.replay(spiel, history), 4, rollouts.stream(0)).tolist() == [2, 2]
+    assert minimax.minimax(spiel, games.replay(spiel, history), 4, playouts.stream(0)).tolist() == [2, 2]
 
 
-@sabotaged_by("foresight.planning.opponents.make", lambda f: lambda name, game, seed=0: f("random", game, seed))
+@sabotaged_by("foresight.planning.games.opponents.make", lambda f: lambda name, game, seed=0: f("random", game, seed))
 def test_exhaustive_play_proves_perfection_and_finds_mistakes() -> None:
     perfect = opponents.make("minimax:9", TTT)
     for first in (True, False):
-        found = proof.exhaust(TTT, perfect, first)
+        found = exhaustive.exhaust(TTT, perfect, first)
         assert found.lost == 0 and found.line is None and found.won > 0 and found.positions > 20
-    careless = proof.exhaust(TTT, lambda p: TTT.legal(p).int().argmax(-1), first=False)
+    careless = exhaustive.exhaust(TTT, lambda p: TTT.legal(p).int().argmax(-1), first=False)
     assert careless.lost > 0 and careless.line is not None
     assert float(TTT.first_score(games.replay(TTT, [careless.line]))) == 1.0
 
 
-@sabotaged_by("foresight.planning.rules.Rules.step", lambda f: lambda s, p, a: _with(f(s, p, a), 2, torch.abs))
-@sabotaged_by("foresight.planning.rules.Rules.step", lambda f: lambda s, p, a: _with(f(s, p, a), 1, torch.neg))
+@sabotaged_by("foresight.planning.search.rules.Rules.step", lambda f: lambda s, p, a: _with(f(s, p, a), 2, torch.abs))
+@sabotaged_by("foresight.planning.search.rules.Rules.step", lambda f: lambda s, p, a: _with(f(s, p, a), 1, torch.neg))
 def test_values_change_their_sign_with_the_mover() -> None:
     """By hand: X has a1 and b1 and takes c1; one move before, O cannot stop both of X's lines and has lost."""
     level = Rules(TTT, lambda p: (torch.zeros(len(p), 9), torch.zeros(len(p))))

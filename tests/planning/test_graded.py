@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from foresight.envs.text import Example
-from foresight.planning import graded
+from foresight.envs.text.task import Example
+from foresight.training import graded
 from tests.sabotage import sabotaged_by
 
 ANSWERS = {"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.0, "e": 0.0, "cut": 1.0, "unscored": float("nan"), " ": 0.0}
@@ -20,7 +20,7 @@ def _rollout():
     return graded.Graded([Example("1+1?")], list(ANSWERS), torch.tensor([whole]), rewards)
 
 
-@sabotaged_by("foresight.planning.graded._pairs", lambda f: lambda group: ((b, a) for a, b in f(group)))
+@sabotaged_by("foresight.training.graded._pairs", lambda f: lambda group: ((b, a) for a, b in f(group)))
 @pytest.mark.parametrize("most", [1, 3, 5, 8, 100])
 def test_pairs_are_different_and_every_good_answer_comes_before_any_again(most):
     rows = graded.preferences(_rollout(), most)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from foresight.errors import UserError
-from foresight.planning import select
-from foresight.planning.search import PUCT, UCT, Dirichlet, Gumbel, search
-from foresight.planning.tree import advance
+from foresight.planning.search import selection
+from foresight.planning.search.mcts import PUCT, UCT, Dirichlet, Gumbel, search
+from foresight.planning.search.tree import advance
 from tests.planning.table_model import TableModel, action_values, random_world
 from tests.sabotage import change, drop, flip_sign, returns, sabotaged_by, swap
 
@@ -38,14 +38,14 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def mixed_world(seed: int) -> dict[str, Tensor]:
     """A random world with movers that change, games that end and actions that are not allowed."""
-    world, g = random_world(seed, states=30, actions=5), seeded(seed)
+    env, g = random_world(seed, states=30, actions=5), seeded(seed)
     kinds = torch.tensor([0.9, -1.0, -1.0, 0.0, 1.0])
-    world["discount"] = kinds[torch.randint(5, (30, 5), generator=g)]
+    env["discount"] = kinds[torch.randint(5, (30, 5), generator=g)]
     illegal = torch.rand(30, 5, generator=g) < 0.3
     illegal[:, 0] = False
-    world["logits"][illegal] = -torch.inf
-    world["logits"][7] = -torch.inf  # a state in which nothing is allowed: the search ends there
-    return world
+    env["logits"][illegal] = -torch.inf
+    env["logits"][7] = -torch.inf  # a state in which nothing is allowed: the search ends there
+    return env
 
 
 def _negated(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -57,10 +57,10 @@ def _louder(original: Any) -> Any:
     return lambda self: (original(self)[0], original(self)[1] * 1.5)
 
 
-@sabotaged_by("foresight.planning.search_kernels.expand", lambda f: lambda slot, *rest: f(slot, *_negated(rest)))
-@sabotaged_by("foresight.planning.select.PUCT.code", _louder)
-@sabotaged_by("foresight.planning.select.UCT.code", _louder)
-@sabotaged_by("foresight.planning.select.Gumbel.code", _louder)
+@sabotaged_by("foresight.planning.search.kernels.expand", lambda f: lambda slot, *rest: f(slot, *_negated(rest)))
+@sabotaged_by("foresight.planning.search.selection.PUCT.code", _louder)
+@sabotaged_by("foresight.planning.search.selection.UCT.code", _louder)
+@sabotaged_by("foresight.planning.search.selection.Gumbel.code", _louder)
 def test_both_backends_grow_the_same_tree() -> None:
     for rule in RULES:
         for seed in range(2):
@@ -127,39 +127,37 @@ def test_rows_are_independent(rule: Any, backend: str) -> None:
 
 
 @sabotaged_by("tests.planning.table_model.TableModel.step", lambda f: lambda *x: _edit(f(*x), 1, lambda r: -r))
-@sabotaged_by("foresight.planning.search.search", change("simulations", lambda _: 3))
+@sabotaged_by("foresight.planning.search.mcts.search", change("simulations", lambda _: 3))
 def test_search_finds_the_best_action_of_random_worlds() -> None:
     right = total = 0
     for seed in range(3):
-        world = random_world(seed, gamma=0.7)
-        best = action_values(world)
-        world["logits"], world["value"] = world["logits"] * 0, world["value"] * 0
+        env = random_world(seed, gamma=0.7)
+        best = action_values(env)
+        env["logits"], env["value"] = env["logits"] * 0, env["value"] * 0
         order = best.sort(1, descending=True).values
         clear = order[:, 0] - order[:, 1] > 0.1
         for rule in (PUCT(normalize="tree", first_play="parent"), UCT(normalize="tree")):
-            result = search(TableModel(world), torch.arange(12), 800, rule)
+            result = search(TableModel(env), torch.arange(12), 800, rule)
             right += int((result.action == best.argmax(1))[clear].sum())
             total += int(clear.sum())
     assert total > 50
     assert right == total
 
 
-@sabotaged_by("foresight.planning.select.completed_values", flip_sign)
+@sabotaged_by("foresight.planning.search.selection.completed_values", flip_sign)
 @sabotaged_by("tests.planning.table_model.TableModel.step", lambda f: lambda *x: _edit(f(*x), 1, lambda r: -r))
 @pytest.mark.parametrize("simulations", [2, 4, 50])
 def test_gumbel_never_lowers_the_value_of_the_policy(simulations: int) -> None:
     """Danihelka et al. 2022, §4: with exact action values of the policy, π' is at least as good as it."""
     gain = 0.0
     for seed in range(6):
-        world = random_world(seed)
-        policy = torch.softmax(world["logits"].double(), 1)
-        before = (policy * action_values(world, policy)).sum(1)
-        world["value"] = before.float()
-        result = search(
-            TableModel(world), torch.arange(12), simulations, Gumbel(), generator=seeded(), backend="tensor"
-        )
+        env = random_world(seed)
+        policy = torch.softmax(env["logits"].double(), 1)
+        before = (policy * action_values(env, policy)).sum(1)
+        env["value"] = before.float()
+        result = search(TableModel(env), torch.arange(12), simulations, Gumbel(), generator=seeded(), backend="tensor")
         better = result.weights.double()
-        after = (better * action_values(world, better)).sum(1)
+        after = (better * action_values(env, better)).sum(1)
         assert (after >= before - 1e-5).all()
         gain += float((after - before).mean())
     assert gain > 0.5
@@ -169,7 +167,7 @@ LINES = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2,
 
 
 class TicTacToe:
-    """The rules, and nothing learnt: `[B, 9]` of 1 (the mover's), -1 and 0."""
+    """The rules, and nothing learned: `[B, 9]` of 1 (the mover's), -1 and 0."""
 
     def root(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return torch.zeros(obs.shape).masked_fill(obs != 0, -torch.inf), torch.zeros(len(obs)), obs
@@ -218,11 +216,11 @@ def _over(board: tuple[int, ...]) -> bool:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rule", [PUCT(), UCT(), Gumbel()], ids=lambda rule: type(rule).__name__)
 def test_no_simulations_are_the_raw_policy(rule: Any, backend: str) -> None:
-    world = mixed_world(1)
-    result = search(TableModel(world), torch.arange(6), 0, rule, backend=backend)
-    torch.testing.assert_close(result.weights, torch.softmax(world["logits"][:6], 1))
-    assert torch.equal(result.value, world["value"][:6])
-    assert torch.equal(result.action, world["logits"][:6].argmax(1))
+    env = mixed_world(1)
+    result = search(TableModel(env), torch.arange(6), 0, rule, backend=backend)
+    torch.testing.assert_close(result.weights, torch.softmax(env["logits"][:6], 1))
+    assert torch.equal(result.value, env["value"][:6])
+    assert torch.equal(result.action, env["logits"][:6].argmax(1))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -231,18 +229,18 @@ def test_no_simulations_are_the_raw_policy(rule: Any, backend: str) -> None:
     [("value", torch.nan), ("reward", torch.nan), ("logits", torch.nan), ("logits", torch.inf), ("value", torch.inf)],
 )
 def test_a_number_that_is_not_finite_stops_the_search(bad: str, number: float, backend: str) -> None:
-    world = random_world(0, states=4, actions=2)
-    world["next"] = torch.tensor([[1, 1], [2, 2], [3, 3], [3, 3]])
-    world[bad][2] = number
+    env = random_world(0, states=4, actions=2)
+    env["next"] = torch.tensor([[1, 1], [2, 2], [3, 3], [3, 3]])
+    env[bad][2] = number
     with pytest.raises(UserError, match=r"not finite for row 1.*The search stops"):
-        search(TableModel(world), torch.tensor([3, 0]), 20, PUCT(), backend=backend)
+        search(TableModel(env), torch.tensor([3, 0]), 20, PUCT(), backend=backend)
     with pytest.raises(UserError, match="not finite for row 0"):
-        world["value"][0] = torch.inf
-        search(TableModel(world), torch.tensor([0, 1]), 4, PUCT(), backend=backend)
+        env["value"][0] = torch.inf
+        search(TableModel(env), torch.tensor([0, 1]), 4, PUCT(), backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@sabotaged_by("foresight.planning.search.search", drop("reuse"))
+@sabotaged_by("foresight.planning.search.mcts.search", drop("reuse"))
 def test_a_reused_tree_keeps_what_was_found_below(backend: str) -> None:
     model, obs = TableModel(mixed_world(3)), torch.tensor([0, 1, 2, 3])
     first = search(model, obs, 50, PUCT(), backend=backend)
@@ -295,11 +293,11 @@ def test_a_depth_limit_holds(backend: str) -> None:
     assert (result.visits.sum(1) == 100).all()
 
 
-@sabotaged_by("foresight.planning.select.dirichlet", swap("alpha", "fraction"))
+@sabotaged_by("foresight.planning.search.selection.dirichlet", swap("alpha", "fraction"))
 @sabotaged_by("torch._standard_gamma", returns(torch.ones_like))
 def test_dirichlet_noise_is_over_legal_actions() -> None:
     logits = torch.tensor([[0.0, 1.0, -torch.inf, 2.0]]).repeat(4000, 1)
-    noisy = torch.softmax(select.dirichlet(logits, 0.5, 0.25, seeded()), 1)
+    noisy = torch.softmax(selection.dirichlet(logits, 0.5, 0.25, seeded()), 1)
     assert (noisy[:, 2] == 0).all()
     torch.testing.assert_close(noisy.sum(1), torch.ones(4000))
     expected = 0.75 * torch.softmax(logits[0], 0) + 0.25 * torch.tensor([1, 1, 0, 1]) / 3
@@ -317,9 +315,9 @@ def test_temperature_draws_in_proportion_to_visits() -> None:
 
 
 def test_sequential_halving_by_hand() -> None:
-    assert select.considered_visits(1, 4) == [0, 1, 2, 3]
-    assert select.considered_visits(4, 8) == [0, 0, 0, 0, 1, 1, 2, 2]
-    assert select.considered_visits(4, 16) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert selection.considered_visits(1, 4) == [0, 1, 2, 3]
+    assert selection.considered_visits(4, 8) == [0, 0, 0, 0, 1, 1, 2, 2]
+    assert selection.considered_visits(4, 16) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     result = search(TableModel(random_world(4)), torch.arange(5), 16, Gumbel(), generator=seeded())
     assert sorted(result.visits[0].tolist()) == [2, 2, 6, 6]
 
@@ -369,8 +367,10 @@ class Chance:
         return logits
 
 
-@sabotaged_by("foresight.planning.select.PUCT.code", lambda f: lambda self: (0, f(self)[1] * [1, 1, 1, 1, 1, 0]))
-@sabotaged_by("foresight.planning.select.PUCT.score", lambda f: lambda self, node: f(PUCT(), node))
+@sabotaged_by(
+    "foresight.planning.search.selection.PUCT.code", lambda f: lambda self: (0, f(self)[1] * [1, 1, 1, 1, 1, 0])
+)
+@sabotaged_by("foresight.planning.search.selection.PUCT.score", lambda f: lambda self, node: f(PUCT(), node))
 def test_chance_nodes_are_exact_expectations() -> None:
     """One legal action, outcomes with probabilities in quarters: after 4 n of them each was tried as often as is right.
 
@@ -382,13 +382,13 @@ def test_chance_nodes_are_exact_expectations() -> None:
         legal[:, wanted] = True
         rule = PUCT(chance=4)
         result = search(model, torch.arange(6), 1 + 8, rule, legal=legal, max_depth=2, backend=backend)
-        afterwards = result.tree.children[torch.arange(6), 0, wanted].long()
-        share = result.tree.child_visits(afterwards)[:, 3:] / 8
+        afterward = result.tree.children[torch.arange(6), 0, wanted].long()
+        share = result.tree.child_visits(afterward)[:, 3:] / 8
         assert torch.equal(share, model.prob[:, wanted])
         torch.testing.assert_close(result.tree.child_values()[:, wanted], model.means()[:, wanted])
 
 
-@sabotaged_by("foresight.planning.search_kernels.expand", lambda f: lambda slot, *rest: f(slot, *_negated(rest)))
+@sabotaged_by("foresight.planning.search.kernels.expand", lambda f: lambda slot, *rest: f(slot, *_negated(rest)))
 def test_a_search_through_chance_finds_the_best_actions() -> None:
     """Of a random stochastic world, by sweeps: the action of the search is as good as the best one, within 0.05."""
     for seed in range(3):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from foresight.algorithms.language import grpo
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.planning import rollout
-from foresight.planning.server import KEY, Server, ServerError, attach
+from foresight.planning.generation import rollout
+from foresight.planning.generation.server import KEY, Server, ServerError, attach
 from tests import tiny_language
 from tests.openai_server import FORMS, Stub, serve
 from tests.sabotage import sabotaged_by
@@ -56,7 +56,7 @@ def late(original):
     return lambda values, kind: original([values[-1], *values[:-1]] if kind is float else values, kind)
 
 
-@sabotaged_by("foresight.planning.server._all", late)
+@sabotaged_by("foresight.planning.generation.server._all", late)
 @pytest.mark.parametrize("form", FORMS[:-1])
 def test_rows_are_those_that_were_sampled_in_every_form_that_has_ids(form):
     with serve(Stub(_model(), form)) as stub:
@@ -72,7 +72,7 @@ def test_rows_are_those_that_were_sampled_in_every_form_that_has_ids(form):
     assert (batch.completion[~batch.mask] == 0).all()
 
 
-@sabotaged_by("foresight.planning.server.Server._choices", reversed_choices)
+@sabotaged_by("foresight.planning.generation.server.Server._choices", reversed_choices)
 def test_groups_and_prompts_keep_their_order(stub):
     batch = _server(stub)(PROMPTS, 3, 6, 1.0, _seeded(1))
     for request in list(stub.requests):
@@ -88,11 +88,11 @@ def test_equal_prompts_get_seeds_of_their_own(stub):
     assert len({tuple(row) for row in batch.completion[:, 0].tolist()}) > 1
 
 
-def test_a_server_without_ids_answers_but_is_not_learnt_from():
+def test_a_server_without_ids_answers_but_is_not_learned_from():
     with serve(Stub(_model(), "text")) as stub:
         server = _server(stub)
         with pytest.raises(
-            UserError, match=r"never tokenised again: it can answer and be evaluated, but not be trained"
+            UserError, match=r"never tokenized again: it can answer and be evaluated, but not be trained"
         ):
             server(PROMPTS, 2, 6, 1.0, _seeded())
         model = _model()
@@ -131,7 +131,7 @@ def test_a_stop_text_ends_a_row_without_a_stop_token(stub):
 # ---- weights --------------------------------------------------------------------------------------------------------
 
 
-@sabotaged_by("foresight.planning.server.Server.deliver", lambda f: lambda self: None)
+@sabotaged_by("foresight.planning.generation.server.Server.deliver", lambda f: lambda self: None)
 def test_each_update_is_sampled_from(tmp_path):
     """The server begins with other weights altogether; the learner must never notice."""
     task = TextTask("t", [Example(p) for p in ("1?", "2?", "3?", "4?")], [Example("5?")], _count_a)
@@ -197,7 +197,7 @@ def in_silence(original):
     return mutant
 
 
-@sabotaged_by("foresight.planning.server.Server.__init__", in_silence)
+@sabotaged_by("foresight.planning.generation.server.Server.__init__", in_silence)
 def test_that_it_waits_and_how_long_is_said_once_for_all_requests(stub):
     said: list[str] = []
     server = _server(stub, say=said.append)
@@ -279,7 +279,7 @@ def _choice(**fields):
         ({"token_ids": [13, 14, 15], "text": "abc"}, "leaves out the token that ends"),
     ],
 )
-def test_rows_that_nothing_can_be_learnt_from_are_refused(stub, monkeypatch, fields, message):
+def test_rows_that_nothing_can_be_learned_from_are_refused(stub, monkeypatch, fields, message):
     server = Server(stub.url, tiny_language.model(), wait=0.01)
     monkeypatch.setattr(stub, "complete", _choice())
     assert server(PROMPTS[:1], 1, 4).length.item() == 3

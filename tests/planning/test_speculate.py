@@ -11,12 +11,12 @@ from scipy import stats
 from torch import nn
 
 from foresight.errors import UserError
-from foresight.nets import mtp
-from foresight.nets.language import Cache, Level
-from foresight.nets.mtp import MultiTokenHeads
+from foresight.nets.language import mtp
+from foresight.nets.language.model import Cache, Level
+from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.ops.speculation import distribution
-from foresight.planning.decode import generate
-from foresight.planning.speculate import speculate
+from foresight.planning.generation.decoding import generate
+from foresight.planning.generation.speculative import speculate
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by, swap
 
@@ -123,7 +123,7 @@ def test_a_model_that_drafts_for_itself_is_always_right():
 
 
 @sabotaged_by("foresight.ops.speculation.accepted", lambda f: lambda t, d, x, u: f(t, d, x, u) * 0 + x.shape[-1])
-@sabotaged_by("foresight.nets.language._Appending.own", lambda f: lambda self, layer, key, value: (key, value))
+@sabotaged_by("foresight.nets.language.model._Appending.own", lambda f: lambda self, layer, key, value: (key, value))
 @pytest.mark.parametrize("kind", ["heads", "model"])
 @torch.no_grad()
 def test_greedily_it_writes_what_the_model_writes(kind):
@@ -133,7 +133,7 @@ def test_greedily_it_writes_what_the_model_writes(kind):
     _same_text(model, draft)
 
 
-@sabotaged_by("foresight.nets.language._Appending.own", lambda f: lambda self, layer, key, value: (key, value))
+@sabotaged_by("foresight.nets.language.model._Appending.own", lambda f: lambda self, layer, key, value: (key, value))
 @torch.no_grad()
 def test_its_twin_drafts_what_it_writes():
     found = _same_text(tiny_language.model(), tiny_language.model())

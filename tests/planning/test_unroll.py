@@ -11,26 +11,26 @@ import torch
 from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
 from foresight.nets.outputs import Categorical
-from foresight.planning import unroll
+from foresight.training import muzero_targets
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 
 
-@sabotaged_by("foresight.planning.unroll.summed", change("unroll", lambda k: 1), scaled(0.5))
+@sabotaged_by("foresight.training.muzero_targets.summed", change("unroll", lambda k: 1), scaled(0.5))
 def test_each_unrolled_step_counts_one_over_k() -> None:
     """Terms of K + 1 steps: the first in full. Of K steps (rewards): none in full. Means over the batch."""
     whole = torch.tensor([[1.0, 10.0, 20.0], [3.0, 10.0, 40.0]])
-    found = unroll.summed({"value": whole, "reward": whole[:, 1:]}, 2)
+    found = muzero_targets.summed({"value": whole, "reward": whole[:, 1:]}, 2)
     assert {name: x.item() for name, x in found.items()} == {"value": 22.0, "reward": 20.0}
 
 
-@sabotaged_by("foresight.planning.unroll.policies", flip_sign)
+@sabotaged_by("foresight.training.muzero_targets.policies", flip_sign)
 @pytest.mark.parametrize(("share", "pieces"), [(0.0, 0), (0.5, 2), (0.6, 2), (1.0, 4)])
 def test_a_share_of_the_pieces_is_searched_again(share: float, pieces: int) -> None:
     state = SimpleNamespace(config=SimpleNamespace(reanalyze=share, unroll_steps=2))
     obs = torch.arange(20.0).view(4, 5, 1)
     zeros, weights = torch.zeros(4, 5), -torch.ones(4, 5, 1)
     batch = Trajectory(obs, zeros, zeros, zeros, zeros, extras={"weights": weights})
-    found = unroll.policies(state, batch, lambda _, seen: {"weights": 100 + seen}, ("weights",))["weights"]
+    found = muzero_targets.policies(state, batch, lambda _, seen: {"weights": 100 + seen}, ("weights",))["weights"]
     assert found.shape == (4, 3, 1)
     assert torch.equal(found[:pieces], 100 + obs[:pieces, :3]) and (found[pieces:] == -1).all()
     assert share == 0.0 or found[0, 1] == 101
@@ -39,7 +39,7 @@ def test_a_share_of_the_pieces_is_searched_again(share: float, pieces: int) -> N
 def test_the_temperature_falls_at_half_and_three_quarters() -> None:
     def at(step: int) -> float:
         config = SimpleNamespace(steps=100, temperatures=(1.0, 0.5, 0.25))
-        return unroll.heat(SimpleNamespace(config=config, step=step))
+        return muzero_targets.temperature(SimpleNamespace(config=config, step=step))
 
     assert [at(step) for step in (0, 49, 50, 74, 75, 99, 130)] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.25]
 
@@ -53,7 +53,7 @@ def test_the_rate_falls_evenly_to_its_share_and_no_further() -> None:
 
     def at(step: int) -> float:
         state.step = step
-        unroll.descend(state, weight.sum())
+        muzero_targets.descend(state, weight.sum())
         return float(state.optimizer.param_groups[0]["lr"])
 
     assert [at(step) for step in (0, 50, 100, 130)] == pytest.approx([0.1, 0.01, 0.001, 0.001])
@@ -63,7 +63,7 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     state: Any = SimpleNamespace(updates=7, optimizer=torch.optim.Adam([weight]))
     with pytest.raises(UserError, match="not finite after 7 updates"):
-        unroll.descend(state, weight.sum() * torch.nan)
+        muzero_targets.descend(state, weight.sum() * torch.nan)
     assert weight.item() == 1.0
 
 
@@ -91,12 +91,12 @@ def counts() -> tuple[Trajectory, torch.Tensor]:
 
 
 @sabotaged_by("foresight.ops.latent.unroll_masks", change("cut", torch.zeros_like))
-@sabotaged_by("foresight.planning.unroll.model_errors", change("actions", lambda a: 0.5 * a))
+@sabotaged_by("foresight.training.muzero_targets.model_errors", change("actions", lambda a: 0.5 * a))
 def test_errors_of_a_model_by_depth() -> None:
     """Counting by two is wrong by k after k steps; counting by one is right, but that no reward was foreseen."""
     batch, after = counts()
     for stride in (1.0, 2.0):
-        found = unroll.model_errors(Counting(stride), batch, batch.action, after, 3, Categorical)
+        found = muzero_targets.model_errors(Counting(stride), batch, batch.action, after, 3, Categorical)
         wrong = (stride - 1) * torch.arange(4.0)
         torch.testing.assert_close(found["value"], wrong)
         torch.testing.assert_close(found["reward"], torch.tensor([0.0, 0.5, 0.5, 0.5]))
@@ -109,5 +109,5 @@ def test_a_model_with_chance_is_told_what_happened() -> None:
             return self.step(next_obs, torch.zeros(len(state)))
 
     batch, after = counts()
-    found = unroll.model_errors(Dice(2.0), batch, batch.action, after, 3, Categorical)
+    found = muzero_targets.model_errors(Dice(2.0), batch, batch.action, after, 3, Categorical)
     assert found["value"].tolist() == [0, 0, 0, 0]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foresight.algorithms.tabular import q_learning
-from foresight.envs import grid
+from foresight.envs.tabular import grid
 from tests.sabotage import sabotaged_by
 
 FILE = """
@@ -61,7 +61,7 @@ def test_the_next_process_does_not_compile_again() -> None:
     assert state.step == 200
 
 
-@sabotaged_by("foresight.planning.walk_kernels._source", lambda _: lambda: "the same")
+@sabotaged_by("foresight.training.tabular_kernels._source", lambda _: lambda: "the same")
 def test_what_has_changed_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.py"
     path.write_text(FILE.format(number=1))

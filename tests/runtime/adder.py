@@ -1,6 +1,6 @@
-"""ADDER: least squares on two addends by Adam, the smallest real algorithm. Minimise E[(w·(a, b) + c − (a + b))²].
+"""ADDER: least squares on two addends by Adam, the smallest real algorithm. Minimize E[(w·(a, b) + c − (a + b))²].
 
-Used by the tests of the runtime: every kind of generator, a module, an optimiser and a schedule are in its State.
+Used by the tests of the runtime: every kind of generator, a module, an optimizer and a schedule are in its State.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "loss")
 

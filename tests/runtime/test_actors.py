@@ -12,31 +12,32 @@ import torch
 
 from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppo, sac, sac_discrete
 from foresight.algorithms.value import dqn, rainbow
-from foresight.envs import several
+from foresight.envs.control import multi_task
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import actors, profile, settings
+from foresight.runtime import profile, settings
+from foresight.runtime.distributed import actors
 from foresight.runtime.session import Session
 from tests.algorithms.policy.worlds import choice
 from tests.algorithms.states import weights
 from tests.sabotage import change, sabotaged_by
 
-FIELDS: dict[str, Any] = {"hidden": (16,), "num_envs": 4, "unroll_steps": 8}
-IMPALA = impala.Config(steps=640, unrolls=2, max_lag=0, optimizer="adam", learning_rate=3e-3, **FIELDS)
+FIELDS: dict[str, Any] = {"hidden": (16,), "num_envs": 4, "rollout_steps": 8}
+IMPALA = impala.Config(steps=640, rollouts_per_update=2, max_lag=0, optimizer="adam", learning_rate=3e-3, **FIELDS)
 PPO = ppo.Config(steps=320, minibatches=2, **FIELDS)
 A2C = a2c.Config(steps=160, memory="lstm", memory_size=8, **FIELDS)
-OFF = off_policy_ac.Config(steps=160, replays=2, **FIELDS)
+OFF = off_policy_ac.Config(steps=160, replay_ratio=2, **FIELDS)
 REPLAYED: dict[str, Any] = {
     "hidden": (16,), "num_envs": 2, "steps": 120, "learning_starts": 40, "replay_size": 200, "batch_size": 8,
     "max_lag": 0, "learning_rate": 0.03, "train_every": 1,
 }  # fmt: skip
 WITH_REPLAY = [
     (dqn, dqn.Config(**REPLAYED), "CartPole-v1"),
-    (dqn, dqn.Config(**REPLAYED, unroll_steps=3, n_steps=2), "CartPole-v1"),
+    (dqn, dqn.Config(**REPLAYED, rollout_steps=3, n_steps=2), "CartPole-v1"),
     (rainbow, rainbow.Config(**REPLAYED, atoms=5), "CartPole-v1"),
     (sac_discrete, sac_discrete.Config(**REPLAYED), "CartPole-v1"),
     (sac, sac.Config(**REPLAYED), "Pendulum-v1"),
-    (sac, sac.Config(**REPLAYED, memory="gru", memory_size=8, sequence=3, burn_in=2), "Pendulum-v1"),
+    (sac, sac.Config(**REPLAYED, memory="gru", memory_size=8, sequence_length=3, burn_in=2), "Pendulum-v1"),
 ]
 
 
@@ -64,8 +65,8 @@ def _late(take: Any) -> Any:
     return old
 
 
-@sabotaged_by("foresight.runtime.actors.take", _late)
-@sabotaged_by("foresight.runtime.actors.load", lambda f: lambda state, weights: None)
+@sabotaged_by("foresight.runtime.distributed.actors.take", _late)
+@sabotaged_by("foresight.runtime.distributed.actors.load", lambda f: lambda state, weights: None)
 @pytest.mark.parametrize(
     ("module", "config"),
     [(impala, IMPALA), (ppo, PPO), (a2c, A2C), (off_policy_ac, OFF)],
@@ -82,7 +83,7 @@ def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any) -
         assert {key: metrics[key] for key in expected} == expected
 
 
-@sabotaged_by("foresight.runtime.actors.take", _late)
+@sabotaged_by("foresight.runtime.distributed.actors.take", _late)
 @pytest.mark.parametrize(
     ("module", "config", "task"),
     WITH_REPLAY,
@@ -113,11 +114,11 @@ def _shuffled(messages: Any) -> Any:
     return lambda self: messages(self)[:: -1 if self.version % 2 else 1]
 
 
-@sabotaged_by("foresight.runtime.actors._Learner.abreast", _shuffled)
+@sabotaged_by("foresight.runtime.distributed.actors._Learner.abreast", _shuffled)
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_in_the_replay_every_stream_is_one_world(max_lag: int) -> None:
     """Two actors share four worlds: at a row that is not cut, CartPole's next position follows from its velocity."""
-    config = dqn.Config(**{**REPLAYED, "num_envs": 4, "max_lag": max_lag}, unroll_steps=2)
+    config = dqn.Config(**{**REPLAYED, "num_envs": 4, "max_lag": max_lag}, rollout_steps=2)
     share = dataclasses.replace(config, num_envs=2)
     metrics, rows, held = _rows_of(config, _fleet(dqn, share, 2, env=lambda: make("CartPole-v1", num_envs=2)))
     assert metrics["lag"] == max_lag
@@ -140,21 +141,21 @@ def test_a_successor_of_a_dead_actor_begins_new_episodes_in_the_replay() -> None
     assert (obs[:, :-1, 0] + 0.02 * obs[:, :-1, 1] - obs[:, 1:, 0])[inside].abs().max() < 1e-5
 
 
-@sabotaged_by("foresight.runtime.actors.take", change("version", lambda v: 0, label="never_counts"))
+@sabotaged_by("foresight.runtime.distributed.actors.take", change("version", lambda v: 0, label="never_counts"))
 def test_lag_counts_the_updates_between_acting_and_learning() -> None:
     """Three actors that owe two messages each, one message an update: the seventh is five updates old."""
-    config = dataclasses.replace(IMPALA, unrolls=1, max_lag=None)
+    config = dataclasses.replace(IMPALA, rollouts_per_update=1, max_lag=None)
     lags = [metrics["lag"] for _, metrics, _ in _apart(impala, config, _fleet(impala, config, 3))]
     assert lags[:8] == [0, 1, 2, 3, 4, 5, 5, 5]
     assert set(lags[8:]) == {5}
 
 
 def test_messages_older_than_max_lag_are_dropped_and_counted() -> None:
-    config = dataclasses.replace(IMPALA, unrolls=1, max_lag=2)
+    config = dataclasses.replace(IMPALA, rollouts_per_update=1, max_lag=2)
     seen = _apart(impala, config, _fleet(impala, config, 3))
     assert max(metrics["lag"] for _, metrics, _ in seen) <= 2
     assert seen[-1][1]["stale_unrolls"] > 0
-    assert [step for step, _, _ in seen] == list(range(32, 641, 32))  # only what was learnt from counts
+    assert [step for step, _, _ in seen] == list(range(32, 641, 32))  # only what was learned from counts
 
 
 class Mortal:
@@ -230,15 +231,15 @@ def test_actors_differ_and_another_life_differs_too() -> None:
     assert seen[0] != seen[1] != seen[2] != seen[0]
 
 
-def _tasks() -> several.Several:
+def _tasks() -> multi_task.Several:
     """CartPole, and CartPole with little time."""
     long, short = make("CartPole-v1", num_envs=2), make("CartPole-v1", num_envs=2, time_limit=5)
     short.name = "Short"
-    return several.Several([long, short])
+    return multi_task.Several([long, short])
 
 
 def test_several_tasks_report_their_returns() -> None:
-    config = dataclasses.replace(IMPALA, steps=1600, unrolls=1)
+    config = dataclasses.replace(IMPALA, steps=1600, rollouts_per_update=1)
     *_, (_, metrics, _) = _apart(impala, config, _fleet(impala, config, env=_tasks))
     assert metrics["return/Short"] == 5 < metrics["return/CartPole-v1"]
     assert 5 < metrics["return"] < metrics["return/CartPole-v1"]
@@ -247,9 +248,9 @@ def test_several_tasks_report_their_returns() -> None:
 def test_actors_share_the_worlds_of_an_on_policy_algorithm() -> None:
     """Two actors with half of the worlds each give PPO the batch that it was configured for."""
     resolved = settings.resolve("ppo", env="CartPole-v1", given={**FIELDS, "minibatches": 2, "steps": 320}, actors=2)
-    fields, worlds = actors.plan(resolved, 2)
-    assert fields["num_envs"] == 2 and worlds().num_envs == 2
-    fleet = actors.Inline([actors.Collector("ppo", fields, worlds, i, 0) for i in range(2)])
+    fields, envs = actors.plan(resolved, 2)
+    assert fields["num_envs"] == 2 and envs().num_envs == 2
+    fleet = actors.Inline([actors.Collector("ppo", fields, envs, i, 0) for i in range(2)])
     seen = _apart(ppo, PPO, fleet)
     assert [step for step, _, _ in seen] == list(range(32, 321, 32))
     assert all(metrics["lag"] == 0 for _, metrics, _ in seen)

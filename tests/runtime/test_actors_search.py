@@ -16,17 +16,18 @@ from foresight.algorithms.search import (
     sampled_muzero,
     stochastic_muzero,
 )
-from foresight.envs import games, selfplay
+from foresight.envs.games import game, selfplay
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import actors, settings
+from foresight.runtime import settings
+from foresight.runtime.distributed import actors
 from tests.algorithms.states import weights
 from tests.runtime.test_actors import Mortal, _late
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 FIELDS: dict[str, Any] = {
-    "steps": 320, "num_envs": 4, "simulations": 4, "unroll_steps": 3, "n_steps": 3, "batch": 8, "update_every": 40,
-    "collect_steps": 10, "warmup": 80, "latent_size": 8, "hidden": (16,), "target_every": 2, "reanalyze": 0.0,
+    "steps": 320, "num_envs": 4, "simulations": 4, "unroll_steps": 3, "n_steps": 3, "batch_size": 8, "train_every": 40,
+    "collect_steps": 10, "learning_starts": 80, "latent_size": 8, "hidden": (16,), "target_every": 2, "reanalyze": 0.0,
     "max_lag": 0, "learning_rate": 0.03,
 }  # fmt: skip
 FAMILY = [
@@ -34,35 +35,43 @@ FAMILY = [
     (stochastic_muzero, "CartPole-v1"), (sampled_muzero, "Pendulum-v1"),
 ]  # fmt: skip
 ZERO = alphazero.Config(
-    steps=1_024, num_games=64, simulations=4, channels=4, blocks=1, learn_from=64, batch=64, reuse=1.0, max_lag=0
+    steps=1_024,
+    num_games=64,
+    simulations=4,
+    channels=4,
+    blocks=1,
+    learning_starts=64,
+    batch_size=64,
+    reuse=1.0,
+    max_lag=0,
 )
 
 
-def world(task: str, count: int = 4) -> Any:
+def env(task: str, count: int = 4) -> Any:
     """As a run would make it for an actor."""
     known = task == "tic_tac_toe"
-    return selfplay.world(games.make(task) if known else make(task, num_envs=count), count)
+    return selfplay.env(game.make(task) if known else make(task, num_envs=count), count)
 
 
 def fleet(module: Any, config: Any, task: str, count: int = 1) -> actors.Inline:
     name, share = module.__name__.rpartition(".")[2], getattr(config, "num_envs", 0) or config.num_games
     return actors.Inline(
-        [actors.Collector(name, dataclasses.asdict(config), lambda: world(task, share), i, 0) for i in range(count)]
+        [actors.Collector(name, dataclasses.asdict(config), lambda: env(task, share), i, 0) for i in range(count)]
     )
 
 
 def built(module: Any, config: Any, task: str) -> Any:
-    return module.build(config, games.make(task) if task == "tic_tac_toe" else make(task, num_envs=1).spaces)
+    return module.build(config, game.make(task) if task == "tic_tac_toe" else make(task, num_envs=1).spaces)
 
 
-@sabotaged_by("foresight.runtime.actors.take", _late)
+@sabotaged_by("foresight.runtime.distributed.actors.take", _late)
 @pytest.mark.parametrize(
     ("module", "task"), FAMILY, ids=lambda x: x if isinstance(x, str) else x.__name__.rpartition(".")[2]
 )
 def test_lockstep_is_the_run_of_one_process(module: Any, task: str) -> None:
     """One actor that waits: the same searches, rows, draws and gradient steps, bit for bit."""
     config = module.Config(**{**FIELDS, **({"gamma": 1.0} if task == "tic_tac_toe" else {})})
-    here = games.make(task) if task == "tic_tac_toe" else make(task, num_envs=4)
+    here = game.make(task) if task == "tic_tac_toe" else make(task, num_envs=4)
     together = [(step, m, weights(s)) for step, m, s in module.train(config, here)]
     state = built(module, config, task)
     apart = [(step, m, weights(s)) for step, m, s in actors.train(module, config, state, fleet(module, config, task))]
@@ -73,7 +82,7 @@ def test_lockstep_is_the_run_of_one_process(module: Any, task: str) -> None:
         assert metrics["lag"] == 0
 
 
-@sabotaged_by("foresight.runtime.actors.load", lambda f: lambda state, weights: None)
+@sabotaged_by("foresight.runtime.distributed.actors.load", lambda f: lambda state, weights: None)
 def test_actors_may_search_ahead_of_the_learner_with_its_newest_weights() -> None:
     """With a lag of 2 the policy of an actor is that of two rounds ago, not the one that it was built with."""
     config = muzero.Config(**{**FIELDS, "max_lag": 2})
@@ -92,9 +101,9 @@ def vector(state: Any) -> torch.Tensor:
 
 @sabotaged_by("foresight.ops.returns.lambda_return", flip_sign)
 def test_finished_games_reach_the_learner_whole() -> None:
-    """Before anything is learnt: the same positions with the same targets as in one process."""
-    config = dataclasses.replace(ZERO, learn_from=10**6)
-    *_, (step, expected, alone) = alphazero.train(config, games.make("tic_tac_toe"))
+    """Before anything is learned: the same positions with the same targets as in one process."""
+    config = dataclasses.replace(ZERO, learning_starts=10**6)
+    *_, (step, expected, alone) = alphazero.train(config, game.make("tic_tac_toe"))
     state = built(alphazero, config, "tic_tac_toe")
     *_, (came, metrics, _) = actors.train(alphazero, config, state, fleet(alphazero, config, "tic_tac_toe"))
     assert came == step == 1_024 and state.finished == alone.finished > 64
@@ -123,7 +132,7 @@ def _wins(rows: Any, held: int) -> list[int]:
 
 
 @sabotaged_by("foresight.algorithms.search.alphazero._due", change("positions", lambda n: 3 * n))
-def test_positions_of_actors_are_learnt_from_as_often_as_said() -> None:
+def test_positions_of_actors_are_learned_from_as_often_as_said() -> None:
     """`reuse` 1: as many gradient steps as batches fit into what came after learning began; two actors, one dies."""
     state, taken = built(alphazero, ZERO, "tic_tac_toe"), 0
     inner = fleet(alphazero, dataclasses.replace(ZERO, num_games=32), "tic_tac_toe", 2)

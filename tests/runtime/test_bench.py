@@ -130,7 +130,9 @@ def _loaded(code: str, **variables: str) -> str:
     return re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)[0]
 
 
-@pytest.mark.parametrize("entry", ["foresight", "foresight.cli.main", "foresight.envs.apart", "foresight.ops.returns"])
+@pytest.mark.parametrize(
+    "entry", ["foresight", "foresight.cli.main", "foresight.envs.text.worker", "foresight.ops.returns"]
+)
 def test_waiting_threads_spin_less_wherever_one_comes_in(entry: str) -> None:
     """By default 300,000 times, with which GRPO falls off a cliff beside two busy processes."""
     assert _loaded(f"import {entry}") == "10000"

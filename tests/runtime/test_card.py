@@ -31,13 +31,13 @@ def _trained(tmp_path: Path, name: str = "sft", **fields) -> run.Run:
 
 @sabotaged_by("foresight.runtime.card.objective", lambda f: lambda doc: "")
 @sabotaged_by("foresight.runtime.card.text", lambda f: lambda s, m, a: f(s, {**m, "evaluation": m["baseline"]}, a))
-def test_the_card_says_what_was_learnt_from_what_and_how_well(tmp_path):
+def test_the_card_says_what_was_learned_from_what_and_how_well(tmp_path):
     done = _trained(tmp_path)
     found = ModelCard.load(done.path / "export" / "README.md")
     after = done.summary["evaluation"]
     assert found.data["library_name"] == "transformers" and found.data.pipeline_tag == "text-generation"
     assert {"foresight", "sft", "arxiv:2203.02155"} <= set(found.data.tags)
-    assert found.data.base_model is None and "licence holds for them" in found.text  # a random model has neither
+    assert found.data.base_model is None and "license holds for them" in found.text  # a random model has neither
     (result,) = found.data.eval_results
     assert (result.metric_type, result.metric_value) == (after["metric"], after["mean"])
     assert after["mean"] != done.summary["baseline"]["mean"]
@@ -71,8 +71,8 @@ def test_a_reward_model_is_no_writer(tmp_path):
 def test_a_model_from_nothing_has_no_base(tmp_path):
     done = run.train(
         "pretrain", task="addition", env_options={"held_out": 5}, out=tmp_path / "run", steps=2, layers=1, dim=16,
-        heads=2, kv_heads=1, hidden=16, batch=4, context=32, max_new_tokens=4, foresee=2, precision="float32",
-        show=False,
+        heads=2, kv_heads=1, mlp_size=16, batch_size=4, context=32, max_new_tokens=4, predict_tokens=2,
+        precision="float32", show=False,
     )  # fmt: skip
     found = ModelCard.load(done.path / "export" / "README.md")
     assert found.data.base_model is None and "there is no base model" in found.text
@@ -82,7 +82,7 @@ def test_a_model_from_nothing_has_no_base(tmp_path):
     assert set(after["also"]) == {"bits per character", "accuracy"}
 
 
-def test_origin_and_licence_go_from_card_to_card(tmp_path):
+def test_origin_and_license_go_from_card_to_card(tmp_path):
     assert card.base("smollm2")["license"] == "apache-2.0"
     assert card.base("someone/some-model") == {"base_model": "someone/some-model"}
     (tmp_path / "README.md").write_text("---\nlicense: mit\nbase_model: a/b\n---\n# x\n")
@@ -92,7 +92,7 @@ def test_origin_and_licence_go_from_card_to_card(tmp_path):
 
 
 def test_a_model_that_began_from_nothing_has_a_card_too(tmp_path):
-    small = {"layers": 1, "dim": 16, "heads": 2, "kv_heads": 1, "hidden": 16, "steps": 2, "batch": 2}
+    small = {"layers": 1, "dim": 16, "heads": 2, "kv_heads": 1, "mlp_size": 16, "steps": 2, "batch_size": 2}
     done = run.train("pretrain", task="stories", out=tmp_path / "run", evaluation_episodes=4, show=False, **small)
     found = ModelCard.load(done.path / "export" / "README.md")
     assert (found.data["library_name"], found.data.base_model) == ("foresight", None)

@@ -1,4 +1,4 @@
-"""The catalogue: quick, without torch, and true to the files."""
+"""The catalog: quick, without torch, and true to the files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_the_entries_are_what_the_modules_say() -> None:
     assert {"value_iteration", "ppo", "grpo"} <= set(NAMES)
     for name, entry in catalog.algorithms().items():
         module = catalog.module(name)
-        assert (entry.world, entry.unit, entry.metrics) == (module.WORLD, module.UNIT, tuple(module.METRICS))
+        assert (entry.kind, entry.unit, entry.metrics) == (module.KIND, module.UNIT, tuple(module.METRICS))
         assert entry.title and entry.doc.startswith(entry.title) and entry.path.name == f"{name}.py"
-        assert entry.world in ("control", "mdp", "game", "text")
+        assert entry.kind in ("control", "tabular", "game", "text")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -25,7 +25,7 @@ from torch import nn
 
 from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
-from foresight.runtime import checkpoint
+from foresight.runtime.checkpoints import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -173,7 +173,7 @@ def learn(one: Learner) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "RAdam"])
-def test_optimisers_continue_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
+def test_optimizers_continue_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
     one, two = learner(optimizer, 0), learner(optimizer, 1)
     for _ in range(5):
         learn(one)
@@ -289,7 +289,7 @@ def test_nothing_outside_data_classes_can_be_named_by_a_file(tmp_path: Path) -> 
 
 def forge(path: Path, name: str, text: str) -> None:
     """Change a file and make the manifest agree."""
-    from foresight.runtime import shards
+    from foresight.runtime.checkpoints import shards
 
     (path / name).write_text(text)
     manifest = json.loads((path / "manifest.json").read_text())

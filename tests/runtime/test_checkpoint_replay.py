@@ -12,7 +12,7 @@ import torch
 
 from foresight.algorithms.policy import sac, sac_discrete
 from foresight.algorithms.value import dqn, rainbow
-from foresight.runtime import checkpoint
+from foresight.runtime.checkpoints import checkpoint
 from tests.algorithms.policy.test_sac import DISCRETE, SAC, aim
 from tests.algorithms.value.test_dqn import DQN, RAINBOW
 from tests.algorithms.value.worlds import Chain
@@ -27,18 +27,18 @@ def _weights(state: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(("module", "config", "make"), CASES, ids=["dqn", "rainbow", "sac", "sac_discrete"])
 def test_a_run_goes_on_from_its_checkpoint(module: Any, config: Any, make: Any, tmp_path: Path) -> None:
-    def world() -> Any:
+    def env() -> Any:
         return make() if make is aim else make(8)
 
-    *_, (step, _, state) = module.train(config, world())
+    *_, (step, _, state) = module.train(config, env())
     checkpoint.save(tmp_path, state, step)
-    restored = module.build(config, world().spaces)
+    restored = module.build(config, env().spaces)
     checkpoint.restore(checkpoint.latest(tmp_path), restored)
     assert len(restored.replay) == len(state.replay) > 0
     longer, ends = dataclasses.replace(config, steps=config.steps + 400), []
     for start in (copy.deepcopy(state), restored):
         start.config = longer
-        *_, (_, _, end) = module.train(longer, world(), start)
+        *_, (_, _, end) = module.train(longer, env(), start)
         ends.append(_weights(end))
     assert torch.equal(*ends)
     assert not torch.equal(ends[0], _weights(state))

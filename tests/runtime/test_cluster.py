@@ -25,16 +25,18 @@ ray = pytest.importorskip("ray")
 from foresight.algorithms.policy import impala, ppo  # noqa: E402
 from foresight.algorithms.search import alphazero  # noqa: E402
 from foresight.algorithms.value import dqn  # noqa: E402
-from foresight.envs import games  # noqa: E402
+from foresight.envs.games import game  # noqa: E402
 from foresight.envs.make import make  # noqa: E402
 from foresight.errors import UserError  # noqa: E402
-from foresight.runtime import actors, cluster, run, settings  # noqa: E402
+from foresight.runtime import run, settings  # noqa: E402
+from foresight.runtime.distributed import actors, ray_cluster  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 FIELDS: dict[str, Any] = {
-    "hidden": (16,), "num_envs": 4, "unroll_steps": 8, "unrolls": 1, "optimizer": "adam", "learning_rate": 3e-3,
+    "hidden": (16,), "num_envs": 4, "unroll_steps": 8, "rollouts_per_update": 1, "optimizer": "adam", "learning_rate":
+    3e-3,
 }  # fmt: skip
 
 
@@ -58,10 +60,10 @@ def nodes() -> Iterator[Any]:
             os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
 
 
-def _fleet(nodes: Any, name: str, count: int, **given: Any) -> cluster.Fleet:
+def _fleet(nodes: Any, name: str, count: int, **given: Any) -> ray_cluster.Fleet:
     resolved = settings.resolve(name, env="CartPole-v1", given=given, actors=count)
-    fields, worlds = actors.plan(dataclasses.replace(resolved, preset=None), count)
-    return cluster.Fleet(name, fields, worlds, count, nodes.address)
+    fields, envs = actors.plan(dataclasses.replace(resolved, preset=None), count)
+    return ray_cluster.Fleet(name, fields, envs, count, nodes.address)
 
 
 def _alive(pid: int) -> bool:
@@ -137,12 +139,12 @@ def test_rows_for_a_replay_come_over_ray_in_their_order(nodes: Any) -> None:
 
 def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
     """Two actors share the games of AlphaZero; one is killed, and what reaches the replay are whole games still."""
-    given = {"num_games": 32, "simulations": 4, "channels": 4, "blocks": 1, "learn_from": 10**6, "steps": 10**6}
+    given = {"num_games": 32, "simulations": 4, "channels": 4, "blocks": 1, "learning_starts": 10**6, "steps": 10**6}
     resolved = settings.resolve("alphazero", env="tic_tac_toe", given=given, actors=2)
     fields, tables = actors.plan(resolved, 2)
-    fleet = cluster.Fleet("alphazero", fields, tables, 2, nodes.address)
+    fleet = ray_cluster.Fleet("alphazero", fields, tables, 2, nodes.address)
     pids, killed, last = fleet.pids(), False, {}
-    state = alphazero.build(alphazero.Config(**given), games.make("tic_tac_toe"))
+    state = alphazero.build(alphazero.Config(**given), game.make("tic_tac_toe"))
     for _, last, _ in actors.train(alphazero, alphazero.Config(**given), state, fleet):
         if not killed:
             os.kill(pids[0], signal.SIGKILL)
@@ -161,7 +163,14 @@ def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
 
 def test_a_run_of_games_with_actors_is_stopped_and_goes_on(nodes: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    small = {"num_envs": 8, "simulations": 4, "collect_steps": 8, "warmup": 128, "latent_size": 8, "hidden": (16,)}
+    small = {
+        "num_envs": 8,
+        "simulations": 4,
+        "collect_steps": 8,
+        "learning_starts": 128,
+        "latent_size": 8,
+        "hidden": (16,),
+    }
     run.train("muzero", preset="tic_tac_toe", out=out, actors=2, ray=nodes.address, steps=256, show=False,
               evaluation_episodes=2, env_options={"opponent": "random"}, **small)  # fmt: skip
     assert len(run.load(out).state.replay) == 256
@@ -175,12 +184,12 @@ def test_a_run_of_games_with_actors_is_stopped_and_goes_on(nodes: Any, tmp_path:
 
 def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:
     config, fields = impala.Config(**FIELDS), dataclasses.asdict(impala.Config(**FIELDS))
-    fleet = cluster.Fleet("impala", fields, lambda: _Broken(make("CartPole-v1", num_envs=4)), 1, nodes.address)
+    fleet = ray_cluster.Fleet("impala", fields, lambda: _Broken(make("CartPole-v1", num_envs=4)), 1, nodes.address)
     state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
     with pytest.raises(UserError, match="Actor 0 failed: world 3 broke at step 20"):
         list(actors.train(impala, config, state, fleet))
     with pytest.raises(UserError, match="4 CPUs, too few for 5 actors"):
-        cluster.Fleet("impala", fields, lambda: None, 5, nodes.address)
+        ray_cluster.Fleet("impala", fields, lambda: None, 5, nodes.address)
 
 
 def test_cpus_that_others_hold_are_asked_for_and_waited_for(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,18 +202,18 @@ def test_cpus_that_others_hold_are_asked_for_and_waited_for(nodes: Any, monkeypa
     assert held.wait(60)
     said: list[str] = []
     started: list[int] = []
-    monkeypatch.setattr(cluster.Fleet, "_start", lambda self, actor: started.append(actor))
-    monkeypatch.setattr(cluster, "SILENCE", 0.0)
-    monkeypatch.setattr(cluster, "PATIENCE", 3.0)
+    monkeypatch.setattr(ray_cluster.Fleet, "_start", lambda self, actor: started.append(actor))
+    monkeypatch.setattr(ray_cluster, "SILENCE", 0.0)
+    monkeypatch.setattr(ray_cluster, "PATIENCE", 3.0)
     missing = "2 actors need as many free CPUs, but the Ray cluster has 1 of 4"
-    with pytest.raises(cluster.FleetError) as caught:
-        cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=said.append)
+    with pytest.raises(ray_cluster.FleetError) as caught:
+        ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=said.append)
     assert str(caught.value) == (
         f"{missing}, and no more came free in 3 seconds. Stop what else runs there, or ask for fewer --actors."
     )
     assert len(said) == 1 and said[0].startswith(f"{missing}: waiting ") and not started
-    monkeypatch.setattr(cluster, "PATIENCE", 300.0)
-    fleet = cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=lambda _: remove_placement_group(held))
+    monkeypatch.setattr(ray_cluster, "PATIENCE", 300.0)
+    fleet = ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=lambda _: remove_placement_group(held))
     assert started == [0, 1]
     fleet.close()
 
@@ -226,7 +235,7 @@ class _Broken:
 def test_an_address_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(UserError, match=r"no Ray cluster at '127.0.0.1:1'"):
-        cluster.Fleet("impala", {}, lambda: None, 1, "127.0.0.1:1")
+        ray_cluster.Fleet("impala", {}, lambda: None, 1, "127.0.0.1:1")
 
 
 LEARNER = """

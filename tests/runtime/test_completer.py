@@ -1,4 +1,4 @@
-"""A run that samples through a server: it learns what it would have learnt by itself, and outlives the server."""
+"""A run that samples through a server: it learns what it would have learned by itself, and outlives the server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foresight.errors import UserError
-from foresight.planning import server
+from foresight.planning.generation import server
 from foresight.runtime import run
 from tests import tiny_language
 from tests.openai_server import Stub, serve

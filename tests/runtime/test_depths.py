@@ -9,12 +9,12 @@ import pytest
 
 import foresight
 from foresight.errors import UserError
-from foresight.runtime import depths
+from foresight.runtime.evaluation import model_error
 from tests.cli.conftest import call  # noqa: F401
 
 SMALL = {
-    "num_envs": 4, "simulations": 3, "unroll_steps": 3, "n_steps": 3, "batch": 8, "update_every": 40,
-    "collect_steps": 10, "warmup": 80, "latent_size": 8, "hidden": [16],
+    "num_envs": 4, "simulations": 3, "unroll_steps": 3, "n_steps": 3, "batch_size": 8, "train_every": 40,
+    "collect_steps": 10, "learning_starts": 80, "latent_size": 8, "hidden": [16],
 }  # fmt: skip
 
 
@@ -25,12 +25,12 @@ SMALL = {
 )  # fmt: skip
 def test_every_model_of_the_family_is_measured(name: str, env: str, tmp_path: Path) -> None:
     run = foresight.train(name, env=env, steps=160, out=tmp_path / "run", show=False, evaluation_episodes=2, **SMALL)
-    found = depths.measure(run.path, depth=4, steps=30)
+    found = model_error.measure(run.path, depth=4, steps=30)
     assert set(found) == {"value", "policy", "reward"} and all(len(x) == 5 for x in found.values())
     assert found["value"][0] == found["policy"][0] == found["reward"][0] == 0
     assert all(x >= 0 for values in found.values() for x in values if x == x)
     assert found["policy"][1] > 0
-    assert depths.measure(run.path, depth=4, steps=30) == found  # measuring changes nothing
+    assert model_error.measure(run.path, depth=4, steps=30) == found  # measuring changes nothing
 
 
 def test_it_is_drawn_by_plot(tmp_path: Path, call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -47,4 +47,4 @@ def test_it_is_drawn_by_plot(tmp_path: Path, call: Callable, monkeypatch: pytest
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     run = foresight.train("ppo", env="CartPole-v1", steps=64, out=tmp_path / "run", show=False, evaluation_episodes=2)
     with pytest.raises(UserError, match="learns no model"):
-        depths.measure(run.path)
+        model_error.measure(run.path)

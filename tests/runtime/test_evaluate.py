@@ -20,8 +20,8 @@ import foresight
 from foresight.envs.base import Feedback, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import evaluate as module
-from foresight.runtime.evaluate import Evaluation, baseline, evaluate, undisturbed
+from foresight.runtime.evaluation import evaluate as module
+from foresight.runtime.evaluation.evaluate import Evaluation, baseline, evaluate, undisturbed
 from tests.algorithms.policy.worlds import hidden_choice
 from tests.sabotage import sabotaged_by
 
@@ -89,7 +89,7 @@ def control(**extra: Any) -> tuple[Any, State]:
         torch.rand(1), torch.rand(1, generator=state.generator), random.random(), np.random.rand()
         return torch.zeros(len(obs), dtype=torch.int64), {}, carry
 
-    return SimpleNamespace(**{"WORLD": "control", "act": act, **extra}), State(torch.Generator())
+    return SimpleNamespace(**{"KIND": "control", "act": act, **extra}), State(torch.Generator())
 
 
 LENGTHS = [[1, 9, 9], [9, 1, 1], [1, 1, 5], [7, 1, 1]]
@@ -197,15 +197,15 @@ def mdp_module(policy: list[int], gamma: float) -> tuple[Any, State]:
     def act(state: Any, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], None]:
         return torch.tensor(policy)[obs], {}, None
 
-    return SimpleNamespace(WORLD="mdp", act=act), State(torch.Generator(), SimpleNamespace(gamma=gamma))
+    return SimpleNamespace(KIND="tabular", act=act), State(torch.Generator(), SimpleNamespace(gamma=gamma))
 
 
 def test_a_table_is_evaluated_exactly_and_left_alone() -> None:
-    from foresight.envs.mdp import MDP
+    from foresight.envs.tabular.mdp import MDP
 
     f64 = torch.float64
     # State 0: stay for 1, or go to state 1 for 0. State 1: earn 5, the end, either way.
-    world = MDP(
+    env = MDP(
         name="two",
         next_state=torch.tensor([[[0], [1]], [[1], [1]]], dtype=torch.int32),
         prob=torch.ones(2, 2, 1, dtype=f64),
@@ -214,29 +214,29 @@ def test_a_table_is_evaluated_exactly_and_left_alone() -> None:
         discount=torch.tensor([[[1.0], [1.0]], [[0.0], [0.0]]], dtype=f64),
         time_limit=4,
     )
-    tables = [tensor.clone() for tensor in (world.next_state, world.prob, world.reward)]
+    tables = [tensor.clone() for tensor in (env.next_state, env.prob, env.reward)]
     stay, leave = mdp_module([0, 0], 0.9), mdp_module([1, 0], 0.9)
-    assert evaluate(*stay, world).mean == pytest.approx(10) and evaluate(*leave, world).mean == pytest.approx(4.5)
-    assert evaluate(*stay, world).also == {"return": pytest.approx(4)} and evaluate(*leave, world).n == 1
+    assert evaluate(*stay, env).mean == pytest.approx(10) and evaluate(*leave, env).mean == pytest.approx(4.5)
+    assert evaluate(*stay, env).also == {"return": pytest.approx(4)} and evaluate(*leave, env).n == 1
     # v = 0.5 (1 + 0.9 v) + 0.5 (0.9 · 5)
-    assert baseline(*stay, world).mean == pytest.approx(2.75 / 0.55)
+    assert baseline(*stay, env).mean == pytest.approx(2.75 / 0.55)
     # Undiscounted, a policy that never ends has no value; what it earns within the limit is said instead.
-    assert evaluate(*mdp_module([0, 0], 1.0), world).mean == pytest.approx(4)
-    assert all(torch.equal(a, b) for a, b in zip(tables, (world.next_state, world.prob, world.reward), strict=True))
+    assert evaluate(*mdp_module([0, 0], 1.0), env).mean == pytest.approx(4)
+    assert all(torch.equal(a, b) for a, b in zip(tables, (env.next_state, env.prob, env.reward), strict=True))
 
 
 def test_a_larger_table_is_left_alone_too() -> None:
-    world = make("RandomMDP", "mdp", states=30)
-    tables = [tensor.clone() for tensor in (world.next_state, world.prob, world.reward)]
-    baseline(*mdp_module([0] * 30, 0.9), world)
-    assert all(torch.equal(a, b) for a, b in zip(tables, (world.next_state, world.prob, world.reward), strict=True))
+    env = make("RandomMDP", "tabular", states=30)
+    tables = [tensor.clone() for tensor in (env.next_state, env.prob, env.reward)]
+    baseline(*mdp_module([0] * 30, 0.9), env)
+    assert all(torch.equal(a, b) for a, b in zip(tables, (env.next_state, env.prob, env.reward), strict=True))
 
 
 def text_module(answers: dict[str, str]) -> tuple[Any, State]:
     def act(state: Any, obs: Any, carry: Any = None, explore: bool = False) -> tuple[list[str], dict[str, Any], None]:
         return [answers.get(example.question, "no") for example in obs], {}, None
 
-    return SimpleNamespace(WORLD="text", act=act), State(torch.Generator())
+    return SimpleNamespace(KIND="text", act=act), State(torch.Generator())
 
 
 def test_text_is_graded_on_what_is_held_out() -> None:
@@ -250,7 +250,7 @@ def test_text_is_graded_on_what_is_held_out() -> None:
 
 
 def test_unscorable_is_not_zero() -> None:
-    from foresight.envs.text import Example, TextTask
+    from foresight.envs.text.task import Example, TextTask
 
     examples = [Example(str(i)) for i in range(4)]
     task = TextTask("t", examples, examples, lambda e, c: [1.0, math.nan, 0.0, math.nan], metric="reward")
@@ -271,7 +271,7 @@ def test_an_evaluation_as_json_and_words() -> None:
 
 
 def test_ppo_through_the_whole_runtime(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"num_envs": 4, "unroll_steps": 64, "evaluation_episodes": 6, "show": False}
+    options: dict[str, Any] = {"num_envs": 4, "rollout_steps": 64, "evaluation_episodes": 6, "show": False}
     run = foresight.train("ppo", env="CartPole-v1", steps=1024, out=tmp_path / "a", **options)
     agent = foresight.load(run.path)
     assert run.evaluation.n == 6 and agent.evaluate().mean == run.evaluation.mean

@@ -26,7 +26,7 @@ KINDS = {
 SMALL = {
     "steps": 64,
     "num_envs": 4,
-    "unroll_steps": 8,
+    "rollout_steps": 8,
     "minibatches": 2,
     "hidden": (8,),
     "memory_size": 8,

@@ -15,19 +15,20 @@ import torch
 from foresight.algorithms.search import alphazero, mcts
 from foresight.cli.games import view
 from foresight.cli.main import main
-from foresight.envs import games
+from foresight.envs.games import game as games
 from foresight.errors import NotFinite, UserError
-from foresight.runtime import match, run, settings
+from foresight.runtime import run, settings
+from foresight.runtime.evaluation import match
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, Any] = {
     "steps": 300, "num_games": 4, "simulations": 2, "play_simulations": 1, "channels": 4, "blocks": 1,
-    "learn_from": 50, "batch": 16, "show": False, "evaluation_episodes": 2,
+    "learning_starts": 50, "batch_size": 16, "show": False, "evaluation_episodes": 2,
 }  # fmt: skip
 BREAKTHROUGH = {"opponent": "random", "rows": 5, "columns": 3}
 
 
-@sabotaged_by("foresight.runtime.worlds.evaluation", lambda f: lambda resolved, world: world)
+@sabotaged_by("foresight.runtime.environments.evaluation", lambda f: lambda resolved, env: env)
 def test_self_play_goes_on_after_an_evaluation(tmp_path: Path) -> None:
     """A game of OpenSpiel's holds the positions that are played, and an evaluation forgets its own."""
     try:
@@ -40,17 +41,17 @@ def test_self_play_goes_on_after_an_evaluation(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (made.path / "metrics.jsonl").read_text().splitlines()]
     assert sum("evaluation/score against random" in row for row in rows) >= 2
     made = run.train(
-        "muzero", env="breakthrough", env_options=BREAKTHROUGH, out=tmp_path / "b", num_envs=2, steps=240, warmup=80,
-        simulations=2, collect_steps=8, latent_size=8, hidden=(8,), evaluation_episodes=2, evaluate_every=80,
-        show=False,
+        "muzero", env="breakthrough", env_options=BREAKTHROUGH, out=tmp_path / "b", num_envs=2, steps=240,
+        learning_starts=80, simulations=2, collect_steps=8, latent_size=8, hidden=(8,), evaluation_episodes=2,
+        evaluate_every=80, show=False,
     )  # fmt: skip
     assert made.summary["steps"] >= 240
 
 
 def test_games_are_found_by_their_names() -> None:
-    assert settings.resolve("muzero", env="othello").world == "game"
-    assert settings.resolve("gumbel_muzero", env="connect_four").world == "game"
-    assert settings.resolve("muzero", env="CartPole-v1").world == "control"
+    assert settings.resolve("muzero", env="othello").env == "game"
+    assert settings.resolve("gumbel_muzero", env="connect_four").env == "game"
+    assert settings.resolve("muzero", env="CartPole-v1").env == "control"
     for name in ("efficientzero", "sampled_muzero"):
         with pytest.raises(UserError, match=f"a game for two, which {name} does not play: .*alphazero.*muzero.* do"):
             settings.resolve(name, env="tic_tac_toe")
@@ -63,7 +64,7 @@ def test_a_preset_is_found_in_any_case() -> None:
         assert (found.preset, found.env, found.config["blocks"]) == ("othello", "othello", 4)
     for name in ("tic-tac-toe", "Tic Tac Toe"):
         found = settings.resolve("muzero", env=name)
-        assert (found.preset, found.env, found.world) == ("tic_tac_toe", "tic_tac_toe", "game")
+        assert (found.preset, found.env, found.kind) == ("tic_tac_toe", "tic_tac_toe", "game")
     assert settings.resolve("ppo", env="cartpole-v1").env == "CartPole-v1"
     try:
         assert settings.resolve("ppo", preset="cartpole-V1").preset == "CartPole-v1"
@@ -73,7 +74,7 @@ def test_a_preset_is_found_in_any_case() -> None:
 
 @sabotaged_by("foresight.runtime.progress.Progress.head", lambda f: lambda self, text: None)
 def test_a_preset_that_was_not_named_says_in_the_first_line_what_it_sets(tmp_path: Path, capsys: Any) -> None:
-    given = {key: value for key, value in SMALL.items() if key != "show"} | {"steps": 64, "learn_from": 50}
+    given = {key: value for key, value in SMALL.items() if key != "show"} | {"steps": 64, "learning_starts": 50}
     run.train("alphazero", env="Tic-Tac-Toe", out=tmp_path / "a", **{**given, "env_options": {"opponent": "random"}})
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
@@ -88,7 +89,7 @@ def test_a_preset_that_was_not_named_says_in_the_first_line_what_it_sets(tmp_pat
 def test_what_is_shown_first_is_what_is_played() -> None:
     """Gumbel's last two candidates have equal visits: the first of them is not always the one that is played."""
     state = alphazero.build(alphazero.Config(channels=4, blocks=1), games.make("connect_four"))
-    agent = type("Agent", (), {"world": state.game, "module": alphazero, "state": state})()
+    agent = type("Agent", (), {"env": state.game, "module": alphazero, "state": state})()
     position, differs = state.game.start(1), 0
     for _ in range(8):
         action, extras, _ = alphazero.act(state, position, simulations=16)
@@ -132,14 +133,14 @@ def test_players_with_other_rules_do_not_meet(tmp_path: Path) -> None:
         options = {"opponent": "random", "rules": rules}
         run.train("alphazero", env="tic_tac_toe", env_options=options, out=tmp_path / name, **{**SMALL, "steps": 64})
     assert main(["match", str(tmp_path / "a"), str(tmp_path / "b"), "--games", "2"]) == 2
-    from foresight.runtime import players
+    from foresight.runtime.evaluation import players
 
     _, game = players.player(str(tmp_path / "a"), None)
     with pytest.raises(UserError, match="was trained with other rules= than the other player"):
         players.player(str(tmp_path / "b"), game)
 
 
-def test_one_recorded_game_is_learnt_from(tmp_path: Path) -> None:
+def test_one_recorded_game_is_learned_from(tmp_path: Path) -> None:
     file = tmp_path / "one.sgf"
     file.write_text("(;SZ[5];B[cc];W[cb];B[bb];W[];B[])")
     made = run.train(
@@ -181,7 +182,7 @@ NONSENSE = [
     ("alphazero", {"dirichlet_fraction": 1.5}, "dirichlet_fraction is a share: between 0 and 1, not 1.5"),
     ("alphazero", {"dirichlet_alpha": 0.0}, "dirichlet_alpha must be a number above 0, not 0.0"),
     ("alphazero", {"temperature_moves": -3}, "temperature_moves must be at least 0, not -3"),
-    ("alphazero", {"learn_from": 5000}, "learn_from is 5,000, but the run ends after 300 steps"),
+    ("alphazero", {"learning_starts": 5000}, "learn_from is 5,000, but the run ends after 300 steps"),
     ("alphazero", {"simulations": 2.5}, "Field 'simulations' of alphazero must be int, not 2.5"),
     ("alphazero", {"simulations": float("inf")}, "Field 'simulations' of alphazero must be int, not inf"),
     ("alphazero", {"config": alphazero.Config(simulations=2.5)}, "must be int, not 2.5"),  # type: ignore[arg-type]
@@ -212,7 +213,7 @@ def test_settings_that_make_no_sense_are_refused_before_any_work(
     def worked(*_: Any, **__: Any) -> None:
         raise AssertionError("it began to work")
 
-    monkeypatch.setattr("foresight.runtime.evaluate.baseline", worked)
+    monkeypatch.setattr("foresight.runtime.evaluation.evaluate.baseline", worked)
     small = (
         {key: value for key, value in SMALL.items() if hasattr(alphazero.Config, key)} if name == "alphazero" else {}
     )
@@ -223,7 +224,7 @@ def test_settings_that_make_no_sense_are_refused_before_any_work(
     assert not (tmp_path / "a").exists()
 
 
-@sabotaged_by("foresight.runtime.match.check_openings", lambda f: lambda game, openings: None)
+@sabotaged_by("foresight.runtime.evaluation.match.check_openings", lambda f: lambda game, openings: None)
 def test_openings_that_no_game_has_are_refused() -> None:
     game = games.make("tic_tac_toe")
     for openings in (-1, 9, 100):

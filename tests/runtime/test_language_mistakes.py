@@ -16,14 +16,15 @@ from transformers import AutoModelForCausalLM
 
 from foresight.cli.main import main
 from foresight.data import forms
-from foresight.envs import text
-from foresight.envs.apart import function
+from foresight.envs.text import task as text
+from foresight.envs.text.worker import function
 from foresight.errors import LostError, UserError
-from foresight.nets import pretrained
-from foresight.planning import corpus, graded
-from foresight.planning.speculate import speculate
-from foresight.runtime import evaluate, run, settings
+from foresight.nets.language import pretrained
+from foresight.planning.generation.speculative import speculate
+from foresight.runtime import run, settings
 from foresight.runtime.agent import Agent
+from foresight.runtime.evaluation import evaluate
+from foresight.training import corpus, graded
 from tests import tiny_language
 
 DEMONSTRATIONS = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(10)]
@@ -74,7 +75,7 @@ def test_data_of_another_form_are_refused_before_anything_is_measured(name, tabl
 
 
 def test_a_task_measures_and_the_data_teach(tmp_path):
-    """Both are demonstrations: what is learnt from are the data, and the task is only what is measured."""
+    """Both are demonstrations: what is learned from are the data, and the task is only what is measured."""
     data = rows(tmp_path, "data.jsonl", [{"prompt": f"{i}+2=", "completion": str(i + 2)} for i in range(10)])
     task = text.make(rows(tmp_path, "task.jsonl", DEMONSTRATIONS))
     assert all("+2=" in row.prompt for row in corpus.examples(data, task, "demonstration", "sft"))
@@ -85,7 +86,7 @@ def test_a_task_measures_and_the_data_teach(tmp_path):
 @pytest.mark.parametrize(
     "options", [{}, {"seed": 1}, {"held_out": 5}, {"reward": lambda completions, **_: [1.0] * len(completions)}]
 )
-def test_what_is_held_out_is_never_learnt_from_however_it_is_graded(options, tmp_path):
+def test_what_is_held_out_is_never_learned_from_however_it_is_graded(options, tmp_path):
     answers = {} if "reward" in options else {row["prompt"]: {"answer": row["completion"]} for row in DEMONSTRATIONS}
     table = [{**row, **answers.get(row["prompt"], {})} for row in DEMONSTRATIONS * 3]
     task = text.make(rows(tmp_path, "task.jsonl", table), **options)
@@ -134,8 +135,8 @@ def test_a_text_may_hold_any_character(tmp_path):
 def test_an_export_replaces_a_model_and_nothing_else(tmp_path, capsys):
     table = rows(tmp_path, "data.jsonl", DEMONSTRATIONS)
     run.train(
-        "sft", data=table, model=tiny_language.folder(), out=tmp_path / "run", steps=1, batch=2, precision="float32",
-        show=False,
+        "sft", data=table, model=tiny_language.folder(), out=tmp_path / "run", steps=1, batch_size=2,
+        precision="float32", show=False,
     )  # fmt: skip
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -207,7 +208,7 @@ def test_a_prompt_that_is_too_long_is_named_at_the_beginning(tmp_path):
         )  # fmt: skip
 
 
-def test_what_was_learnt_before_a_mistake_is_saved_and_goes_on_as_if_nothing_were(tmp_path, monkeypatch):
+def test_what_was_learned_before_a_mistake_is_saved_and_goes_on_as_if_nothing_were(tmp_path, monkeypatch):
     """Of a step that fails its draws are taken back; of an evaluation that fails those of the step before stay."""
 
     def trained(name: str, **more: Any) -> run.Run:
@@ -272,7 +273,7 @@ def test_tables_of_one_vocabulary_may_be_padded_differently(tmp_path):
         ("grpo", {"temperature": 0.0}, "temperature must be more than 0"),
         ("grpo", {"temperature": -1.0}, "temperature must be more than 0"),
         ("grpo", {"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
-        ("sft", {"batch": 0}, "batch must be at least 1, not 0"),
+        ("sft", {"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ("grpo", {"lora_targets": ("q_proj",)}, "says where adapters go"),
         ("grpo", {"completer": "foo"}, "is the address of a server"),
     ],
@@ -311,12 +312,12 @@ def test_a_reward_of_another_scale_is_the_users_own(tmp_path):
 
 
 def test_what_a_person_asks_is_asked_as_in_training():
-    """A run whose completions are traces learnt from prompts that ask for one."""
+    """A run whose completions are traces learned from prompts that ask for one."""
     seen: list[Any] = []
     agent = Agent.__new__(Agent)
-    agent.settings, agent.state, agent.world = SimpleNamespace(world="text"), None, text.make("addition", trace=True)
+    agent.settings, agent.state, agent.env = SimpleNamespace(env="text"), None, text.make("addition", trace=True)
     agent.module = SimpleNamespace(act=lambda state, obs, explore: (seen.extend(obs) or ["answer"], {}, None))
-    one = agent.world.test[0]
+    one = agent.env.test[0]
     question = next(row.question for row in text.make("addition").test if row.answer == one.answer)
     assert agent.act(question) == "answer" and agent.act([[{"role": "user", "content": question}], one]) == ["answer"]
     assert (seen[0].prompt, seen[0].stop) == (one.prompt, one.stop) and seen[2] is one

@@ -13,15 +13,16 @@ import torch
 
 import foresight
 from foresight.cli.main import main
-from foresight.envs import games
-from foresight.envs.games import Chooser
+from foresight.envs.games import game as games
+from foresight.envs.games.game import Chooser
 from foresight.errors import UserError
-from foresight.planning import opponents
-from foresight.runtime import depths, match, players, settings
-from foresight.runtime.evaluate import Evaluation
+from foresight.planning.games import opponents
+from foresight.runtime import settings
+from foresight.runtime.evaluation import match, model_error, players
+from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.runtime.health import unlearned
+from foresight.runtime.results.suites import suites
 from foresight.runtime.run import train
-from foresight.runtime.suites import suites
 from tests.sabotage import change, sabotaged_by
 
 TTT = games.make("tic_tac_toe")
@@ -36,7 +37,7 @@ def along(*cells: int) -> Chooser:
     return lambda p: torch.tensor([next(c for c in cells if row[c]) for row in TTT.legal(p)])
 
 
-@sabotaged_by("foresight.envs.games.Native.mover", lambda f: lambda self, p: 1 - f(self, p))
+@sabotaged_by("foresight.envs.games.game.Native.mover", lambda f: lambda self, p: 1 - f(self, p))
 def test_points_go_to_the_player_who_won() -> None:
     """By hand: b2, c1 and a3 are a line, and a1, b1 go no further than that."""
     diagonal = along(4, 2, 6, 8, 0, 1, 3, 5, 7)
@@ -46,7 +47,7 @@ def test_points_go_to_the_player_who_won() -> None:
     assert match.play(TTT, first_free, diagonal, 4).counts == (0, 0, 4)
 
 
-@sabotaged_by("foresight.runtime.match.elo", lambda f: lambda score: f(1 - score))
+@sabotaged_by("foresight.runtime.evaluation.match.elo", lambda f: lambda score: f(1 - score))
 def test_elo_of_a_score() -> None:
     assert (
         match.elo(0.5) == 0
@@ -62,7 +63,9 @@ def test_elo_of_a_score() -> None:
     assert won.document()["elo"] is None and won.document()["elo_low"] > 200
 
 
-@sabotaged_by("foresight.runtime.match.Result.interval", lambda f: lambda self: tuple(x * (1 - 1e-16) for x in f(self)))
+@sabotaged_by(
+    "foresight.runtime.evaluation.match.Result.interval", lambda f: lambda self: tuple(x * (1 - 1e-16) for x in f(self))
+)
 def test_a_clean_sweep_has_no_bound_on_its_side_however_many_games() -> None:
     """Wilson's upper limit is then 1, which rounding met for some numbers of games and missed for others."""
     for n in range(1, 200):
@@ -72,7 +75,9 @@ def test_a_clean_sweep_has_no_bound_on_its_side_however_many_games() -> None:
         assert won.document()["elo_high"] is None and lost.document()["elo_low"] is None
 
 
-@sabotaged_by("foresight.runtime.match.ratings", change("scores", lambda x: x.T), change("games", lambda x: 2 * x))
+@sabotaged_by(
+    "foresight.runtime.evaluation.match.ratings", change("scores", lambda x: x.T), change("games", lambda x: 2 * x)
+)
 def test_ratings_of_players_who_all_met() -> None:
     """By hand: with the drawn game 10 of 11 points are 400 Elo; and of three the middle one stands between."""
     elo, half = match.ratings(np.array([[0, 0.5], [9.5, 0]]), np.array([[0, 10], [10, 0]]))
@@ -87,7 +92,7 @@ def test_ratings_of_players_who_all_met() -> None:
     assert 400 < elo[1] < 600  # not infinite
 
 
-@sabotaged_by("foresight.runtime.match.ratings", change("scores", lambda x: x.T))
+@sabotaged_by("foresight.runtime.evaluation.match.ratings", change("scores", lambda x: x.T))
 def test_a_ladder_ranks_its_players() -> None:
     """Whoever takes a free cell at random loses to one who looks two moves ahead."""
     players = [opponents.make(name, TTT, 1) for name in ("random", "minimax:1", "minimax:4")]
@@ -98,7 +103,7 @@ def test_a_ladder_ranks_its_players() -> None:
     assert second["elo"] > 0 and third["elo"] > second["elo"] and third["elo_low"] > 0
 
 
-def test_openings_are_shared_by_both_colours() -> None:
+def test_openings_are_shared_by_both_colors() -> None:
     seen: list[list[int]] = []
 
     def note(p: torch.Tensor) -> torch.Tensor:
@@ -127,18 +132,20 @@ def test_openings_are_shared_in_an_odd_number_of_games() -> None:
 def test_a_learned_model_plays_too(tmp_path: Path) -> None:
     """MuZero knows no rules, but its run is one of a game: evaluated, matched and measured as such."""
     run = train(
-        "muzero", env="tic_tac_toe", out=tmp_path / "m", steps=640, num_envs=16, simulations=4, batch=8, warmup=320,
-        update_every=80, latent_size=8, hidden=(16,), show=False, evaluation_episodes=4,
+        "muzero", env="tic_tac_toe", out=tmp_path / "m", steps=640, num_envs=16, simulations=4, batch_size=8,
+        learning_starts=320, train_every=80, latent_size=8, hidden=(16,), show=False, evaluation_episodes=4,
         env_options={"opponent": "random"},
     )  # fmt: skip
-    assert run.settings.world == "game" and run.evaluation.metric == "score against random"
+    assert run.settings.kind == "game" and run.evaluation.metric == "score against random"
     one, game = players.player(str(run.path), None, simulations=2)
     assert match.play(game, one, opponents.make("random", game, 1), 6).counts != (0, 0, 0)
-    found = depths.measure(run.path, depth=3, steps=20)
+    found = model_error.measure(run.path, depth=3, steps=20)
     assert found["value"][0] == 0 and all(x >= 0 for x in found["value"] + found["policy"])
 
 
-@sabotaged_by("foresight.planning.unroll.effort", lambda f: lambda config, explore, given: f(config, True, given))
+@sabotaged_by(
+    "foresight.training.muzero_targets.effort", lambda f: lambda config, explore, given: f(config, True, given)
+)
 @pytest.mark.parametrize("name", ["muzero", "gumbel_muzero"])
 def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp_path: Path, capsys: Any) -> None:
     """As AlphaZero does: fewer in training than in play, evaluation and matches."""
@@ -148,7 +155,7 @@ def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp
     train(name, env="tic_tac_toe", out=out, play_simulations=7, **fields, **options)
     agent = foresight.load(out)
     for explore, given, count in ((False, None, 7), (True, None, 2), (False, 5, 5)):
-        _, extras, _ = agent.module.act(agent.state, agent.world.start(1), None, explore, simulations=given)
+        _, extras, _ = agent.module.act(agent.state, agent.env.start(1), None, explore, simulations=given)
         assert int(extras["visits"].sum()) == count
     assert main(["match", str(out), "random", "--games", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["simulations"] == [7, None]
@@ -188,7 +195,8 @@ def test_the_simulations_of_a_result_are_those_of_its_agent() -> None:
 def test_a_run_of_a_game_is_evaluated_against_its_opponent(tmp_path: Path) -> None:
     run = train(
         "alphazero", env="tic_tac_toe", out=tmp_path / "a", steps=600, num_games=16, simulations=8, play_simulations=30,
-        channels=8, blocks=1, learn_from=100, show=False, evaluation_episodes=20, env_options={"opponent": "random"},
+        channels=8, blocks=1, learning_starts=100, show=False, evaluation_episodes=20, env_options={"opponent":
+        "random"},
     )  # fmt: skip
     assert run.evaluation.metric == "score against random"
     assert run.evaluation.mean > 0.7 and 0.2 < run.baseline.mean < 0.8

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import plot
+from foresight.runtime.results import plot
 
 
 def run(

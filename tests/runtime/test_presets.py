@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foresight.errors import UserError
-from foresight.runtime import catalog, settings, worlds
+from foresight.runtime import catalog, environments, settings
 
 SMALL = {"replay_size": 1_000}  # what only takes memory
 OPTIONAL = ("ALE/",)  # worlds that extras bring
@@ -17,7 +17,7 @@ PRESETS = [
     (name, preset)
     for name in sorted(catalog.algorithms())
     for preset in catalog.presets(name)
-    if settings.resolve(name, preset=preset).world != "text"
+    if settings.resolve(name, preset=preset).env != "text"
 ]
 
 
@@ -29,18 +29,18 @@ def test_a_preset_builds_and_acts(name: str, preset: str) -> None:
     if resolved.env.startswith(OPTIONAL):
         pytest.importorskip("ale_py")
     try:
-        module, world = catalog.module(name), worlds.training(resolved)
+        module, env = catalog.module(name), environments.training(resolved)
     except UserError as error:
         if resolved.env.startswith(PROCGEN) and "Qt" in str(error):
             pytest.skip(str(error))
         raise
     try:
-        state = module.build(catalog.config_class(name)(**resolved.config), worlds.spaces(world))
+        state = module.build(catalog.config_class(name)(**resolved.config), environments.spaces(env))
         assert state.config.steps >= 1
-        if resolved.world == "control":
-            obs = world.reset(0)
+        if resolved.kind == "control":
+            obs = env.reset(0)
             action, _, _ = module.act(state, obs, None, explore=True)
-            feedback = world.step(action)
-            assert feedback.reward.shape == (world.num_envs,) and torch.isfinite(feedback.reward).all()
+            feedback = env.step(action)
+            assert feedback.reward.shape == (env.num_envs,) and torch.isfinite(feedback.reward).all()
     finally:
-        worlds.close(world)
+        environments.close(env)

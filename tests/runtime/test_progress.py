@@ -104,7 +104,7 @@ def test_sparkline_is_low_to_high() -> None:
     assert len(sparkline(range(1000), width=48)) == 48
 
 
-def test_curve_is_text_without_colour() -> None:
+def test_curve_is_text_without_color() -> None:
     text = curve([0.0, 0.5, 1.0], steps=[10, 20, 30], title="reward")
     assert "reward" in text and "\x1b" not in text and len(text.splitlines()) == 14
     assert curve([1.0]) == "" and curve([float("nan")] * 5) == ""

@@ -11,7 +11,7 @@ from PIL import Image
 
 from foresight.envs.base import Feedback
 from foresight.errors import UserError
-from foresight.runtime import record
+from foresight.runtime.evaluation import record
 
 
 def frames(count: int = 5, height: int = 33, width: int = 21) -> Iterator[record.Frame]:

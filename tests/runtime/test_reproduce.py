@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import bench, book, catalog, log, reproduce, results, suites
+from foresight.runtime import bench, catalog, log
+from foresight.runtime.results import reproduce, results, suites, sutton_barto
 from tests.cli.conftest import call as call  # the command line as a fixture
 
-CORRIDOR = suites.Experiment("foresight.runtime.book:short_corridor", "short-corridor")
+CORRIDOR = suites.Experiment("foresight.runtime.results.sutton_barto:short_corridor", "short-corridor")
 
 
 def test_every_suite_names_what_exists() -> None:
@@ -236,7 +237,7 @@ def test_a_command_is_typed_in_the_checkout_and_nowhere_else(tmp_path: Path, mon
 @pytest.mark.parametrize("name", ["exact_dynamic_programming", "windy_grid_world", "cliff_walking"])
 def test_experiments_reach_what_is_published(name: str, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
-    figures: dict[str, Any] = getattr(book, name)(True, picture)
+    figures: dict[str, Any] = getattr(sutton_barto, name)(True, picture)
     if name == "exact_dynamic_programming":
         assert figures["met"] and figures["largest_error"] < 1e-6 and figures["worlds"] >= 4
     elif name == "windy_grid_world":

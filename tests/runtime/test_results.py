@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import catalog, results, suites
+from foresight.runtime import catalog
+from foresight.runtime.results import results, suites
 
 REACHED: dict[str, Any] = {
     "seeds": [0, 1], "steps": 300, "unit": "env steps", "metric": "return", "episodes": 10, "iqm": 480.0,

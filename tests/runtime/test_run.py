@@ -20,8 +20,9 @@ import yaml
 
 import foresight
 from foresight.errors import UserError
-from foresight.runtime import checkpoint, profile, settings
-from foresight.runtime.checkpoint import find as find_checkpoint
+from foresight.runtime import profile, settings
+from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.checkpoints.checkpoint import find as find_checkpoint
 from foresight.runtime.run import Run
 from foresight.runtime.session import Interrupted
 from foresight.runtime.when import Every, Interruption
@@ -53,7 +54,7 @@ def rows(run: Run) -> list[dict[str, Any]]:
 
 def test_the_run_directory(tmp_path: Path) -> None:
     run = adder(tmp_path / "a", steps=600, seed=3, log_samples=True, evaluate_every=300)
-    assert run.evaluation.mean > 0.9 > 0.5 > run.baseline.mean  # it learnt, and the baseline was measured before
+    assert run.evaluation.mean > 0.9 > 0.5 > run.baseline.mean  # it learned, and the baseline was measured before
     assert run.evaluation.n == 100 and run.evaluation.metric == "accuracy"
     config = yaml.safe_load((run.path / "config.yaml").read_text())
     assert config["seed"] == 3 and config["env"] == "addition" and config["config"]["learning_rate"] == 0.05
@@ -270,7 +271,7 @@ def test_the_command_in_the_summary_repeats_the_run() -> None:
     from foresight.cli import fields
     from foresight.cli.train import parse
 
-    said = {"hidden": (8, 8), "anneal": False, "clip_value": None, "entropy_coef": 0.01, "steps": 5000, "seed": 4}
+    said = {"hidden": (8, 8), "anneal_lr": False, "clip_value": None, "entropy_coef": 0.01, "steps": 5000, "seed": 4}
     options = {"time_limit": 99, "engine": "gymnasium"}
     wanted = settings.resolve(
         "ppo", env="CartPole-v1", given=said, episodes=7, evaluate_every=1000, device="cpu", env_options=options
@@ -362,7 +363,7 @@ def test_the_saved_state_is_the_state_that_was_reached(tmp_path: Path) -> None:
 
 
 def test_several_tasks_are_trained_loaded_and_evaluated(tmp_path: Path) -> None:
-    fields = {"steps": 64, "num_envs": 4, "unroll_steps": 8, "unrolls": 1}
+    fields = {"steps": 64, "num_envs": 4, "rollout_steps": 8, "rollouts_per_update": 1}
     run = foresight.train("impala", env="CartPole-v1,CartPole-v0", out=tmp_path / "a", show=False, **fields)
     assert run.summary["evaluation"]["n"] > 0
     agent = run.load()

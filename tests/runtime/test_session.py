@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from foresight.algorithms.policy import ppo
-from foresight.planning import rollout
+from foresight.planning.generation import rollout
 from foresight.runtime import catalog, profile, run
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, Any] = {
-    "env": "CartPole-v1", "steps": 1024, "num_envs": 4, "unroll_steps": 64, "hidden": (8,), "show": False,
+    "env": "CartPole-v1", "steps": 1024, "num_envs": 4, "rollout_steps": 64, "hidden": (8,), "show": False,
     "evaluation_episodes": 2,
 }  # fmt: skip
 
@@ -133,7 +133,7 @@ def test_what_samples_nothing_says_how_much_it_learned(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?", "completion": f"{i + 1}"}) + "\n" for i in range(9)))
     finished = run.train(
-        "sft", task=str(data), model=tiny_language.folder(), out=tmp_path / "run", show=False, steps=2, batch=4
+        "sft", task=str(data), model=tiny_language.folder(), out=tmp_path / "run", show=False, steps=2, batch_size=4
     )
     rows = [row for row in finished.metrics() if "loss" in row]
     before = 0.0

@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 from foresight.algorithms.policy import a2c
 from foresight.envs import make
 from foresight.errors import UserError
-from foresight.runtime import checkpoint, run, torchrun
+from foresight.runtime import run
+from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.distributed import torchrun
 from tests import tiny_language
 
 TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "foresight")
@@ -48,7 +50,12 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_two_processes_learn_what_one_does(name, rank, tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?", **ROWS[name]}) + "\n" for i in range(12)))
-    numbers = {"steps": 3, "batch": 5, "micro_tokens": 1, "learning_rate": 1e-2}  # 5 parts: one process is idle once
+    numbers = {
+        "steps": 3,
+        "batch_size": 5,
+        "micro_tokens": 1,
+        "learning_rate": 1e-2,
+    }  # 5 parts: one process is idle once
     options = {"task": str(data), "model": tiny_language.folder(), "precision": "float32", "seed": 3, **numbers}
     options |= {"lora": rank} if rank else {}
     alone = run.train(name, out=tmp_path / "alone", show=False, **options)
@@ -99,7 +106,7 @@ def test_two_processes_sample_and_learn_what_one_does(name, tmp_path):
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac_discrete"])
 def test_two_processes_learn_one_policy_in_worlds_of_their_own(name, tmp_path):
     options = {"env": "CartPole-v1", "steps": 256, "num_envs": 2, "seed": 3, "evaluation_episodes": 2}
-    options |= {"unroll_steps": 32} if name == "ppo" else {"learning_starts": 50}
+    options |= {"rollout_steps": 32} if name == "ppo" else {"learning_starts": 50}
     done = _two(name, *_words(options), "--out", str(tmp_path / "together"), "--json")
     assert done.returncode == 0, done.stderr[-3000:]  # weights that differ in the end would be an error
     summary = json.loads(done.stdout)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from foresight.planning import opponents
-from foresight.runtime import catalog, match, players, run
+from foresight.planning.games import opponents
+from foresight.runtime import catalog, run
+from foresight.runtime.evaluation import match, players
 
 FOLDER = catalog.ROOT / "trained" / "connect_four"
 

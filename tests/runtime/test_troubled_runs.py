@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from foresight.envs.base import WorldError
-from foresight.runtime import checkpoint, run
-from foresight.runtime.evaluate import APART
+from foresight.envs.base import EnvError
+from foresight.runtime import run
+from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.evaluation.evaluate import EVALUATION_SEED
 from tests.envs.test_troubles import WORDS
 
 PLAIN = {"num_envs": 4, "seed": 10, "hidden": (8,), "steps": 40}
-ON_POLICY = {**PLAIN, "unroll_steps": 4}
+ON_POLICY = {**PLAIN, "rollout_steps": 4}
 REPLAYED = {**PLAIN, "replay_size": 400, "learning_starts": 1000}
 SETTINGS = {
     "ppo": {**ON_POLICY, "minibatches": 1}, "a2c": ON_POLICY, "impala": ON_POLICY, "qac": ON_POLICY,
     "off_policy_ac": ON_POLICY, "trpo": ON_POLICY,
-    "ppg": {**ON_POLICY, "minibatches": 1}, "reinforce": {**PLAIN, "longest": 20, "steps": 400},
+    "ppg": {**ON_POLICY, "minibatches": 1}, "reinforce": {**PLAIN, "max_episode_steps": 20, "steps": 400},
     "dqn": REPLAYED, "rainbow": REPLAYED, "sac_discrete": REPLAYED, "sac": REPLAYED,
 }  # fmt: skip
 WHEN = {"reinforce": 1}  # the episode that breaks: it starts its worlds anew for every batch
@@ -29,7 +30,7 @@ def test_the_run_is_kept_and_goes_on(name: str, tmp_path: Path) -> None:
     """Every way to break has a turn; the words are those of `tests/envs/test_troubles.py`."""
     how = sorted(WORDS)[sorted(SETTINGS).index(name) % len(WORDS)]
     env, path = "BrokenArm-v0" if name == "sac" else "Broken-v0", tmp_path / "run"
-    with pytest.raises(WorldError) as caught:
+    with pytest.raises(EnvError) as caught:
         run.train(
             name, env=env, out=path, env_options={"how": how, "when": WHEN.get(name, 2), "engine": "gymnasium"},
             show=False, evaluation_episodes=1, **SETTINGS[name],
@@ -42,17 +43,19 @@ def test_the_run_is_kept_and_goes_on(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("who", "kept"),
-    [(12, "The checkpoint at 0 env steps is saved."), (10 + APART + 2, "There was no checkpoint yet.")],
+    [(12, "The checkpoint at 0 env steps is saved."), (10 + EVALUATION_SEED + 2, "There was no checkpoint yet.")],
     ids=["training", "baseline"],
 )  # fmt: skip
 def test_a_first_reset_that_fails_says_how_to_go_on(who: int, kept: str, tmp_path: Path) -> None:
     """The very first reset of a run is that of its baseline."""
     options, path = {"how": "raise", "when": 1, "at": 0, "who": who, "engine": "gymnasium"}, tmp_path / "run"
-    with pytest.raises(WorldError) as caught:
+    with pytest.raises(EnvError) as caught:
         run.train(
             "a2c", env="Broken-v0", out=path, env_options=options, show=False, evaluation_episodes=4, **ON_POLICY
         )  # fmt: skip
-    where = "Environment 'Broken-v0', world 2 at step 0 of its episode: its reset raised RuntimeError: the motor burnt."
+    where = (
+        "Environment 'Broken-v0', world 2 at step 0 of its episode: its reset raised RuntimeError: the motor burned."
+    )
     assert str(caught.value) == f"{where} {kept} When this is mended: foresight resume {path}"
     text = (path / "config.yaml").read_text().replace("at: 0", "at: 3").replace("when: 1", "when: 1000")
     (path / "config.yaml").write_text(text)

@@ -36,7 +36,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         for step in range(1, 5):
             for callback in callbacks:
                 callback(step, {"return": given["learning_rate"]}, None)
-        from foresight.runtime.evaluate import Evaluation
+        from foresight.runtime.evaluation.evaluate import Evaluation
 
         return type("Run", (), {"evaluation": Evaluation.of("return", [given["learning_rate"]])})
 
@@ -77,7 +77,7 @@ def test_budgets_are_not_mixed(tmp_path: Path, ranges: Path, trained: list[dict[
 
 
 def test_of_errors_less_is_better(tmp_path: Path, ranges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foresight.runtime.evaluate import Evaluation
+    from foresight.runtime.evaluation.evaluate import Evaluation
 
     rates: list[float] = []
 

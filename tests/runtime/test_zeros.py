@@ -1,4 +1,4 @@
-"""Whole numbers of 0 (and below) with which nothing can be learnt: a sentence, never a traceback or a silent run."""
+"""Whole numbers of 0 (and below) with which nothing can be learned: a sentence, never a traceback or a silent run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import catalog, settings, worlds
+from foresight.runtime import catalog, environments, settings
 from tests.sabotage import sabotaged_by
 
 PLANNERS = ("value_iteration", "policy_iteration", "truncated_policy_iteration", "soft_value_iteration")
@@ -29,9 +29,9 @@ NEVER = [
 
 @functools.cache
 def _spaces(name: str) -> Any:
-    kind = catalog.module(name).WORLD
-    if kind == "mdp":
-        return worlds.spaces(make("CliffWalking-v1", kind))
+    kind = catalog.module(name).KIND
+    if kind == "tabular":
+        return environments.spaces(make("CliffWalking-v1", kind))
     return make("Pendulum-v1" if name in ("sac", "sampled_muzero") else "CartPole-v1", num_envs=1).spaces
 
 

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import TextTask
-from foresight.nets import learner
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import check_minibatches, learn
+from foresight.envs.text.task import TextTask
+from foresight.nets.language.model import LanguageModel
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_token
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_weight, ratio
-from foresight.planning.rollout import answer, check_group, sample
+from foresight.planning.generation.rollout import answer, check_group, sample
+from foresight.training import language
+from foresight.training.microbatch import check_minibatches, learn
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
@@ -58,9 +58,9 @@ class Config:
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
     """Of AdamW."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = False
+    anneal_lr: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
     """Passes over each rollout (paper: 1); with one of one step no ratio leaves 1."""
@@ -96,10 +96,10 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy and make the optimiser."""
+    """Load the policy and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
-    return State(config, *learner.build(config, device))
+    return State(config, *language.build(config, device))
 
 
 act = answer
@@ -129,7 +129,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches)
 
 
-export = learner.export
+export = language.export
 
 
 def train(

@@ -8,7 +8,7 @@ All of its parts:
 - dynamic sampling (eq. 11): groups of equal rewards are thrown away and others sampled until the batch is full, or
   `max_batches` were sampled; then it learns from what it has, and `filled` says how much that was;
 - token-level loss (eq. 12): every token of the batch weighs the same;
-- overlong filtering (section 3.4): a completion that hit the limit is in its group's baseline, but is not learnt from;
+- overlong filtering (section 3.4): a completion that hit the limit is in its group's baseline, but is not learned from;
 - soft overlong punishment (eq. 13): in the last `overlong_buffer` tokens before the limit the reward falls to −1;
 - no KL term (section 2.3).
 
@@ -25,18 +25,18 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import TextTask
+from foresight.envs.text.task import TextTask
 from foresight.errors import UserError
-from foresight.nets import learner
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import check_minibatches, learn
+from foresight.nets.language.model import LanguageModel
 from foresight.ops.advantage import differs, group_scaled, overlong
 from foresight.ops.aggregate import per_token
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
-from foresight.planning.rollout import answer, check_group, sample_until
+from foresight.planning.generation.rollout import answer, check_group, sample_until
+from foresight.training import language
+from foresight.training.microbatch import check_minibatches, learn
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
@@ -61,9 +61,9 @@ class Config:
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6 for 32B parameters)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises (paper: 20 rollouts)."""
-    anneal: bool = False
+    anneal_lr: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
     """Passes over each rollout (paper: 1); with one of one step no ratio leaves 1."""
@@ -109,14 +109,14 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy and make the optimiser."""
+    """Load the policy and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
     if config.overlong_penalty > 0 and not 0 < config.overlong_buffer <= config.max_new_tokens:
         raise UserError(
             f"overlong_buffer is {config.overlong_buffer}: it is the end of max_new_tokens ({config.max_new_tokens})."
         )
-    return State(config, *learner.build(config, device))
+    return State(config, *language.build(config, device))
 
 
 act = answer
@@ -149,7 +149,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches)
 
 
-export = learner.export
+export = language.export
 
 
 def train(

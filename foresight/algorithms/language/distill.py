@@ -22,17 +22,18 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner, pretrained
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import descend, gather
+from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.aggregate import per_token
 from foresight.ops.policy import reinforce
-from foresight.planning.rollout import answer, complete, roll
+from foresight.planning.generation.rollout import answer, complete, roll
+from foresight.training import language
+from foresight.training.microbatch import descend, gather
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "teacher_kl", "entropy", "length")
 
@@ -63,9 +64,9 @@ class Config:
     """Of sampling, and of both models in the divergence."""
     learning_rate: float = 1e-5
     """Of AdamW."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = False
+    anneal_lr: bool = False
     """Whether the learning rate then falls linearly to 0."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm."""
@@ -96,10 +97,10 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load student and teacher and make the optimiser."""
+    """Load student and teacher and make the optimizer."""
     if not config.teacher:
         raise UserError("distill needs a teacher: --teacher FOLDER, such as the export/ of a run of grpo.")
-    policy, optimizer, generator = learner.build(config, device)
+    policy, optimizer, generator = language.build(config, device)
     teacher = pretrained.load(config.teacher, device, config.precision).requires_grad_(False)
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(f"The teacher {config.teacher} has another tokenizer than {config.model}: it cannot teach it.")
@@ -166,13 +167,13 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
     return metrics | descend(state, soft_loss if config.soft else sampled_loss, batch, gain, batch.mask, per_token)
 
 
-export = learner.export
+export = language.export
 
 
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Let the student (or the teacher) answer, and move the student towards the teacher; yields after every update.
+    """Let the student (or the teacher) answer, and move the student toward the teacher; yields after every update.
 
     Prompts alone are enough: what a task grades is only reported.
     """

@@ -4,10 +4,10 @@
 
 A policy is a reward model in disguise: β log π_θ/π_ref is the implicit reward, and the loss is Bradley-Terry's on it.
 The other losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036), `hinge`; with `label_smoothing`
-above 0, `sigmoid` is cDPO. With `length_normalised` the log-probabilities are means over tokens, so that an answer
+above 0, `sigmoid` is cDPO. With `length_normalized` the log-probabilities are means over tokens, so that an answer
 gains nothing by being long.
 
-Kept: all of it. The prompt is computed once for both answers, and tokenised once with each. Dropout is never active.
+Kept: all of it. The prompt is computed once for both answers, and tokenized once with each. Dropout is never active.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError, unknown
-from foresight.nets import learner
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import fit
+from foresight.nets.language.model import LanguageModel
 from foresight.ops import preference
-from foresight.planning.corpus import Corpus, corpus, examples, of_form
-from foresight.planning.rollout import answer
+from foresight.planning.generation.rollout import answer
+from foresight.training import language
+from foresight.training.corpus import Corpus, corpus, examples, of_form
+from foresight.training.microbatch import fit
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "accuracy", "margin", "chosen_reward")
 
@@ -46,7 +46,7 @@ class Config:
     """Updates in all."""
     seed: int = 0
     """Of the order of the rows."""
-    batch: int = 16
+    batch_size: int = 16
     """Pairs an update (paper: 64)."""
     max_tokens: int = 1024
     """Pairs with a longer row, prompt and completion together, are left out (and counted)."""
@@ -56,13 +56,13 @@ class Config:
     """The function of `ops.preference`: sigmoid (DPO), ipo or hinge."""
     label_smoothing: float = 0.0
     """ε of cDPO: the share of pairs that are the wrong way round."""
-    length_normalised: bool = False
+    length_normalized: bool = False
     """Whether log-probabilities are means over tokens and not sums (TRL does so for IPO; its paper does not)."""
     learning_rate: float = 1e-6
     """Of AdamW (paper: RMSprop at 1e-6)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate then falls linearly to 0."""
     max_new_tokens: int = 64
     """Tokens a completion may have when the model is asked."""
@@ -95,7 +95,7 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy, freeze a copy of it, and make the optimiser."""
+    """Load the policy, freeze a copy of it, and make the optimizer."""
     if config.loss not in preference.LOSSES:
         raise unknown("loss", config.loss, preference.LOSSES)
     if config.label_smoothing and (config.loss != "sigmoid" or not 0 <= config.label_smoothing < 0.5):
@@ -105,8 +105,8 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
         )
     if not config.beta > 0:
         raise UserError(f"beta is {config.beta:g}: the reward is β times a log-ratio, so it must be more than 0.")
-    policy, optimizer, generator = learner.build(config, device)
-    return State(config, policy, learner.frozen(policy), optimizer, generator)
+    policy, optimizer, generator = language.build(config, device)
+    return State(config, policy, language.frozen(policy), optimizer, generator)
 
 
 act = answer
@@ -117,7 +117,7 @@ def log_odds(state: State, batch: TokenBatch) -> Tensor:
     with torch.no_grad():
         reference = state.reference.logprob(batch)[0].sum(-1)
     odds = state.policy.logprob(batch)[0].sum(-1) - reference
-    return odds / batch.length.to(odds.device) if state.config.length_normalised else odds
+    return odds / batch.length.to(odds.device) if state.config.length_normalized else odds
 
 
 def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -143,7 +143,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """Whether the implicit reward of each held-out pair puts the chosen first: how it is measured without a grader."""
     rows, values = _corpus(state, of_form(held_out, "preference", "dpo")), list[float]()
-    for batch in rows.batches(state.config.batch):
+    for batch in rows.batches(state.config.batch_size):
         with torch.no_grad():
             odds = log_odds(state, batch)
         # At first policy and reference are equal: neither answer is preferred, which is half a point.
@@ -157,7 +157,7 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     )
 
 
-export = learner.export
+export = language.export
 
 
 def train(
@@ -167,6 +167,6 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, "preference", "dpo"))
     while state.step < config.steps:
-        metrics = update(state, rows.batch(rows.draw(config.batch, state.step, config.seed)))
+        metrics = update(state, rows.batch(rows.draw(config.batch_size, state.step, config.seed)))
         state.step += 1
         yield state.step, {**metrics, "left_out": float(rows.left_out)}, state

@@ -1,6 +1,6 @@
 """Dr. GRPO: "Understanding R1-Zero-Like Training", Liu et al. 2025 (arXiv:2503.20783), section 3.
 
-GRPO done right: two of its divisions bias the gradient, so they go. Maximise
+GRPO done right: two of its divisions bias the gradient, so they go. Maximize
 
     J(θ) = E[ 1/G Σ_i Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε, 1+ε) A_i) ]        A_i = r_i − mean(r)
 
@@ -9,7 +9,7 @@ counts more for being nearly solved or nearly hopeless. The sum over tokens is d
 completions of the batch times the tokens that each may have, which changes nothing but the scale. Kept: all
 of section 3.2. Left out: nothing; the paper has no KL term.
 
-Beside `grpo.py` two of five slots differ: the advantage (`group_centred`) and the aggregation (`per_budget`).
+Beside `grpo.py` two of five slots differ: the advantage (`group_centered`) and the aggregation (`per_budget`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import TextTask
-from foresight.nets import learner
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import check_minibatches, learn
-from foresight.ops.advantage import group_centred
+from foresight.envs.text.task import TextTask
+from foresight.nets.language.model import LanguageModel
+from foresight.ops.advantage import group_centered
 from foresight.ops.aggregate import per_budget
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
-from foresight.planning.rollout import answer, check_group, sample
+from foresight.planning.generation.rollout import answer, check_group, sample
+from foresight.training import language
+from foresight.training.microbatch import check_minibatches, learn
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
@@ -59,9 +59,9 @@ class Config:
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6 for 7B parameters)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = False
+    anneal_lr: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
     """Passes over each rollout (paper: 1)."""
@@ -97,10 +97,10 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy and make the optimiser."""
+    """Load the policy and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
-    return State(config, *learner.build(config, device))
+    return State(config, *language.build(config, device))
 
 
 act = answer
@@ -124,7 +124,7 @@ def loss(
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
-    advantage = group_centred(rewards)
+    advantage = group_centered(rewards)
     scored = batch.scored(rewards, config.mask_truncated)
 
     def weights(mask: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches)
 
 
-export = learner.export
+export = language.export
 
 
 def train(

@@ -1,6 +1,6 @@
 """GRPO: DeepSeekMath, Shao et al. 2024 (arXiv:2402.03300), section 4.1.
 
-For each prompt q sample a group of G completions o_1..o_G from the policy, grade them, and maximise (eq. 3)
+For each prompt q sample a group of G completions o_1..o_G from the policy, grade them, and maximize (eq. 3)
 
     J(θ) = E[ 1/G Σ_i 1/|o_i| Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε, 1+ε) A_i) − β k3(π_θ, π_ref) ]
     ρ_it = π_θ(o_it | q, o_i<t) / π_old(o_it | q, o_i<t)        A_i = (r_i − mean(r)) / std(r)
@@ -10,7 +10,7 @@ penalty with a frozen reference (off by default, as is usual now; as a loss its 
 KL(π_ref ‖ π), while `ops.kl.k2` has that of KL(π ‖ π_ref)). Left out: process supervision, and the outer
 loop that retrains the reward model.
 
-What makes it fast changes no number: tokens that rows share are computed once (`nets.language`), groups of
+What makes it fast changes no number: tokens that rows share are computed once (`nets.language.model`), groups of
 equal rewards have no gradient and are skipped, and the first step of an update is its own π_old.
 """
 
@@ -24,18 +24,18 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import TextTask
-from foresight.nets import learner
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import check_minibatches, learn
+from foresight.envs.text.task import TextTask
+from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_sequence
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
-from foresight.planning.rollout import answer, check_group, sample
+from foresight.planning.generation.rollout import answer, check_group, sample
+from foresight.training import language
+from foresight.training.microbatch import check_minibatches, learn
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
@@ -62,9 +62,9 @@ class Config:
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6 for 7B parameters)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = False
+    anneal_lr: bool = False
     """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
     """Passes over each rollout, μ (paper: 1)."""
@@ -105,11 +105,11 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy, freeze a reference if there is a penalty, and make the optimiser."""
+    """Load the policy, freeze a reference if there is a penalty, and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
-    policy, optimizer, generator = learner.build(config, device, config.weight_decay)
-    reference = learner.frozen(policy) if config.kl_coef > 0 else None
+    policy, optimizer, generator = language.build(config, device, config.weight_decay)
+    reference = language.frozen(policy) if config.kl_coef > 0 else None
     return State(config, policy, reference, optimizer, generator)
 
 
@@ -147,7 +147,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches, pulled)
 
 
-export = learner.export
+export = language.export
 
 
 def train(

@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import fit, gather
+from foresight.nets.language.model import LanguageModel
 from foresight.ops import preference
-from foresight.planning.corpus import Corpus, corpus, examples, last_answer, of_form
-from foresight.planning.rollout import answer
+from foresight.planning.generation.rollout import answer
+from foresight.training import language
+from foresight.training.corpus import Corpus, corpus, examples, last_answer, of_form
+from foresight.training.microbatch import fit, gather
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "accuracy", "desirable_reward", "undesirable_reward")
 FORMS = ("judged", "preference")  # of data
@@ -49,7 +49,7 @@ class Config:
     """Updates in all."""
     seed: int = 0
     """Of the order of the rows."""
-    batch: int = 16
+    batch_size: int = 16
     """Answers an update (paper: 32). The reference point is a mean over them."""
     max_tokens: int = 1024
     """Longer rows, prompt and completion together, are left out (and counted)."""
@@ -61,9 +61,9 @@ class Config:
     """λ_U: what a loss weighs."""
     learning_rate: float = 1e-6
     """Of AdamW (paper: 5e-7 for models of 7B parameters; TRL: 1e-6)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate then falls linearly to 0."""
     max_new_tokens: int = 64
     """Tokens a completion may have when the model is asked."""
@@ -96,16 +96,17 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy, freeze a copy of it, and make the optimiser."""
+    """Load the policy, freeze a copy of it, and make the optimizer."""
     for name in ("beta", "desirable_weight", "undesirable_weight"):
         if not getattr(config, name) > 0:
             raise UserError(f"{name} is {getattr(config, name):g}: it must be more than 0.")
-    if config.batch < 2:
+    if config.batch_size < 2:
         raise UserError(
-            f"batch is {config.batch}: a prompt is also read with the answer to another one, so it needs at least 2."
+            f"batch_size is {config.batch_size}: a prompt is also read with the answer to another one, so it needs "
+            f"at least 2."
         )
-    policy, optimizer, generator = learner.build(config, device)
-    return State(config, policy, learner.frozen(policy), optimizer, generator)
+    policy, optimizer, generator = language.build(config, device)
+    return State(config, policy, language.frozen(policy), optimizer, generator)
 
 
 act = answer
@@ -157,7 +158,7 @@ def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """Whether each held-out answer is on its side of the reference point: how it is measured without a grader."""
     known, ratios, others = _corpus(state, of_form(held_out, FORMS, "kto")), list[Tensor](), [torch.zeros(0)]
-    for batch in known.batches(state.config.batch):
+    for batch in known.batches(state.config.batch_size):
         with torch.no_grad():
             ratios.append(log_ratio(state, batch).cpu())
         others += [mismatched(state, batch)] if len(batch.length) > 1 else []
@@ -184,7 +185,7 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     return corpus(state.policy, judged(rows), lambda row: [last_answer(row)], state.config.max_tokens)
 
 
-export = learner.export
+export = language.export
 
 
 def train(
@@ -194,7 +195,7 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "kto"))
     while state.step < config.steps:
-        chosen = rows.draw(config.batch, state.step, config.seed)
+        chosen = rows.draw(config.batch_size, state.step, config.seed)
         metrics = update(state, rows.batch(chosen), [rows.examples[i] for i in chosen])
         state.step += 1
         yield state.step, {**metrics, "left_out": float(rows.left_out)}, state

@@ -2,8 +2,8 @@
 
 Our own composition; its parts are from DeepSeek-V3 2024 (arXiv:2412.19437, §2.2: the heads), Sutton 1988 (the TD
 target), Lillicrap et al. 2016 (arXiv:1509.02971: averaged target weights) and Schulman et al. 2017 (arXiv:1707.06347).
-Head k of K (`nets.mtp`) looks at the state s_t, the text before token t, from a trunk that is k - 1 tokens behind, and
-says what token comes and what the state is worth:
+Head k of K (`nets.language.mtp`) looks at the state s_t, the text before token t, from a trunk that is k - 1 tokens
+behind, and says what token comes and what the state is worth:
 
     L = 1/N Σ_t [ −min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) + λ₂/K Σ_k huber(vᵏ_t − yᵏ_t) + β/(K-1) Σ_k>1 KL(π ‖ pᵏ)_t ]
     yᵏ_t = r_t + γ v̄ᵏ_{t+1}            v̄: Polyak averages of the heads alone, over the trunk as it is
@@ -33,13 +33,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import TextTask
+from foresight.envs.text.task import TextTask
 from foresight.errors import UserError
-from foresight.nets import learner, mtp, pretrained
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import before_the_first, check_minibatches, plan, step
-from foresight.nets.mtp import MultiTokenHeads
-from foresight.nets.optim import track
+from foresight.nets.language import mtp, pretrained
+from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.ops import schedules
 from foresight.ops.aggregate import per_token
 from foresight.ops.diagnostics import explained_variance, mean, rollout_sums
@@ -47,9 +45,12 @@ from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.ops.returns import discounted_return, gae, lambda_return
 from foresight.ops.tokens import token_divergence, token_logprob
 from foresight.ops.value import huber_loss
-from foresight.planning.rollout import answer, sample
+from foresight.planning.generation.rollout import answer, sample
+from foresight.training import language
+from foresight.training.microbatch import before_the_first, check_minibatches, plan, step
+from foresight.training.optim import track
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "length", "entropy", "explained_variance", "acceptance")
 
@@ -80,9 +81,9 @@ class Config:
     """Of the trunk's AdamW (grpo's)."""
     head_learning_rate: float = 1e-3
     """Of the heads': they begin from nothing (RLHF's critics: 1e-5, from a whole model)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rates rise."""
-    anneal: bool = False
+    anneal_lr: bool = False
     """Whether the learning rates then fall linearly to 0."""
     epochs: int = 1
     """Passes over each rollout."""
@@ -96,11 +97,11 @@ class Config:
     """λ of the advantage; 0 is the TD error (RLHF: 0.95)."""
     td_lambda: float = 0.0
     """λ of the values' target: 0 is r + γ v̄, 1 the return itself (VAPO, arXiv:2504.05118: 1)."""
-    polyak: float = 0.1
+    tau: float = 0.1
     """How far the averaged heads follow in a gradient step (DDPG: 0.001, with a hundred times as many steps)."""
     value_coef: float = 0.1
     """λ₂ of the value loss."""
-    value_clip: float = 1.0
+    clip_value: float = 1.0
     """c, to which the gradient of a value is clamped, in units of reward (DQN: 1)."""
     detach_value: bool = False
     """Whether the gradient of the values is kept from the trunk."""
@@ -137,11 +138,11 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy, its heads or new ones, and make their averages and the optimisers."""
+    """Load the policy, its heads or new ones, and make their averages and the optimizers."""
     if config.heads < 1:
         raise UserError(f"heads is {config.heads}: at least 1 is needed, the trunk's own with a value.")
     check_minibatches(config)
-    policy, optimizer, generator = learner.build(config, device)
+    policy, optimizer, generator = language.build(config, device)
     heads = pretrained.load_heads(config.model, device)
     if heads is not None and len(heads) != config.heads:
         raise UserError(f"{config.model} has {len(heads)} heads and heads is {config.heads}: say --heads {len(heads)}.")
@@ -150,7 +151,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
             torch.manual_seed(config.seed)
             heads = mtp.heads_for(policy, config.heads)
     averaged = copy.deepcopy(heads).requires_grad_(False)
-    head_optimizer = learner.adamw(heads, config.head_learning_rate, kind=config.optimizer)
+    head_optimizer = language.adamw(heads, config.head_learning_rate, kind=config.optimizer)
     return State(config, policy, heads, averaged, optimizer, head_optimizer, generator)
 
 
@@ -159,7 +160,7 @@ act = answer
 
 @dataclass(frozen=True)
 class Targets:
-    """What part of a rollout is learnt from, as of before the first step: old, advantage `[P, G, T]`, y `[K, ...]`.
+    """What part of a rollout is learned from, as of before the first step: old, advantage `[P, G, T]`, y `[K, ...]`.
 
     `value` and `earned`, the baseline and the return from there, `[P, G, T]`, are to watch.
     """
@@ -229,7 +230,7 @@ def loss(
     rho = ratio(logprob, fixed.old)
     terms = {
         "policy": clipped_surrogate(rho, fixed.advantage, config.clip_ratio),
-        "value": (huber_loss(values, fixed.target, config.value_clip) * exist).sum(0) / exist.sum(0).clamp(min=1),
+        "value": (huber_loss(values, fixed.target, config.clip_value) * exist).sum(0) / exist.sum(0).clamp(min=1),
     }
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, seen.mask, config.clip_ratio)
     if len(heads) > 1:
@@ -263,7 +264,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         "left_out_groups": (~scored.any((1, 2))).float().mean().item(),
         "unscorable": rewards.isnan().float().mean().item(),
     }
-    rise = schedules.planned(1.0, state.step, config.steps, config.warmup, config.anneal)
+    rise = schedules.planned(1.0, state.step, config.steps, config.lr_warmup, config.anneal_lr)
     before_the_first(state, steps, piece)
     for _ in range(config.epochs if steps else 0):
         done = []
@@ -278,7 +279,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
             # The pieces left the heads' gradients behind; limited by themselves, so as not to hide the trunk's.
             apart = step(state.head_optimizer, (), config.head_learning_rate * rise, config.max_grad_norm)
             done[-1]["head_grad_norm"] = apart["grad_norm"]
-            track(state.averaged, state.heads, config.polyak)
+            track(state.averaged, state.heads, config.tau)
         metrics |= mean(done)
     known = [(x.value, x.earned, batch.select(part).scored(rewards[part], config.mask_truncated))
              for (i, j), x in fixed.items() for part in (steps[i][j],)]  # fmt: skip

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import fit
+from foresight.nets.language.model import LanguageModel
 from foresight.ops import preference
-from foresight.planning.corpus import Corpus, corpus, examples, of_form
-from foresight.planning.rollout import answer
+from foresight.planning.generation.rollout import answer
+from foresight.training import language
+from foresight.training.corpus import Corpus, corpus, examples, of_form
+from foresight.training.microbatch import fit
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "accuracy", "chosen_logprob", "rejected_logprob")
 
@@ -46,7 +46,7 @@ class Config:
     """Updates in all."""
     seed: int = 0
     """Of the order of the rows."""
-    batch: int = 16
+    batch_size: int = 16
     """Pairs an update."""
     max_tokens: int = 1024
     """Pairs with a longer row, prompt and completion together, are left out (and counted)."""
@@ -54,9 +54,9 @@ class Config:
     """λ: what the odds ratio weighs beside the demonstrations (TRL: 0.1)."""
     learning_rate: float = 1e-5
     """Of AdamW: that of SFT, whose term leads."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate then falls linearly to 0."""
     max_new_tokens: int = 64
     """Tokens a completion may have when the model is asked."""
@@ -88,10 +88,10 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy and make the optimiser."""
+    """Load the policy and make the optimizer."""
     if not config.odds_ratio_coef >= 0:
         raise UserError(f"odds_ratio_coef is {config.odds_ratio_coef:g}: it must be at least 0 (0 is SFT).")
-    return State(config, *learner.build(config, device))
+    return State(config, *language.build(config, device))
 
 
 act = answer
@@ -125,7 +125,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """Whether the chosen answer of each held-out pair is the likelier: how it is measured without a grader."""
     rows, values = _corpus(state, of_form(held_out, "preference", "orpo")), list[float]()
-    for batch in rows.batches(state.config.batch):
+    for batch in rows.batches(state.config.batch_size):
         with torch.no_grad():
             chosen, rejected = mean_logprob(state, batch).unbind(1)
         values += (chosen > rejected).float().tolist()
@@ -138,7 +138,7 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     )
 
 
-export = learner.export
+export = language.export
 
 
 def train(
@@ -148,6 +148,6 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, "preference", "orpo"))
     while state.step < config.steps:
-        metrics = update(state, rows.batch(rows.draw(config.batch, state.step, config.seed)))
+        metrics = update(state, rows.batch(rows.draw(config.batch_size, state.step, config.seed)))
         state.step += 1
         yield state.step, {**metrics, "left_out": float(rows.left_out)}, state

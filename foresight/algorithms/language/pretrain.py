@@ -1,4 +1,4 @@
-"""Pretraining: a small decoder (`nets.decoder`) learns to foresee text from nothing, character by character.
+"""Pretraining: a small decoder (`nets.language.decoder`) learns to foresee text from nothing, character by character.
 
 The objective is GPT's (Radford et al. 2018) and, with more than one head, that of multi-token prediction (Gloeckle et
 al. 2024, arXiv:2404.19737, eq. 2), whose heads teach the trunk to look ahead:
@@ -6,8 +6,9 @@ al. 2024, arXiv:2404.19737, eq. 2), whose heads teach the trunk to look ahead:
     L = − mean_n log p¹(x_{n+1} | x_≤n) − c Σ_{k=2..K} mean_n log pᵏ(x_{n+1} | x_≤n) + α mean_l balance_l
 
 Head k foresees from the trunk's features of k - 1 characters before, and has read the characters since by itself: the
-chain of DeepSeek-V3 (arXiv:2412.19437, §2.2; `nets.mtp`), not Gloeckle's heads beside one another, so that what it
-drafts fits together (`planning.speculate`). All heads share the unembedding, and their gradients reach the trunk.
+chain of DeepSeek-V3 (arXiv:2412.19437, §2.2; `nets.language.mtp`), not Gloeckle's heads beside one another, so that
+what it drafts fits together (`planning.generation.speculative`). All heads share the unembedding, and their gradients
+reach the trunk.
 
 A text of the task is a prompt and its answer (or completion), and a row of its own, padded: nothing is attended to
 across texts. With experts, their load is kept even by Switch's loss (α), by the loss-free rule, or by both.
@@ -25,22 +26,24 @@ import torch
 from torch import Tensor, nn
 
 from foresight.data.text import length_mask, pad
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner, mtp, precision, pretrained
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import step
-from foresight.nets.moe import Routing
-from foresight.nets.mtp import MultiTokenHeads
-from foresight.nets.tokentree import ROOT
+from foresight.nets import precision
+from foresight.nets.language import mtp, pretrained
+from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.moe import Routing
+from foresight.nets.language.mtp import MultiTokenHeads
+from foresight.nets.language.tokentree import ROOT
 from foresight.ops import schedules
 from foresight.ops.tokens import token_logprob
-from foresight.planning.rollout import answer, complete, texts
+from foresight.planning.generation.rollout import answer, complete, texts
+from foresight.training import language
+from foresight.training.microbatch import step
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "head_loss", "balance", "grad_norm")
-TOGETHER = 64  # texts that are measured at once
+EVALUATION_ENVS = 64  # texts that are measured at once
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Config:
     """Updates in all."""
     seed: int = 0
     """Of the first weights, and of the order of the texts."""
-    batch: int = 64
+    batch_size: int = 64
     """Texts an update."""
     layers: int = 4
     """Layers of attention and feed-forward."""
@@ -61,7 +64,7 @@ class Config:
     """Attention heads."""
     kv_heads: int = 2
     """Key-value heads, which groups of heads share; as many as heads: plain attention."""
-    hidden: int = 344
+    mlp_size: int = 344
     """Features inside the feed-forward or, with experts, inside each (SwiGLU: 8/3 of dim, in eights)."""
     experts: int = 0
     """Experts of each feed-forward; 0: a dense one."""
@@ -71,9 +74,9 @@ class Config:
     """α of the balance loss (Switch: 0.01)."""
     bias_rate: float = 0.0
     """Step of the loss-free rule (Wang et al.: 0.001, without a balance loss)."""
-    foresee: int = 1
+    predict_tokens: int = 1
     """K, the heads that foresee, the trunk's own among them (Gloeckle et al.: 4)."""
-    foresee_coef: float = 1.0
+    predict_coef: float = 1.0
     """c of the heads after the first (Gloeckle et al.: 1; DeepSeek-V3: 0.3 over their number)."""
     context: int = 128
     """Characters that the model can read, a prompt and its answer together; longer texts are cut."""
@@ -81,9 +84,9 @@ class Config:
     """Characters that an answer may have when the model is asked."""
     learning_rate: float = 3e-3
     """Of AdamW (GPT-3 125M: 6e-4; smaller models bear more)."""
-    warmup: int = 50
+    lr_warmup: int = 50
     """Updates over which the learning rate rises."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate then falls linearly to 0."""
     weight_decay: float = 0.1
     """Of AdamW (GPT-3)."""
@@ -106,17 +109,17 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Draw the weights of the decoder and of its heads, and make the optimiser."""
-    if config.foresee < 1:
-        raise UserError(f"foresee is {config.foresee}: at least 1 head is needed, the decoder's own.")
-    from foresight.nets import decoder  # late: only what runs needs transformers
+    """Draw the weights of the decoder and of its heads, and make the optimizer."""
+    if config.predict_tokens < 1:
+        raise UserError(f"predict_tokens is {config.predict_tokens}: at least 1 head is needed, the decoder's own.")
+    from foresight.nets.language import decoder  # late: only what runs needs transformers
 
     shape = decoder.DecoderConfig(
         hidden_size=config.dim,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
         num_key_value_heads=config.kv_heads,
-        intermediate_size=config.hidden,
+        intermediate_size=config.mlp_size,
         max_position_embeddings=config.context,
         experts=config.experts,
         experts_per_token=config.experts_per_token,
@@ -125,9 +128,9 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
         torch.manual_seed(config.seed)
         module = decoder.Decoder(shape).to(device)
         policy = LanguageModel(module, decoder.characters(), precision.dtype(config.precision, device))
-        heads = mtp.heads_for(policy, config.foresee) if config.foresee > 1 else None
+        heads = mtp.heads_for(policy, config.predict_tokens) if config.predict_tokens > 1 else None
     learns = nn.ModuleList([policy] if heads is None else [policy, heads])
-    optimizer = learner.adamw(learns, config.learning_rate, config.weight_decay)
+    optimizer = language.adamw(learns, config.learning_rate, config.weight_decay)
     return State(config, policy, heads, optimizer, torch.Generator().manual_seed(config.seed))
 
 
@@ -170,7 +173,7 @@ def loss(state: State, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, dict[st
             logits = policy.logits(features[head, there])
             ahead.append(-token_logprob(logits, tokens[:, 1:].flatten()[there])[0].mean())
         terms["head"] = torch.stack(ahead).sum()
-        total = total + config.foresee_coef * terms["head"]
+        total = total + config.predict_coef * terms["head"]
     went = [Routing(r.affinity[real.flatten()], r.chosen[real.flatten()]) for r in routing]
     if went:
         terms["balance"] = torch.stack([r.balance for r in went]).mean()
@@ -187,7 +190,7 @@ def update(state: State, tokens: Tensor, lengths: Tensor) -> dict[str, float]:
         went.extend(routing)
         return total, terms
 
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.warmup, config.anneal)
+    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.lr_warmup, config.anneal_lr)
     with state.policy.precision():
         metrics = step(state.optimizer, (piece,), rate, config.max_grad_norm)
     if math.isfinite(metrics["loss"]) and config.bias_rate:
@@ -203,8 +206,8 @@ def update(state: State, tokens: Tensor, lengths: Tensor) -> dict[str, float]:
 def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
     """Nats for a character of the held-out texts, their ends among them; also in bits, and greedy answers graded."""
     rows, total, count = documents(state, env.test), 0.0, 0
-    for start in range(0, len(rows), TOGETHER):
-        tokens, lengths = pad(rows[start : start + TOGETHER])
+    for start in range(0, len(rows), EVALUATION_ENVS):
+        tokens, lengths = pad(rows[start : start + EVALUATION_ENVS])
         with state.policy.precision():
             _, terms, _ = loss(state, tokens.to(state.policy.device), lengths)
         read = int((lengths - 1).sum())
@@ -239,7 +242,7 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     rows = documents(state, env.train)
     while state.step < config.steps:
-        drawn = torch.randint(len(rows), (config.batch,), generator=state.generator).tolist()
+        drawn = torch.randint(len(rows), (config.batch_size,), generator=state.generator).tolist()
         metrics = update(state, *pad([rows[i] for i in drawn]))
         state.step += 1
         yield state.step, metrics, state

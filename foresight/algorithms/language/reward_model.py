@@ -23,15 +23,16 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner, lora, pretrained
-from foresight.nets.microbatch import fit
-from foresight.nets.scorer import Scorer
+from foresight.nets.language import lora, pretrained
+from foresight.nets.language.scorer import Scorer
 from foresight.ops import preference
-from foresight.planning.corpus import Corpus, corpus, encode, examples, of_form, step_ends, token_batch
+from foresight.training import language
+from foresight.training.corpus import Corpus, corpus, encode, examples, of_form, step_ends, token_batch
+from foresight.training.microbatch import fit
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "accuracy", "margin")
 FORMS = ("preference", "stepwise")  # of data
@@ -49,19 +50,19 @@ class Config:
     """Updates in all."""
     seed: int = 0
     """Of the head and of the order of the rows."""
-    batch: int = 16
+    batch_size: int = 16
     """Pairs, or answers with judged steps, an update (paper: 64 prompts)."""
     max_tokens: int = 1024
     """Longer rows, prompt and completion together, are left out (and counted)."""
-    centring: float = 0.01
+    centering: float = 0.01
     """c: how strongly the scores of a pair are held around 0 (Eisenstein et al. 2023, arXiv:2312.09244)."""
     margin: bool = True
     """Whether the column `margin` is m, where there is one (Llama 2, arXiv:2307.09288)."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 9e-6 for 6B parameters)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate then falls linearly to 0."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm."""
@@ -90,10 +91,10 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the trunk, draw a head, and make the optimiser."""
+    """Load the trunk, draw a head, and make the optimizer."""
     generator = torch.Generator().manual_seed(config.seed)
-    scorer = learner.scorer(config, device, config.model, generator=generator)
-    return State(config, scorer, learner.adamw(scorer, config.learning_rate, kind=config.optimizer))
+    scorer = language.scorer(config, device, config.model, generator=generator)
+    return State(config, scorer, language.adamw(scorer, config.learning_rate, kind=config.optimizer))
 
 
 def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[float], dict, None]:
@@ -101,8 +102,8 @@ def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = Fa
     if not all(isinstance(x, tuple) and len(x) == 2 for x in obs):
         raise UserError("A reward model judges answers and gives none: leave --task out, and give --data pairs.")
     scores: list[float] = []
-    for i in range(0, len(obs), state.config.batch):
-        rows = [encode(state.scorer.trunk, *x) for x in obs[i : i + state.config.batch]]
+    for i in range(0, len(obs), state.config.batch_size):
+        rows = [encode(state.scorer.trunk, *x) for x in obs[i : i + state.config.batch_size]]
         with torch.no_grad():
             scores += state.scorer.scores(token_batch([x for x, _ in rows], [[y] for _, y in rows]))[:, 0].tolist()
     return scores, {}, None
@@ -112,7 +113,7 @@ def pair_loss(state: State, batch: TokenBatch, margin: Tensor, pairs: int) -> tu
     """The share of part of a batch of `pairs` `[P, 2, T]` with the chosen first, margin `[P]`; sums for the metrics."""
     chosen, rejected = state.scorer.scores(batch).unbind(1)
     terms = preference.bradley_terry(chosen, rejected, margin.to(chosen.device))
-    terms = terms + state.config.centring * preference.centring(chosen, rejected)
+    terms = terms + state.config.centering * preference.centering(chosen, rejected)
     return terms.sum() / pairs, {
         "accuracy": (chosen > rejected).float().sum(),
         "margin": (chosen - rejected).detach().sum(),
@@ -150,8 +151,8 @@ def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """Whether each held-out pair is put the right way round, or each held-out step judged rightly."""
     rows, values = _corpus(state, of_form(held_out, FORMS, "reward_model")), list[float]()
-    for i in range(0, len(rows), state.config.batch):
-        few = range(i, min(i + state.config.batch, len(rows)))
+    for i in range(0, len(rows), state.config.batch_size):
+        few = range(i, min(i + state.config.batch_size, len(rows)))
         batch, trunk = rows.batch(few), state.scorer.trunk
         with torch.no_grad():
             if batch.length.shape[1] == 2:
@@ -196,7 +197,7 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "reward_model"))
     while state.step < config.steps:
-        chosen = rows.draw(config.batch, state.step, config.seed)
+        chosen = rows.draw(config.batch_size, state.step, config.seed)
         metrics = update(state, rows.batch(chosen), [rows.examples[i] for i in chosen])
         state.step += 1
         yield state.step, {**metrics, "left_out": float(rows.left_out)}, state

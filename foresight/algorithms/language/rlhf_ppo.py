@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner, pretrained
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import check_minibatches, gather, split, step
-from foresight.nets.scorer import Scorer
+from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.scorer import Scorer
 from foresight.ops import kl, schedules
 from foresight.ops.advantage import normalize
 from foresight.ops.aggregate import per_token
@@ -36,9 +35,11 @@ from foresight.ops.diagnostics import explained_variance, mean, rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.ops.returns import gae
 from foresight.ops.value import clipped_loss
-from foresight.planning.rollout import Rollout, answer, complete, sample
+from foresight.planning.generation.rollout import Rollout, answer, complete, sample
+from foresight.training import language
+from foresight.training.microbatch import check_minibatches, gather, split, step
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "grade", "kl", "value_loss", "entropy")
 
@@ -69,11 +70,11 @@ class Config:
     """Of sampling, and of actor and reference in all that follows."""
     learning_rate: float = 1e-5
     """Of the actor's AdamW (paper: 9.65e-6 for 1.3B parameters)."""
-    critic_learning_rate: float = 2e-5
+    value_learning_rate: float = 2e-5
     """Of the critic's (paper: 9e-6)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rates rise (paper: 10)."""
-    anneal: bool = False
+    anneal_lr: bool = False
     """Whether the learning rates then fall linearly to 0."""
     epochs: int = 1
     """Passes over each rollout (paper: 1)."""
@@ -127,10 +128,10 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the four models and make the optimisers."""
+    """Load the four models and make the optimizers."""
     check_minibatches(config)
-    policy, optimizer, generator = learner.build(config, device)
-    critic = learner.scorer(config, device, config.critic or config.model, std=0.0)
+    policy, optimizer, generator = language.build(config, device)
+    critic = language.scorer(config, device, config.critic or config.model, std=0.0)
     judge = None
     if config.reward_model:
         judge = pretrained.load_scorer(config.reward_model, device, config.precision, trained=True).requires_grad_(
@@ -139,8 +140,8 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     for scorer, name in ((critic, config.critic), (judge, config.reward_model)):
         if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(f"{name} has another tokenizer than {config.model}, so it cannot read its tokens.")
-    critic_optimizer = learner.adamw(critic, config.critic_learning_rate, kind=config.optimizer)
-    return State(config, policy, critic, learner.frozen(policy), judge, optimizer, critic_optimizer, generator)
+    critic_optimizer = language.adamw(critic, config.value_learning_rate, kind=config.optimizer)
+    return State(config, policy, critic, language.frozen(policy), judge, optimizer, critic_optimizer, generator)
 
 
 act = answer
@@ -162,7 +163,7 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 
 @dataclass(frozen=True)
 class Targets:
-    """What a rollout `[P, G, T]` is learnt from, all without gradient; `mask` is true on tokens that have a score."""
+    """What a rollout `[P, G, T]` is learned from, all without gradient; `mask` is true on tokens that have a score."""
 
     old: Tensor
     value: Tensor
@@ -223,7 +224,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     """All gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config, device = state.config, state.policy.device
     targets, metrics = prepare(state, batch, rewards)
-    rise = schedules.planned(1.0, state.step, config.steps, config.warmup, config.anneal)
+    rise = schedules.planned(1.0, state.step, config.steps, config.lr_warmup, config.anneal_lr)
     passes: list[dict[str, float]] = []
     for _ in range(config.epochs):
         order = torch.randperm(len(batch.length), generator=state.generator)
@@ -246,7 +247,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                 critic = step(
                     state.critic_optimizer,
                     (functools.partial(value_loss, state, *piece) for piece in pieces),
-                    config.critic_learning_rate * rise,
+                    config.value_learning_rate * rise,
                     config.max_grad_norm,
                 )
             passes.append({**actor, "value_loss": critic["loss"], "critic_grad_norm": critic["grad_norm"]})
@@ -270,7 +271,7 @@ def judged(state: State, rollout: Rollout) -> Tensor:
     return steps.gather(-1, rollout.batch.length[..., None] - 1)[..., 0]
 
 
-export = learner.export
+export = language.export
 
 
 def train(

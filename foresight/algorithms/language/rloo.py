@@ -23,18 +23,18 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import TextTask
-from foresight.nets import learner
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import gather, learn
+from foresight.envs.text.task import TextTask
+from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.advantage import leave_one_out
 from foresight.ops.aggregate import per_budget
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import ratio, reinforce
-from foresight.planning.rollout import answer, check_group, sample
+from foresight.planning.generation.rollout import answer, check_group, sample
+from foresight.training import language
+from foresight.training.microbatch import gather, learn
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
@@ -61,9 +61,9 @@ class Config:
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = False
+    anneal_lr: bool = False
     """Whether the learning rate then falls linearly to 0."""
     kl_coef: float = 0.0
     """β of the KL in the reward. Above 0, a frozen copy of the first policy is kept."""
@@ -96,10 +96,10 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy, freeze a reference if there is a penalty, and make the optimiser."""
+    """Load the policy, freeze a reference if there is a penalty, and make the optimizer."""
     check_group(config.group)
-    policy, optimizer, generator = learner.build(config, device)
-    reference = learner.frozen(policy) if config.kl_coef > 0 else None
+    policy, optimizer, generator = language.build(config, device)
+    reference = language.frozen(policy) if config.kl_coef > 0 else None
     return State(config, policy, reference, optimizer, generator)
 
 
@@ -140,7 +140,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     return metrics | learn(state, loss, batch, rewards, advantage, scored, weights)
 
 
-export = learner.export
+export = language.export
 
 
 def train(

@@ -6,9 +6,9 @@ over the tokens of the completions alone, their last one, which says that the an
 conversation (`messages`) they are those of all its answers. The mean is over all tokens of a batch, however it is
 split. Prompts are written by the model's chat template exactly as the sampler will be given them.
 
-Kept: all of it. Rows are packed: they lie end to end as one tree of tokens (`nets.tokentree`), each with positions of
-its own and blind to the others, so that there is no padding, and what they begin with is computed once. It changes no
-number. Left out: the mix with pretraining data.
+Kept: all of it. Rows are packed: they lie end to end as one tree of tokens (`nets.language.tokentree`), each with
+positions of its own and blind to the others, so that there is no padding, and what they begin with is computed once. It
+changes no number. Left out: the mix with pretraining data.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text import Example, TextTask
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets import learner
-from foresight.nets.language import LanguageModel
-from foresight.nets.microbatch import fit, rows
+from foresight.nets.language.model import LanguageModel
 from foresight.ops.aggregate import per_token
-from foresight.planning.corpus import Corpus, examples, of_form, shown
-from foresight.planning.rollout import answer
+from foresight.planning.generation.rollout import answer
+from foresight.training import language
+from foresight.training.corpus import Corpus, examples, of_form, shown
+from foresight.training.microbatch import fit, rows
 
-WORLD = "text"
+KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "entropy", "grad_norm")
 FORMS = ("demonstration", "judged")  # of data
@@ -48,15 +48,15 @@ class Config:
     """Updates in all."""
     seed: int = 0
     """Of the order of the rows."""
-    batch: int = 16
+    batch_size: int = 16
     """Rows an update (paper: 32)."""
     max_tokens: int = 1024
     """Longer rows, prompt and completion together, are left out (and counted)."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 9.65e-6 for 1.3B parameters)."""
-    warmup: int = 0
+    lr_warmup: int = 0
     """Updates over which the learning rate rises."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate then falls linearly to 0."""
     weight_decay: float = 0.0
     """Of AdamW (paper: 0.1)."""
@@ -92,8 +92,8 @@ class State:
 
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
-    """Load the policy and make the optimiser."""
-    return State(config, *learner.build(config, device, config.weight_decay))
+    """Load the policy and make the optimizer."""
+    return State(config, *language.build(config, device, config.weight_decay))
 
 
 act = answer
@@ -118,7 +118,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """The mean log-probability of a token of each held-out completion, in nats: how it is measured without a grader."""
     known, values = _corpus(state, of_form(held_out, FORMS, "sft")), list[float]()
-    for batch in known.batches(state.config.batch):
+    for batch in known.batches(state.config.batch_size):
         with torch.no_grad():
             logprob, _ = state.policy.logprob(batch)
         values += (logprob.sum(-1) / batch.mask.sum(-1).to(logprob.device))[:, 0].tolist()
@@ -135,7 +135,7 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     return shown(state.policy, rows, state.config.max_tokens, state.config.all_turns)
 
 
-export = learner.export
+export = language.export
 
 
 def train(
@@ -145,6 +145,6 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     known = _corpus(state, examples(config.data, env, FORMS, "sft"))
     while state.step < config.steps:
-        metrics = update(state, known.batch(known.draw(config.batch, state.step, config.seed)))
+        metrics = update(state, known.batch(known.draw(config.batch_size, state.step, config.seed)))
         state.step += 1
         yield state.step, {**metrics, "left_out": float(known.left_out)}, state

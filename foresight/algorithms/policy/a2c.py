@@ -1,13 +1,13 @@
 """A2C: Asynchronous Methods for Deep Reinforcement Learning, Mnih et al. 2016 (arXiv:1602.01783), synchronous.
 
-    maximise  E_t[ log π(a_t|s_t) A_t ]  -  c₁ E_t[ ½ (V(s_t) - G_t)² ]  +  c₂ E_t[ H(π(·|s_t)) ]
+    maximize  E_t[ log π(a_t|s_t) A_t ]  -  c₁ E_t[ ½ (V(s_t) - G_t)² ]  +  c₂ E_t[ H(π(·|s_t)) ]
 
 where G_t = r_t + γ r_{t+1} + ... + γᵏ V(s_{t+k}) goes on to the end of the segment and A_t = G_t - V(s_t), a constant.
 
 What is kept (§4, algorithm S3): segments of a few steps; every row bootstraps from the end of its segment, so the
 first from the farthest; one gradient step on each segment; the entropy bonus; RMSProp without momentum. Instead of
 threads that update shared weights at their own pace, all worlds step together and one update waits for all of them:
-the A2C of OpenAI's baselines (2017), which found it no worse. `gae_lambda` below 1 is generalised advantage estimation
+the A2C of OpenAI's baselines (2017), which found it no worse. `gae_lambda` below 1 is generalized advantage estimation
 (Schulman et al. 2016, arXiv:1506.02438); 1 is the paper.
 
 A time limit is no termination: its row bootstraps with the value of its final observation. With `memory` (the paper's
@@ -28,11 +28,13 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
-from foresight.nets import encoders, heads, memory, normalize, optim
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
+from foresight.nets import encoders, heads, normalize
+from foresight.nets.sequence import memory
 from foresight.ops import advantage, diagnostics, policy, returns, schedules, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "value_loss", "explained_variance")
 
@@ -44,11 +46,11 @@ class Config:
     steps: int = 500_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 8  # worlds stepped together (runtime makes the env with it); the paper has 16 threads
-    unroll_steps: int = 5  # steps of each world between two updates; §5.1 (t_max)
+    rollout_steps: int = 5  # steps of each world between two updates; §5.1 (t_max)
     learning_rate: float = 7e-4  # RMSProp; SB3
-    anneal: bool = False  # learning rate linearly to 0; the paper's Atari setting (§8)
+    anneal_lr: bool = False  # learning rate linearly to 0; the paper's Atari setting (§8)
     decay: float = 0.99  # of RMSProp's mean square; §8
-    epsilon: float = 1e-5  # added to RMSProp's root mean square; SB3
+    optimizer_epsilon: float = 1e-5  # added to RMSProp's root mean square; SB3
     gamma: float = 0.99  # discount a step; §8
     gae_lambda: float = 1.0  # 1 is the paper's n-step return
     normalize_advantage: bool = False  # SB3
@@ -60,7 +62,7 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; SB3
     activation: str = "tanh"  # SB3
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
-    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.memory
+    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.sequence.memory
     memory_size: int = 64  # features of the memory
     memory_layers: int = 1  # of the memory
     memory_heads: int = 4  # of the attention
@@ -84,8 +86,8 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Network, optimiser and generator. Raises UserError for spaces and settings that cannot be worked with."""
-    errors.at_least(1, config, "num_envs", "unroll_steps")
+    """Network, optimizer and generator. Raises UserError for spaces and settings that cannot be worked with."""
+    errors.at_least(1, config, "num_envs", "rollout_steps")
     require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -98,7 +100,9 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     return State(
         config,
         network,
-        torch.optim.RMSprop(network.parameters(), lr=config.learning_rate, alpha=config.decay, eps=config.epsilon),
+        torch.optim.RMSprop(
+            network.parameters(), lr=config.learning_rate, alpha=config.decay, eps=config.optimizer_epsilon
+        ),
         generator=torch.Generator(device).manual_seed(config.seed),
         reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
     )
@@ -116,7 +120,7 @@ reset_carry = memory.forget
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajectory, Any, Any]:
-    """`unroll_steps` of every world from `obs` on, with values; and the observation and the memory to go on from.
+    """`rollout_steps` of every world from `obs` on, with values; and the observation and the memory to go on from.
 
     With a memory `extras` has what it takes to read the rows again: its state before the first one, `carry` `[B, ...]`,
     and where episodes begin, `start` `[B, T]`.
@@ -125,7 +129,7 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajec
     if carry is None:
         carry = network.initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, config.unroll_steps, device, state.episodes, carry)
+    unroll = collect.segment(env, obs, choose, config.rollout_steps, device, state.episodes, carry)
     rows, start = unroll.rows, memory.starts(unroll.rows.cut)
     state.step += rows.reward.numel()
     values = network.read(rows.obs, carry, start)[1].value
@@ -137,7 +141,7 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajec
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
     """One gradient step on one valued segment; `progress` in [0, 1] anneals the rate."""
     config, network = state.config, state.network
-    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     for group in state.optimizer.param_groups:
         group["lr"] = rate
 
@@ -170,7 +174,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act a little, update once, until `steps`. A given state goes on with new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     if state.reward_scaler is not None:

@@ -1,6 +1,6 @@
 """IMPALA: Importance Weighted Actor-Learner Architectures, Espeholt et al. 2018 (arXiv:1802.01561).
 
-    minimise  Σ [ -ρ_t (r_t + γ v_{t+1} - V(s_t)) log π(a_t|s_t)  +  c₁ ½ (v_t - V(s_t))²  -  c₂ H(π(·|s_t)) ]
+    minimize  Σ [ -ρ_t (r_t + γ v_{t+1} - V(s_t)) log π(a_t|s_t)  +  c₁ ½ (v_t - V(s_t))²  -  c₂ H(π(·|s_t)) ]
 
 where ρ_t = min(ρ̄, π(a_t|s_t) / μ(a_t|s_t)), μ is the policy that acted and v the V-trace target (`ops.returns.vtrace`):
 
@@ -11,7 +11,7 @@ the log-probabilities of the policy that acted, which may be older than the one 
 for that. With a `memory` (the paper's LSTM, or another) a message brings its state before the first row too, from which
 the learner reads the rows again with its own weights (§3.1). `train` is the synchronous form in one process. With
 `foresight train impala --actors 4` the same `rollout` runs in four processes that never wait for the learner
-(`runtime.actors`), and the same `update` learns.
+(`runtime.distributed.actors`), and the same `update` learns.
 
 Kept: V-trace with ρ̄ and c̄ of its own and v_{t+1} (not V) in the policy's advantage (§4.2, appendix E.3), losses summed
 over rows (appendix D), RMSProp with ε = 0.01 and no momentum, a global gradient norm of 40, the learning rate
@@ -36,13 +36,15 @@ from torch import Tensor
 from foresight import errors
 from foresight.data import trees
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Unroll
 from foresight.errors import UserError
-from foresight.nets import encoders, heads, memory, optim, precision
+from foresight.nets import encoders, heads, precision
+from foresight.nets.sequence import memory
 from foresight.ops import diagnostics, policy, returns, schedules, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "lag", "explained_variance")
 ACTING = ("network",)  # the fields of State that actors are sent
@@ -56,21 +58,21 @@ class Config:
     steps: int = 10_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 8  # worlds of one actor, stepped together
-    unroll_steps: int = 20  # steps of each world in an unroll (the paper's n, table D.1)
-    unrolls: int = 4  # in one update; with 8 worlds in each the paper's batch of 32
+    rollout_steps: int = 20  # steps of each world in an unroll (the paper's n, table D.1)
+    rollouts_per_update: int = 4  # in one update; with 8 worlds in each the paper's batch of 32
     gamma: float = 0.99  # discount a step, table D.1
     learning_rate: float = 6e-4  # table D.1
-    anneal: bool = True  # learning rate linearly to 0, table D.1
+    anneal_lr: bool = True  # learning rate linearly to 0, table D.1
     optimizer: str = "rmsprop"  # table D.1; or "adam"
-    epsilon: float = 0.01  # of the optimiser, added to the root; table D.1
+    optimizer_epsilon: float = 0.01  # of the optimizer, added to the root; table D.1
     entropy_coef: float = 0.01  # c₂, table D.1
     value_coef: float = 0.5  # c₁ of ½ squared error, table D.1
     max_grad_norm: float = 40.0  # of the gradient of the summed loss, table D.1
-    clip_rho: float = 1.0  # ρ̄: moves the fixed point towards μ; §5.2.2 compares 1, 10 and 100
+    clip_rho: float = 1.0  # ρ̄: moves the fixed point toward μ; §5.2.2 compares 1, 10 and 100
     clip_c: float = 1.0  # c̄: how far errors travel back; at most ρ̄
     clip_pg: float = 1.0  # ρ̄ in the policy's gradient
     trace_lambda: float = 1.0  # λ of the traces, remark 2
-    max_lag: int | None = None  # updates that a policy may be old when its unroll is learnt from; 0: actors wait
+    max_lag: int | None = None  # updates that a policy may be old when its unroll is learned from; 0: actors wait
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; no vectors in the paper
     activation: str = "tanh"  # the same
     images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right), "nature" or "nips"
@@ -97,7 +99,7 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Network, optimiser and generator. Raises UserError for spaces and settings that IMPALA cannot work with."""
+    """Network, optimizer and generator. Raises UserError for spaces and settings that IMPALA cannot work with."""
     _check(config)
     require_end(spaces, config.gamma)
     halved = precision.dtype(config.precision, device) is not None
@@ -109,7 +111,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             config.hidden, config.activation, config.images, None, halved,
         ).to(device)  # fmt: skip
     kinds = {"rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
-    optimizer = kinds[config.optimizer](network.parameters(), lr=config.learning_rate, eps=config.epsilon)
+    optimizer = kinds[config.optimizer](network.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon)
     return State(config, network, optimizer, generator=torch.Generator(device).manual_seed(config.seed))
 
 
@@ -128,11 +130,11 @@ reset_carry = memory.forget
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll, Any, Any]:
-    """`unroll_steps` of every world from `obs` on; and the observation and the memory to go on from."""
+    """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
     if carry is None:
         carry = state.network.initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes, carry)
+    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
     state.step += unroll.rows.reward.numel()
     return dataclasses.replace(unroll, carry=None), unroll.last, unroll.carry  # the learner makes that carry itself
 
@@ -140,19 +142,19 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll
 def update(state: State, unroll: Unroll) -> dict[str, float]:
     """One gradient step on one unroll (or several, joined along B)."""
     config, network, device = state.config, state.network, state.generator.device
-    progress = state.step / config.steps if config.anneal else 0.0
+    progress = state.step / config.steps if config.anneal_lr else 0.0
     rate = schedules.linear(progress, config.learning_rate)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     rows = unroll.rows.map(lambda x: x.to(device))
-    mask, behaviour = rows.mask, rows.logprob
-    assert mask is not None and behaviour is not None
+    mask, behavior = rows.mask, rows.logprob
+    assert mask is not None and behavior is not None
     output, values, carry = network.read(rows.obs, trees.to(unroll.first, device), memory.starts(rows.cut))
     logprob = output.logp(rows.action)
     with torch.no_grad():
         ahead = dataclasses.replace(unroll, rows=rows, carry=memory.forget(carry, rows.cut[:, -1]))
         next_value = collect.successors(ahead, values.value, lambda obs, carry: network.value(obs, carry).value)
-        ratio = policy.ratio(logprob, behaviour)
+        ratio = policy.ratio(logprob, behavior)
         gain, target = returns.vtrace(
             rows.reward, config.gamma * rows.discount, rows.cut, values.value, next_value, ratio,
             config.trace_lambda, config.clip_rho, config.clip_c, config.clip_pg, mask,
@@ -177,13 +179,13 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Unrolls, one update, and so on, until `steps`: one actor that waits for the learner, so that nothing is stale."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     obs, carry = env.reset(config.seed + state.step), None
     while state.step < config.steps:
         unrolls = []
-        for _ in range(config.unrolls):
+        for _ in range(config.rollouts_per_update):
             unroll, obs, carry = rollout(state, env, obs, carry)
             unrolls.append(unroll)
         metrics = update(state, trees.join(unrolls))
@@ -191,7 +193,7 @@ def train(
 
 
 def _check(config: Config) -> None:
-    errors.at_least(1, config, "num_envs", "unroll_steps", "unrolls")
+    errors.at_least(1, config, "num_envs", "rollout_steps", "rollouts_per_update")
     if config.clip_c > config.clip_rho:
         raise UserError(f"clip_c must be at most clip_rho ({config.clip_rho}), not {config.clip_c}; see §4.1.")
     if config.max_lag is not None and config.max_lag < 0:

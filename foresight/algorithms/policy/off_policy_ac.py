@@ -1,19 +1,19 @@
 """Off-PAC: Off-Policy Actor-Critic, Degris, White & Sutton 2012 (arXiv:1205.4839).
 
-A behaviour policy b acts, and a target policy π learns from what it did:
+A behavior policy b acts, and a target policy π learns from what it did:
 
     actor    ∇J(θ) ≈ E_b[ ρ_t (G_t - V_w(s_t)) ∇log π_θ(a_t|s_t) ],   ρ_t = π_θ(a_t|s_t) / b(a_t|s_t)
-    critic   minimise over w  E_b[ ρ_t ½ (V_w(s_t) - G_t)² ],  G a constant
+    critic   minimize over w  E_b[ ρ_t ½ (V_w(s_t) - G_t)² ],  G a constant
     where    G_t - V(s_t) = δ_t + γ λ min(1, ρ_{t+1}) (G_{t+1} - V(s_{t+1})),   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
 
 so with λ = 0 both move along ρ_t δ_t (the paper's algorithm 1 with λ = 0; Zhao 2025, *Mathematical Foundations of
 Reinforcement Learning*, algorithm 10.3).
 
 What is kept: the objective J(θ) = Σ_s d_b(s) V^π(s), states weighed as b visits them; the approximate gradient of its
-theorem 1, which leaves out ∇Q; a learning rate each. The behaviour is b = (1 - ε) π + ε · uniform over the actions that
-are allowed, with its probabilities known exactly: `epsilon` 1 is the paper's uniform behaviour, 0 is on-policy, where
-every ρ is 1. Old segments stay in a replay with the probabilities they were acted with, and `replays` of them are
-learnt from beside each new one: π moved on since, and ρ corrects for that too.
+theorem 1, which leaves out ∇Q; a learning rate each. The behavior is b = (1 - ε) π + ε · uniform over the actions that
+are allowed, with its probabilities known exactly: `epsilon` 1 is the paper's uniform behavior, 0 is on-policy, where
+every ρ is 1. Old segments stay in a replay with the probabilities they were acted with, and `replay_ratio` of them are
+learned from beside each new one: π moved on since, and ρ corrects for that too.
 
 Otherwise than there: the forward view with Retrace's traces (`ops.returns.retrace`; Munos et al. 2016) in place of
 eligibility traces with ρ of any size, and `max_ratio` bounds ρ, for what a replay holds may be far from π. Left out:
@@ -37,14 +37,15 @@ from foresight import errors
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
-from foresight.nets import encoders, heads, optim
+from foresight.nets import encoders, heads
 from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.outputs import Categorical
 from foresight.ops import policy, returns, schedules, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "value_loss", "ratio")
 
@@ -56,14 +57,14 @@ class Config:
     steps: int = 200_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 8  # worlds stepped together (runtime makes the env with it)
-    unroll_steps: int = 16  # steps of each world between two updates
-    epsilon: float = 0.1  # share of uniform actions in the behaviour: 1 as in the paper's §4, 0 is on-policy
+    rollout_steps: int = 16  # steps of each world between two updates
+    epsilon: float = 0.1  # share of uniform actions in the behavior: 1 as in the paper's §4, 0 is on-policy
     replay_segments: int = 64  # segments of each world that are kept
-    replays: int = 2  # batches of old segments, as large as a new one, learnt from beside each new one
+    replay_ratio: int = 2  # batches of old segments, as large as a new one, learned from beside each new one
     max_ratio: float = 2.0  # bound of ρ
     learning_rate: float = 1e-3  # Adam, of the actor
-    anneal: bool = False  # learning rate of the actor linearly to 0
-    value_rate: float = 3e-3  # Adam, of the critic
+    anneal_lr: bool = False  # learning rate of the actor linearly to 0
+    value_learning_rate: float = 3e-3  # Adam, of the critic
     gamma: float = 0.99  # discount a step
     trace_lambda: float = 0.9  # λ
     entropy_coef: float = 0.0  # weight of the target policy's entropy
@@ -82,15 +83,15 @@ class State:
     network: ActorCritic
     policy_optimizer: torch.optim.Adam
     value_optimizer: torch.optim.Adam
-    replay: Replay  # a stream for each world, with behaviour log-probabilities and every row's successor
+    replay: Replay  # a stream for each world, with behavior log-probabilities and every row's successor
     generator: torch.Generator  # draws the actions
     sampler: torch.Generator  # draws from the replay, on the CPU
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100, of the behaviour
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100, of the behavior
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimisers, replay and generators. Raises UserError for spaces and settings that do not fit."""
+    """Networks, optimizers, replay and generators. Raises UserError for spaces and settings that do not fit."""
     _check(config)
     require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
@@ -101,7 +102,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action), heads.ScalarHead()
-        body = encoders.apart_body(
+        body = encoders.separate_body(
             spaces.obs,
             outputs=(head.width, value_head.width),
             gains=(0.01, 1.0),
@@ -114,14 +115,14 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         config,
         network,
         torch.optim.Adam(network.policy_parameters(), lr=config.learning_rate),
-        torch.optim.Adam(network.value_parameters(), lr=config.value_rate),
-        Replay(config.replay_segments * config.unroll_steps),
+        torch.optim.Adam(network.value_parameters(), lr=config.value_learning_rate),
+        Replay(config.replay_segments * config.rollout_steps),
         generator=torch.Generator(device).manual_seed(config.seed),
         sampler=torch.Generator().manual_seed(config.seed),
     )
 
 
-def behaviour(state: State, obs: Any) -> Categorical:
+def behavior(state: State, obs: Any) -> Categorical:
     """b = (1 - ε) π + ε · uniform over the actions that are not masked."""
     target = state.network.policy(obs)
     allowed = (target.logits > torch.finfo(target.logits.dtype).min).float()
@@ -132,30 +133,30 @@ def behaviour(state: State, obs: Any) -> Categorical:
 
 @torch.inference_mode()
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: drawn from the behaviour if `explore`, else the mode of the target."""
-    return behaviour(state, obs).sample(state.generator) if explore else state.network.policy(obs).mode(), {}, carry
+    """An action for every row of `obs`: drawn from the behavior if `explore`, else the mode of the target."""
+    return behavior(state, obs).sample(state.generator) if explore else state.network.policy(obs).mode(), {}, carry
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`unroll_steps` of every world from `obs` on, by the behaviour; returns them and the observation to go on from.
+    """`rollout_steps` of every world from `obs` on, by the behavior; returns them and the observation to go on from.
 
-    The rows have the behaviour's `logprob`, and every one its successor, `extras["next_obs"]`. The last one is cut:
+    The rows have the behavior's `logprob`, and every one its successor, `extras["next_obs"]`. The last one is cut:
     wherever the segment lies in a replay, no trace leaves it.
     """
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
     state.step += unroll.rows.reward.numel()
     batch = unroll.rows
     cut = batch.cut.clone()
     cut[:, -1] = 1
-    logprob = behaviour(state, batch.obs).logp(batch.action)
+    logprob = behavior(state, batch.obs).logp(batch.action)
     extras = {"next_obs": collect.successor_obs(unroll)}
     return batch.replace(cut=cut, logprob=logprob, extras=extras), unroll.last
 
 
 def losses(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
-    """`(actor's loss, critic's loss, [entropy, mean ρ])` of rows `[B, T]` that any behaviour acted."""
+    """`(actor's loss, critic's loss, [entropy, mean ρ])` of rows `[B, T]` that any behavior acted."""
     config, network, mask = state.config, state.network, batch.mask
     assert batch.logprob is not None and mask is not None
     real = mask > 0
@@ -179,7 +180,7 @@ def losses(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
     """One step of the actor and one of the critic, from the same values; `progress` in [0, 1] anneals the former's."""
     config = state.config
-    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     for group in state.policy_optimizer.param_groups:
         group["lr"] = rate
     policy_loss, value_loss, watched = losses(state, batch)
@@ -194,10 +195,10 @@ def learn(state: State, batch: Trajectory) -> dict[str, float]:
     config = state.config
     progress = max(state.step - batch.reward.numel(), 0) / config.steps
     metrics = update(state, batch, progress)
-    if config.replays:
+    if config.replay_ratio:
         state.replay.add(batch.map(lambda x: x.cpu()))
-    for _ in range(config.replays):
-        old = state.replay.sample(config.num_envs, config.unroll_steps, state.sampler)
+    for _ in range(config.replay_ratio):
+        old = state.replay.sample(config.num_envs, config.rollout_steps, state.sampler)
         metrics = update(state, old.map(lambda x: x.to(state.generator.device)), progress)
     return metrics
 
@@ -206,7 +207,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act a little, learn from it and from what is remembered, until `steps`. A given state starts new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     obs = env.reset(config.seed + state.step)
@@ -217,7 +218,7 @@ def train(
 
 
 def _check(config: Config) -> None:
-    errors.at_least(1, config, "num_envs", "unroll_steps", "replay_segments")
+    errors.at_least(1, config, "num_envs", "rollout_steps", "replay_segments")
     if not 0 <= config.epsilon <= 1:
         raise UserError(f"epsilon is a share of actions and must lie in [0, 1], not at {config.epsilon}.")
     if config.max_ratio < 1:

@@ -1,21 +1,21 @@
 """PPG: Phasic Policy Gradient, Cobbe et al. 2020 (arXiv:2009.04416).
 
-Policy and value have networks of their own, so that neither objective disturbs the other. What the value has learnt
+Policy and value have networks of their own, so that neither objective disturbs the other. What the value has learned
 about features is carried into the policy's network in a phase apart, through a second value head on it:
 
     policy phase, N_π times (algorithm 1; each is an iteration of PPO with two networks):
-        maximise over π  E_t[ min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) ] + β_S E_t[ H(π(·|s_t)) ],   E_π epochs
-        minimise over V  E_t[ ½ (V(s_t) - G_t)² ],                                                E_V epochs
+        maximize over π  E_t[ min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) ] + β_S E_t[ H(π(·|s_t)) ],   E_π epochs
+        minimize over V  E_t[ ½ (V(s_t) - G_t)² ],                                                E_V epochs
     auxiliary phase, E_aux epochs over all rows of the N_π iterations:
-        minimise over π  E_t[ ½ (V_π(s_t) - G_t)² ] + β_clone E_t[ KL(π_old(·|s_t) ‖ π(·|s_t)) ],  the joint loss
-        minimise over V  E_t[ ½ (V(s_t) - G_t)² ]
+        minimize over π  E_t[ ½ (V_π(s_t) - G_t)² ] + β_clone E_t[ KL(π_old(·|s_t) ‖ π(·|s_t)) ],  the joint loss
+        minimize over V  E_t[ ½ (V(s_t) - G_t)² ]
 
 where V_π is the auxiliary head and π_old the policy at the beginning of the phase.
 
 What is kept: two networks ("dual"), the defaults of the paper's table A (Procgen) for every coefficient, advantages
-normalised over the batch, an optimiser of its own for the auxiliary phase as in the authors' code. Otherwise than
+normalized over the batch, an optimizer of its own for the auxiliary phase as in the authors' code. Otherwise than
 there: auxiliary minibatches are of rows, not of segments, which is the same without a recurrent network; a time limit
-is no termination. Left out: the shared and the detached architecture of §3.5; the layers with normalised weights and
+is no termination. Left out: the shared and the detached architecture of §3.5; the layers with normalized weights and
 the two trunks of IMPALA's network at Procgen's settings: `images` "impala" is our own one.
 """
 
@@ -34,13 +34,14 @@ from foresight import errors
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
-from foresight.nets import encoders, heads, normalize, optim
+from foresight.nets import encoders, heads, normalize
 from foresight.nets.actor_critic import ActorCritic, Apart, Shared
 from foresight.ops import advantage, diagnostics, kl, policy, returns, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance", "auxiliary_loss")
 
@@ -52,14 +53,14 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together; the paper: 100M
     seed: int = 0
     num_envs: int = 8  # worlds stepped together (runtime makes the env with it); the paper: 4 workers x 64
-    unroll_steps: int = 256  # steps of each world between two updates
+    rollout_steps: int = 256  # steps of each world between two updates
     policy_iterations: int = 32  # N_π, between two auxiliary phases
     policy_epochs: int = 1  # E_π
     value_epochs: int = 1  # E_V
     auxiliary_epochs: int = 6  # E_aux
     minibatches: int = 8  # gradient steps in an epoch of the policy phase
     auxiliary_minibatches: int = 16  # gradient steps in an epoch of the auxiliary phase, for each iteration in it
-    learning_rate: float = 5e-4  # Adam, of all three optimisers
+    learning_rate: float = 5e-4  # Adam, of all three optimizers
     gamma: float = 0.999  # discount a step
     gae_lambda: float = 0.95  # of the advantages
     clip_ratio: float = 0.2  # ε
@@ -92,7 +93,7 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimisers and generators. Raises UserError for spaces and settings that cannot be worked with."""
+    """Networks, optimizers and generators. Raises UserError for spaces and settings that cannot be worked with."""
     _check(config)
     require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
@@ -122,10 +123,10 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`unroll_steps` of every world from `obs` on, with `logprob` and values; and the observation to go on from."""
+    """`rollout_steps` of every world from `obs` on, with `logprob` and values; and the observation to go on from."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
     batch = unroll.rows
     state.step += batch.reward.numel()
     output, values = network(batch.obs)
@@ -221,7 +222,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Iterations of the policy phase, with auxiliary phases between them, until `steps`. A given state goes on."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     if state.reward_scaler is not None:
@@ -234,12 +235,12 @@ def train(
 
 
 def _check(config: Config) -> None:
-    whole = ("num_envs", "unroll_steps", "policy_iterations", "policy_epochs", "value_epochs", "minibatches")
+    whole = ("num_envs", "rollout_steps", "policy_iterations", "policy_epochs", "value_epochs", "minibatches")
     errors.at_least(1, config, *whole, "auxiliary_minibatches")
     if config.auxiliary_epochs < 0:
         raise UserError(f"auxiliary_epochs must not be negative, but it is {config.auxiliary_epochs}.")
-    rows = config.num_envs * config.unroll_steps
+    rows = config.num_envs * config.rollout_steps
     if config.minibatches > rows:
         raise UserError(
-            f"{config.minibatches} minibatches need as many rows; {rows} (num_envs x unroll_steps) are too few."
+            f"{config.minibatches} minibatches need as many rows; {rows} (num_envs x rollout_steps) are too few."
         )

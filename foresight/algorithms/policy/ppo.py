@@ -1,24 +1,24 @@
 """PPO: Proximal Policy Optimization Algorithms, Schulman et al. 2017 (arXiv:1707.06347).
 
-    maximise  E_t[ min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) ]  -  c₁ E_t[ ½ (V(s_t) - G_t)² ]  +  c₂ E_t[ H(π(·|s_t)) ]
+    maximize  E_t[ min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) ]  -  c₁ E_t[ ½ (V(s_t) - G_t)² ]  +  c₂ E_t[ H(π(·|s_t)) ]
 
-where ρ_t = π(a_t|s_t) / π_old(a_t|s_t), A is generalised advantage estimation and G = A + V_old.
+where ρ_t = π(a_t|s_t) / π_old(a_t|s_t), A is generalized advantage estimation and G = A + V_old.
 
 What is kept of "The 37 Implementation Details of PPO" (Huang et al. 2022), by their numbers:
-  1  vectorised worlds in segments of fixed length, which cut episodes       `rollout`
+  1  vectorized worlds in segments of fixed length, which cut episodes       `rollout`
   2  orthogonal weights: √2 in the body, 0.01 for the policy, 1 for the value  `nets.heads`, `nets.mlp`
   3  Adam with ε = 1e-5                                                       `build`
-  4  learning rate annealed linearly to 0                                     `anneal`
+  4  learning rate annealed linearly to 0                                     `anneal_lr`
   5  GAE with the value as bootstrap, G = A + V_old                           `ops.returns.gae`
   6  shuffled minibatches that together cover every row, several epochs       `Trajectory.minibatches`
-  7  advantages normalised in every minibatch                                 `normalize_advantage`
+  7  advantages normalized in every minibatch                                 `normalize_advantage`
   8  clipped surrogate                                                        `ops.policy.clipped_surrogate`
   9  clipped value loss (an option: `clip_value`)                             `ops.value.clipped_loss`
   10 one loss: policy, value and entropy                                      `objective`
   11 global gradient norm clipped to 0.5                                      `max_grad_norm`
   12 losses, entropy, clip fraction and k3 KL as numbers to watch             `WATCHED`
   13 a trunk each for policy and value (vectors), one for both (pixels: 21)   `nets.actor_critic`
-  14 to 20, the Atari set (no-ops, skip, lives, fire, 84x84 grey, sign of the reward, 4 frames)  `envs.atari`
+  14 to 20, the Atari set (no-ops, skip, lives, fire, 84x84 gray, sign of the reward, 4 frames)  `envs.control.atari`
   22 bytes scaled to [0, 1]                                                   `nets.conv`
   23 to 25 normal actions, state-independent log-std, independent dims        `nets.outputs.Normal`
   27 the world clips an action to its bounds; the learner keeps what it drew  `envs.base.Spaces`
@@ -47,13 +47,15 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
-from foresight.nets import encoders, heads, memory, normalize, optim, precision
-from foresight.nets.memory import MemoryActorCritic
+from foresight.nets import encoders, heads, normalize, precision
+from foresight.nets.sequence import memory
+from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.ops import advantage, diagnostics, fused, kl, policy, returns, schedules, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance")
 WATCHED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # in every minibatch; detail 12
@@ -66,11 +68,11 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 8  # worlds stepped together (runtime makes the env with it); Huang et al., detail 1
-    unroll_steps: int = 128  # steps of each world between two updates (the paper's T)
+    rollout_steps: int = 128  # steps of each world between two updates (the paper's T)
     epochs: int = 4  # passes over each rollout
     minibatches: int = 4  # gradient steps in a pass
     learning_rate: float = 3e-4  # Adam, table 3
-    anneal: bool = True  # learning rate linearly to 0; detail 4
+    anneal_lr: bool = True  # learning rate linearly to 0; detail 4
     gamma: float = 0.99  # discount a step, table 3
     gae_lambda: float = 0.95  # table 3
     clip_ratio: float = 0.2  # ε, table 3
@@ -86,7 +88,7 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; §6.1
     activation: str = "tanh"  # §6.1
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
-    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.memory
+    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.sequence.memory
     memory_size: int = 64  # features of the memory
     memory_layers: int = 1  # of the memory
     memory_heads: int = 4  # of the attention
@@ -112,7 +114,7 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Network, optimiser and generators. Raises UserError for spaces and settings that PPO cannot work with."""
+    """Network, optimizer and generators. Raises UserError for spaces and settings that PPO cannot work with."""
     _check(config)
     require_end(spaces, config.gamma)
     halved = precision.dtype(config.precision, device) is not None
@@ -146,7 +148,7 @@ reset_carry = memory.forget
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajectory, Any, Any]:
-    """`unroll_steps` of every world from `obs` on, evaluated; and the observation and the memory to go on from."""
+    """`rollout_steps` of every world from `obs` on, evaluated; and the observation and the memory to go on from."""
     if carry is None:
         carry = state.network.initial(env.num_envs)
 
@@ -154,7 +156,9 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajec
         output, carry = state.network.step(obs, carry)
         return output.sample(state.generator), {}, carry
 
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, state.generator.device, state.episodes, carry)
+    unroll = collect.segment(
+        env, obs, choose, state.config.rollout_steps, state.generator.device, state.episodes, carry
+    )
     state.step += unroll.rows.reward.numel()
     return evaluate(state, unroll), unroll.last, unroll.carry
 
@@ -190,7 +194,7 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[]
     if isinstance(network, MemoryActorCritic):
         output, values, _ = network.read(batch.obs, batch.extras["carry"], batch.extras["start"])
         logprob, entropies, predicted = output.logp(batch.action), output.entropy(), values.value
-        if batch.mask is not None:  # sequences are read whole, but only real rows are learnt from
+        if batch.mask is not None:  # sequences are read whole, but only real rows are learned from
             columns = (logprob, entropies, predicted, gain, target, old_logprob, old_value)
             real = batch.mask > 0
             logprob, entropies, predicted, gain, target, old_logprob, old_value = (x[real] for x in columns)
@@ -215,7 +219,7 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[]
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
     """Epochs of clipped gradient steps on one evaluated rollout; `progress` in [0, 1] anneals rate and clip range."""
     config = state.config
-    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     clip = schedules.linear(progress, config.clip_ratio, 0.0) if config.anneal_clip else config.clip_ratio
     for group in state.optimizer.param_groups:
         group["lr"] = rate
@@ -227,11 +231,11 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
     extras = {**batch.extras, "advantage": gain, "target": target}
-    learnt = batch.replace(mask=None, next_value=None, extras=extras)
+    learned = batch.replace(mask=None, next_value=None, extras=extras)
     if config.memory is not None:  # minibatches of whole sequences
-        rows = learnt if mask.all() else learnt.replace(mask=mask)
+        rows = learned if mask.all() else learned.replace(mask=mask)
     else:
-        rows = learnt.map(lambda x: x.flatten(0, 1))
+        rows = learned.map(lambda x: x.flatten(0, 1))
         if not mask.all():
             real = mask.flatten() > 0
             rows = rows.map(lambda x: x[real])
@@ -256,7 +260,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, evaluate, update, until `steps`. A given state goes on with new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     if state.reward_scaler is not None:
@@ -270,11 +274,11 @@ def train(
 
 
 def _check(config: Config) -> None:
-    errors.at_least(1, config, "num_envs", "unroll_steps", "epochs", "minibatches")
-    rows = config.num_envs * config.unroll_steps
+    errors.at_least(1, config, "num_envs", "rollout_steps", "epochs", "minibatches")
+    rows = config.num_envs * config.rollout_steps
     if config.minibatches > rows:
         raise UserError(
-            f"{config.minibatches} minibatches need as many rows; {rows} (num_envs x unroll_steps) are too few."
+            f"{config.minibatches} minibatches need as many rows; {rows} (num_envs x rollout_steps) are too few."
         )
     if config.memory is not None and config.minibatches > config.num_envs:
         raise UserError(

@@ -1,9 +1,9 @@
 """QAC: Policy Gradient Methods for Reinforcement Learning with Function Approximation, Sutton et al. 2000.
 
     actor    ∇J(θ) = E_π[ q_w(s_t, a_t) ∇log π_θ(a_t|s_t) ]
-    critic   minimise over w  E_π[ ½ (q_w(s_t, a_t) - G_t)² ],   G_t = r_t + γ q_w(s_{t+1}, a_{t+1}), a constant
+    critic   minimize over w  E_π[ ½ (q_w(s_t, a_t) - G_t)² ],   G_t = r_t + γ q_w(s_{t+1}, a_{t+1}), a constant
 
-The simplest actor-critic: the policy gradient theorem with the action value learnt by Sarsa beside the policy, on two
+The simplest actor-critic: the policy gradient theorem with the action value learned by Sarsa beside the policy, on two
 time scales (Konda & Tsitsiklis 2000, "Actor-Critic Algorithms"; Zhao 2025, *Mathematical Foundations of Reinforcement
 Learning*, algorithm 10.1). No baseline is subtracted from q, which is why its gradient is noisy; `a2c` has one.
 
@@ -31,13 +31,14 @@ from torch import Tensor, nn
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
-from foresight.nets import encoders, optim
+from foresight.nets import encoders
 from foresight.nets.actor_critic import ActorCritic
 from foresight.ops import policy, returns, schedules, targets, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "value_loss")
 
@@ -49,10 +50,10 @@ class Config:
     steps: int = 200_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 8  # worlds stepped together (runtime makes the env with it)
-    unroll_steps: int = 16  # steps of each world between two updates
+    rollout_steps: int = 16  # steps of each world between two updates
     learning_rate: float = 1e-3  # Adam, of the actor: the slower time scale
-    anneal: bool = False  # learning rate of the actor linearly to 0
-    value_rate: float = 3e-3  # Adam, of the critic: the faster one
+    anneal_lr: bool = False  # learning rate of the actor linearly to 0
+    value_learning_rate: float = 3e-3  # Adam, of the critic: the faster one
     gamma: float = 0.99  # discount a step
     trace_lambda: float = 0.0  # λ of the critic's target; 0 is Sarsa
     all_actions: bool = False  # the actor's gradient summed over all actions; Allen et al. 2017
@@ -78,8 +79,8 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimisers and generator. Raises UserError for spaces and settings that cannot be worked with."""
-    errors.at_least(1, config, "num_envs", "unroll_steps")
+    """Networks, optimizers and generator. Raises UserError for spaces and settings that cannot be worked with."""
+    errors.at_least(1, config, "num_envs", "rollout_steps")
     require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(
@@ -88,7 +89,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head = encoders.policy_head(spaces.action)
-        body = encoders.apart_body(
+        body = encoders.separate_body(
             spaces.obs,
             outputs=(head.width, head.width),
             gains=(0.01, 1.0),
@@ -101,7 +102,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         config,
         network,
         torch.optim.Adam(network.policy_parameters(), lr=config.learning_rate),
-        torch.optim.Adam(network.value_parameters(), lr=config.value_rate),
+        torch.optim.Adam(network.value_parameters(), lr=config.value_learning_rate),
         generator=torch.Generator(device).manual_seed(config.seed),
     )
 
@@ -121,10 +122,10 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`unroll_steps` of every world from `obs` on; `value` is q(s_t, a_t), `next_value` that of the next pair."""
+    """`rollout_steps` of every world from `obs` on; `value` is q(s_t, a_t), `next_value` that of the next pair."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
     state.step += unroll.rows.reward.numel()
     taken = targets.taken(q_values(network, unroll.rows.obs), unroll.rows.action)
     next_value = collect.successors(
@@ -156,7 +157,7 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     """One step of the actor and one of the critic, both with the old q; `progress` in [0, 1] anneals the actor's."""
     config, mask = state.config, batch.mask
     assert batch.next_value is not None and mask is not None
-    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     for group in state.policy_optimizer.param_groups:
         group["lr"] = rate
     target = returns.lambda_return(
@@ -176,7 +177,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act a little, update both once, until `steps`. A given state goes on with new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     obs = env.reset(config.seed + state.step)

@@ -34,12 +34,13 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
-from foresight.nets import encoders, heads, optim
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
+from foresight.nets import encoders, heads
 from foresight.nets.actor_critic import ActorCritic
 from foresight.ops import advantage, policy, returns, schedules, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "value_loss")
 FORMS = ("trajectory", "reward_to_go", "baseline")
@@ -53,13 +54,13 @@ class Config:
     seed: int = 0
     num_envs: int = 8  # episodes in a batch, one of each world
     form: str = "baseline"  # "trajectory", "reward_to_go" or "baseline"
-    longest: int = 1000  # steps after which an episode counts as cut by a time limit
+    max_episode_steps: int = 1000  # steps after which an episode counts as cut by a time limit
     gamma: float = 0.99  # discount a step
     weigh_time: bool = False  # the factor γᵗ; Sutton & Barto 2018, §13.3
-    normalize: bool = False  # ψ to mean 0 and standard deviation 1 over the batch; practice, biased
+    normalize_advantage: bool = False  # ψ to mean 0 and standard deviation 1 over the batch; practice, biased
     learning_rate: float = 3e-3  # Adam, of the policy
-    anneal: bool = False  # learning rate of the policy linearly to 0
-    value_rate: float = 1e-2  # Adam, of the baseline
+    anneal_lr: bool = False  # learning rate of the policy linearly to 0
+    value_learning_rate: float = 1e-2  # Adam, of the baseline
     value_steps: int = 10  # gradient steps of the baseline, on the whole batch, after each step of the policy
     entropy_coef: float = 0.0  # weight of the entropy of every row
     max_grad_norm: float = 0.5  # SLM-Lab's reinforce_cartpole
@@ -84,14 +85,14 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Network, optimisers and generator. Raises UserError for spaces and settings that cannot be worked with."""
+    """Network, optimizers and generator. Raises UserError for spaces and settings that cannot be worked with."""
     _check(config)
     if config.form == "baseline":
         require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
-        body = encoders.apart_body(
+        body = encoders.separate_body(
             spaces.obs,
             outputs=(head.width, value_head.width),
             gains=(0.01, 1.0),
@@ -104,7 +105,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         config,
         network,
         torch.optim.Adam(network.policy_parameters(), lr=config.learning_rate),
-        torch.optim.Adam(network.value_parameters(), lr=config.value_rate),
+        torch.optim.Adam(network.value_parameters(), lr=config.value_learning_rate),
         generator=torch.Generator(device).manual_seed(config.seed),
     )
 
@@ -121,7 +122,7 @@ def rollout(state: State, env: Env) -> Trajectory:
     """One whole episode of every world `[B, T]`; `mask` says where it is over. Valued only if there is a baseline."""
     config, device = state.config, state.generator.device
     choose = functools.partial(act, state, explore=True)
-    unroll = collect.episodes(env, config.seed + state.step, choose, config.longest, device, state.episodes)
+    unroll = collect.episodes(env, config.seed + state.step, choose, config.max_episode_steps, device, state.episodes)
     state.step += unroll.rows.reward.numel()
     if config.form != "baseline":
         return unroll.rows
@@ -158,11 +159,11 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     """One step of the policy on a batch of episodes, then some of the baseline; `progress` in [0, 1] anneals."""
     config, mask = state.config, batch.mask
     assert mask is not None
-    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal else config.learning_rate
+    rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     for group in state.policy_optimizer.param_groups:
         group["lr"] = rate
     psi, target = weights(config, batch)
-    if config.normalize:
+    if config.normalize_advantage:
         psi = advantage.normalize(psi, mask)
     real = mask > 0
     rows, psi, target = batch.map(lambda x: x[real]), psi[real], target[real]
@@ -182,7 +183,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Whole episodes, then one step of the policy, until `steps`. A given state goes on with new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     while state.step < config.steps:
@@ -192,6 +193,6 @@ def train(
 
 
 def _check(config: Config) -> None:
-    errors.at_least(1, config, "num_envs", "longest", "value_steps")
+    errors.at_least(1, config, "num_envs", "max_episode_steps", "value_steps")
     if config.form not in FORMS:
         raise errors.unknown("form of REINFORCE", config.form, FORMS)

@@ -1,13 +1,13 @@
 """SAC: Soft Actor-Critic algorithms and applications, Haarnoja et al. 2018 (arXiv:1812.05905).
 
-    critics      minimise  E[ ½ (Q_i(s, a) - y)² ],  y = r + γ ( min_j Q⁻_j(s', a') - α log π(a'|s') ),  a' ~ π(s')
-    policy       minimise  E[ α log π(a|s) - min_j Q_j(s, a) ],  a ~ π(s), through a = tanh(μ(s) + σ(s) ε)
-    temperature  minimise  E[ -log α (log π(a|s) + H̄) ]
+    critics      minimize  E[ ½ (Q_i(s, a) - y)² ],  y = r + γ ( min_j Q⁻_j(s', a') - α log π(a'|s') ),  a' ~ π(s')
+    policy       minimize  E[ α log π(a|s) - min_j Q_j(s, a) ],  a ~ π(s), through a = tanh(μ(s) + σ(s) ε)
+    temperature  minimize  E[ -log α (log π(a|s) + H̄) ]
 
 where (s, a, r, s') come from replay and Q⁻ follows Q slowly: Q⁻ ← Q⁻ + τ (Q - Q⁻).
 
 What is kept: two critics and their minimum (§5), the squashed normal with the correction of its density (appendix C),
-which is computed where it is exact, the reparametrised policy gradient (eq. 9), and the automatic temperature (§5).
+which is computed where it is exact, the reparametrized policy gradient (eq. 9), and the automatic temperature (§5).
 Actions are measured in (-1, 1) whatever the bounds of the world, so H̄ = -dim(A) means the same everywhere.
 
 Otherwise than there: the temperature's loss is in log α (as in the authors' code); a time limit is no termination,
@@ -32,14 +32,15 @@ from foresight import errors
 from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Unroll
 from foresight.errors import UserError
-from foresight.nets import memory, optim
 from foresight.nets.critics import Critics, Seen, SquashedActor, reader, sample, see, trunk
+from foresight.nets.sequence import memory
 from foresight.ops import fused, policy, schedules, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "q", "alpha", "entropy")
 ACTING = ("actor", "critics")  # the fields of State that actors are sent
@@ -53,31 +54,31 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 1  # worlds stepped together
-    unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
+    rollout_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
     max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 3e-4  # Adam, for critics, policy and temperature; table 1
-    anneal: bool = False  # learning rate linearly to 0
+    anneal_lr: bool = False  # learning rate linearly to 0
     batch_size: int = 256  # transitions of a gradient step; table 1
     replay_size: int = 1_000_000  # rows that are kept; table 1
     learning_starts: int = 10_000  # env steps with random actions, before the first update; the authors' code
     train_every: int = 1  # env steps between updates; table 1
-    updates: int = 1  # gradient steps of each update; table 1
+    gradient_steps: int = 1  # gradient steps of each update; table 1
     gamma: float = 0.99  # discount a step; table 1
     tau: float = 0.005  # how far the target critics move in each update; table 1
     n_steps: int = 1  # rewards before the bootstrap
-    alpha: float = 1.0  # temperature at the start, in reward a nat
-    learn_alpha: bool = True  # whether it is learnt; §5
+    entropy_temperature: float = 1.0  # temperature at the start, in reward a nat
+    learn_temperature: bool = True  # whether it is learned; §5
     target_entropy: float | None = None  # H̄ in nats; None: -1 for each action dim (table 1)
     hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics; table 1
     activation: str = "relu"  # of those layers; table 1
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
-    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.memory
+    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
     memory_size: int = 64  # features of the memory
     memory_layers: int = 1  # of the memory
     memory_heads: int = 4  # of the attention
     memory_window: int = 64  # env steps that attention sees before the present one
     backbone: str = "shared"  # whose memory: "shared" by both, "separate" ones, "actor" or "critic" alone
-    sequence: int = 16  # rows that follow each other in a batch, where there is a memory
+    sequence_length: int = 16  # rows that follow each other in a batch, where there is a memory
     burn_in: int = 16  # rows read before them to fill the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
     threads: int = 1  # of torch, on a CPU; 0 is one a core
 
@@ -103,7 +104,7 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimisers and replay. Raises UserError for spaces and settings that SAC cannot work with."""
+    """Networks, optimizers and replay. Raises UserError for spaces and settings that SAC cannot work with."""
     _check(config)
     require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
@@ -119,7 +120,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         own = None if config.backbone == "shared" else trunk(spaces.obs, config.images, shapes["actor"])
         actor = SquashedActor(critics.size, spaces.action, "SAC", config.hidden, config.activation, own).to(device)
     optim.track(target, critics)
-    log_alpha = nn.Parameter(torch.tensor(config.alpha, device=device).log())
+    log_alpha = nn.Parameter(torch.tensor(config.entropy_temperature, device=device).log())
     rate = config.learning_rate
     return State(
         config,
@@ -161,11 +162,11 @@ def restart(state: State) -> None:
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll, Any, Any]:
-    """`unroll_steps` of every world from `obs` on; and the observation and the memory to go on from."""
+    """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
     if carry is None:
         carry = reader(state).initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes, carry)
+    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
     state.step += unroll.rows.reward.numel()
     return dataclasses.replace(unroll, first=None, carry=None, final_carry=None), unroll.last, unroll.carry
 
@@ -193,7 +194,7 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     """One gradient step of critics, policy and temperature, and one move of the target critics."""
     config, actor, critics = state.config, state.actor, state.critics
     alpha = state.log_alpha.detach().exp()
-    if config.anneal:
+    if config.anneal_lr:
         for optimizer in (state.actor_optimizer, state.critic_optimizer, state.alpha_optimizer):
             optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
 
@@ -206,7 +207,7 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     optim.step(state.actor_optimizer, (alpha * logp - judged).mean().backward)
 
     entropy = -logp.detach().mean()
-    if config.learn_alpha:
+    if config.learn_temperature:
         wanted = -float(actor.dims) if config.target_entropy is None else config.target_entropy
         optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, wanted).backward)
     optim.track(state.target, critics, config.tau)
@@ -220,9 +221,9 @@ def learn(state: State, unroll: Unroll) -> dict[str, float]:
     metrics: dict[str, float] = {}
     before = state.step - unroll.rows.reward.numel()
     collect.remember(state.replay, unroll)
-    needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence + 1
+    needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence_length + 1
     if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
-        for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
+        for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
             metrics = update(state, sample(state))
     return metrics
 
@@ -231,7 +232,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, remember, update, until `steps`. A given state goes on with new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     restart(state)
@@ -248,12 +249,12 @@ def train(
 def _check(config: Config) -> None:
     errors.at_least(0, config, "max_lag")
     errors.at_least(
-        1, config, "num_envs", "unroll_steps", "batch_size", "replay_size", "train_every", "updates", "n_steps"
+        1, config, "num_envs", "rollout_steps", "batch_size", "replay_size", "train_every", "gradient_steps", "n_steps"
     )
     errors.at_least(0, config, "burn_in")
-    errors.at_least(1, config, "sequence")
+    errors.at_least(1, config, "sequence_length")
     errors.between(0, 1, config, "gamma", "tau")
-    if config.alpha <= 0:
-        raise UserError(f"alpha, the temperature, must be above 0, not {config.alpha}.")
+    if config.entropy_temperature <= 0:
+        raise UserError(f"alpha, the temperature, must be above 0, not {config.entropy_temperature}.")
     if config.memory is not None and config.n_steps > 1:
         raise UserError(f"With a memory there are no n-step targets yet: leave n_steps at 1, not {config.n_steps}.")

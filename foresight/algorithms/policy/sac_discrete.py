@@ -1,8 +1,8 @@
 """Discrete SAC: Soft Actor-Critic for discrete action settings, Christodoulou 2019 (arXiv:1910.07207).
 
-    critics      minimise  E[ ½ (Q_i(s, a) - y)² ],  y = r + γ Σ_a' π(a'|s') ( min_j Q⁻_j(s', a') - α log π(a'|s') )
-    policy       minimise  E[ Σ_a π(a|s) ( α log π(a|s) - min_j Q_j(s, a) ) ]
-    temperature  minimise  E[ -log α Σ_a π(a|s) (log π(a|s) + H̄) ]
+    critics      minimize  E[ ½ (Q_i(s, a) - y)² ],  y = r + γ Σ_a' π(a'|s') ( min_j Q⁻_j(s', a') - α log π(a'|s') )
+    policy       minimize  E[ Σ_a π(a|s) ( α log π(a|s) - min_j Q_j(s, a) ) ]
+    temperature  minimize  E[ -log α Σ_a π(a|s) (log π(a|s) + H̄) ]
 
 where (s, a, r, s') come from replay and Q⁻ is an older copy of Q. Expectations over actions are sums, so nothing is
 sampled and no gradient goes through an action; otherwise it is `sac`.
@@ -31,15 +31,17 @@ from foresight import errors
 from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Unroll
 from foresight.errors import UserError
-from foresight.nets import memory, optim, q_network
+from foresight.nets import q_network
 from foresight.nets.critics import CategoricalActor, Critics, reader, sample, see, trunk
 from foresight.nets.encoders import mask_key
+from foresight.nets.sequence import memory
 from foresight.ops import policy, schedules, targets, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "q", "alpha", "entropy")
 ACTING = ("actor", "critics")  # the fields of State that actors are sent
@@ -53,31 +55,31 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 1  # worlds stepped together
-    unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
+    rollout_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
     max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 3e-4  # Adam, for critics, policy and temperature; appendix B
     batch_size: int = 256  # transitions of a gradient step; 64 on Atari (appendix B)
     replay_size: int = 1_000_000  # rows that are kept; appendix B
     learning_starts: int = 1_000  # env steps with random actions, before the first update; 20,000 on Atari
     train_every: int = 1  # env steps between updates; 4 on Atari (appendix B)
-    updates: int = 1  # gradient steps of each update
+    gradient_steps: int = 1  # gradient steps of each update
     gamma: float = 0.99  # discount a step; appendix B
     target_every: int = 1  # gradient steps between two moves of the target critics; 8,000 on Atari (appendix B)
     tau: float = 0.005  # how far they move; 1 copies
     n_steps: int = 1  # rewards before the bootstrap
-    alpha: float = 1.0  # temperature at the start, in reward a nat
-    learn_alpha: bool = True  # whether it is learnt; §4
+    entropy_temperature: float = 1.0  # temperature at the start, in reward a nat
+    learn_temperature: bool = True  # whether it is learned; §4
     target_entropy: float = 0.89  # H̄ as a share of log A: 0.98 in the authors' code, 0.89 in CleanRL's
     hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics
     activation: str = "relu"  # of those layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
-    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.memory
+    memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
     memory_size: int = 64  # features of the memory
     memory_layers: int = 1  # of the memory
     memory_heads: int = 4  # of the attention
     memory_window: int = 64  # env steps that attention sees before the present one
     backbone: str = "shared"  # whose memory: "shared" by both, "separate" ones, "actor" or "critic" alone
-    sequence: int = 16  # rows that follow each other in a batch, where there is a memory
+    sequence_length: int = 16  # rows that follow each other in a batch, where there is a memory
     burn_in: int = 16  # rows read before them to fill the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
     threads: int = 1  # of torch, on a CPU; 0 is one a core
 
@@ -103,7 +105,7 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimisers and replay. Raises UserError for spaces and settings that discrete SAC cannot work with."""
+    """Networks, optimizers and replay. Raises UserError for spaces and settings that discrete SAC cannot work with."""
     _check(config)
     require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "Discrete SAC", "sac or ppo")
@@ -120,7 +122,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         actor = CategoricalActor(critics.size, actions, mask_key(spaces.obs), config.hidden, config.activation, own)
         actor.to(device)
     optim.track(target, critics)
-    log_alpha = nn.Parameter(torch.tensor(config.alpha, device=device).log())
+    log_alpha = nn.Parameter(torch.tensor(config.entropy_temperature, device=device).log())
     rate = config.learning_rate
     return State(
         config,
@@ -159,11 +161,11 @@ def restart(state: State) -> None:
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll, Any, Any]:
-    """`unroll_steps` of every world from `obs` on; and the observation and the memory to go on from."""
+    """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
     if carry is None:
         carry = reader(state).initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes, carry)
+    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
     state.step += unroll.rows.reward.numel()
     return dataclasses.replace(unroll, first=None, carry=None, final_carry=None), unroll.last, unroll.carry
 
@@ -189,7 +191,7 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     actor_loss = -targets.expected(judged, chosen.mean()).mean() - alpha * entropy
     optim.step(state.actor_optimizer, actor_loss.backward)
 
-    if config.learn_alpha:
+    if config.learn_temperature:
         wanted = config.target_entropy * math.log(actor.actions)
         optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, wanted).backward)
     state.gradient_steps += 1
@@ -205,9 +207,9 @@ def learn(state: State, unroll: Unroll) -> dict[str, float]:
     metrics: dict[str, float] = {}
     before = state.step - unroll.rows.reward.numel()
     collect.remember(state.replay, unroll)
-    needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence + 1
+    needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence_length + 1
     if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
-        for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
+        for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
             metrics = update(state, sample(state))
     return metrics
 
@@ -216,7 +218,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, remember, update, until `steps`. A given state goes on with new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     restart(state)
@@ -236,18 +238,18 @@ def _check(config: Config) -> None:
         1,
         config,
         "num_envs",
-        "unroll_steps",
+        "rollout_steps",
         "batch_size",
         "replay_size",
         "train_every",
-        "updates",
+        "gradient_steps",
         "target_every",
         "n_steps",
     )
     errors.at_least(0, config, "burn_in")
-    errors.at_least(1, config, "sequence")
+    errors.at_least(1, config, "sequence_length")
     errors.between(0, 1, config, "gamma", "tau")
-    if config.alpha <= 0:
-        raise UserError(f"alpha, the temperature, must be above 0, not {config.alpha}.")
+    if config.entropy_temperature <= 0:
+        raise UserError(f"alpha, the temperature, must be above 0, not {config.entropy_temperature}.")
     if config.memory is not None and config.n_steps > 1:
         raise UserError(f"With a memory there are no n-step targets yet: leave n_steps at 1, not {config.n_steps}.")

@@ -1,6 +1,6 @@
 """TRPO: Trust Region Policy Optimization, Schulman et al. 2015 (arXiv:1502.05477).
 
-    maximise over θ  L(θ) = E_t[ π_θ(a_t|s_t) / π_old(a_t|s_t) · A_t ]   subject to   E_t[ KL(π_old ‖ π_θ) ] ≤ δ
+    maximize over θ  L(θ) = E_t[ π_θ(a_t|s_t) / π_old(a_t|s_t) · A_t ]   subject to   E_t[ KL(π_old ‖ π_θ) ] ≤ δ
 
 One step of the paper (appendix C):
   1  g = ∇L at θ_old, and the Fisher matrix F, the Hessian of the mean KL there; only products F v are ever computed
@@ -11,7 +11,7 @@ One step of the paper (appendix C):
 
 What is kept: the single-path estimate of the objective (§5.1), the average KL (eq. 12), the line search on the true
 constraint. Otherwise than there: advantages by GAE with a value network fitted by Adam between the steps (Schulman et
-al. 2016, arXiv:1506.02438, fits it by a trust region too), normalised over the batch as in all later codes; the Fisher
+al. 2016, arXiv:1506.02438, fits it by a trust region too), normalized over the batch as in all later codes; the Fisher
 matrix is the Hessian of the KL by double differentiation, which equals the paper's JᵀMJ at θ_old. Left out: the "vine"
 estimate (§5.2), which needs a world that can be put back into a state.
 
@@ -32,13 +32,14 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
-from foresight.nets import encoders, heads, normalize, optim
+from foresight.nets import encoders, heads, normalize
 from foresight.nets.actor_critic import ActorCritic
 from foresight.ops import advantage, diagnostics, natural, policy, returns, value
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "kl", "explained_variance")
 
@@ -50,7 +51,7 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 2  # worlds stepped together (runtime makes the env with it)
-    unroll_steps: int = 1024  # steps of each world between two updates
+    rollout_steps: int = 1024  # steps of each world between two updates
     gamma: float = 0.99  # discount a step; the paper, table 1
     gae_lambda: float = 0.95  # contrib
     target_kl: float = 0.01  # δ, in nats; the paper, table 1
@@ -60,7 +61,7 @@ class Config:
     backtracks: int = 10  # points that the line search tries
     backtrack_factor: float = 0.8  # from one to the next; contrib
     normalize_advantage: bool = True  # contrib
-    value_rate: float = 1e-3  # Adam, of the value network; contrib
+    value_learning_rate: float = 1e-3  # Adam, of the value network; contrib
     value_epochs: int = 10  # passes of the value network over each rollout; contrib
     value_batch: int = 128  # rows of a minibatch of these; contrib
     normalize_obs: bool = False  # running mean and std, clip to ±10
@@ -87,13 +88,13 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser and generators. Raises UserError for spaces and settings that cannot be worked with."""
+    """Networks, optimizer and generators. Raises UserError for spaces and settings that cannot be worked with."""
     _check(config)
     require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
-        body = encoders.apart_body(
+        body = encoders.separate_body(
             spaces.obs,
             outputs=(head.width, value_head.width),
             gains=(0.01, 1.0),
@@ -107,7 +108,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     return State(
         config,
         network,
-        torch.optim.Adam(network.value_parameters(), lr=config.value_rate),
+        torch.optim.Adam(network.value_parameters(), lr=config.value_learning_rate),
         generator=torch.Generator(device).manual_seed(config.seed),
         shuffler=torch.Generator().manual_seed(config.seed),
         reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
@@ -123,10 +124,10 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`unroll_steps` of every world from `obs` on, with values; returns them and the observation to go on from."""
+    """`rollout_steps` of every world from `obs` on, with values; returns them and the observation to go on from."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
     state.step += unroll.rows.reward.numel()
     values = network.value(unroll.rows.obs).value
     next_value = collect.successors(unroll, values, lambda x, _: network.value(x).value)
@@ -216,8 +217,8 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
     real = mask > 0
-    learnt = batch.replace(mask=None, next_value=None)
-    rows, gain, target = learnt.map(lambda x: x[real]), gain[real], target[real]
+    learned = batch.replace(mask=None, next_value=None)
+    rows, gain, target = learned.map(lambda x: x[real]), gain[real], target[real]
     if config.normalize_advantage:
         gain = advantage.normalize(gain)
 
@@ -234,7 +235,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, step, fit, until `steps`. A given state goes on with new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     if state.reward_scaler is not None:
@@ -253,7 +254,7 @@ def _put(parameters: Sequence[Tensor], vector: Tensor) -> None:
 
 
 def _check(config: Config) -> None:
-    whole = ("num_envs", "unroll_steps", "cg_iterations", "subsample", "backtracks", "value_epochs", "value_batch")
+    whole = ("num_envs", "rollout_steps", "cg_iterations", "subsample", "backtracks", "value_epochs", "value_batch")
     errors.at_least(1, config, *whole)
     if not config.target_kl > 0:
         raise UserError(f"target_kl is the size of the trust region and must be above 0, not {config.target_kl}.")

@@ -1,8 +1,8 @@
 """AlphaGo: Mastering the game of Go with deep neural networks and tree search, Silver et al. 2016 (Nature 529).
 
-    p_σ:  maximise  log p_σ(a | s)              over the moves of experts
+    p_σ:  maximize  log p_σ(a | s)              over the moves of experts
     p_ρ:  Δρ ∝ Σ_t ∇ log p_ρ(a_t | s_t) (z_t - b)     over games against earlier p_ρ, from p_σ on
-    v_θ:  minimise  (z - v_θ(s))²               over one position of every game that p_ρ ends
+    v_θ:  minimize  (z - v_θ(s))²               over one position of every game that p_ρ ends
     V(leaf) = (1 - λ) v_θ(leaf) + λ z_rollout,   prior p_σ,   u = c_puct P √ΣN / (1 + N)
 
 The whole pipeline, a stage after the other; a step is one gradient step of whichever stage it is. Kept: three networks
@@ -11,7 +11,7 @@ breaks off and p_ρ ends; p_σ (not p_ρ) as the prior, with softmax temperature
 symmetries in supervised learning. Otherwise than there: experts are SGF or PGN files of the user's, or a search with
 random playouts against itself; playouts are uniformly random, not a linear policy over patterns; a node is expanded
 at its first visit and one simulation follows the other, so there is no threshold and no virtual loss; the baseline b
-is the mean result of the same colour in the same batch of games (the paper: 0, then v_θ on a second pass); Adam.
+is the mean result of the same color in the same batch of games (the paper: 0, then v_θ on a second pass); Adam.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.envs import records
-from foresight.envs.games import Game, Plays
+from foresight.envs.games import records
+from foresight.envs.games.game import Game, Plays
 from foresight.errors import LostError, UserError
-from foresight.nets import optim
-from foresight.nets.board import PolicyNet, ValueNet
-from foresight.planning import rollouts, room
-from foresight.planning.rules import Rules
-from foresight.planning.search import SearchResult, search
-from foresight.planning.select import PUCT
+from foresight.nets.models.alphazero import PolicyNet, ValueNet
+from foresight.planning.search import memory, playouts
+from foresight.planning.search.mcts import SearchResult, search
+from foresight.planning.search.rules import Rules
+from foresight.planning.search.selection import PUCT
+from foresight.training import optim
 
-WORLD = "game"
+KIND = "game"
 UNIT = "updates"
 METRICS = ("accuracy", "wins", "value_error", "policy_loss", "value_loss")
 CONSTANT = float("inf")  # PUCT's c_base: an exploration that does not grow with the visits
@@ -57,7 +57,7 @@ class Config:
     held_out: float = 0.1  # share of the expert games, and of the value positions, that only measures
     channels: int = 32  # of each network (192)
     blocks: int = 2  # residual ones (13 plain convolutions)
-    batch: int = 128  # of supervised and value steps (16, 32)
+    batch_size: int = 128  # of supervised and value steps (16, 32)
     learning_rate: float = 2e-3  # Adam, supervised and value steps (SGD 0.003)
     rl_games: int = 64  # of a REINFORCE step (128)
     rl_learning_rate: float = 5e-4  # Adam
@@ -75,7 +75,7 @@ class Config:
 
 @dataclass
 class State:
-    """Three networks, their optimisers, the pool, and the data that the stages made."""
+    """Three networks, their optimizers, the pool, and the data that the stages made."""
 
     config: Config
     plays: Plays  # whose weights these are
@@ -98,7 +98,7 @@ class State:
 
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
-    """Networks and optimisers. Raises UserError for settings that make no sense."""
+    """Networks and optimizers. Raises UserError for settings that make no sense."""
     _check(config, game)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -110,7 +110,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
 
     return State(
         config, Plays.of(game), sl, rl, value, adam(sl, config.learning_rate), adam(rl, config.rl_learning_rate),
-        adam(value, config.learning_rate), torch.Generator().manual_seed(config.seed), rollouts.stream(config.seed),
+        adam(value, config.learning_rate), torch.Generator().manual_seed(config.seed), playouts.stream(config.seed),
         game=game,
     )  # fmt: skip
 
@@ -147,7 +147,7 @@ def think(state: State, position: Tensor, simulations: int) -> SearchResult:
         planes = game.planes(leaves).to(_device(state))
         value = (1 - config.mix) * state.value(planes).cpu() if config.mix < 1 else torch.zeros(len(leaves))
         if config.mix > 0:
-            value = value + config.mix * rollouts.playouts(game, leaves, 1, state.random)
+            value = value + config.mix * playouts.playouts(game, leaves, 1, state.random)
         return state.sl(planes) / config.softmax_temperature, value
 
     rule = PUCT(config.c_puct, CONSTANT, normalize="none", first_play="zero")
@@ -182,7 +182,7 @@ def expert_games(state: State) -> Tensor:
         if len(columns) < config.random_moves:
             share = game.legal(position[live]).float()
         else:
-            share = rollouts.uct(game, position[live], config.expert_simulations, state.random)[0].float()
+            share = playouts.uct(game, position[live], config.expert_simulations, state.random)[0].float()
             share = share * (share == share.amax(-1, keepdim=True)) + 1e-9 * (share > 0)
         column = torch.full((len(position),), -1, dtype=torch.int64)
         column[live] = torch.multinomial(share, 1, generator=state.generator).squeeze(-1)
@@ -211,9 +211,9 @@ def expert_rows(state: State) -> tuple[Tensor, Tensor, Tensor]:
 def imitate(state: State) -> dict[str, float]:
     """One step of supervised learning, and the accuracy on games that it never sees."""
     config, (planes, actions, owners) = state.config, state.rows
-    kept = _learnt(owners, config.held_out)
+    kept = _learned(owners, config.held_out)
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
-    rows = train[torch.randint(len(train), (config.batch,), generator=state.generator)]
+    rows = train[torch.randint(len(train), (config.batch_size,), generator=state.generator)]
     seen, wanted = planes[rows], actions[rows]
     ways = state.game.symmetries
     way = torch.randint(len(ways), (len(rows),), generator=state.generator)
@@ -238,7 +238,7 @@ def imitate(state: State) -> dict[str, float]:
 
 
 def reinforce(state: State) -> dict[str, float]:
-    """One REINFORCE step on a batch of games against a policy drawn from the pool, half of them with each colour."""
+    """One REINFORCE step on a batch of games against a policy drawn from the pool, half of them with each color."""
     config, game = state.config, state.game
     if not state.pool:
         state.rl.load_state_dict(state.sl.state_dict())
@@ -321,9 +321,9 @@ def regress(state: State) -> dict[str, float]:
     """One step of the value network, and its squared error on games that it never sees."""
     config = state.config
     assert state.positions is not None and state.outcomes is not None and state.owners is not None
-    kept = _learnt(state.owners, config.held_out)
+    kept = _learned(state.owners, config.held_out)
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
-    rows = train[torch.randint(len(train), (config.batch,), generator=state.generator)]
+    rows = train[torch.randint(len(train), (config.batch_size,), generator=state.generator)]
     value = state.value(state.positions[rows].to(_device(state)))
     loss = (value - state.outcomes[rows].to(value.device)).square().mean()
     optim.descend(state.value_optimizer, _sound(loss).backward, config.max_grad_norm)
@@ -370,10 +370,10 @@ def train(
             yield state.step, metrics, state
 
 
-def _learnt(owners: Tensor, held_out: float) -> Tensor:
-    """Whether a row is of a game that is learnt from: every so many games one is held out."""
+def _learned(owners: Tensor, held_out: float) -> Tensor:
+    """Whether a row is of a game that is learned from: every so many games one is held out."""
     kept = owners % round(1 / held_out) != 0 if held_out > 0 else torch.ones_like(owners, dtype=torch.bool)
-    return kept if kept.any() else ~kept  # a single game is learnt from
+    return kept if kept.any() else ~kept  # a single game is learned from
 
 
 def _sound(loss: Tensor) -> Tensor:
@@ -403,13 +403,14 @@ def _check(config: Config, game: Game) -> None:
     if not 0 <= config.held_out <= 0.5:
         raise UserError(f"held_out must be between 0 and 0.5, not {config.held_out}.")
     errors.at_least(
-        1, config, "supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch", "pool_every"
+        1, config, "supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch_size",
+        "pool_every"
     )  # fmt: skip
     errors.at_least(0, config, "play_simulations", "c_puct")
     if not config.softmax_temperature > 0:
         raise UserError(f"softmax_temperature must be above 0, not {config.softmax_temperature}.")
-    rollouts.require_room(game, config.expert_simulations, " (expert_simulations)")
-    room.require(1, config.play_simulations, game.actions, game.start(1).nbytes, more=" in play")
+    playouts.require_room(game, config.expert_simulations, " (expert_simulations)")
+    memory.require(1, config.play_simulations, game.actions, game.start(1).nbytes, more=" in play")
     if config.per_game not in (0, 1):
         raise UserError(f"per_game is 1 position (the paper's) or 0, all of them, not {config.per_game}.")
     if config.steps > config.supervised + config.reinforce + config.regress:

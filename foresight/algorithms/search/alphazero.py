@@ -1,6 +1,6 @@
 """AlphaZero: A general reinforcement learning algorithm that masters chess, shogi and Go, Silver et al. 2018.
 
-    (p, v) = f_θ(s),    minimise  (z - v)² - πᵀ log p + c‖θ‖²
+    (p, v) = f_θ(s),    minimize  (z - v)² - πᵀ log p + c‖θ‖²
 
 where π is what a tree search guided by f_θ found better than p (a share of visits, or Gumbel's improved policy) and z
 is how the game ended, for the player to move at s. Games are played by the search against itself, many together, one
@@ -11,9 +11,9 @@ moves (PUCT), no gating, playing and learning in turn at a fixed ratio, the most
 search of Gumbel AlphaZero (Danihelka et al. 2022), which improves the policy from 2 simulations on and needs neither
 noise nor temperature (the default: simulations are dear on a CPU); symmetries of the board in learning (as AlphaGo
 Zero; AlphaZero has none); λ-returns over the search's values instead of z (λ = 1 is z); cheap searches that are
-played but not learnt from (playout cap randomisation, KataGo, arXiv:1902.10565 §3.1); a beginning in which random
+played but not learned from (playout cap randomization, KataGo, arXiv:1902.10565 §3.1); a beginning in which random
 playouts judge the leaves, as long as the network knows less than they do (`playout_steps`; the paper has none).
-Otherwise than there: blocks without batch normalisation (as KataGo has since), Adam with decoupled decay instead of
+Otherwise than there: blocks without batch normalization (as KataGo has since), Adam with decoupled decay instead of
 momentum.
 """
 
@@ -33,17 +33,19 @@ from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Env
-from foresight.envs.games import Game, Plays, replay
+from foresight.envs.games.game import Game, Plays, replay
 from foresight.errors import UserError
-from foresight.nets import optim, precision
-from foresight.nets.board import PolicyValueNet
+from foresight.nets import precision
+from foresight.nets.models.alphazero import PolicyValueNet
 from foresight.ops import diagnostics, returns, schedules
-from foresight.planning import rollouts, room, select
-from foresight.planning.rules import Rules
-from foresight.planning.search import Dirichlet, SearchResult, search
-from foresight.planning.select import PUCT, Gumbel
+from foresight.planning.search import memory, selection
+from foresight.planning.search import playouts as rollouts
+from foresight.planning.search.mcts import Dirichlet, SearchResult, search
+from foresight.planning.search.rules import Rules
+from foresight.planning.search.selection import PUCT, Gumbel
+from foresight.training import optim
 
-WORLD = "game"
+KIND = "game"
 UNIT = "positions"
 METRICS = ("policy_loss", "value_loss", "value_error", "moves", "first_score")
 ACTING = ("network",)  # the fields of State that actors are sent
@@ -66,29 +68,29 @@ class Config:
     dirichlet_alpha: float = 1.0  # PUCT's noise at the root, about 10 / legal moves (chess 0.3)
     dirichlet_fraction: float = 0.25  # ε of that noise; methods of the paper
     temperature_moves: int = 30  # PUCT draws so many moves of a game by visits, then plays the most visited
-    full_share: float = 1.0  # of moves that are searched in full and learnt from; KataGo 0.25
+    full_share: float = 1.0  # of moves that are searched in full and learned from; KataGo 0.25
     cheap_simulations: int = 8  # of the other searches
     playout_steps: int = 0  # positions at the beginning that a search with random playouts plays; 0 is the paper
     playout_simulations: int = 200  # of those searches
     channels: int = 32  # of the tower (256)
     blocks: int = 2  # residual ones (19)
-    buffer: int = 100_000  # newest positions kept (the last million games)
-    learn_from: int = 2_000  # positions in the buffer before learning begins
-    batch: int = 256  # positions of a gradient step (4096)
-    reuse: float = 4.0  # how often a position is learnt from on average; open_spiel's tic-tac-toe has 4
+    replay_size: int = 100_000  # newest positions kept (the last million games)
+    learning_starts: int = 2_000  # positions in the buffer before learning begins
+    batch_size: int = 256  # positions of a gradient step (4096)
+    reuse: float = 4.0  # how often a position is learned from on average; open_spiel's tic-tac-toe has 4
     learning_rate: float = 2e-3  # Adam, cosine to a tenth; AlphaZero.jl's Connect Four
     weight_decay: float = 1e-4  # c, decoupled; methods of the paper
     max_grad_norm: float = 5.0  # none in the paper; large games with a new network begin roughly
     value_coef: float = 1.0  # weight of the value loss; the paper's equal weight
     td_lambda: float = 1.0  # λ of the value target: 1 the game's end z, 0 the next search's value
     max_lag: int = 1  # rounds of learning that a network of actors may be old; 0: they wait
-    symmetries: bool = True  # each learnt position is laid on the board in one of the ways that the game allows
+    symmetries: bool = True  # each learned position is laid on the board in one of the ways that the game allows
     precision: str = "float32"  # of the network in self-play; or "bfloat16", or "auto": what is faster
     threads: int = 1  # of torch; games beside each other use two cores better than one convolution does
 
 
 class Running:
-    """The games that are being played: the actions so far and what is to be learnt from them, saved with the State."""
+    """The games that are being played: the actions so far and what is to be learned from them, saved with the State."""
 
     def __init__(self) -> None:
         self.actions: list[list[int]] = []
@@ -112,7 +114,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Played:
-    """Games that are over: what is to be learnt from them, `[N, 1]`; of each game `[G]` its moves and first score."""
+    """Games that are over: what is to be learned from them, `[N, 1]`; of each game `[G]` its moves and first score."""
 
     rows: Trajectory
     lengths: Tensor
@@ -128,10 +130,10 @@ class Played:
         discount = torch.where(mover.roll(-1, 1) != mover, -1.0, 1.0) * (1 - last)
         target = returns.lambda_return(game["reward"], discount, last, value.roll(-1, 1), state.config.td_lambda)
         extras = {"policy": game["policy"], "legal": game["legal"], "target": target}
-        kept = (game["learnt"][0] > 0).nonzero().flatten()
+        kept = (game["learned"][0] > 0).nonzero().flatten()
         whole = Trajectory(game["obs"], game["action"], game["reward"], discount, last, extras=extras)
-        learnt = whole.map(lambda x: x[:, kept].transpose(0, 1))
-        return cls(learnt, torch.tensor([len(rows)]), torch.tensor([first_score]))
+        learned = whole.map(lambda x: x[:, kept].transpose(0, 1))
+        return cls(learned, torch.tensor([len(rows)]), torch.tensor([first_score]))
 
 
 @dataclass
@@ -147,7 +149,7 @@ class State:
     replay: Replay
     running: Running
     step: int = 0
-    owed: float = 0.0  # positions that are still to be learnt from, so that the ratio holds exactly
+    owed: float = 0.0  # positions that are still to be learned from, so that the ratio holds exactly
     finished: int = 0  # games
     lengths: list[int] = field(default_factory=list)  # of the last 100 games
     scores: list[float] = field(default_factory=list)  # the first player's in them
@@ -156,7 +158,7 @@ class State:
 
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
-    """Network, optimiser, empty replay. Raises UserError for settings that make no sense."""
+    """Network, optimizer, empty replay. Raises UserError for settings that make no sense."""
     _check(config, game)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -168,7 +170,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
         torch.optim.AdamW(network.parameters(), config.learning_rate, weight_decay=config.weight_decay),
         generator=torch.Generator().manual_seed(config.seed),
         random=rollouts.stream(config.seed),
-        replay=Replay(config.buffer),
+        replay=Replay(config.replay_size),
         running=Running(),
         game=game,
         player=copy.deepcopy(network).bfloat16() if precision.dtype(config.precision, device) else None,
@@ -228,8 +230,8 @@ def self_play(state: State, position: Tensor, ended: Callable[[State, Rows, floa
     """One move in every game; new games take the place of finished ones, which go to `ended`: by default, to `add`."""
     config, game, running = state.config, state.game, state.running
     if state.player is not None:
-        for mine, learnt in zip(state.player.parameters(), state.network.parameters(), strict=True):
-            mine.copy_(learnt)
+        for mine, learned in zip(state.player.parameters(), state.network.parameters(), strict=True):
+            mine.copy_(learned)
     full = config.full_share >= 1 or float(torch.rand((), generator=state.generator)) < config.full_share
     if state.step < config.playout_steps:
         action, weights, value = playouts(state, position)
@@ -239,7 +241,7 @@ def self_play(state: State, position: Tensor, ended: Callable[[State, Rows, floa
     moved = game.step(position, action)
     columns = {
         "obs": game.planes(position), "legal": game.legal(position), "policy": weights, "value": value,
-        "learnt": torch.full_like(value, float(full)), "mover": game.mover(position),
+        "learned": torch.full_like(value, float(full)), "mover": game.mover(position),
         "action": action, "reward": moved.reward,
     }  # fmt: skip
     for b, chosen in enumerate(action.tolist()):
@@ -361,11 +363,11 @@ def _stretch(config: Config) -> int:
 def _due(state: State, positions: float) -> list[dict[str, float]]:
     """The gradient steps that so many more positions are worth."""
     config, watched = state.config, []
-    if len(state.replay) >= min(config.learn_from, config.buffer):
+    if len(state.replay) >= min(config.learning_starts, config.replay_size):
         state.owed += config.reuse * positions
-        while state.owed >= config.batch:
-            state.owed -= config.batch
-            watched.append(update(state, state.replay.sample(config.batch, generator=state.generator)))
+        while state.owed >= config.batch_size:
+            state.owed -= config.batch_size
+            watched.append(update(state, state.replay.sample(config.batch_size, generator=state.generator)))
     return watched
 
 
@@ -385,7 +387,7 @@ def _check(config: Config, game: Game) -> None:
     if config.rule not in ("gumbel", "puct"):
         raise errors.unknown("search rule", config.rule, ("gumbel", "puct"))
     errors.at_least(
-        1, config, "num_games", "simulations", "considered", "channels", "batch", "buffer", "learn_from",
+        1, config, "num_games", "simulations", "considered", "channels", "batch_size", "replay_size", "learning_starts",
         "cheap_simulations",
     )  # fmt: skip
     errors.at_least(0, config, "max_lag", "play_simulations", "blocks", "temperature_moves", "c_init")
@@ -397,7 +399,7 @@ def _check(config: Config, game: Game) -> None:
     if not 0 < config.full_share <= 1 or not config.reuse > 0:
         raise UserError("full_share must be in (0, 1], and reuse above 0.")
     Gumbel(config.considered, config.value_scale)  # which says what it cannot be
-    select.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
+    selection.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
     state = game.start(1).nbytes
-    room.require(config.num_games, config.simulations, game.actions, state)
-    room.require(1, config.play_simulations, game.actions, state, more=" in play")
+    memory.require(config.num_games, config.simulations, game.actions, state)
+    memory.require(1, config.play_simulations, game.actions, state, more=" in play")

@@ -1,14 +1,15 @@
 """EfficientZero: Mastering Atari games with limited data, Ye et al. 2021 (arXiv:2111.00210).
 
-    minimise  Σ_{k=0..K} [ CE(p^k, π_{t+k}) + c_v · l(v^k, z_{t+k}) ] + Σ_{k=1..K} [ l(x^k, Σ u_{t+j}) - c_s · cos_k ]
+    minimize  Σ_{k=0..K} [ CE(p^k, π_{t+k}) + c_v · l(v^k, z_{t+k}) ] + Σ_{k=1..K} [ l(x^k, Σ u_{t+j}) - c_s · cos_k ]
 
 where x^k is the value prefix, the sum of rewards since the last reset, which an LSTM predicts; cos is between the
 predictor of the unrolled latent's projection and the projection of the latent of what was really seen (no gradient into
 the latter). The rest is MuZero (arXiv:1911.08265).
 
-What is kept: the value prefix with its resets every `horizon` steps, in the unroll and in the search; self-supervised
-consistency through a normalised projection and a predictor (SimSiam); off-policy correction, by which old rows
-bootstrap after fewer steps; policy targets searched again with a slow copy of the network, which also gives the values.
+What is kept: the value prefix with its resets every `lstm_horizon` steps, in the unroll and in the search;
+self-supervised consistency through a normalized projection and a predictor (SimSiam); off-policy correction, by which
+old rows bootstrap after fewer steps; policy targets searched again with a slow copy of the network, which also gives
+the values.
 
 Otherwise than there: a time limit is no termination; replay is uniform, without priorities; Adam; images are not
 augmented.
@@ -25,15 +26,15 @@ from torch import Tensor
 
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
 from foresight.nets import encoders
-from foresight.nets.prefix import PrefixModel
+from foresight.nets.models.efficientzero import PrefixModel
 from foresight.ops import latent
-from foresight.planning import unroll
-from foresight.planning.search import PUCT, Dirichlet, search
+from foresight.planning.search.mcts import PUCT, Dirichlet, search
+from foresight.training import muzero_targets
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "prefix_loss", "consistency")
 ACTING = ("network",)  # the fields of State that actors are sent
@@ -52,12 +53,12 @@ class Config:
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns of fresh rows; the paper, appendix A
     shrink: float = 0.3  # share of training by which a row's returns lose a step; the paper's code
-    batch: int = 128  # pieces a gradient step
-    update_every: int = 4  # env steps for each gradient step
+    batch_size: int = 128  # pieces a gradient step
+    train_every: int = 4  # env steps for each gradient step
     collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
     max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
-    warmup: int = 1_000  # env steps before the first gradient step
-    replay: int = 100_000  # rows kept, of all worlds together
+    learning_starts: int = 1_000  # env steps before the first gradient step
+    replay_size: int = 100_000  # rows kept, of all worlds together
     reanalyze: float = 0.99  # share of policy targets searched again; the paper's code
     target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
@@ -66,8 +67,8 @@ class Config:
     max_grad_norm: float = 10.0  # LightZero
     value_coef: float = 0.25  # c_v; the paper, appendix A
     consistency_coef: float = 2.0  # c_s; the paper, appendix A
-    horizon: int = 5  # steps between resets of the value prefix; the paper's code
-    lstm: int = 64  # its width; 512 on Atari
+    lstm_horizon: int = 5  # steps between resets of the value prefix; the paper's code
+    lstm_size: int = 64  # its width; 512 on Atari
     dirichlet_alpha: float = 0.25  # appendix C; muzero-general's CartPole
     dirichlet_fraction: float = 0.25  # appendix C
     temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, half and three quarters on; appendix D
@@ -78,16 +79,16 @@ class Config:
     threads: int = 1  # of torch, on a CPU
 
 
-State = unroll.State  # the network and its slow copy, optimiser, replay, generators, counts
+State = muzero_targets.State  # the network and its slow copy, optimizer, replay, generators, counts
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
-    unroll.check(config, "horizon", "lstm")
-    if config.batch * config.unroll_steps < 2:
+    """Networks, optimizer, replay. Raises UserError for actions that are not discrete."""
+    muzero_targets.check(config, "lstm_horizon", "lstm_size")
+    if config.batch_size * config.unroll_steps < 2:
         raise UserError("Consistency is measured over a batch: batch times unroll_steps must be at least 2.")
     require_end(spaces, config.gamma)
-    actions = unroll.choices(spaces.action, "EfficientZero")
+    actions = muzero_targets.choices(spaces.action, "EfficientZero")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = encoders.encoder(spaces.obs, config.hidden, "relu", config.images)
@@ -96,12 +97,12 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             actions,
             config.latent_size,
             config.hidden,
-            config.lstm,
-            config.horizon,
+            config.lstm_size,
+            config.lstm_horizon,
             config.support,
             config.gamma,
         )  # fmt: skip
-    return State(config, **unroll.parts(config, network, device))
+    return State(config, **muzero_targets.parts(config, network, device))
 
 
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
@@ -111,10 +112,10 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
-    obs, legal = unroll.seen(state, obs)
+    obs, legal = muzero_targets.seen(state, obs)
     found = search(
         state.network, obs, config.simulations, RULE, legal=legal,
-        noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
+        noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
     return found.action, {"weights": found.weights, "value": found.value}, carry
@@ -127,15 +128,15 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
     See `unroll.targets`: old rows bootstrap after fewer steps.
     """
     config, age = state.config, state.updates - batch.extras["born"][:, 0]
-    total = max((config.steps - config.warmup) / config.update_every, 1.0)
+    total = max((config.steps - config.learning_starts) / config.train_every, 1.0)
     steps = latent.shrunk_horizon(age, total, config.n_steps, config.shrink)
-    alive, known, value = unroll.targets(state, batch, steps)
-    return alive, known, value, unroll.policies(state, batch, reanalyze, ("weights",))["weights"]
+    alive, known, value = muzero_targets.targets(state, batch, steps)
+    return alive, known, value, muzero_targets.policies(state, batch, reanalyze, ("weights",))["weights"]
 
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
     """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    obs, legal = unroll.seen(state, obs)
+    obs, legal = muzero_targets.seen(state, obs)
     return {"weights": search(state.target, obs, state.config.simulations, RULE, legal=legal).weights}
 
 
@@ -143,8 +144,8 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
-    prefix = latent.value_prefix(batch.reward[:, :steps], alive[:, :steps], state.config.horizon)
-    hidden = network.represent(unroll.row(batch.obs, 0))
+    prefix = latent.value_prefix(batch.reward[:, :steps], alive[:, :steps], state.config.lstm_horizon)
+    hidden = network.represent(muzero_targets.row(batch.obs, 0))
     latents, sums = [hidden["latent"]], []
     for k in range(steps):
         hidden = network.advance(hidden, batch.action[:, k])
@@ -164,13 +165,13 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         "prefix_loss": known[:, :steps] * network.prefix.loss(torch.stack(sums, 1), prefix),
         "consistency": alive[:, :steps] * agreed.view(-1, steps),
     }
-    return unroll.summed(terms, steps)
+    return muzero_targets.summed(terms, steps)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
     """One gradient step on pieces `[B, K + n]` of the replay."""
     terms = loss(state, batch)
-    unroll.descend(
+    muzero_targets.descend(
         state,
         terms["policy_loss"]
         + terms["prefix_loss"]
@@ -180,25 +181,25 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     return {name: term.item() for name, term in terms.items()}
 
 
-restart = unroll.restart
+restart = muzero_targets.restart
 
 
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
-    return unroll.rollout(state, env, obs, act)
+    return muzero_targets.rollout(state, env, obs, act)
 
 
 def learn(state: State, rows: Trajectory) -> dict[str, float]:
     """Remember rows `[B, T]`, born now, then take the gradient steps that are due; means of what they said."""
     born = torch.full(rows.shape, state.updates, device=rows.reward.device)
-    return unroll.learn(state, rows.replace(extras={**rows.extras, "born": born}), update)
+    return muzero_targets.learn(state, rows.replace(extras={**rows.extras, "born": born}), update)
 
 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     restart(state)

@@ -1,7 +1,7 @@
 """Gumbel MuZero: Policy improvement by planning with Gumbel, Danihelka et al. 2022 (ICLR; openreview bERaNdoegnO).
 
     play      argmax_a  g(a) + logits(a) + σ(q̂(a))           among the m actions of highest g + logits, g ~ Gumbel
-    minimise  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v + KL(π'_{t+k} ‖ p^k) ] + Σ_{k=1..K} l(r^k, u_{t+k})
+    minimize  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v + KL(π'_{t+k} ‖ p^k) ] + Σ_{k=1..K} l(r^k, u_{t+k})
 
 where π' = softmax(logits + σ(completedQ)) improves the policy however few simulations there are, and Sequential
 Halving spends them on the m drawn actions. Model, returns and unroll are MuZero's (arXiv:1911.08265).
@@ -26,15 +26,15 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data.trajectory import Trajectory
-from foresight.envs import selfplay
-from foresight.envs.base import Env, Spaces, require_worlds
-from foresight.envs.games import Game
+from foresight.envs.base import Env, Spaces, require_num_envs
+from foresight.envs.games import selfplay
+from foresight.envs.games.game import Game
 from foresight.errors import UserError
 from foresight.ops import latent
-from foresight.planning import unroll
-from foresight.planning.search import Gumbel, search
+from foresight.planning.search.mcts import Gumbel, search
+from foresight.training import muzero_targets
 
-WORLD = "control"
+KIND = "control"
 GAMES = True  # and games for two
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
@@ -53,17 +53,19 @@ class Config:
     considered: int = 16  # m, actions drawn at the root; §3 of the paper
     value_scale: float = 0.1  # c_scale; mctx, the paper's Atari
     max_visit_init: float = 50.0  # c_visit; §3.4
-    normalize: str = "siblings"  # what values are scaled by: "siblings" (mctx), "tree" as in MuZero, or "none"
-    openings: int = 0  # random moves, at most, before a game of self-play, not learnt from; arXiv:2306.03408
+    value_normalization: str = (
+        "siblings"  # what values are scaled by: "siblings" (mctx), "tree" as in MuZero, or "none"
+    )
+    openings: int = 0  # random moves, at most, before a game of self-play, not learned from; arXiv:2306.03408
     gamma: float = 0.997  # a step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
-    batch: int = 128  # pieces a gradient step
-    update_every: int = 4  # env steps for each gradient step
+    batch_size: int = 128  # pieces a gradient step
+    train_every: int = 4  # env steps for each gradient step
     collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
     max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
-    warmup: int = 1_000  # env steps before the first gradient step
-    replay: int = 100_000  # rows kept, of all worlds together
+    learning_starts: int = 1_000  # env steps before the first gradient step
+    replay_size: int = 100_000  # rows kept, of all worlds together
     reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
     target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
@@ -78,12 +80,12 @@ class Config:
     threads: int = 1  # of torch, on a CPU
 
 
-State = unroll.State  # the network and its slow copy, optimiser, replay, generators, counts
+State = muzero_targets.State  # the network and its slow copy, optimizer, replay, generators, counts
 
 
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser, replay. Raises UserError for actions that are not discrete, and too many openings."""
-    unroll.check(config, "considered")
+    """Networks, optimizer, replay. Raises UserError for actions that are not discrete, and too many openings."""
+    muzero_targets.check(config, "considered")
     errors.at_least(0, config, "openings")
     longest = 1 if isinstance(spaces, Spaces) else spaces.longest
     if config.openings >= longest:
@@ -91,7 +93,7 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
             f"openings is {config.openings}: these are random moves before a game for two, which must leave one to be "
             f"played (here at most {longest - 1})."
         )
-    return unroll.begin(config, spaces, "Gumbel MuZero", device)
+    return muzero_targets.begin(config, spaces, "Gumbel MuZero", device)
 
 
 def act(
@@ -102,9 +104,9 @@ def act(
     Extras: `weights` `[B, A]`, the policy target, `value` `[B]`, the root's, `visits`, `prior` `[B, A]`, and `tree`.
     `simulations` are the Config's unless given (`unroll.effort`); in a game `obs` may be positions.
     """
-    obs, legal = unroll.seen(state, obs)
+    obs, legal = muzero_targets.seen(state, obs)
     found = search(
-        state.network, obs, unroll.effort(state.config, explore, simulations), _rule(state.config), legal=legal,
+        state.network, obs, muzero_targets.effort(state.config, explore, simulations), _rule(state.config), legal=legal,
         generator=state.generator if explore else None,
     )  # fmt: skip
     extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
@@ -117,13 +119,13 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
     See `unroll.targets`.
     """
-    alive, known, value = unroll.targets(state, batch, state.config.n_steps)
-    return alive, known, value, unroll.policies(state, batch, reanalyze, ("weights",))["weights"]
+    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
+    return alive, known, value, muzero_targets.policies(state, batch, reanalyze, ("weights",))["weights"]
 
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
     """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    obs, legal = unroll.seen(state, obs)
+    obs, legal = muzero_targets.seen(state, obs)
     found = search(
         state.target, obs, state.config.simulations, _rule(state.config), legal=legal, generator=state.generator
     )
@@ -133,7 +135,7 @@ def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
     *goals, weights = targets(state, batch)
-    return unroll.losses(
+    return muzero_targets.losses(
         state.network, batch, state.network.eye[batch.action], goals,
         lambda logits: {"policy_loss": latent.cross_entropy(logits, weights)},
     )  # fmt: skip
@@ -142,31 +144,33 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
 def update(state: State, batch: Trajectory) -> dict[str, float]:
     """One gradient step on pieces `[B, K + n]` of the replay."""
     terms = loss(state, batch)
-    unroll.descend(state, terms["policy_loss"] + state.config.value_coef * terms["value_loss"] + terms["reward_loss"])
+    muzero_targets.descend(
+        state, terms["policy_loss"] + state.config.value_coef * terms["value_loss"] + terms["reward_loss"]
+    )
     return {name: term.item() for name, term in terms.items()}
 
 
-restart = unroll.restart
+restart = muzero_targets.restart
 
 
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
-    return unroll.rollout(state, env, obs, act)
+    return muzero_targets.rollout(state, env, obs, act)
 
 
 def learn(state: State, rows: Trajectory) -> dict[str, float]:
     """Remember rows `[B, T]`, then take the gradient steps that are due; means of what they said."""
-    return unroll.learn(state, rows, update)
+    return muzero_targets.learn(state, rows, update)
 
 
 def train(
     config: Config, env: Env | Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
-    env = selfplay.world(env, config.num_envs, config.openings)
+    env = selfplay.env(env, config.num_envs, config.openings)
     if state is None:
         state = build(config, env.game if isinstance(env, selfplay.SelfPlay) else env.spaces, device)
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     restart(state)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:
@@ -175,4 +179,4 @@ def train(
 
 
 def _rule(config: Config) -> Gumbel:
-    return Gumbel(config.considered, config.value_scale, config.max_visit_init, config.normalize)
+    return Gumbel(config.considered, config.value_scale, config.max_visit_init, config.value_normalization)

@@ -2,7 +2,7 @@
 
     a* = argmax_a N(s, a),   down the tree by  argmax_a  Q(s, a) + c √(ln N(s) / N(s, a))
 
-Planning alone: nothing is learnt, and every move is searched from nothing. A new leaf is worth what one game of
+Planning alone: nothing is learned, and every move is searched from nothing. A new leaf is worth what one game of
 uniformly random moves from it brings. Kept: actions never tried come first; the most visited one is played. Left out:
 progressive bias, and what later work adds (RAVE, solving). `train` plays `steps` games against the game's opponent
 and reports the score, so that a run can be compared and played against like any other.
@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresight.envs.games import Game
+from foresight.envs.games.game import Game
 from foresight.errors import UserError
-from foresight.planning import opponents, rollouts
+from foresight.planning.games import opponents
+from foresight.planning.search import playouts
 
-WORLD = "game"
+KIND = "game"
 UNIT = "games"
 METRICS = ("score", "moves")
 
@@ -52,8 +53,8 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
     """Raises UserError for fewer than 1 simulation, and for more than memory holds."""
     if config.simulations < 1:
         raise UserError(f"simulations must be at least 1, not {config.simulations}: there is no policy without them.")
-    rollouts.require_room(game, config.simulations)
-    return State(config, rollouts.stream(config.seed), game=game)
+    playouts.require_room(game, config.simulations)
+    return State(config, playouts.stream(config.seed), game=game)
 
 
 def act(
@@ -65,13 +66,13 @@ def act(
     """
     if simulations is not None and simulations < 1:
         raise UserError("This agent is its search: give it at least 1 simulation.")
-    visits, values = rollouts.uct(
+    visits, values = playouts.uct(
         state.game, obs, simulations or state.config.simulations, state.random, state.config.c
     )
     legal = state.game.legal(obs)
     share = visits / visits.sum(-1, keepdim=True)
     if explore:
-        seed = rollouts.seed_of(state.random)
+        seed = playouts.seed_of(state.random)
         action = torch.multinomial(share, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
     else:
         action = (visits + 0.25 * values).masked_fill(~legal, -1.0).argmax(-1)

@@ -1,12 +1,12 @@
 """MuZero: Mastering Atari, Go, chess and shogi by planning with a learned model, Schrittwieser et al. 2020
 (arXiv:1911.08265), with the reanalysis of Schrittwieser et al. 2021 (arXiv:2104.06294).
 
-    minimise  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v + CE(p^k, π_{t+k}) ] + Σ_{k=1..K} l(r^k, u_{t+k})
+    minimize  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v + CE(p^k, π_{t+k}) ] + Σ_{k=1..K} l(r^k, u_{t+k})
 
 where s^0 = h(o_t), (r^k, s^k) = g(s^{k-1}, a_{t+k-1}), (p^k, v^k) = f(s^k); π are the visits of a search, and z is the
 n-step return, z_t = u_t + γ u_{t+1} + … + γⁿ v_{t+n}.
 
-What is kept: the latent model and its search with PUCT, values normalised over the tree, no legal moves inside it;
+What is kept: the latent model and its search with PUCT, values normalized over the tree, no legal moves inside it;
 games for two, whose model has the discount -γ, as each step is the other's, so that values are always the mover's, and
 are compared by the bounds [-1, 1] that are known of them;
 Dirichlet noise and a falling temperature; numbers as two-hot categoricals of the signed hyperbolic transform
@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 
 from foresight.data.trajectory import Trajectory
-from foresight.envs import selfplay
-from foresight.envs.base import Env, Spaces, require_worlds
-from foresight.envs.games import Game
+from foresight.envs.base import Env, Spaces, require_num_envs
+from foresight.envs.games import selfplay
+from foresight.envs.games.game import Game
 from foresight.ops import latent
-from foresight.planning import unroll
-from foresight.planning.search import PUCT, Dirichlet, search
+from foresight.planning.search.mcts import PUCT, Dirichlet, search
+from foresight.training import muzero_targets
 
-WORLD = "control"
+KIND = "control"
 GAMES = True  # and games for two
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
@@ -58,12 +58,12 @@ class Config:
     gamma: float = 0.997  # a step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
-    batch: int = 128  # pieces a gradient step
-    update_every: int = 4  # env steps for each gradient step
+    batch_size: int = 128  # pieces a gradient step
+    train_every: int = 4  # env steps for each gradient step
     collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
     max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
-    warmup: int = 1_000  # env steps before the first gradient step
-    replay: int = 100_000  # rows kept, of all worlds together
+    learning_starts: int = 1_000  # env steps before the first gradient step
+    replay_size: int = 100_000  # rows kept, of all worlds together
     reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
     target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
@@ -81,13 +81,13 @@ class Config:
     threads: int = 1  # of torch, on a CPU
 
 
-State = unroll.State  # the network and its slow copy, optimiser, replay, generators, counts
+State = muzero_targets.State  # the network and its slow copy, optimizer, replay, generators, counts
 
 
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
-    unroll.check(config)
-    return unroll.begin(config, spaces, "MuZero", device)
+    """Networks, optimizer, replay. Raises UserError for actions that are not discrete."""
+    muzero_targets.check(config)
+    return muzero_targets.begin(config, spaces, "MuZero", device)
 
 
 def act(
@@ -100,10 +100,10 @@ def act(
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
-    obs, legal = unroll.seen(state, obs)
+    obs, legal = muzero_targets.seen(state, obs)
     found = search(
-        state.network, obs, unroll.effort(config, explore, simulations), _rule(state), legal=legal,
-        noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
+        state.network, obs, muzero_targets.effort(config, explore, simulations), _rule(state), legal=legal,
+        noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
     extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
@@ -116,20 +116,20 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
     See `unroll.targets`.
     """
-    alive, known, value = unroll.targets(state, batch, state.config.n_steps)
-    return alive, known, value, unroll.policies(state, batch, reanalyze, ("weights",))["weights"]
+    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
+    return alive, known, value, muzero_targets.policies(state, batch, reanalyze, ("weights",))["weights"]
 
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
     """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    obs, legal = unroll.seen(state, obs)
+    obs, legal = muzero_targets.seen(state, obs)
     return {"weights": search(state.target, obs, state.config.simulations, _rule(state), legal=legal).weights}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
     *goals, weights = targets(state, batch)
-    return unroll.losses(
+    return muzero_targets.losses(
         state.network, batch, state.network.eye[batch.action], goals,
         lambda logits: {"policy_loss": latent.cross_entropy(logits, weights)},
     )  # fmt: skip
@@ -138,31 +138,33 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
 def update(state: State, batch: Trajectory) -> dict[str, float]:
     """One gradient step on pieces `[B, K + n]` of the replay."""
     terms = loss(state, batch)
-    unroll.descend(state, terms["policy_loss"] + state.config.value_coef * terms["value_loss"] + terms["reward_loss"])
+    muzero_targets.descend(
+        state, terms["policy_loss"] + state.config.value_coef * terms["value_loss"] + terms["reward_loss"]
+    )
     return {name: term.item() for name, term in terms.items()}
 
 
-restart = unroll.restart
+restart = muzero_targets.restart
 
 
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
-    return unroll.rollout(state, env, obs, act)
+    return muzero_targets.rollout(state, env, obs, act)
 
 
 def learn(state: State, rows: Trajectory) -> dict[str, float]:
     """Remember rows `[B, T]`, then take the gradient steps that are due; means of what they said."""
-    return unroll.learn(state, rows, update)
+    return muzero_targets.learn(state, rows, update)
 
 
 def train(
     config: Config, env: Env | Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
-    env = selfplay.world(env, config.num_envs)
+    env = selfplay.env(env, config.num_envs)
     if state is None:
         state = build(config, env.game if isinstance(env, selfplay.SelfPlay) else env.spaces, device)
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     restart(state)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:

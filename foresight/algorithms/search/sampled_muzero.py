@@ -1,6 +1,6 @@
 """Sampled MuZero: Learning and planning in complex action spaces, Hubert et al. 2021 (arXiv:2104.06303).
 
-    minimise  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v - Σ_i π̂(a_i) ln p^k(a_i) - c_e H(p^k) ] + Σ_{k=1..K} l(r^k, u_{t+k})
+    minimize  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v - Σ_i π̂(a_i) ln p^k(a_i) - c_e H(p^k) ] + Σ_{k=1..K} l(r^k, u_{t+k})
 
 where a_1 … a_N are drawn from the policy at every node of the search, and π̂ are the visits of those at the root. The
 rest is MuZero (arXiv:1911.08265), for real actions, and for choices of which there are too many to search them all.
@@ -26,15 +26,15 @@ from torch import Tensor
 
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
-from foresight.nets.latent import LatentModel
-from foresight.planning import unroll
-from foresight.planning.sampled import SampledActions, root_actions
-from foresight.planning.search import PUCT, Dirichlet, SearchResult, search
+from foresight.nets.models.muzero import LatentModel
+from foresight.planning.search.mcts import PUCT, Dirichlet, SearchResult, search
+from foresight.planning.search.sampled import SampledActions, root_actions
+from foresight.training import muzero_targets
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss", "entropy")
 ACTING = ("network",)  # the fields of State that actors are sent
@@ -55,12 +55,12 @@ class Config:
     gamma: float = 0.997  # a step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
-    batch: int = 128  # pieces a gradient step
-    update_every: int = 4  # env steps for each gradient step
+    batch_size: int = 128  # pieces a gradient step
+    train_every: int = 4  # env steps for each gradient step
     collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
     max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
-    warmup: int = 1_000  # env steps before the first gradient step
-    replay: int = 100_000  # rows kept, of all worlds together
+    learning_starts: int = 1_000  # env steps before the first gradient step
+    replay_size: int = 100_000  # rows kept, of all worlds together
     reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
     target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
@@ -99,8 +99,8 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser, replay. Raises UserError for actions that are neither choices nor a bounded Box."""
-    unroll.check(config, "samples")
+    """Networks, optimizer, replay. Raises UserError for actions that are neither choices nor a bounded Box."""
+    muzero_targets.check(config, "samples")
     if not 0 < config.sample_temperature < float("inf"):
         raise UserError(
             f"sample_temperature must be above 0 (1 draws from the policy itself), not {config.sample_temperature}."
@@ -108,10 +108,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     require_end(spaces, config.gamma)
     space, head = spaces.action, _head(spaces.action)
     features = head.width if isinstance(head, CategoricalHead) else head.width // 2
-    network = unroll.latent_model(config, spaces.obs, features, head.width)
+    network = muzero_targets.latent_model(config, spaces.obs, features, head.width)
     bounds = (space.low, space.high) if isinstance(space, gs.Box) else ((), ())
     low, high = (torch.as_tensor(bound, device=device) for bound in bounds)
-    return State(config, head=head, low=low, high=high, **unroll.parts(config, network, device))
+    return State(config, head=head, low=low, high=high, **muzero_targets.parts(config, network, device))
 
 
 def _head(space: gs.Space[Any]) -> TanhNormalHead | CategoricalHead:
@@ -136,12 +136,12 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 
 def _search(state: State, network: LatentModel, obs: Any, explore: bool) -> tuple[SearchResult, Tensor]:
-    config, (obs, legal) = state.config, unroll.seen(state, obs)
+    config, (obs, legal) = state.config, muzero_targets.seen(state, obs)
     model = SampledActions(network, state.head, config.samples, state.generator, legal, config.sample_temperature)
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     found = search(
         model, obs, config.simulations, RULE, noise=noise if explore else None,
-        temperature=unroll.heat(state) if explore else 0.0, generator=state.generator,
+        temperature=muzero_targets.temperature(state) if explore else 0.0, generator=state.generator,
     )  # fmt: skip
     return found, root_actions(found.tree)
 
@@ -152,8 +152,8 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
     Weights `[B, K + 1, N]` are of the drawn actions `[B, K + 1, N, D]` or, of choices, `[B, K + 1, N]`.
     """
-    alive, known, value = unroll.targets(state, batch, state.config.n_steps)
-    policy = unroll.policies(state, batch, reanalyze, ("weights", "actions"))
+    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
+    policy = muzero_targets.policies(state, batch, reanalyze, ("weights", "actions"))
     return alive, known, value, policy["weights"], policy["actions"]
 
 
@@ -174,35 +174,35 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
 
     taken = batch.extras["taken"]
     features = state.network.eye[taken] if _choices(state) else taken
-    return unroll.losses(state.network, batch, features, goals, policy)
+    return muzero_targets.losses(state.network, batch, features, goals, policy)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
     """One gradient step on pieces `[B, K + n]` of the replay."""
     terms = loss(state, batch)
     total = terms["policy_loss"] + state.config.value_coef * terms["value_loss"] + terms["reward_loss"]
-    unroll.descend(state, total - state.config.entropy_coef * terms["entropy"])
+    muzero_targets.descend(state, total - state.config.entropy_coef * terms["entropy"])
     return {name: term.item() for name, term in terms.items()}
 
 
-restart = unroll.restart
+restart = muzero_targets.restart
 
 
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
-    return unroll.rollout(state, env, obs, act, KEPT)
+    return muzero_targets.rollout(state, env, obs, act, KEPT)
 
 
 def learn(state: State, rows: Trajectory) -> dict[str, float]:
     """Remember rows `[B, T]`, then take the gradient steps that are due; means of what they said."""
-    return unroll.learn(state, rows, update)
+    return muzero_targets.learn(state, rows, update)
 
 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     restart(state)

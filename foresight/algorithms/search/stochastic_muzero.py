@@ -1,11 +1,11 @@
 """Stochastic MuZero: Planning in stochastic environments with a learned model, Antonoglou et al. 2022 (ICLR; openreview
 X6D9bAHhBQ1).
 
-    minimise  MuZero's loss + Σ_{k<K} [ l(Q^k, z_{t+k}) · c_v + CE(σ^k, c_{t+k+1}) + β ‖c_{t+k+1} - e_{t+k+1}‖² ]
+    minimize  MuZero's loss + Σ_{k<K} [ l(Q^k, z_{t+k}) · c_v + CE(σ^k, c_{t+k+1}) + β ‖c_{t+k+1} - e_{t+k+1}‖² ]
 
 where an action leads from a state to an afterstate, as^k = φ(s^k, a_{t+k}); (σ^k, Q^k) = ψ(as^k) say what chance may do
 there and what it is worth; and a code c of what chance did leads on, (s^{k+1}, r^{k+1}) = g(as^k, c_{t+k+1}). Codes
-are learnt: c_t is the one-hot maximum of e_t = e(o_{t-1}, o_t), with the gradient of e. The rest is MuZero
+are learned: c_t is the one-hot maximum of e_t = e(o_{t-1}, o_t), with the gradient of e. The rest is MuZero
 (arXiv:1911.08265).
 
 What is kept: chance nodes in the tree, at which codes are tried in proportion to σ; a fixed set of one-hot codes, the
@@ -29,14 +29,14 @@ from torch.nn import functional
 
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Spaces, require_end, require_num_envs
 from foresight.nets import encoders
-from foresight.nets.chance import ChanceModel
+from foresight.nets.models.stochastic_muzero import ChanceModel
 from foresight.ops import latent
-from foresight.planning import unroll
-from foresight.planning.search import PUCT, Dirichlet, search
+from foresight.planning.search.mcts import PUCT, Dirichlet, search
+from foresight.training import muzero_targets
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss", "chance_loss")
 ACTING = ("network",)  # the fields of State that actors are sent
@@ -54,12 +54,12 @@ class Config:
     gamma: float = 0.997  # a step; MuZero, appendix G
     unroll_steps: int = 5  # K; MuZero, appendix G
     n_steps: int = 5  # of the returns; 10 in the paper's 2048
-    batch: int = 128  # pieces a gradient step
-    update_every: int = 4  # env steps for each gradient step
+    batch_size: int = 128  # pieces a gradient step
+    train_every: int = 4  # env steps for each gradient step
     collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
     max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
-    warmup: int = 1_000  # env steps before the first gradient step
-    replay: int = 100_000  # rows kept, of all worlds together
+    learning_starts: int = 1_000  # env steps before the first gradient step
+    replay_size: int = 100_000  # rows kept, of all worlds together
     reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
     target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
@@ -78,14 +78,14 @@ class Config:
     threads: int = 1  # of torch, on a CPU
 
 
-State = unroll.State  # the network and its slow copy, optimiser, replay, generators, counts
+State = muzero_targets.State  # the network and its slow copy, optimizer, replay, generators, counts
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser, replay. Raises UserError for actions that are not discrete."""
-    unroll.check(config, "codes")
+    """Networks, optimizer, replay. Raises UserError for actions that are not discrete."""
+    muzero_targets.check(config, "codes")
     require_end(spaces, config.gamma)
-    actions = unroll.choices(spaces.action, "Stochastic MuZero")
+    actions = muzero_targets.choices(spaces.action, "Stochastic MuZero")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = encoders.encoder(spaces.obs, config.hidden, "relu", config.images)
@@ -94,7 +94,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             encoder, watcher, actions, config.codes, config.latent_size, config.hidden, config.support,
             config.gamma,
         )  # fmt: skip
-    return State(config, **unroll.parts(config, network, device))
+    return State(config, **muzero_targets.parts(config, network, device))
 
 
 def rule(config: Config) -> PUCT:
@@ -112,7 +112,7 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     obs, legal = _seen(state, obs)
     found = search(
         state.network, obs, config.simulations, rule(config), legal=legal,
-        noise=noise if explore else None, temperature=unroll.heat(state) if explore else 0.0,
+        noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
     return found.action, {"weights": found.weights[:, : state.network.actions], "value": found.value}, carry
@@ -124,8 +124,8 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
     See `unroll.targets`.
     """
-    alive, known, value = unroll.targets(state, batch, state.config.n_steps)
-    return alive, known, value, unroll.policies(state, batch, reanalyze, ("weights",))["weights"]
+    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
+    return alive, known, value, muzero_targets.policies(state, batch, reanalyze, ("weights",))["weights"]
 
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
@@ -142,7 +142,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     pair = (trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), obs) for obs in (batch.obs, batch.extras["next_obs"]))
     seen = network.happening(*pair).view(len(alive), steps, -1)
     code = latent.straight_through(seen)
-    hidden, afters, on_the_way = [network.represent(unroll.row(batch.obs, 0))], [], []
+    hidden, afters, on_the_way = [network.represent(muzero_targets.row(batch.obs, 0))], [], []
     before = hidden[0]
     for k in range(steps):
         afters.append(network.act(before, batch.action[:, k]))
@@ -162,13 +162,13 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         "chance_loss": there * latent.cross_entropy(network.outcome(behind), code.detach()),
         "commitment": there * (code.detach() - seen).square().sum(-1),
     }
-    return unroll.summed(terms, steps)
+    return muzero_targets.summed(terms, steps)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
     """One gradient step on pieces `[B, K + n]` of the replay."""
     terms = loss(state, batch)
-    unroll.descend(
+    muzero_targets.descend(
         state,
         terms["policy_loss"]
         + terms["reward_loss"]
@@ -179,24 +179,24 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     return {name: term.item() for name, term in terms.items()}
 
 
-restart = unroll.restart
+restart = muzero_targets.restart
 
 
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
-    return unroll.rollout(state, env, obs, act)
+    return muzero_targets.rollout(state, env, obs, act)
 
 
 def learn(state: State, rows: Trajectory) -> dict[str, float]:
     """Remember rows `[B, T]`, then take the gradient steps that are due; means of what they said."""
-    return unroll.learn(state, rows, update)
+    return muzero_targets.learn(state, rows, update)
 
 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     restart(state)
@@ -208,5 +208,5 @@ def train(
 
 def _seen(state: State, obs: Any) -> tuple[Any, Tensor | None]:
     """See `unroll.seen`; beside the actions stand the outcomes of chance, of which none is ruled out."""
-    obs, legal = unroll.seen(state, obs)
+    obs, legal = muzero_targets.seen(state, obs)
     return obs, None if legal is None else functional.pad(legal, (0, state.config.codes), value=True)

@@ -8,9 +8,9 @@ Objective: q_π(s, a) by sampling instead of the Bellman equation, then π ← g
 It is `policy_iteration` with the model exchanged for experience, and wasteful on purpose: each pair has episodes of its
 own, and each episode serves one pair.
 
-Kept: `episodes` of each pair, at most `horizon` actions long; a policy that keeps an action as good as any. A horizon
-shorter than the way to the goal leaves far states without news of it (Zhao, figure 5.2 and 5.3), which is worth trying.
-Left out: nothing; `mc_exploring_starts` uses each episode for all of its pairs.
+Kept: `episodes` of each pair, at most `max_episode_steps` actions long; a policy that keeps an action as good as any. A
+horizon shorter than the way to the goal leaves far states without news of it (Zhao, figure 5.2 and 5.3), which is worth
+trying. Left out: nothing; `mc_exploring_starts` uses each episode for all of its pairs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch.nn.functional import one_hot
 
 from foresight import errors
 from foresight.data.trajectory import Trajectory
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
 from foresight.ops import targets
-from foresight.planning import walks
+from foresight.training import tabular
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "updates"
 METRICS = ("switched", "return", "length")
 
@@ -45,7 +45,7 @@ class Config:
     seed: int = 0  # of the episodes
     gamma: float = 0.9  # discount per action (Zhao section 5.2)
     episodes: int = 30  # of each pair and iteration; 1 is enough where world and policy are deterministic
-    horizon: int = 100  # actions after which an episode that has not ended is given up
+    max_episode_steps: int = 100  # actions after which an episode that has not ended is given up
 
 
 @dataclass
@@ -71,8 +71,8 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
     errors.at_least(1, config, "episodes")
-    walks.check(config)
-    q = torch.zeros(walks.sizes(spaces), dtype=torch.float64, device=device)
+    tabular.check(config)
+    q = torch.zeros(tabular.sizes(spaces), dtype=torch.float64, device=device)
     return State(config, q, q.argmax(1), np.random.default_rng(config.seed))
 
 
@@ -104,7 +104,7 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Evaluate each pair by episodes, improve, until no action changes (Zhao, algorithm 5.1)."""
-    world = walks.World(env, config.gamma)
+    world = tabular.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
     if state.step == 0:
@@ -113,11 +113,11 @@ def train(
     first = pairs.repeat_interleave(config.episodes, 0)
     while state.step < config.steps and not state.stable:
         policy = one_hot(state.policy, state.q.shape[1]).double()
-        batch = walks.episodes(world, policy, len(first), config.horizon, state.rng, first)
+        batch = tabular.episodes(world, policy, len(first), config.max_episode_steps, state.rng, first)
         metrics = update(state, batch, pairs)
         yield state.step, metrics, state
 
 
 def picture(state: State, env: MDP) -> str:
     """The values as sampled and the policy, side by side."""
-    return gridview.text(env, state.values, state.policy)
+    return render.text(env, state.values, state.policy)

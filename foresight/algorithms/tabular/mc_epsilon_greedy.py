@@ -8,7 +8,7 @@ Objective: q_π(s, a) of an ε-greedy policy π, and π ever greedier for it wit
 Every pair keeps being seen without choosing where episodes begin, at the price of ε: what is reached is the best of the
 ε-soft policies, not the best of all.
 
-Kept: first or every visit; a constant α, or means with `alpha_power` 1 (S&B p. 101); `batch` episodes between
+Kept: first or every visit; a constant α, or means with `alpha_power` 1 (S&B p. 101); `improve_every` episodes between
 improvements, 1 in the book. Left out: off-policy Monte Carlo control (S&B section 5.7); schedules of ε.
 """
 
@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from foresight.data.trajectory import Trajectory
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
 from foresight.ops import targets
-from foresight.planning import walks
+from foresight.training import tabular
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "episodes"
 METRICS = ("return", "length")
 
@@ -46,8 +46,8 @@ class Config:
     alpha_power: float = 0.0  # 0: newer policies count more; 1, with α 1: the mean of all returns
     epsilon: float = 0.1  # share of actions taken at random
     initial: float = 0.0  # all action values before anything is known
-    batch: int = 10  # episodes between improvements of the policy; 1 in S&B p. 101
-    horizon: int = 1_000  # actions after which an episode that has not ended is given up
+    improve_every: int = 10  # episodes between improvements of the policy; 1 in S&B p. 101
+    max_episode_steps: int = 1_000  # actions after which an episode that has not ended is given up
 
 
 @dataclass
@@ -76,8 +76,8 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
-    walks.check(config)
-    q = torch.full(walks.sizes(spaces), config.initial, dtype=torch.float64, device=device)
+    tabular.check(config)
+    q = torch.full(tabular.sizes(spaces), config.initial, dtype=torch.float64, device=device)
     return State(config, q, torch.zeros_like(q, dtype=torch.int64), np.random.default_rng(config.seed))
 
 
@@ -85,19 +85,21 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
     """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
     q = state.q[obs]
     if explore:
-        return walks.sample(targets.epsilon_greedy(q, state.config.epsilon), state.rng), {}, carry
+        return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.rng), {}, carry
     return q.argmax(-1), {}, carry
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """q(s_t, a_t) ← q(s_t, a_t) + α (G_t − q(s_t, a_t)) for whole episodes, one after the other in `batch` `[1, N]`."""
+    """q(s_t, a_t) ← q(s_t, a_t) + α (G_t − q(s_t, a_t)) for whole episodes, one after the other in `improve_every` `[1,
+    N]`.
+    """
     config = state.config
     pair = batch.obs[0] * state.q.shape[1] + batch.action[0]
     target = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0]
     if config.first_visit:
-        first = walks.first_visits(pair, batch.cut[0])
+        first = tabular.first_visits(pair, batch.cut[0])
         pair, target = pair[first], target[first]
-    walks.move_all(state.q, state.visits, pair, target, config)
+    tabular.move_all(state.q, state.visits, pair, target, config)
     ended = float(batch.cut.sum())
     state.step += int(ended)
     return {"return": float(batch.reward.sum()) / ended, "length": batch.cut.shape[1] / ended}
@@ -107,17 +109,17 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Episodes of the ε-greedy policy, their returns, a greedier policy (S&B p. 101)."""
-    world = walks.World(env, config.gamma)
+    world = tabular.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
     while state.step < config.steps:
-        count = min(config.batch, config.steps - state.step)
+        count = min(config.improve_every, config.steps - state.step)
         policy = targets.epsilon_greedy(state.q, config.epsilon)
-        batch = walks.episodes(world, policy, count, config.horizon, state.rng)
+        batch = tabular.episodes(world, policy, count, config.max_episode_steps, state.rng)
         metrics = update(state, batch)
         yield state.step, metrics, state
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learnt, and its arrows, side by side."""
-    return gridview.text(env, state.values, state.policy)
+    """The values of the greedy policy as learned, and its arrows, side by side."""
+    return render.text(env, state.values, state.policy)

@@ -6,9 +6,9 @@ with any state and any action, so that every pair is seen although π itself nev
     G_t = r_{t+1} + γ G_{t+1}        q(s_t, a_t) ← q(s_t, a_t) + (G_t − q(s_t, a_t)) / n(s_t, a_t)
 
 Kept: means over all returns so far, those of older policies too (S&B p. 99), or with `alpha_power` below 1 means that
-forget them; first or every visit; `batch` episodes between improvements, 1 in the book. An episode that a greedy policy
-never ends is given up after `horizon` actions. Left out: nothing; that worlds rarely let one choose the start is why
-`mc_epsilon_greedy` exists.
+forget them; first or every visit; `improve_every` episodes between improvements, 1 in the book. An episode that a
+greedy policy never ends is given up after `max_episode_steps` actions. Left out: nothing; that worlds rarely let one
+choose the start is why `mc_epsilon_greedy` exists.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from foresight.data.trajectory import Trajectory
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
 from foresight.ops import targets
-from foresight.planning import walks
+from foresight.training import tabular
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "episodes"
 METRICS = ("return", "length")
 
@@ -44,8 +44,8 @@ class Config:
     alpha: float = 1.0  # step size; at the m-th visit of a pair α / m^alpha_power
     alpha_power: float = 1.0  # 1: the mean of all returns; below: newer policies count more
     initial: float = 0.0  # all action values before anything is known
-    batch: int = 100  # episodes between improvements of the policy; 1 in S&B p. 99
-    horizon: int = 1_000  # actions after which an episode that has not ended is given up
+    improve_every: int = 100  # episodes between improvements of the policy; 1 in S&B p. 99
+    max_episode_steps: int = 1_000  # actions after which an episode that has not ended is given up
 
 
 @dataclass
@@ -74,26 +74,26 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
-    walks.check(config)
-    q = torch.full(walks.sizes(spaces), config.initial, dtype=torch.float64, device=device)
+    tabular.check(config)
+    q = torch.full(tabular.sizes(spaces), config.initial, dtype=torch.float64, device=device)
     return State(config, q, torch.zeros_like(q, dtype=torch.int64), np.random.default_rng(config.seed))
 
 
 def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
     """The greedy action in states `obs` `[B]`; to explore, any of the best ones."""
     q = state.q[obs]
-    return walks.sample(targets.greedy(q), state.rng) if explore else q.argmax(-1), {}, carry
+    return tabular.sample(targets.greedy(q), state.rng) if explore else q.argmax(-1), {}, carry
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """q(s_t, a_t) ← the mean of G_t, over whole episodes that stand one after the other in `batch` `[1, N]`."""
+    """q(s_t, a_t) ← the mean of G_t, over whole episodes that stand one after the other in `improve_every` `[1, N]`."""
     config = state.config
     pair = batch.obs[0] * state.q.shape[1] + batch.action[0]
     target = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0]
     if config.first_visit:
-        first = walks.first_visits(pair, batch.cut[0])
+        first = tabular.first_visits(pair, batch.cut[0])
         pair, target = pair[first], target[first]
-    walks.move_all(state.q, state.visits, pair, target, config)
+    tabular.move_all(state.q, state.visits, pair, target, config)
     ended = float(batch.cut.sum())
     state.step += int(ended)
     return {"return": float(batch.reward.sum()) / ended, "length": batch.cut.shape[1] / ended}
@@ -108,17 +108,17 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Episodes from anywhere, their returns, a greedier policy (S&B p. 99)."""
-    world = walks.World(env, config.gamma)
+    world = tabular.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
     pairs = world.pairs.to(state.q.device)
     while state.step < config.steps:
-        first = starts(pairs, min(config.batch, config.steps - state.step), state.rng)
-        batch = walks.episodes(world, targets.greedy(state.q), len(first), config.horizon, state.rng, first)
+        first = starts(pairs, min(config.improve_every, config.steps - state.step), state.rng)
+        batch = tabular.episodes(world, targets.greedy(state.q), len(first), config.max_episode_steps, state.rng, first)
         metrics = update(state, batch)
         yield state.step, metrics, state
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learnt, and its arrows, side by side."""
-    return gridview.text(env, state.values, state.policy)
+    """The values of the greedy policy as learned, and its arrows, side by side."""
+    return render.text(env, state.values, state.policy)

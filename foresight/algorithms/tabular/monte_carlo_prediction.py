@@ -4,7 +4,7 @@ Objective: v_π(s) = E[r_1 + γ r_2 + γ² r_3 + ... | s], as the mean of what f
 
     G_t = r_{t+1} + γ G_{t+1}        v(s_t) ← v(s_t) + (G_t − v(s_t)) / n(s_t)
 
-No value enters a target, so nothing is learnt before an episode ends, and nothing that is wrong spreads.
+No value enters a target, so nothing is learned before an episode ends, and nothing that is wrong spreads.
 
 Kept: the first visit of an episode only, or every visit (`first_visit`); sample means, or a constant α (`alpha_power`
 0, S&B eq. 6.1); the error against the exact v_π. An episode that is cut by a time limit or the horizon counts with what
@@ -23,13 +23,14 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data.trajectory import Trajectory
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
 from foresight.ops import targets
-from foresight.planning import dynamic, walks
+from foresight.planning.dynamic import bellman
+from foresight.training import tabular
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "episodes"
 METRICS = ("rms_error", "return")
 
@@ -46,8 +47,8 @@ class Config:
     alpha_power: float = 1.0  # 1: the mean of all returns; 0: constant steps
     initial: float = 0.0  # all values before anything is known
     policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
-    horizon: int = 10_000  # actions after which an episode that has not ended is given up
-    every: int = 100  # episodes between yields: 1 lets a viewer step through
+    max_episode_steps: int = 10_000  # actions after which an episode that has not ended is given up
+    yield_every: int = 100  # episodes between yields: 1 lets a viewer step through
 
 
 @dataclass
@@ -77,9 +78,9 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
-    errors.at_least(1, config, "every")
-    walks.check(config)
-    states, actions = walks.sizes(spaces)
+    errors.at_least(1, config, "yield_every")
+    tabular.check(config)
+    states, actions = tabular.sizes(spaces)
     v = torch.full((states,), config.initial, dtype=torch.float64, device=device)
     uniform = torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device)
     return State(config, v, torch.zeros_like(v, dtype=torch.int64), uniform, np.random.default_rng(config.seed))
@@ -88,7 +89,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
     """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
     policy = state.probabilities[obs]
-    return walks.sample(policy, state.rng) if explore else policy.argmax(-1), {}, carry
+    return tabular.sample(policy, state.rng) if explore else policy.argmax(-1), {}, carry
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -96,9 +97,9 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     config, s = state.config, batch.obs[0]
     target = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0]
     if config.first_visit:
-        first = walks.first_visits(s, batch.cut[0])
+        first = tabular.first_visits(s, batch.cut[0])
         s, target = s[first], target[first]
-    walks.move_all(state.v, state.visits, s, target, config)
+    tabular.move_all(state.v, state.visits, s, target, config)
     ended = float(batch.cut.sum())
     state.step += int(ended)
     return {"return": float(batch.reward.sum()) / ended, "length": batch.cut.shape[1] / ended}
@@ -108,25 +109,25 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Whole episodes, then their returns (S&B p. 92). `policy` `[S, A]` instead of the Config's, if given."""
-    world = walks.World(env, config.gamma)
+    world = tabular.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    state.probabilities = walks.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
-    exact = dynamic.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
+    state.probabilities = tabular.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
+    exact = bellman.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
     while state.step < config.steps:
-        count = min(config.every, config.steps - state.step)
-        batch = walks.episodes(world, state.probabilities, count, config.horizon, state.rng)
+        count = min(config.yield_every, config.steps - state.step)
+        batch = tabular.episodes(world, state.probabilities, count, config.max_episode_steps, state.rng)
         metrics = update(state, batch)
-        metrics["rms_error"] = walks.root_mean_square(world.mdp, state.v, exact)
+        metrics["rms_error"] = tabular.root_mean_square(world.mdp, state.v, exact)
         yield state.step, metrics, state
 
 
 def measure(state: State, env: MDP) -> tuple[str, float]:
     """What an evaluation reports: √ mean (v − v_π)² against the exact values of the same policy."""
-    policy = walks.policy_table(env, state.config.policy, state.config.gamma)
-    exact = dynamic.policy_value(env, policy, state.config.gamma)
-    return "rms_error", walks.root_mean_square(env, state.v, exact)
+    policy = tabular.policy_table(env, state.config.policy, state.config.gamma)
+    exact = bellman.policy_value(env, policy, state.config.gamma)
+    return "rms_error", tabular.root_mean_square(env, state.v, exact)
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values as learnt and the policy that they are of, side by side."""
-    return gridview.text(env, state.v, state.probabilities)
+    """The values as learned and the policy that they are of, side by side."""
+    return render.text(env, state.v, state.probabilities)

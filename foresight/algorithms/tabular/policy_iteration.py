@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
-from foresight.planning import dynamic
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
+from foresight.planning.dynamic import bellman
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "sweeps"
 METRICS = ("residual", "value", "switched")
 
@@ -40,7 +40,7 @@ class Config:
     gamma: float = 0.99  # discount per action
     evaluation: str = "exact"  # "exact" (linear solve) or "sweeps" (S&B p. 80)
     tolerance: float = 1e-10  # "sweeps" only: evaluate until no value changes by as much (S&B p. 80: θ)
-    every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+    yield_every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
 
 
 @dataclass
@@ -61,7 +61,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """v = 0 for the S states and A actions of `spaces`. Raises UserError for an unknown evaluation."""
     if config.evaluation not in ("exact", "sweeps"):
         raise errors.unknown("evaluation", config.evaluation, ("exact", "sweeps"))
-    errors.at_least(1, config, "every")
+    errors.at_least(1, config, "yield_every")
     states = int(spaces.obs.n)  # type: ignore[attr-defined]
     values = torch.zeros(states, dtype=torch.float64, device=device)
     return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))
@@ -72,11 +72,11 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
     return state.policy[obs], {}, carry
 
 
-def evaluate(state: State, sweeps: dynamic.Sweeps, first: Tensor) -> dict[str, float]:
+def evaluate(state: State, sweeps: bellman.Sweeps, first: Tensor) -> dict[str, float]:
     """v ← v_π (S&B p. 80, step 2). `first` `[S, A]` is the policy evaluated before any improvement."""
     policy = state.policy if state.iteration else first
     if state.config.evaluation == "exact":
-        before, state.values = state.values, dynamic.policy_value(sweeps.mdp, policy, sweeps.gamma)
+        before, state.values = state.values, bellman.policy_value(sweeps.mdp, policy, sweeps.gamma)
         state.evaluated = True
         return {"change": float((state.values - before).abs().max())}
     state.values, change = sweeps.evaluate(state.values, policy)
@@ -84,10 +84,10 @@ def evaluate(state: State, sweeps: dynamic.Sweeps, first: Tensor) -> dict[str, f
     return {"change": change.norm}
 
 
-def improve(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+def improve(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     """π(s) ← argmax_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ], keeping an action as good as any (S&B p. 80, step 3)."""
     keep = state.policy if state.iteration else None
-    best, policy = dynamic.greedy(sweeps.mdp, sweeps.gamma, state.values, keep, _slack(state.config))
+    best, policy = bellman.greedy(sweeps.mdp, sweeps.gamma, state.values, keep, _slack(state.config))
     switched = int((policy != state.policy).sum()) if state.iteration else len(policy)
     state.residual = float((best - state.values).abs().max())
     state.stable = switched == 0
@@ -98,7 +98,7 @@ def improve(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
     return {"residual": state.residual, "switched": float(switched), "iteration": float(state.iteration)}
 
 
-def update(state: State, sweeps: dynamic.Sweeps, first: Tensor) -> dict[str, float]:
+def update(state: State, sweeps: bellman.Sweeps, first: Tensor) -> dict[str, float]:
     """The next sweep: evaluation until it is done, then an improvement."""
     metrics = improve(state, sweeps) if state.evaluated else evaluate(state, sweeps, first)
     state.step += 1
@@ -110,19 +110,19 @@ def train(
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Alternate until an improvement changes no action."""
     state = state or build(config, env.spaces, device)
-    sweeps = dynamic.Sweeps(env.to(device), config.gamma)
+    sweeps = bellman.Sweeps(env.to(device), config.gamma)
     first = sweeps.mdp.uniform()
     while state.step < config.steps and not state.stable:
         metrics = update(state, sweeps, first)
-        if state.stable or state.step >= config.steps or state.step % config.every == 0:
-            yield state.step, {**metrics, "value": dynamic.start_value(sweeps.mdp, state.values)}, state
+        if state.stable or state.step >= config.steps or state.step % config.yield_every == 0:
+            yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 
 
 def picture(state: State, env: MDP) -> str:
     """The value grid and all optimal arrows, side by side."""
     residual = state.residual if state.stable else 0.0
-    best = dynamic.optimal_actions(env, state.config.gamma, state.values.cpu(), max(1e-9, 2 * residual))
-    return gridview.text(env, state.values, best)
+    best = bellman.optimal_actions(env, state.config.gamma, state.values.cpu(), max(1e-9, 2 * residual))
+    return render.text(env, state.values, best)
 
 
 def _slack(config: Config) -> float | None:

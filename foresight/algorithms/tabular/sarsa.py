@@ -4,7 +4,7 @@ Objective: q_π(s, a) of the policy π that is followed, and π ever greedier fo
 
     q(s, a) ← q(s, a) + α [r + γ q(s', a') − q(s, a)]
 
-towards what was earned and what the next action *that will be taken* is worth. So it knows that it explores, and
+toward what was earned and what the next action *that will be taken* is worth. So it knows that it explores, and
 keeps away from the cliff. With ε → 0 slowly enough it converges to q* (Singh et al. 2000).
 
 Kept: one table, an ε-greedy policy, ties broken at random, steps α or α / m^p. A time limit cuts the episode, but the
@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
 from foresight.ops import targets
-from foresight.planning import walk_kernels, walks
+from foresight.training import tabular, tabular_kernels
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "env steps"
 METRICS = ("return", "length", "td_error")
 
@@ -43,7 +43,9 @@ class Config:
     epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
     initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
     episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+    yield_every: int = (
+        1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+    )
 
 
 @dataclass
@@ -53,7 +55,7 @@ class State:
     config: Config
     q: Tensor  # q [S, A] float64
     visits: Tensor  # updates of each pair [S, A]
-    walk: walks.Walk
+    walk: tabular.Walk
     step: int = 0
 
     @property
@@ -72,21 +74,21 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
-    walks.check(config)
-    states, actions = walks.sizes(spaces)
+    tabular.check(config)
+    states, actions = tabular.sizes(spaces)
     q = torch.full((states, actions), config.initial, dtype=torch.float64, device=device)
-    return State(config, q, torch.zeros_like(q, dtype=torch.int64), walks.start(config.seed))
+    return State(config, q, torch.zeros_like(q, dtype=torch.int64), tabular.start(config.seed))
 
 
 def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
     """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
     q = state.q[obs]
     if explore:
-        return walks.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
+        return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
     return q.argmax(-1), {}, carry
 
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def target(
     reward: float, discount: float, q: Any, table: int, next_state: int, next_action: int, epsilon: float
 ) -> float:
@@ -94,23 +96,23 @@ def target(
     return reward + discount * q[table, next_state, next_action]
 
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def walk(*where: Any) -> Any:
     """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: the loop of `walk_kernels.control` around `target`."""
-    return walk_kernels.control(target, walk_kernels.ACTION_FIRST, where)
+    return tabular_kernels.control(target, tabular_kernels.ACTION_FIRST, where)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Choose a', then learn from (s, a, r, s', a'), then do a' (S&B p. 130)."""
-    world = walks.World(env, config.gamma)
+    world = tabular.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    while walks.goes_on(state):
-        metrics = walks.control(world, state, walk)
+    while tabular.goes_on(state):
+        metrics = tabular.control(world, state, walk)
         yield state.step, metrics, state
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learnt, and its arrows, side by side."""
-    return gridview.text(env, state.values, state.policy)
+    """The values of the greedy policy as learned, and its arrows, side by side."""
+    return render.text(env, state.values, state.policy)

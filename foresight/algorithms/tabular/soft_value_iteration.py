@@ -7,7 +7,7 @@ soft maximum where value iteration has the maximum, and is a contraction by γ a
 
 Where α → 0 it becomes `value_iteration`: 0 ≤ v_α − v* ≤ α log A / (1 − γ). It is the tabular form of soft actor-critic.
 
-Kept: synchronous sweeps, stopped at a sup-norm change below `tolerance`. Left out: a temperature that is learnt.
+Kept: synchronous sweeps, stopped at a sup-norm change below `tolerance`. Left out: a temperature that is learned.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
 from foresight.errors import UserError
 from foresight.ops import targets
-from foresight.planning import dynamic, walks
+from foresight.planning.dynamic import bellman
+from foresight.training import tabular
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "sweeps"
 METRICS = ("residual", "value", "entropy")
 
@@ -40,9 +41,9 @@ class Config:
     steps: int = 100_000  # at most so many sweeps
     seed: int = 0  # nothing here is random; kept because every algorithm has one
     gamma: float = 0.99  # discount per action
-    temperature: float = 0.01  # α: reward that one nat of entropy is worth; 0 is value iteration
+    entropy_temperature: float = 0.01  # α: reward that one nat of entropy is worth; 0 is value iteration
     tolerance: float = 1e-8  # stop when no value changed by as much in a sweep (S&B p. 83: θ), in units of reward
-    every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+    yield_every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
 
 
 @dataclass
@@ -58,10 +59,10 @@ class State:
 
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """v = 0 for the S states and A actions of `spaces`. Raises UserError for a negative temperature."""
-    if not config.temperature >= 0:
-        raise UserError(f"temperature must be 0 or more, not {config.temperature:g}.")
-    errors.at_least(1, config, "every")
-    states, actions = walks.sizes(spaces)
+    if not config.entropy_temperature >= 0:
+        raise UserError(f"temperature must be 0 or more, not {config.entropy_temperature:g}.")
+    errors.at_least(1, config, "yield_every")
+    states, actions = tabular.sizes(spaces)
     values = torch.zeros(states, dtype=torch.float64, device=device)
     return State(config, values, torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device))
 
@@ -73,9 +74,9 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
 
 def update(state: State, env: MDP) -> dict[str, float]:
     """One sweep: v(s) ← α log Σ_a exp([ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ] / α) in all states at once."""
-    q = dynamic.action_values(env, state.config.gamma, state.values)
-    after = torch.where(env.absorbing(), 0.0, targets.soft_maximum(q, state.config.temperature))
-    state.policy = targets.soft_policy(q, state.config.temperature)
+    q = bellman.action_values(env, state.config.gamma, state.values)
+    after = torch.where(env.absorbing(), 0.0, targets.soft_maximum(q, state.config.entropy_temperature))
+    state.policy = targets.soft_policy(q, state.config.entropy_temperature)
     state.residual = float((after - state.values).abs().max())
     state.values = after
     state.step += 1
@@ -87,16 +88,16 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Sweep until no value changes by `tolerance` or more."""
-    dynamic.require_ending(env, config.gamma)
+    bellman.require_ending(env, config.gamma)
     state = state or build(config, env.spaces, device)
     env = env.to(device)
     while state.step < config.steps and state.residual >= config.tolerance:
         metrics = update(state, env)
         done = state.step >= config.steps or state.residual < config.tolerance
-        if done or state.step % config.every == 0:
-            yield state.step, {**metrics, "value": dynamic.start_value(env, state.values)}, state
+        if done or state.step % config.yield_every == 0:
+            yield state.step, {**metrics, "value": bellman.start_value(env, state.values)}, state
 
 
 def picture(state: State, env: MDP) -> str:
     """The soft values and the likeliest actions, side by side."""
-    return gridview.text(env, state.values, state.policy.argmax(1))
+    return render.text(env, state.values, state.policy.argmax(1))

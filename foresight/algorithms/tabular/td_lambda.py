@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
-from foresight.planning import dynamic, walk_kernels, walks
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
+from foresight.planning.dynamic import bellman
+from foresight.training import tabular, tabular_kernels
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "env steps"
 METRICS = ("rms_error", "return", "td_error")
 
@@ -41,14 +42,16 @@ class Config:
     steps: int = 100_000  # env steps
     seed: int = 0  # of the walk
     gamma: float = 0.99  # discount per action
-    lam: float = 0.8  # λ: the share of the trace that stays (S&B fig. 12.6: the best on the 19-state walk)
+    trace_lambda: float = 0.8  # λ: the share of the trace that stays (S&B fig. 12.6: the best on the 19-state walk)
     replacing: bool = False  # a visit sets the trace to 1 instead of adding 1 (Singh & Sutton 1996)
     alpha: float = 0.1  # step size; at the m-th visit of a state α / m^alpha_power
     alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge
     initial: float = 0.0  # all values before anything is known
     policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
     episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+    yield_every: int = (
+        1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+    )
 
 
 @dataclass
@@ -60,7 +63,7 @@ class State:
     visits: Tensor  # updates of each state [S]
     trace: Tensor  # z [S]: how lately each state was visited
     probabilities: Tensor  # π(a|s) [S, A]
-    walk: walks.Walk
+    walk: tabular.Walk
     step: int = 0
 
     @property
@@ -79,21 +82,21 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
-    walks.check(config)
-    states, actions = walks.sizes(spaces)
+    tabular.check(config)
+    states, actions = tabular.sizes(spaces)
     v = torch.full((states,), config.initial, dtype=torch.float64, device=device)
     uniform = torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device)
-    visits, walk = torch.zeros_like(v, dtype=torch.int64), walks.start(config.seed)
+    visits, walk = torch.zeros_like(v, dtype=torch.int64), tabular.start(config.seed)
     return State(config, v, visits, torch.zeros_like(v), uniform, walk)
 
 
 def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
     """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
     policy = state.probabilities[obs]
-    return walks.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
+    return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
 
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def walk(
     steps: int, most: int, v: Any, visits: Any, trace: Any, policy: Any, next_state: Any, cumulative: Any, reward: Any,
     discount: Any, start: Any, limit: int, gamma: float, lam: float, replacing: bool, alpha: float, power: float,
@@ -103,10 +106,10 @@ def walk(
     taken, ended, returned, lengths, errors = 0, 0, 0.0, 0, 0.0
     while taken < steps:
         if s < 0:
-            s, length, earned = walk_kernels.draw(start, rng.random()), 0, 0.0
+            s, length, earned = tabular_kernels.draw(start, rng.random()), 0, 0.0
             trace[:] = 0.0
-        a = walk_kernels.draw(policy[s], rng.random())
-        k = walk_kernels.draw(cumulative[s, a], rng.random())
+        a = tabular_kernels.draw(policy[s], rng.random())
+        k = tabular_kernels.draw(cumulative[s, a], rng.random())
         after, r = next_state[s, a, k], reward[s, a, k if reward.shape[2] > 1 else 0]
         goes_on = discount[s, a, k] if discount.shape[0] > 0 else 1.0
         taken += 1
@@ -134,40 +137,41 @@ def walk(
     return taken, s, length, earned, ended, returned, lengths, errors
 
 
-def follow(state: State, world: walks.World) -> dict[str, float]:
+def follow(state: State, world: tabular.World) -> dict[str, float]:
     """Walk until the next yield; the metrics of what happened."""
     config, at = state.config, state.walk
-    steps, most = walks.until(state)
-    with walks.arrays(state.v, state.visits, state.trace) as learned:
+    steps, most = tabular.until(state)
+    with tabular.arrays(state.v, state.visits, state.trace) as learned:
         found = walk(
-            steps, most, *learned, walks.running(state.probabilities), *world.tables, world.limit, world.gamma,
-            config.lam, config.replacing, config.alpha, config.alpha_power, at.rng, at.state, at.length, at.earned,
+            steps, most, *learned, tabular.running(state.probabilities), *world.tables, world.limit, world.gamma,
+            config.trace_lambda, config.replacing, config.alpha, config.alpha_power, at.rng, at.state, at.length,
+            at.earned,
         )  # fmt: skip
     taken, at.state, at.length, at.earned, *happened = found
-    return walks.report(state, taken, *happened)
+    return tabular.report(state, taken, *happened)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Follow the policy and learn from each step (S&B p. 293). `policy` `[S, A]` instead of the Config's, if given."""
-    world = walks.World(env, config.gamma)
+    world = tabular.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    state.probabilities = walks.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
-    exact = dynamic.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
-    while walks.goes_on(state):
+    state.probabilities = tabular.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
+    exact = bellman.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
+    while tabular.goes_on(state):
         metrics = follow(state, world)
-        metrics["rms_error"] = walks.root_mean_square(world.mdp, state.v, exact)
+        metrics["rms_error"] = tabular.root_mean_square(world.mdp, state.v, exact)
         yield state.step, metrics, state
 
 
 def measure(state: State, env: MDP) -> tuple[str, float]:
     """What an evaluation reports: √ mean (v − v_π)² against the exact values of the same policy."""
-    policy = walks.policy_table(env, state.config.policy, state.config.gamma)
-    exact = dynamic.policy_value(env, policy, state.config.gamma)
-    return "rms_error", walks.root_mean_square(env, state.v, exact)
+    policy = tabular.policy_table(env, state.config.policy, state.config.gamma)
+    exact = bellman.policy_value(env, policy, state.config.gamma)
+    return "rms_error", tabular.root_mean_square(env, state.v, exact)
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values as learnt and the policy that they are of, side by side."""
-    return gridview.text(env, state.v, state.probabilities)
+    """The values as learned and the policy that they are of, side by side."""
+    return render.text(env, state.v, state.probabilities)

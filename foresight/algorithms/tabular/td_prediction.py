@@ -1,6 +1,6 @@
 """TD prediction: Sutton (1988), Sutton & Barto (2018) sections 6.1 and 7.1.
 
-Objective: v_π, the values of a policy that is followed and not changed. The state n steps back moves towards n rewards
+Objective: v_π, the values of a policy that is followed and not changed. The state n steps back moves toward n rewards
 and the value of where they led:
 
     v(s_t) ← v(s_t) + α [r_{t+1} + γ r_{t+2} + ... + γⁿ v(s_{t+n}) − v(s_t)]
@@ -22,12 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
-from foresight.planning import dynamic, walk_kernels, walks
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
+from foresight.planning.dynamic import bellman
+from foresight.training import tabular, tabular_kernels
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "env steps"
 METRICS = ("rms_error", "return", "td_error")
 
@@ -39,13 +40,15 @@ class Config:
     steps: int = 100_000  # env steps
     seed: int = 0  # of the walk
     gamma: float = 0.99  # discount per action
-    n: int = 1  # rewards before the bootstrap; 1 is TD(0)
+    n_steps: int = 1  # rewards before the bootstrap; 1 is TD(0)
     alpha: float = 0.1  # step size; at the m-th visit of a state α / m^alpha_power
     alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge
     initial: float = 0.0  # all values before anything is known
     policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
     episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+    yield_every: int = (
+        1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
+    )
 
 
 @dataclass
@@ -56,7 +59,7 @@ class State:
     v: Tensor  # v [S] float64
     visits: Tensor  # updates of each state [S]
     probabilities: Tensor  # π(a|s) [S, A]
-    walk: walks.Walk
+    walk: tabular.Walk
     step: int = 0
 
     @property
@@ -75,52 +78,52 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for numbers out of range.
     """
-    walks.check(config)
-    states, actions = walks.sizes(spaces)
+    tabular.check(config)
+    states, actions = tabular.sizes(spaces)
     v = torch.full((states,), config.initial, dtype=torch.float64, device=device)
     uniform = torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device)
-    return State(config, v, torch.zeros_like(v, dtype=torch.int64), uniform, walks.start(config.seed, config.n))
+    return State(config, v, torch.zeros_like(v, dtype=torch.int64), uniform, tabular.start(config.seed, config.n_steps))
 
 
 def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
     """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
     policy = state.probabilities[obs]
-    return walks.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
+    return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
 
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def target(reward: float, discount: float, v: Any, next_state: int) -> float:
     """r_1 + γ r_2 + ... + γⁿ v(s_n): `reward` is the sum of the n, `discount` is γⁿ (S&B eq. 7.1)."""
     return reward + discount * v[next_state]
 
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def walk(*where: Any) -> Any:
     """Follow the policy, and move v(s) ← v(s) + α [target − v(s)]: `walk_kernels.predict` around `target`."""
-    return walk_kernels.predict(target, where)
+    return tabular_kernels.predict(target, where)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Follow the policy and learn n steps late (S&B p. 144). `policy` `[S, A]` instead of the Config's, if given."""
-    world = walks.World(env, config.gamma)
+    world = tabular.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    state.probabilities = walks.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
-    exact = dynamic.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
-    while walks.goes_on(state):
-        metrics = walks.predict(world, state, state.probabilities, walk)
-        metrics["rms_error"] = walks.root_mean_square(world.mdp, state.v, exact)
+    state.probabilities = tabular.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
+    exact = bellman.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
+    while tabular.goes_on(state):
+        metrics = tabular.predict(world, state, state.probabilities, walk)
+        metrics["rms_error"] = tabular.root_mean_square(world.mdp, state.v, exact)
         yield state.step, metrics, state
 
 
 def measure(state: State, env: MDP) -> tuple[str, float]:
     """What an evaluation reports: √ mean (v − v_π)² against the exact values of the same policy."""
-    policy = walks.policy_table(env, state.config.policy, state.config.gamma)
-    exact = dynamic.policy_value(env, policy, state.config.gamma)
-    return "rms_error", walks.root_mean_square(env, state.v, exact)
+    policy = tabular.policy_table(env, state.config.policy, state.config.gamma)
+    exact = bellman.policy_value(env, policy, state.config.gamma)
+    return "rms_error", tabular.root_mean_square(env, state.v, exact)
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values as learnt and the policy that they are of, side by side."""
-    return gridview.text(env, state.v, state.probabilities)
+    """The values as learned and the policy that they are of, side by side."""
+    return render.text(env, state.v, state.probabilities)

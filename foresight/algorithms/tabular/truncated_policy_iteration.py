@@ -6,7 +6,7 @@ and L_π is the same for the action π(s). m = 0 is value iteration, m = ∞ pol
 Kept: a fixed m (`evaluation_sweeps`), the sup-norm stop, and as an option the span stop with MacQueen's bounds
 (Puterman 6.6.3), which needs as many sweeps as the *differences* between states take to settle, not their level.
 Left out: m that grows with the iterations. An improvement skips comparisons whose outcome is certain
-(`planning.dynamic.Sweeps`; Puterman 6.7.3), which changes no iterate.
+(`planning.dynamic.bellman.Sweeps`; Puterman 6.7.3), which changes no iterate.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
 from foresight.errors import UserError
-from foresight.planning import dynamic
+from foresight.planning.dynamic import bellman
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "sweeps"
 METRICS = ("residual", "value", "switched")
 
@@ -41,7 +41,7 @@ class Config:
     tolerance: float = 1e-8  # stop when an improvement's residual is below, in units of reward
     evaluation_sweeps: int = 10  # m: evaluation sweeps after each improvement (Puterman 6.5: m_n)
     span_bounds: bool = False  # the residual is half the span of the change, and bounds correct v (needs gamma < 1)
-    every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+    yield_every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
 
 
 @dataclass
@@ -62,7 +62,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
         raise UserError("span_bounds needs gamma < 1: without discount the bounds are infinite. Use span_bounds=False.")
     if config.evaluation_sweeps < 0:
         raise UserError(f"evaluation_sweeps must be 0 or more, not {config.evaluation_sweeps}.")
-    errors.at_least(1, config, "every")
+    errors.at_least(1, config, "yield_every")
     states = int(spaces.obs.n)  # type: ignore[attr-defined]
     values = torch.zeros(states, dtype=torch.float64, device=device)
     return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))
@@ -73,25 +73,25 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
     return state.policy[obs], {}, carry
 
 
-def improve(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+def improve(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     """π ← greedy for v, v ← L v: one sweep gives both (Puterman 6.5, steps 2 and 3a)."""
     state.values, state.policy, change = sweeps.improve(state.values, state.policy)
     state.residual = change.half_span if state.config.span_bounds else change.norm
     if state.residual >= state.config.tolerance:
         state.evaluations_left = state.config.evaluation_sweeps
     elif state.config.span_bounds:
-        state.values = dynamic.extrapolate(sweeps.mdp, sweeps.gamma, state.values, change)
+        state.values = bellman.extrapolate(sweeps.mdp, sweeps.gamma, state.values, change)
     return {"residual": state.residual, "switched": float(change.switched)}
 
 
-def evaluate(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+def evaluate(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     """v ← L_π v (Puterman 6.5, step 3c)."""
     state.values, change = sweeps.evaluate(state.values, state.policy)
     state.evaluations_left -= 1
     return {"change": change.norm}
 
 
-def update(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+def update(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     """The next sweep: an improvement, or one of the evaluations that follow it."""
     metrics = evaluate(state, sweeps) if state.evaluations_left else improve(state, sweeps)
     state.step += 1
@@ -102,17 +102,17 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Sweep until an improvement's residual is below `tolerance`."""
-    dynamic.require_ending(env, config.gamma)
+    bellman.require_ending(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    sweeps = dynamic.Sweeps(env.to(device), config.gamma)
+    sweeps = bellman.Sweeps(env.to(device), config.gamma)
     while state.step < config.steps and state.residual >= config.tolerance:
         metrics = update(state, sweeps)
         done = state.step >= config.steps or state.residual < config.tolerance
-        if done or state.step % config.every == 0:
-            yield state.step, {**metrics, "value": dynamic.start_value(sweeps.mdp, state.values)}, state
+        if done or state.step % config.yield_every == 0:
+            yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 
 
 def picture(state: State, env: MDP) -> str:
     """The value grid and all optimal arrows, side by side."""
-    best = dynamic.optimal_actions(env, state.config.gamma, state.values.cpu(), max(1e-9, 2 * state.residual))
-    return gridview.text(env, state.values, best)
+    best = bellman.optimal_actions(env, state.config.gamma, state.values.cpu(), max(1e-9, 2 * state.residual))
+    return render.text(env, state.values, best)

@@ -5,8 +5,8 @@ the sup norm, so the iterates v ← L v converge to v* from anywhere, and ‖v -
 change Δ.
 
 Kept: synchronous sweeps over all states, stopped at a sup-norm change below `tolerance`; the greedy policy that
-comes with every sweep. Left out: asynchronous (Gauss-Seidel, prioritised) order. The sweep skips comparisons whose
-outcome is certain (`planning.dynamic.Sweeps`), which changes no iterate.
+comes with every sweep. Left out: asynchronous (Gauss-Seidel, prioritized) order. The sweep skips comparisons whose
+outcome is certain (`planning.dynamic.bellman.Sweeps`), which changes no iterate.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.envs import gridview
 from foresight.envs.base import Spaces
-from foresight.envs.mdp import MDP
-from foresight.planning import dynamic
+from foresight.envs.tabular import render
+from foresight.envs.tabular.mdp import MDP
+from foresight.planning.dynamic import bellman
 
-WORLD = "mdp"
+KIND = "tabular"
 UNIT = "sweeps"
 METRICS = ("residual", "value", "switched")
 
@@ -38,7 +38,7 @@ class Config:
     seed: int = 0  # nothing here is random; kept because every algorithm has one
     gamma: float = 0.99  # discount per action
     tolerance: float = 1e-8  # stop when no value changed by as much in a sweep (S&B p. 83: θ), in units of reward
-    every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+    yield_every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
 
 
 @dataclass
@@ -54,7 +54,7 @@ class State:
 
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """v = 0 for the S states and A actions of `spaces`. Raises UserError for numbers out of range."""
-    errors.at_least(1, config, "every")
+    errors.at_least(1, config, "yield_every")
     states = int(spaces.obs.n)  # type: ignore[attr-defined]
     values = torch.zeros(states, dtype=torch.float64, device=device)
     return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))
@@ -65,7 +65,7 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
     return state.policy[obs], {}, carry
 
 
-def update(state: State, sweeps: dynamic.Sweeps) -> dict[str, float]:
+def update(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     """One sweep: v(s) ← max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ] in all states at once (S&B eq. 4.10)."""
     state.values, state.policy, change = sweeps.improve(state.values, state.policy)
     state.residual = change.norm
@@ -77,17 +77,17 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Sweep until no value changes by `tolerance` or more."""
-    dynamic.require_ending(env, config.gamma)
+    bellman.require_ending(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    sweeps = dynamic.Sweeps(env.to(device), config.gamma)
+    sweeps = bellman.Sweeps(env.to(device), config.gamma)
     while state.step < config.steps and state.residual >= config.tolerance:
         metrics = update(state, sweeps)
         done = state.step >= config.steps or state.residual < config.tolerance
-        if done or state.step % config.every == 0:
-            yield state.step, {**metrics, "value": dynamic.start_value(sweeps.mdp, state.values)}, state
+        if done or state.step % config.yield_every == 0:
+            yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 
 
 def picture(state: State, env: MDP) -> str:
     """The value grid and all optimal arrows, side by side."""
-    best = dynamic.optimal_actions(env, state.config.gamma, state.values.cpu(), max(1e-9, 2 * state.residual))
-    return gridview.text(env, state.values, best)
+    best = bellman.optimal_actions(env, state.config.gamma, state.values.cpu(), max(1e-9, 2 * state.residual))
+    return render.text(env, state.values, best)

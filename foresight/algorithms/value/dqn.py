@@ -1,6 +1,6 @@
 """DQN: Human-level control through deep reinforcement learning, Mnih et al. 2015 (Nature 518, 529).
 
-    minimise  E_{(s,a,r,s') ~ replay}[ huber( r + γ max_a' Q⁻(s', a') - Q(s, a) ) ]
+    minimize  E_{(s,a,r,s') ~ replay}[ huber( r + γ max_a' Q⁻(s', a') - Q(s, a) ) ]
 
 where Q⁻ is an older copy of Q: copied every so often (`target_every`), or followed slowly (`tau` below 1).
 
@@ -11,7 +11,7 @@ loss with δ = 1), one network for all actions. Each of these papers changes one
   n-step targets (Sutton & Barto 2018, §7.1)              `n_steps`: γⁿ max Q⁻ after n rewards of one episode
   C51 (Bellemare et al. 2017, arXiv:1707.06887)           `values="atoms"`: a distribution on 51 atoms a value
   QR-DQN (Dabney et al. 2018, arXiv:1710.10044)           `values="quantiles"`: 200 quantiles a value
-All of them together, with prioritised replay and noisy networks, are `rainbow`.
+All of them together, with prioritized replay and noisy networks, are `rainbow`.
 
 Otherwise than there: Adam instead of RMSProp; a time limit is no termination, its target bootstraps from the final
 observation; evaluation is greedy (ε is 0, not 0.05). Left out: recurrent Q-networks.
@@ -30,13 +30,14 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Unroll
-from foresight.nets import optim, q_network, values
+from foresight.nets import q_network, values
 from foresight.nets.q_network import QNetwork
 from foresight.ops import fused, schedules
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "loss", "q", "epsilon")
 ACTING = ("network",)  # the fields of State that actors are sent
@@ -50,16 +51,16 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 1  # worlds stepped together
-    unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
+    rollout_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
     max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 1e-4  # Adam (Mnih et al.: RMSProp, 2.5e-4)
     adam_epsilon: float = 1e-8  # of Adam, added to the root (Rainbow: 1.5e-4)
-    anneal: bool = False  # learning_rate falls linearly to 0
+    anneal_lr: bool = False  # learning_rate falls linearly to 0
     batch_size: int = 32  # transitions of a gradient step; extended data table 1
     replay_size: int = 1_000_000  # rows that are kept; extended data table 1
     learning_starts: int = 100  # env steps before the first update; 50,000 in table 1
     train_every: int = 4  # env steps between updates; table 1
-    updates: int = 1  # gradient steps of each update
+    gradient_steps: int = 1  # gradient steps of each update
     target_every: int = 10_000  # env steps between two moves of the target network; table 1
     tau: float = 1.0  # how far it moves: 1 copies; with target_every 1 and tau 0.005, Polyak averaging
     gamma: float = 0.99  # discount a step; table 1
@@ -95,7 +96,7 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser and replay. Raises UserError for spaces and settings that DQN cannot work with."""
+    """Networks, optimizer and replay. Raises UserError for spaces and settings that DQN cannot work with."""
     _check(config)
     require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "DQN", "sac or ppo")
@@ -149,9 +150,9 @@ def restart(state: State) -> None:
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
-    """`unroll_steps` of every world from `obs` on, and the observation to go on from."""
+    """`rollout_steps` of every world from `obs` on, and the observation to go on from."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
     state.step += unroll.rows.reward.numel()
     return unroll, unroll.last
 
@@ -187,7 +188,7 @@ def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], T
 def update(state: State, batch: Transitions) -> dict[str, float]:
     """One gradient step."""
     config = state.config
-    if config.anneal:
+    if config.anneal_lr:
         state.optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
     backward, loss, q = objective(state, batch)
     optim.descend(state.optimizer, backward, config.max_grad_norm)
@@ -201,7 +202,7 @@ def learn(state: State, unroll: Unroll) -> dict[str, float]:
     before = state.step - unroll.rows.reward.numel()
     collect.remember(state.replay, unroll)
     if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * config.num_envs:
-        for _ in range(config.updates * schedules.passed(before, state.step, config.train_every)):
+        for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
             metrics = update(state, sample(state))
     if schedules.passed(before, state.step, config.target_every):
         optim.track(state.target, state.network, config.tau)
@@ -212,7 +213,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, remember, update, until `steps`. A given state goes on with new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     restart(state)
@@ -243,11 +244,11 @@ def _check(config: Config) -> None:
         1,
         config,
         "num_envs",
-        "unroll_steps",
+        "rollout_steps",
         "batch_size",
         "replay_size",
         "train_every",
-        "updates",
+        "gradient_steps",
         "target_every",
         "n_steps",
         "atoms",

@@ -1,10 +1,10 @@
 """Rainbow: Combining improvements in deep reinforcement learning, Hessel et al. 2018 (arXiv:1710.02298).
 
-    minimise  E_{n steps ~ p^ω}[ w · KL( Φ(R⁽ⁿ⁾ + γⁿ Z⁻(s_n, argmax_a E Z(s_n, a)))  ‖  Z(s, a) ) ]
+    minimize  E_{n steps ~ p^ω}[ w · KL( Φ(R⁽ⁿ⁾ + γⁿ Z⁻(s_n, argmax_a E Z(s_n, a)))  ‖  Z(s, a) ) ]
 
 DQN with six papers at once, each of which is one line here:
   Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)      the learning network chooses, the target values
-  prioritised replay (Schaul et al. 2016, arXiv:1511.05952)   `Prioritized`; the loss is the priority
+  prioritized replay (Schaul et al. 2016, arXiv:1511.05952)   `Prioritized`; the loss is the priority
   dueling networks (Wang et al. 2016, arXiv:1511.06581)       `QNetwork(dueling=True)`
   n-step targets (Sutton 1988)                                `n_steps`
   C51 (Bellemare et al. 2017, arXiv:1707.06887)               `AtomHead`; Φ is its projection
@@ -12,7 +12,7 @@ DQN with six papers at once, each of which is one line here:
 The paper leaves each of them out in turn (its figure 3). So do `n_steps=1`, `priority_exponent=0`, `double=False`,
 `dueling=False`, and `sigma=None` (ε-greedy then). DQN with values as numbers or quantiles is `dqn`.
 
-What is left out: the Atari protocol of the paper as far as it is the environment's (see `envs.atari`).
+What is left out: the Atari protocol of the paper as far as it is the environment's (see `envs.control.atari`).
 Otherwise than there: a time limit is no termination; noise is drawn once a batch, as in the authors' later code.
 """
 
@@ -30,13 +30,14 @@ from foresight import errors
 from foresight.data.priorities import Prioritized
 from foresight.data.replay import Transitions, shared_replay
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_end, require_worlds
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Unroll
-from foresight.nets import optim, q_network, values
+from foresight.nets import q_network, values
 from foresight.nets.q_network import QNetwork
 from foresight.ops import schedules
+from foresight.training import optim
 
-WORLD = "control"
+KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "loss", "q")
 ACTING = ("network",)  # the fields of State that actors are sent
@@ -50,7 +51,7 @@ class Config:
     steps: int = 1_000_000  # env steps in all worlds together
     seed: int = 0
     num_envs: int = 1  # worlds stepped together
-    unroll_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
+    rollout_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
     max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
     learning_rate: float = 6.25e-5  # Adam
     adam_epsilon: float = 1.5e-4  # of Adam
@@ -93,7 +94,7 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimiser and replay. Raises UserError for spaces and settings that Rainbow cannot work with."""
+    """Networks, optimizer and replay. Raises UserError for spaces and settings that Rainbow cannot work with."""
     _check(config)
     require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "Rainbow", "sac or ppo")
@@ -139,9 +140,9 @@ def restart(state: State) -> None:
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
-    """`unroll_steps` of every world from `obs` on, and the observation to go on from."""
+    """`rollout_steps` of every world from `obs` on, and the observation to go on from."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.unroll_steps, device, state.episodes)
+    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
     state.step += unroll.rows.reward.numel()
     return unroll, unroll.last
 
@@ -187,7 +188,7 @@ def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, remember, update, until `steps`. A given state goes on with new episodes."""
-    require_worlds(env, config.num_envs)
+    require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     restart(state)
@@ -204,6 +205,6 @@ def train(
 def _check(config: Config) -> None:
     errors.at_least(0, config, "max_lag")
     errors.at_least(
-        1, config, "num_envs", "unroll_steps", "batch_size", "replay_size", "train_every", "target_every", "n_steps"
+        1, config, "num_envs", "rollout_steps", "batch_size", "replay_size", "train_every", "target_every", "n_steps"
     )
     errors.between(0, 1, config, "gamma", "epsilon", "priority_correction")

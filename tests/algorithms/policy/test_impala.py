@@ -22,7 +22,7 @@ from tests.algorithms.states import weights
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 SMALL = impala.Config(
-    steps=1024, num_envs=8, unroll_steps=8, unrolls=2, hidden=(16,), optimizer="adam", learning_rate=3e-3
+    steps=1024, num_envs=8, rollout_steps=8, rollouts_per_update=2, hidden=(16,), optimizer="adam", learning_rate=3e-3
 )
 
 
@@ -88,7 +88,7 @@ def test_the_update_goes_down_the_gradient_of_the_definition() -> None:
 
 def _compare(env: Clock) -> None:
     config = dataclasses.replace(
-        SMALL, unroll_steps=10, num_envs=2, clip_rho=1.1, clip_c=0.9, entropy_coef=0.3, max_grad_norm=1e9
+        SMALL, rollout_steps=10, num_envs=2, clip_rho=1.1, clip_c=0.9, entropy_coef=0.3, max_grad_norm=1e9
     )
     old = impala.build(dataclasses.replace(config, seed=5), env.spaces)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def _without_limits(rollout: Any) -> Any:
 
 def test_final_observations_stay_with_their_rows() -> None:
     """Joined or not, the k-th final observation is that of the k-th row that a time limit cut."""
-    config = dataclasses.replace(SMALL, unroll_steps=11, num_envs=4)
+    config = dataclasses.replace(SMALL, rollout_steps=11, num_envs=4)
     env = Clock((0.0, 1.0, 2.0, 3.0, 4.0), num_envs=4)
     state, obs, unrolls = impala.build(config, env.spaces), env.reset(0), []
     for _ in range(3):
@@ -175,7 +175,7 @@ ACTIONS = {
 
 @sabotaged_by("foresight.ops.returns.vtrace", lambda f: lambda *a: tuple(-x for x in f(*a)))
 @pytest.mark.parametrize("name", ACTIONS)
-def test_every_kind_of_action_is_learnt(name: str) -> None:
+def test_every_kind_of_action_is_learned(name: str) -> None:
     actions, reward = ACTIONS[name]
     spaces = Spaces(gs.Box(-1, 1, (1,), np.float32), actions)
     env = Bandit(spaces, 2, lambda c: (2.0 * c - 1).unsqueeze(-1), reward)
@@ -192,13 +192,13 @@ def test_pixels_pass_through_the_residual_trunk() -> None:
     images[0, :, :, :18], images[1, :, :, 18:] = 255, 255
     spaces = Spaces(gs.Box(0, 255, (1, 36, 36), np.uint8), gs.Discrete(2))
     env = Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
-    state = _last(dataclasses.replace(SMALL, steps=1024, unrolls=1), env)
+    state = _last(dataclasses.replace(SMALL, steps=1024, rollouts_per_update=1), env)
     assert (impala.act(state, env.reset(0))[0] == env._context).all()
 
 
 MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds"),
-    ({"unrolls": 0}, "unrolls must be at least 1"),
+    ({"rollouts_per_update": 0}, "rollouts_per_update must be at least 1"),
     ({"clip_c": 2.0}, "clip_c must be at most clip_rho"),
     ({"max_lag": -1}, "max_lag must be at least 0"),
     ({"optimizer": "adm"}, "Did you mean 'adam'"),

@@ -15,18 +15,18 @@ from gymnasium import spaces as gs
 
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from foresight.runtime import checkpoint
+from foresight.runtime.checkpoints import checkpoint
 from tests.algorithms.policy.worlds import Bandit, choice
 from tests.algorithms.states import weights
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, dict[str, Any]] = {
     "reinforce": {"steps": 64, "value_steps": 2},
-    "qac": {"steps": 512, "unroll_steps": 8},
-    "a2c": {"steps": 512, "unroll_steps": 8},
-    "off_policy_ac": {"steps": 512, "unroll_steps": 8},
-    "trpo": {"steps": 512, "num_envs": 8, "unroll_steps": 8, "value_epochs": 2, "value_batch": 16},
-    "ppg": {"steps": 512, "unroll_steps": 8, "policy_iterations": 3, "auxiliary_minibatches": 2, "minibatches": 2},
+    "qac": {"steps": 512, "rollout_steps": 8},
+    "a2c": {"steps": 512, "rollout_steps": 8},
+    "off_policy_ac": {"steps": 512, "rollout_steps": 8},
+    "trpo": {"steps": 512, "num_envs": 8, "rollout_steps": 8, "value_epochs": 2, "value_batch": 16},
+    "ppg": {"steps": 512, "rollout_steps": 8, "policy_iterations": 3, "auxiliary_minibatches": 2, "minibatches": 2},
 }
 CONTINUOUS = ("reinforce", "a2c", "trpo", "ppg")
 every = pytest.mark.parametrize("name", SMALL)
@@ -118,12 +118,18 @@ def _continuous() -> Bandit:
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_continuous_actions_are_learnt(name):
+def test_continuous_actions_are_learned(name):
     faster = {
         "reinforce": {"steps": 8_000, "learning_rate": 0.02},
         "a2c": {"steps": 16_000, "learning_rate": 0.01},
-        "trpo": {"steps": 20_000, "unroll_steps": 32, "target_kl": 0.1, "value_rate": 0.01},
-        "ppg": {"steps": 12_000, "unroll_steps": 16, "learning_rate": 0.01, "entropy_coef": 0.0, "auxiliary_epochs": 1},
+        "trpo": {"steps": 20_000, "rollout_steps": 32, "target_kl": 0.1, "value_learning_rate": 0.01},
+        "ppg": {
+            "steps": 12_000,
+            "rollout_steps": 16,
+            "learning_rate": 0.01,
+            "entropy_coef": 0.0,
+            "auxiliary_epochs": 1,
+        },
     }[name]
     env = _continuous()
     state = _last(name, _config(name, **faster), env)
@@ -165,10 +171,10 @@ def test_pixels_are_seen(name):
 
 MISTAKES = [
     *[(name, {"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds") for name in SMALL],
-    *[(name, {"unroll_steps": 0}, "unroll_steps must be at least 1") for name in SMALL if name != "reinforce"],
+    *[(name, {"rollout_steps": 0}, "rollout_steps must be at least 1") for name in SMALL if name != "reinforce"],
     *[(name, {"activation": "tahn"}, "Did you mean 'tanh'") for name in SMALL],
     ("reinforce", {"form": "reward_togo"}, "Did you mean 'reward_to_go'"),
-    ("reinforce", {"longest": 0}, "longest must be at least 1"),
+    ("reinforce", {"max_episode_steps": 0}, "max_episode_steps must be at least 1"),
     ("off_policy_ac", {"epsilon": 1.5}, r"epsilon is a share of actions and must lie in \[0, 1\]"),
     ("off_policy_ac", {"max_ratio": 0.5}, "max_ratio must be at least 1"),
     ("trpo", {"target_kl": 0.0}, "target_kl is the size of the trust region"),
@@ -198,7 +204,7 @@ def test_an_action_space_without_a_policy_is_named(name):
 
 
 @pytest.mark.parametrize("name", ["a2c", "trpo"])
-def test_normalisers_learn_in_training_only(name):
+def test_normalizers_learn_in_training_only(name):
     state = _last(name, _config(name, normalize_obs=True, normalize_reward=True), choice())
     normalizer, scaler = state.network.normalizer, state.reward_scaler
     assert normalizer.moments.count == 512 and scaler.moments.count == 512

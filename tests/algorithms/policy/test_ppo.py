@@ -17,7 +17,7 @@ from tests.algorithms.policy.worlds import Bandit, Clock, choice, hidden_choice,
 from tests.algorithms.states import forgets, restored, weights
 from tests.sabotage import sabotaged_by
 
-SMALL = ppo.Config(steps=512, num_envs=8, unroll_steps=8, hidden=(16,))
+SMALL = ppo.Config(steps=512, num_envs=8, rollout_steps=8, hidden=(16,))
 
 
 def _last(config: ppo.Config, env, state: ppo.State | None = None) -> ppo.State:
@@ -73,7 +73,7 @@ def _contexts(actions: gs.Space, reward) -> Bandit:
     return Bandit(spaces, 2, lambda c: (2.0 * c - 1).unsqueeze(-1), reward)
 
 
-WORLDS = {
+ENVS = {
     # every one: reward 1 at best, a random policy earns far less
     "discrete": (choice, 0.25),
     "multi-discrete": (
@@ -94,10 +94,10 @@ WORLDS = {
 
 
 @sabotaged_by("foresight.ops.returns.gae", lambda f: lambda *a: tuple(-x for x in f(*a)))
-@pytest.mark.parametrize("name", WORLDS)
-def test_every_kind_of_action_is_learnt(name):
-    make, random = WORLDS[name]
-    config = ppo.Config(steps=20_000, num_envs=8, unroll_steps=16, learning_rate=3e-3, hidden=(32,), anneal_clip=True)
+@pytest.mark.parametrize("name", ENVS)
+def test_every_kind_of_action_is_learned(name):
+    make, random = ENVS[name]
+    config = ppo.Config(steps=20_000, num_envs=8, rollout_steps=16, learning_rate=3e-3, hidden=(32,), anneal_clip=True)
     state = ppo.build(config, make().spaces)
     env = make()
     untrained = env.reset(0)
@@ -121,8 +121,8 @@ def test_masked_actions_are_never_taken():
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_pixels_are_learnt(precision):
-    config = ppo.Config(steps=1024, num_envs=8, unroll_steps=16, epochs=2, precision=precision, learning_rate=1e-3)
+def test_pixels_are_learned(precision):
+    config = ppo.Config(steps=1024, num_envs=8, rollout_steps=16, epochs=2, precision=precision, learning_rate=1e-3)
     returns = [metrics["return"] for _, metrics, _ in ppo.train(config, sides())]
     assert returns[0] < 0.75
     env = sides()
@@ -141,7 +141,7 @@ def test_a_kl_target_stops_the_epochs():
     assert held["approx_kl"] < 0.015 < free["approx_kl"]
 
 
-def test_normalisers_learn_in_training_only():
+def test_normalizers_learn_in_training_only():
     config = dataclasses.replace(SMALL, normalize_obs=True, normalize_reward=True)
     env = Clock((1.0, 5.0), num_envs=8)
     state = _last(config, env)

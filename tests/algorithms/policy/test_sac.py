@@ -18,8 +18,8 @@ from tests.algorithms.states import forgets, restored, weights
 from tests.sabotage import sabotaged_by
 
 COMMON = {"steps": 800, "num_envs": 8, "learning_starts": 64, "train_every": 8, "batch_size": 32, "replay_size": 4_000}
-SAC = sac.Config(**COMMON, hidden=(16,), learning_rate=5e-3, alpha=0.1)
-DISCRETE = sac_discrete.Config(**COMMON, hidden=(16,), learning_rate=5e-3, alpha=0.1)
+SAC = sac.Config(**COMMON, hidden=(16,), learning_rate=5e-3, entropy_temperature=0.1)
+DISCRETE = sac_discrete.Config(**COMMON, hidden=(16,), learning_rate=5e-3, entropy_temperature=0.1)
 
 
 def aim(contexts: int = 4) -> Bandit:
@@ -129,11 +129,11 @@ def test_masked_actions_are_never_taken() -> None:
     assert sac_discrete.act(state, env.reset(0))[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
-def test_pixels_are_learnt() -> None:
+def test_pixels_are_learned() -> None:
     def near(c: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         return -((a[:, 0] - (2.0 * c - 1) / 2).square())
 
-    options = {"steps": 1_200, "learning_rate": 1e-3, "hidden": (32,), "alpha": 0.05}
+    options = {"steps": 1_200, "learning_rate": 1e-3, "hidden": (32,), "entropy_temperature": 0.05}
     env = sides(gs.Box(-1, 1, (1,), np.float32), near)
     state = _last(sac, dataclasses.replace(SAC, **options), env)
     assert near(env._context, sac.act(state, env.reset(0))[0]).min() > -0.15
@@ -146,7 +146,7 @@ MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
     ({"gamma": 1.5}, "gamma must be between 0 and 1"),
-    ({"alpha": 0.0}, "alpha, the temperature, must be above 0"),
+    ({"entropy_temperature": 0.0}, "alpha, the temperature, must be above 0"),
     ({"replay_size": 10}, "replay_size 10 is too small"),
 ]
 

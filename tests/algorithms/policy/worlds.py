@@ -131,12 +131,12 @@ class Gymnasium:
 
     def step(self, action: Tensor) -> Feedback:
         rows, ended = [], []
-        for i, (world, a) in enumerate(zip(self._worlds, action.numpy(), strict=True)):
-            final, reward, terminated, truncated, _ = world.step(a)
+        for i, (env, a) in enumerate(zip(self._worlds, action.numpy(), strict=True)):
+            final, reward, terminated, truncated, _ = env.step(a)
             self._returns[i] += float(reward)
             obs = final
             if terminated or truncated:
-                obs, _ = world.reset()
+                obs, _ = env.reset()
                 ended.append(self._returns[i])
                 self._returns[i] = 0.0
             rows.append((obs, final, reward, not terminated, terminated or truncated))
@@ -148,8 +148,8 @@ class Gymnasium:
         return None
 
     def close(self) -> None:
-        for world in self._worlds:
-            world.close()
+        for env in self._worlds:
+            env.close()
 
 
 class Corridor:

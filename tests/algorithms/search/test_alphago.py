@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from foresight.algorithms.search import alphago as ag
-from foresight.envs import games
+from foresight.envs.games import game as games
 from foresight.errors import LostError, UserError
-from foresight.runtime import checkpoint
+from foresight.runtime.checkpoints import checkpoint
 from tests.sabotage import sabotaged_by
 
 TTT = games.make("tic_tac_toe")
 SMALL = ag.Config(
     steps=24, supervised=8, reinforce=8, regress=8, expert_games=20, expert_simulations=20, channels=8, blocks=1,
-    batch=32, rl_games=16, pool_every=4, value_games=40, play_simulations=20,
+    batch_size=32, rl_games=16, pool_every=4, value_games=40, play_simulations=20,
 )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_self_play_makes_the_policy_stronger() -> None:
     for _ in range(60):
         ag.reinforce(state)
         state.step += 1
-    from foresight.runtime import match
+    from foresight.runtime.evaluation import match
 
     result = match.play(
         TTT, lambda p: ag.drawn(state, state.rl, p), lambda p: ag.drawn(state, state.sl, p), 200, seed=0

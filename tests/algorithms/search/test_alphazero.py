@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from foresight.algorithms.search import alphazero as az
-from foresight.envs import games
+from foresight.envs.games import game as games
 from foresight.errors import UserError
-from foresight.runtime import checkpoint
+from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.run import resume, train
 from tests.algorithms.states import refusal
 from tests.sabotage import change, returns, sabotaged_by
 
 TTT = games.make("tic_tac_toe")
 SMALL = az.Config(
-    steps=1_024, num_games=16, simulations=4, play_simulations=8, channels=8, blocks=1, buffer=600, learn_from=64,
-    batch=32, seed=3,
+    steps=1_024, num_games=16, simulations=4, play_simulations=8, channels=8, blocks=1, replay_size=600,
+    learning_starts=64, batch_size=32, seed=3,
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def rows_of(history: list[int], values: list[float]) -> tuple[list[dict[str, tor
         moved = TTT.step(position, torch.tensor([action]))
         columns = {
             "obs": TTT.planes(position), "legal": TTT.legal(position), "policy": TTT.legal(position).float(),
-            "value": torch.tensor([value]), "learnt": torch.ones(1), "mover": TTT.mover(position),
+            "value": torch.tensor([value]), "learned": torch.ones(1), "mover": TTT.mover(position),
             "action": torch.tensor([action]), "reward": moved.reward,
         }  # fmt: skip
         rows.append({name: column[0] for name, column in columns.items()})
@@ -106,7 +106,7 @@ def test_interrupted_self_play_goes_on_without_losing_a_game(tmp_path: Path) -> 
     assert torch.equal(whole.replay.rows.obs, second.replay.rows.obs)
 
 
-@sabotaged_by("foresight.envs.games.Plays.load_state_dict", lambda f: lambda self, state: None)
+@sabotaged_by("foresight.envs.games.game.Plays.load_state_dict", lambda f: lambda self, state: None)
 def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
     """Tic-tac-toe and Hex 3x3 have networks of one shape: only the name tells them apart."""
     path = checkpoint.save(tmp_path, az.build(SMALL, TTT), 0)
@@ -181,15 +181,15 @@ def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], words: 
         az.build(dataclasses.replace(SMALL, **fields), TTT)
 
 
-def test_games_of_openspiels_are_learnt_too() -> None:
-    config = dataclasses.replace(SMALL, steps=24, num_games=2, learn_from=10_000, simulations=2)
+def test_games_of_openspiels_are_learned_too() -> None:
+    config = dataclasses.replace(SMALL, steps=24, num_games=2, learning_starts=10_000, simulations=2)
     game = games.make("breakthrough")
     *_, (step, _, state) = az.train(config, game)
     assert step >= 24 and len(game._states) == 2  # what the search made is forgotten
     assert sum(len(actions) for actions in state.running.actions) + sum(state.lengths) == step
 
 
-def test_cheap_searches_are_played_but_not_learnt_from() -> None:
+def test_cheap_searches_are_played_but_not_learned_from() -> None:
     config = dataclasses.replace(SMALL, steps=1_024, full_share=0.25, cheap_simulations=2)
     *_, (step, _, state) = az.train(config, TTT)
     assert 0.1 * step < len(state.replay) < 0.4 * step
@@ -200,7 +200,7 @@ def test_cheap_searches_are_played_but_not_learnt_from() -> None:
     lambda f: lambda state, position: (lambda a, w, v: (a, w.roll(1, -1), v))(*f(state, position)),
 )
 def test_playouts_judge_the_first_positions_where_they_are_asked_to() -> None:
-    """X on a1, b1 can win on c1: that is what playouts choose and what is learnt, by a network that knows nothing."""
+    """X on a1, b1 can win on c1: that is what playouts choose and what is learned, by a network that knows nothing."""
     config = dataclasses.replace(SMALL, playout_steps=10_000, playout_simulations=300)
     state = az.build(config, TTT)
     state.running.actions, state.running.rows = [[0, 3, 1, 4]], [[]]

@@ -22,8 +22,8 @@ def spaces() -> Spaces:
 
 def small(**fields: Any) -> Any:
     few: dict[str, Any] = {
-        "num_envs": 4, "unroll_steps": 3, "n_steps": 2, "latent_size": 8, "hidden": (32,), "lstm": 8, "warmup": 80,
-        "reanalyze": 0.0, "steps": 1_000,
+        "num_envs": 4, "unroll_steps": 3, "n_steps": 2, "latent_size": 8, "hidden": (32,), "lstm_size": 8,
+        "learning_starts": 80, "reanalyze": 0.0, "steps": 1_000,
     }  # fmt: skip
     return efficientzero.build(efficientzero.Config(**{**few, **fields}), spaces())
 
@@ -42,9 +42,9 @@ def walk(pieces: int, rows: int, seed: int = 0) -> Trajectory:
     return Trajectory(obs[:, :-1], action, 0 * ones, ones, 0 * ones, ones, extras=extras)
 
 
-@sabotaged_by("foresight.nets.prefix.PrefixModel.project", returns(torch.relu))
+@sabotaged_by("foresight.nets.models.efficientzero.PrefixModel.project", returns(torch.relu))
 def test_no_constant_agrees_with_what_is_projected() -> None:
-    """The best constant's mean cosine is the length of the mean direction: near 0, as projections are centred."""
+    """The best constant's mean cosine is the length of the mean direction: near 0, as projections are centered."""
     network, batch = small().network, walk(256, 1)
     with torch.no_grad():
         projected = network.project(network.represent(batch.obs[:, 0])["latent"])
@@ -53,8 +53,8 @@ def test_no_constant_agrees_with_what_is_projected() -> None:
 
 
 @sabotaged_by("foresight.ops.latent.negative_cosine", flip_sign, returns(torch.detach))
-def test_consistency_starts_far_from_its_optimum_and_is_learnt() -> None:
-    state = small(batch=64, learning_rate=3e-3)
+def test_consistency_starts_far_from_its_optimum_and_is_learned() -> None:
+    state = small(batch_size=64, learning_rate=3e-3)
     assert abs(agreement(state)) < 0.4
     for seed in range(150):
         efficientzero.update(state, walk(64, 5, seed))
@@ -63,7 +63,7 @@ def test_consistency_starts_far_from_its_optimum_and_is_learnt() -> None:
 
 @torch.no_grad()
 def agreement(state: Any) -> float:
-    """The cosine after one step, on pieces that were not learnt from."""
+    """The cosine after one step, on pieces that were not learned from."""
     network, batch = state.network, walk(256, 1, 1_000)
     after = network.advance(network.represent(batch.obs[:, 0]), batch.action[:, 0])["latent"]
     seen = network.project(network.represent(batch.extras["next_obs"][:, 0])["latent"])
@@ -108,4 +108,4 @@ def test_the_last_observation_of_an_episode_counts_and_the_next_episode_does_not
 
 def test_a_batch_of_one_is_refused() -> None:
     with pytest.raises(UserError, match="at least 2"):
-        small(batch=1, unroll_steps=1)
+        small(batch_size=1, unroll_steps=1)

@@ -14,24 +14,25 @@ from gymnasium import spaces as gs
 
 from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
 from foresight.data.trajectory import Trajectory
-from foresight.envs import games
 from foresight.envs.base import Feedback, Spaces
+from foresight.envs.games import game
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
-from foresight.nets.latent import Number
+from foresight.nets.models.muzero import Number
 from foresight.ops import transforms
-from foresight.planning import sampled, unroll
-from foresight.planning.search import search
-from foresight.runtime import checkpoint
+from foresight.planning.search import sampled
+from foresight.planning.search.mcts import search
+from foresight.runtime.checkpoints import checkpoint
+from foresight.training import muzero_targets
 from tests.algorithms.states import refusal
 from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled
 
 DISCRETE = [muzero, gumbel_muzero, efficientzero, stochastic_muzero]
 ALL = [*DISCRETE, sampled_muzero]
 SMALL: dict[str, Any] = {
-    "steps": 400, "num_envs": 4, "simulations": 4, "unroll_steps": 3, "n_steps": 3, "batch": 8, "update_every": 40,
-    "collect_steps": 10, "warmup": 80, "latent_size": 8, "hidden": (16,), "target_every": 2,
+    "steps": 400, "num_envs": 4, "simulations": 4, "unroll_steps": 3, "n_steps": 3, "batch_size": 8, "train_every": 40,
+    "collect_steps": 10, "learning_starts": 80, "latent_size": 8, "hidden": (16,), "target_every": 2,
 }  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def test_targets_by_hand(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("module", [muzero, efficientzero], ids=name)
-@sabotaged_by("foresight.planning.select.PUCT.code", lambda f: lambda self: (1, f(self)[1]))
+@sabotaged_by("foresight.planning.search.selection.PUCT.code", lambda f: lambda self: (1, f(self)[1]))
 def test_reanalysis_with_the_same_weights_repeats_the_targets(module: ModuleType) -> None:
     config, env, state = small(module, simulations=12, reanalyze=1.0)
     with torch.no_grad():  # a network that prefers something
@@ -149,8 +150,8 @@ def _reference(state: Any, obs: torch.Tensor, simulations: int) -> torch.Tensor:
 
 
 @sabotaged_by("foresight.ops.transforms.signed_hyperbolic", scaled(0.5))
-@sabotaged_by("foresight.nets.latent.Number.forward", flip_sign)
-def test_a_number_is_learnt_through_its_categorical() -> None:
+@sabotaged_by("foresight.nets.models.muzero.Number.forward", flip_sign)
+def test_a_number_is_learned_through_its_categorical() -> None:
     torch.manual_seed(0)
     number, x = Number(3, 20), torch.eye(3)
     assert number(x).abs().max() < 1e-4
@@ -173,15 +174,15 @@ def test_the_gradient_into_the_dynamics_is_halved() -> None:
     )  # fmt: skip
     obs, ones = torch.rand(1, 3, 1, requires_grad=True), torch.ones(1, 3)
     batch = Trajectory(obs, torch.zeros(1, 3), ones, ones, 0 * ones)
-    terms = unroll.losses(line, batch, torch.zeros(1, 3, 2), (ones, ones, ones), lambda _: {})
+    terms = muzero_targets.losses(line, batch, torch.zeros(1, 3, 2), (ones, ones, ones), lambda _: {})
     terms["value_loss"].backward()
     assert obs.grad[0, :, 0].tolist() == [1.75, 0, 0]
 
 
-@sabotaged_by("foresight.nets.prefix.PrefixModel.renew", lambda f: lambda self, state: state)
+@sabotaged_by("foresight.nets.models.efficientzero.PrefixModel.renew", lambda f: lambda self, state: state)
 def test_a_search_reads_rewards_from_the_value_prefix() -> None:
     """The rewards of five steps sum to the prefix; at the horizon the sum and the LSTM begin anew."""
-    _, env, state = small(efficientzero, horizon=3)
+    _, env, state = small(efficientzero, lstm_horizon=3)
     with torch.no_grad():
         state.network.prefix.layer.weight.normal_(generator=torch.Generator().manual_seed(0))
         _, _, now = state.network.root(env.reset(0))
@@ -199,10 +200,10 @@ def test_a_search_reads_rewards_from_the_value_prefix() -> None:
                 assert now["h"].abs().max() > 0
 
 
-@sabotaged_by("foresight.planning.sampled.SampledActions.step", change("action", lambda a: (a + 1) % 5))
+@sabotaged_by("foresight.planning.search.sampled.SampledActions.step", change("action", lambda a: (a + 1) % 5))
 def test_sampled_actions_reach_the_model_as_they_were_drawn() -> None:
     from foresight.nets.outputs import Normal
-    from foresight.planning.sampled import SampledActions, root_actions
+    from foresight.planning.search.sampled import SampledActions, root_actions
 
     class Ruler:
         """Reward is the action itself: the best one drawn is the largest."""
@@ -223,7 +224,7 @@ def test_sampled_actions_reach_the_model_as_they_were_drawn() -> None:
     torch.testing.assert_close(found.tree.child_values(), drawn.sum(-1), atol=1e-5, rtol=0)
 
 
-@sabotaged_by("foresight.planning.sampled._logits", lambda f: lambda actions: torch.zeros(actions.shape))
+@sabotaged_by("foresight.planning.search.sampled._logits", lambda f: lambda actions: torch.zeros(actions.shape))
 def test_choices_that_were_drawn_twice_are_one_action() -> None:
     drawn = torch.tensor([[2, 0, 2, 2], [1, 1, 1, 1], [3, 2, 1, 0]])
     prior = torch.softmax(sampled._logits(drawn), -1)
@@ -233,15 +234,15 @@ def test_choices_that_were_drawn_twice_are_one_action() -> None:
 @sabotaged_by("foresight.algorithms.search.muzero._rule", lambda f: lambda state: muzero.RULE)
 def test_in_games_muzero_takes_a_slight_edge_for_slight(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of a game's values are known: of values near 0 nothing is made. In control it is what the tree has."""
-    worlds = {"game": (games.make("tic_tac_toe"), 1.0), "control": (make("CartPole-v1", num_envs=1).spaces, 0.997)}
+    envs = {"game": (game.make("tic_tac_toe"), 1.0), "control": (make("CartPole-v1", num_envs=1).spaces, 0.997)}
     forward, visits = Number.forward, {}
-    for kind, (world, gamma) in worlds.items():
-        state = muzero.build(muzero.Config(**{**SMALL, "simulations": 40, "gamma": gamma}), world)
+    for kind, (env, gamma) in envs.items():
+        state = muzero.build(muzero.Config(**{**SMALL, "simulations": 40, "gamma": gamma}), env)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for p in state.network.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
-        seen = world.start(1) if kind == "game" else torch.zeros(1, 4)
+        seen = env.start(1) if kind == "game" else torch.zeros(1, 4)
         for scale in (0.0, 1e-6):
             monkeypatch.setattr(Number, "forward", lambda self, x, scale=scale: scale * forward(self, x))
             visits[kind, scale] = muzero.act(state, seen)[1]["visits"]
@@ -293,7 +294,7 @@ def test_real_actions_are_drawn_wider_and_the_prior_makes_up_for_it() -> None:
     torch.testing.assert_close((tree.prior[:, 0] * square).sum(1), torch.full((3,), 0.25), atol=0.02, rtol=0)
 
 
-@sabotaged_by("foresight.planning.select.dirichlet", lambda f: lambda logits, *rest: logits)
+@sabotaged_by("foresight.planning.search.selection.dirichlet", lambda f: lambda logits, *rest: logits)
 def test_sampled_muzero_explores_with_noise_over_the_draws_of_the_root() -> None:
     """The prior of real actions is 1/N each; exploring, ¾ of that and ¼ of Dirichlet(0.3), whose variance is known."""
     config, env, state = small(sampled_muzero)
@@ -330,9 +331,9 @@ def _unmasked(seen: Any) -> Any:
     return lambda state, obs: (seen(state, obs)[0], None)
 
 
-@sabotaged_by("foresight.planning.unroll.seen", _unmasked)
+@sabotaged_by("foresight.training.muzero_targets.seen", _unmasked)
 @pytest.mark.parametrize("module", DISCRETE, ids=name)
-def test_only_what_is_legal_is_chosen_and_learnt(module: ModuleType) -> None:
+def test_only_what_is_legal_is_chosen_and_learned(module: ModuleType) -> None:
     state = module.build(module.Config(**SMALL), Bandit.spaces)
     obs = Bandit().reset(0)
     illegal = obs["action_mask"] == 0
@@ -343,9 +344,9 @@ def test_only_what_is_legal_is_chosen_and_learnt(module: ModuleType) -> None:
     assert weights.shape == (4, 50) and weights[illegal].abs().sum() == 0
 
 
-@sabotaged_by("foresight.planning.unroll.seen", _unmasked)
+@sabotaged_by("foresight.training.muzero_targets.seen", _unmasked)
 def test_sampled_muzero_chooses_what_is_legal_and_learns_it() -> None:
-    settings = {**SMALL, "steps": 1600, "update_every": 8, "simulations": 12, "samples": 8, "learning_rate": 2e-2}
+    settings = {**SMALL, "steps": 1600, "train_every": 8, "simulations": 12, "samples": 8, "learning_rate": 2e-2}
     config = sampled_muzero.Config(**{**settings, "n_steps": 1, "unroll_steps": 1, "reanalyze": 0.5})
     *_, (_, _, state) = sampled_muzero.train(config, Bandit())
     action, extras, _ = sampled_muzero.act(state, Bandit().reset(0))
@@ -364,13 +365,14 @@ def test_mistakes_are_told(module: ModuleType) -> None:
         sampled_muzero.build(sampled_muzero.Config(), spaces)
     cart = make("CartPole-v1", num_envs=2)
     for wrong, message in [
-        ({"batch": 0}, "batch must be at least 1"), ({"warmup": 3}, "warmup is 3"), ({"reanalyze": 2.0}, "a share"),
+        ({"batch_size": 0}, "batch_size must be at least 1"), ({"learning_starts": 3}, "warmup is 3"), ({"reanalyze":
+        2.0}, "a share"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=message):
             module.build(module.Config(**wrong), cart.spaces)
     with pytest.raises(UserError, match="sample_temperature must be above 0"):
         sampled_muzero.build(sampled_muzero.Config(sample_temperature=0.0), env.spaces)
-    for openings, world, most in ((1, cart.spaces, 0), (9, games.make("tic_tac_toe"), 8)):
+    for openings, world, most in ((1, cart.spaces, 0), (9, game.make("tic_tac_toe"), 8)):
         with pytest.raises(UserError, match=rf"openings is {openings}: .* \(here at most {most}\)"):
             gumbel_muzero.build(gumbel_muzero.Config(openings=openings, gamma=1.0), world)
     with pytest.raises(UserError, match="num_envs is 8"):
@@ -398,9 +400,9 @@ def test_an_interrupted_replay_learns_nothing_of_the_gap() -> None:
     assert value[0, 0].item() == pytest.approx(1.0, abs=1e-5)  # the reward, and a value that is still 0
 
 
-@sabotaged_by("foresight.envs.games.Plays.load_state_dict", lambda f: lambda self, state: None)
+@sabotaged_by("foresight.envs.games.game.Plays.load_state_dict", lambda f: lambda self, state: None)
 def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
     config = muzero.Config(**{**SMALL, "gamma": 1.0})
-    mine, other = muzero.build(config, games.make("tic_tac_toe")), muzero.build(config, games.make("hex", size=3))
+    mine, other = muzero.build(config, game.make("tic_tac_toe")), muzero.build(config, game.make("hex", size=3))
     path = checkpoint.save(tmp_path, mine, 1)
     assert "plays tic_tac_toe(), not hex(board_size=3)" in refusal(path, other)

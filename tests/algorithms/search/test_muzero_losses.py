@@ -20,10 +20,9 @@ from torch import Tensor
 
 from foresight.algorithms.search import efficientzero, gumbel_muzero, sampled_muzero, stochastic_muzero
 from foresight.data.trajectory import Trajectory
-from foresight.nets import optim
-from foresight.nets.latent import Number
+from foresight.nets.models.muzero import Number
 from foresight.ops import latent
-from foresight.planning import unroll
+from foresight.training import muzero_targets, optim
 from tests.algorithms.search.test_muzero_family import ALL, DISCRETE, name, pieces, small
 from tests.sabotage import change, sabotaged_by
 
@@ -51,7 +50,7 @@ def prepared(module: ModuleType, **fields: Any) -> tuple[Any, Trajectory]:
 
 @pytest.mark.parametrize("module", ALL, ids=name)
 @sabotaged_by("foresight.ops.latent.unroll_masks", change("discount", torch.ones_like), change("cut", torch.zeros_like))
-@sabotaged_by("foresight.planning.unroll.summed", lambda f: lambda terms, unroll: f(terms, 1))
+@sabotaged_by("foresight.training.muzero_targets.summed", lambda f: lambda terms, unroll: f(terms, 1))
 def test_each_step_counts_as_it_should(module: ModuleType) -> None:
     """The first step once, the K others 1 / K each; rewards of K steps; nothing of what is not known."""
     state, batch = prepared(module)
@@ -64,7 +63,7 @@ def test_each_step_counts_as_it_should(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)
-@sabotaged_by("foresight.planning.unroll.policies", lambda f: _late(f))
+@sabotaged_by("foresight.training.muzero_targets.policies", lambda f: _late(f))
 def test_each_step_has_the_policy_target_of_its_row(module: ModuleType) -> None:
     """-ln p of the action that the search chose at that row: at rows 0, 1, 2 of one piece and 0, 1 of the other."""
     state, batch = prepared(module)
@@ -83,10 +82,10 @@ def _late(policies: Any) -> Any:
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)
-@sabotaged_by("foresight.planning.unroll.targets", lambda f: lambda state, batch, n: f(state, batch, 1))
+@sabotaged_by("foresight.training.muzero_targets.targets", lambda f: lambda state, batch, n: f(state, batch, 1))
 def test_numbers_are_told_what_happened(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rewards 1 2 3 and 4 5: returns of two steps read 1.2, 2.3, 3 and 4.5, 5; prefixes begin anew after three."""
-    state, batch = prepared(module, **({"horizon": 3} if module is efficientzero else {}))
+    state, batch = prepared(module, **({"lstm_horizon": 3} if module is efficientzero else {}))
     told: list[Tensor] = []
     loss = Number.loss
 
@@ -166,7 +165,7 @@ def test_what_comes_back_through_the_dynamics_is_halved(module: ModuleType) -> N
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)
-@sabotaged_by("foresight.nets.optim.track", lambda f: lambda target, network, *_: None)
+@sabotaged_by("foresight.training.optim.track", lambda f: lambda target, network, *_: None)
 def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
     """Once the slow copy has caught up, searching again finds what acting found, from equal random numbers."""
     _, env, state = small(module, simulations=8, unroll_steps=2, n_steps=1, reanalyze=1.0)
@@ -183,7 +182,7 @@ def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
     ones, nothing = torch.ones(4, 3), {key: torch.zeros_like(said[key]).unflatten(0, (4, 3)) for key in names}
     batch = Trajectory(seen, torch.zeros(4, 3), ones, ones, 0 * ones, ones, extras=nothing)
     state.generator.manual_seed(7)
-    again = unroll.policies(state, batch, module.reanalyze, names)
+    again = muzero_targets.policies(state, batch, module.reanalyze, names)
     for key in names:
         assert said[key].std() > 0.01
         torch.testing.assert_close(again[key].flatten(0, 1), said[key], atol=1e-6, rtol=0)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from foresight.algorithms.tabular import policy_iteration, truncated_policy_iteration, value_iteration
-from foresight.envs import grid
+from foresight.envs.tabular import grid
 from foresight.errors import UserError
-from foresight.planning import dynamic
+from foresight.planning.dynamic import bellman
 from tests.tables import random_world
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
@@ -53,7 +53,7 @@ def test_every_sweep_is_yielded_and_counted(module: Any, fields: dict[str, Any])
 def test_every_other_sweep_changes_nothing_but_the_yields(module: Any, fields: dict[str, Any]) -> None:
     mdp = random_world(2, 40)
     *_, (_, _, whole) = module.train(module.Config(gamma=0.9, **fields), mdp)
-    steps = list(module.train(module.Config(gamma=0.9, every=5, **fields), mdp))
+    steps = list(module.train(module.Config(gamma=0.9, yield_every=5, **fields), mdp))
     assert [step % 5 for step, _, _ in steps[:-1]] == [0] * (len(steps) - 1)
     assert equal(whole, steps[-1][2])
 
@@ -80,12 +80,12 @@ def test_it_stops_when_done_and_at_its_limit(module: Any, fields: dict[str, Any]
 @each
 def test_it_learns_what_the_random_policy_does_not_know(module: Any, fields: dict[str, Any]) -> None:
     mdp = grid.make("GridWorld8x8")
-    baseline = dynamic.expected_return(mdp, mdp.uniform(), 0.99)
+    baseline = bellman.expected_return(mdp, mdp.uniform(), 0.99)
     *_, (_, _, state) = module.train(module.Config(gamma=0.99, **fields), mdp)
     states = torch.arange(mdp.states)
     policy, extras, carry = module.act(state, states)
     assert extras == {} and carry is None and torch.equal(policy, state.policy)
-    reached = dynamic.expected_return(mdp, policy, 0.99)
+    reached = bellman.expected_return(mdp, policy, 0.99)
     assert baseline < -0.9 and reached == pytest.approx(0.133917, abs=1e-5)
     env = mdp.sample(64)  # and it gets there when it is really walked
     obs, total, count = env.reset(seed=0), 0.0, 0
@@ -94,7 +94,7 @@ def test_it_learns_what_the_random_policy_does_not_know(module: Any, fields: dic
         obs = feedback.obs
         total += sum(feedback.info["episode_return"])
         count += len(feedback.info["episode_return"])
-    expected = dynamic.expected_return(mdp, policy, 1.0)
+    expected = bellman.expected_return(mdp, policy, 1.0)
     assert count > 300 and total / count == pytest.approx(expected, abs=0.12)
 
 
@@ -123,7 +123,7 @@ def test_span_bounds_need_fewer_sweeps_where_nothing_ends() -> None:
     for span in (False, True):
         config = truncated_policy_iteration.Config(gamma=0.99, tolerance=1e-6, span_bounds=span)
         *_, (counts[span], _, state) = truncated_policy_iteration.train(config, mdp)
-        exact = dynamic.policy_value(mdp, state.policy, 0.99)
+        exact = bellman.policy_value(mdp, state.policy, 0.99)
         assert float((state.values - exact).abs().max()) < 99 * 1e-6
     assert counts[True] < counts[False] / 10
 

@@ -127,7 +127,7 @@ def test_masked_actions_are_never_taken() -> None:
     "foresight.data.replay.Replay.gather", lambda f: lambda *a: dataclasses.replace(f(*a), reward=-f(*a).reward)
 )
 @BOTH
-def test_pixels_are_learnt_and_stay_bytes(module, config) -> None:
+def test_pixels_are_learned_and_stay_bytes(module, config) -> None:
     env = sides()
     state = _last(module, dataclasses.replace(config, steps=600, learning_rate=1e-3, n_steps=1), env)
     assert (module.act(state, env.reset(0))[0] == env._context).all()

@@ -1,0 +1,123 @@
+"""`make` for control: picks the fastest engine that has the environment and applies the declared options."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from foresight import errors
+from foresight.envs.base import Env
+from foresight.envs.control import atari as atari_set
+from foresight.envs.control import engines, wrappers
+from foresight.errors import UserError
+
+ENGINES = ("auto", "native", "envpool", "ale", "gymnasium", "async", "vector")
+
+
+def make(
+    name: str,
+    num_envs: int = 8,
+    engine: str = "auto",
+    render: bool = False,
+    time_limit: int | None = None,
+    visible: Sequence[int] | None = None,
+    frame_stack: int | None = None,
+    action_repeat: int = 1,
+    flatten: bool = False,
+    rescale_action: bool = False,
+    clip_reward: bool | None = None,
+    image_size: int | None = None,
+    gray: bool | None = None,
+    autoreset: str = "same_step",
+    atari: bool = True,
+    **options: Any,
+) -> Env:
+    """A batch of `num_envs` worlds called `name` (a Gymnasium, EnvPool or `module:Name-v0` id).
+
+    - `engine`: `native` (our own, for the ids in `engines.NATIVE` and `engines.OWN`), `envpool`, `ale` (ALE's
+      own vector engine), `gymnasium` (one process), `async` (a process a world, for heavy worlds), `vector` (the
+      id's own vectorized form), or `auto`: the fastest that has the id;
+    - `render`: make `render()` work; the worlds are then always Gymnasium's;
+    - `time_limit`: actions before an episode is cut (a cut, not a termination); None keeps the id's own;
+    - `visible`: the numbers of a vector observation that are shown, e.g. `[0, 2]` (CartPole without velocities);
+    - `frame_stack`: show the last K observations, `[K, ...]` (Atari: 4 unless told otherwise);
+    - `action_repeat`: take every action this many times and sum the rewards (Atari has `frame_skip`);
+    - `flatten`: show one float vector, parts of a Dict in the order of their keys, Discrete as one-hot;
+    - `rescale_action`: the Box action space becomes [-1, 1], mapped linearly to the world's bounds;
+    - `clip_reward`: show the sign of the reward (Atari: on). `info["episode_return"]` is never clipped;
+    - `image_size`, `gray`: show pictures with so many pixels a side, and without colors (Atari: 84, and gray);
+    - `autoreset`: how the engines `gymnasium` and `async` reset: `same_step`, `next_step` or `partial`;
+    - `atari=False`: an Atari id as it is, without the Atari set (its options: see `atari.Options`);
+    - other `options` go to the environment itself (`continuous=True`, `map_name="8x8"`, ...).
+
+    Raises UserError for an unknown id, engine or option, a missing package and a space that is no tensor.
+    """
+    if engine not in ENGINES:
+        raise errors.unknown("engine", engine, ENGINES)
+    if autoreset not in engines.AUTORESET:
+        raise errors.unknown("autoreset", autoreset, engines.AUTORESET)
+    counts = {"num_envs": num_envs, "action_repeat": action_repeat, "time_limit": time_limit}
+    for label, value in {**counts, "frame_stack": frame_stack, "image_size": image_size}.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise UserError(f"{label} must be a whole number of at least 1, not {value!r}.")
+    spec = engines.find_spec(name)
+    pixels = atari and atari_set.is_atari(name, spec)
+    if pixels:
+        options |= {key: value for key, value in (("image_size", image_size), ("gray", gray)) if value is not None}
+    request = engines.Request(name, num_envs, engine, render, time_limit, action_repeat, autoreset, options)
+    env: Env = atari_set.make(request, spec, frame_stack) if pixels else _start(request)
+    env.spaces = env.spaces._replace(continuing=_continuing(name, options))
+    if (image_size is not None or gray) and not pixels:
+        env = wrappers.picture(env, image_size, bool(gray))
+    if flatten:
+        env = wrappers.flatten(env)
+    if visible is not None:
+        env = wrappers.visible(env, visible)
+    if frame_stack is not None and frame_stack > 1 and not pixels:
+        env = wrappers.frame_stack(env, frame_stack)
+    if rescale_action:
+        env = wrappers.rescale_action(env)
+    if clip_reward or (clip_reward is None and pixels):
+        env = wrappers.clip_reward(env)
+    return env
+
+
+# Gymnasium's worlds whose step never terminates.
+_ENDLESS = ("Pendulum-", "HalfCheetah-", "Swimmer-", "Reacher-", "Pusher-", "HumanoidStandup-")
+
+
+def _continuing(name: str, options: dict[str, Any]) -> bool:
+    return name.startswith(_ENDLESS) or options.get("terminate_when_unhealthy") is False
+
+
+def _start(request: engines.Request) -> Env:
+    """The worlds in the engine asked for, if it can do what was asked; `auto` is the fastest that can."""
+    name, engine = request.name, request.engine
+    plain = not request.render and request.action_repeat == 1
+    if name in engines.OWN:
+        return _own(request)
+    native = name in engines.NATIVE and not request.options
+    if engine == "auto":
+        engine = "native" if plain and native else "envpool" if plain and engines.in_envpool(request) else "gymnasium"
+    if engine in ("native", "envpool", "vector") and not plain:
+        raise UserError(f"The engine '{engine}' has no action_repeat and no render; use engine='gymnasium'.")
+    if engine == "native":
+        if not native:
+            what = f"takes no options for '{name}'" if name in engines.NATIVE else f"does not have '{name}'"
+            raise UserError(f"The engine 'native' {what}. It has: {', '.join(engines.NATIVE)}. Try engine='auto'.")
+        classic: Any = importlib.import_module("foresight.envs.control.classic")  # late: numba
+        env: Env = classic.make(name, request.num_envs, request.time_limit)
+        return env
+    if engine == "ale":
+        raise UserError(f"The engine 'ale' has Atari games with the Atari set only, not '{name}'.")
+    return engines.envpool_env(request) if engine == "envpool" else engines.gymnasium_env(request, engine)
+
+
+def _own(request: engines.Request) -> Env:
+    """A world that only we have. Drawing it is not possible, and taking an action twice is not its task."""
+    if request.engine not in ("auto", "native") or request.action_repeat != 1:
+        raise UserError(f"'{request.name}' is our own world: it has engine='native' and no action_repeat.")
+    recall: Any = importlib.import_module("foresight.envs.control.memory_tasks")
+    env: Env = recall.make(request.name, request.num_envs, request.time_limit, **request.options)
+    return env

@@ -1,0 +1,211 @@
+"""CartPole-v1 and Pendulum-v1 as one compiled loop over the batch: Gymnasium's worlds at a few microseconds a step.
+
+Dynamics, rewards, limits and the streams of random starts are Gymnasium's own: from equal seeds the episodes
+are those of `SyncVectorEnv` (world i is seeded with seed + i). A row that ends is reset inside the step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces as gs
+from gymnasium.utils import seeding
+from numba import njit
+from torch import Tensor
+
+from foresight.envs.base import Feedback, Spaces
+
+_CHUNK = 1 << 15  # bytes of observations that are allocated at once: a kept row keeps its chunk alive, and rows that
+# outlive two small collections of garbage bring on a full one, which takes 0.2 seconds
+_STARTS = 64  # initial states drawn ahead, per world
+_FOREVER = np.iinfo(np.int64).max
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _row(i, t, count, reward, terminated, scalars, state, starts, cursor, steps, returns, ended, limit):  # type: ignore[no-untyped-def]
+    """Write what came back in world i, and reset it where its episode ended. Returns how many ended so far."""
+    steps[i] += 1
+    returns[i] += reward
+    cut = terminated or steps[i] >= limit
+    scalars[t, 0, i] = reward
+    scalars[t, 1, i] = 0.0 if terminated else 1.0
+    scalars[t, 2, i] = 1.0 if cut else 0.0
+    if cut:
+        ended[0, count], ended[1, count], ended[2, count] = returns[i], steps[i], cursor[i]
+        steps[i] = 0
+        returns[i] = 0.0
+        state[i] = starts[i, cursor[i]]
+        cursor[i] += 1
+        count += 1
+    return count
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _cartpole(action, t, obs, final, scalars, state, starts, cursor, steps, returns, ended, limit):  # type: ignore[no-untyped-def]
+    """Barto, Sutton and Anderson (1983) as in Gymnasium: Euler steps of 0.02 s, 1 a step, the last one too."""
+    bound = 12 * 2 * math.pi / 360
+    total = 0.1 + 1.0
+    count = 0
+    for i in range(state.shape[0]):
+        x, x_dot, theta, theta_dot = state[i]
+        force = 10.0 if action[i] == 1 else -10.0
+        cos, sin = math.cos(theta), math.sin(theta)
+        temp = (force + 0.05 * (theta_dot * theta_dot) * sin) / total
+        theta_acc = (9.8 * sin - cos * temp) / (0.5 * (4.0 / 3.0 - 0.1 * (cos * cos) / total))
+        x_acc = temp - 0.05 * theta_acc * cos / total
+        x, x_dot = x + 0.02 * x_dot, x_dot + 0.02 * x_acc
+        theta, theta_dot = theta + 0.02 * theta_dot, theta_dot + 0.02 * theta_acc
+        state[i, 0], state[i, 1], state[i, 2], state[i, 3] = x, x_dot, theta, theta_dot
+        terminated = x < -2.4 or x > 2.4 or theta < -bound or theta > bound
+        final[t, i] = state[i]
+        count = _row(i, t, count, 1.0, terminated, scalars, state, starts, cursor, steps, returns, ended, limit)
+        obs[t, i] = state[i]
+    return count
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _pendulum(action, t, obs, final, scalars, state, starts, cursor, steps, returns, ended, limit):  # type: ignore[no-untyped-def]
+    """Swing-up as in Gymnasium: torque in [-2, 2], steps of 0.05 s, never terminates. The torque is float32 there."""
+    count = 0
+    for i in range(state.shape[0]):
+        angle, speed = state[i]
+        torque = min(max(action[i, 0], np.float32(-2.0)), np.float32(2.0))
+        wrapped = (angle + math.pi) % (2 * math.pi) - math.pi
+        cost = wrapped * wrapped + 0.1 * (speed * speed) + np.float32(0.001) * (torque * torque)
+        speed = speed + (15.0 * math.sin(angle) + np.float32(3.0) * torque) * 0.05
+        speed = min(max(speed, -8.0), 8.0)
+        angle = angle + speed * 0.05
+        state[i, 0], state[i, 1] = angle, speed
+        final[t, i, 0], final[t, i, 1], final[t, i, 2] = math.cos(angle), math.sin(angle), speed
+        before = count
+        count = _row(i, t, count, -cost, False, scalars, state, starts, cursor, steps, returns, ended, limit)
+        obs[t, i] = final[t, i]
+        if count > before:
+            angle, speed = state[i]
+            obs[t, i, 0], obs[t, i, 1], obs[t, i, 2] = math.cos(angle), math.sin(angle), speed
+    return count
+
+
+def _cartpole_obs(state: np.ndarray) -> np.ndarray:
+    return state
+
+
+def _pendulum_obs(state: np.ndarray) -> np.ndarray:
+    return np.stack([np.cos(state[:, 0]), np.sin(state[:, 0]), state[:, 1]], axis=1)
+
+
+_HIGH = np.array([4.8, np.inf, 12 * 2 * math.pi / 360 * 2, np.inf], dtype=np.float32)
+_TORQUE = gs.Box(-2.0, 2.0, (1,), np.float32)
+_SPEED = np.array([1.0, 1.0, 8.0], dtype=np.float32)
+_ENVS: dict[str, tuple[Any, Any, Spaces, np.ndarray]] = {  # step, what is seen, spaces, bounds of the start
+    "CartPole-v1": (_cartpole, _cartpole_obs, Spaces(gs.Box(-_HIGH, _HIGH), gs.Discrete(2)), np.full(4, 0.05)),
+    "Pendulum-v1": (_pendulum, _pendulum_obs, Spaces(gs.Box(-_SPEED, _SPEED), _TORQUE), np.array([math.pi, 1.0])),
+}
+
+
+def make(name: str, num_envs: int, time_limit: int | None = None) -> Classic:
+    """The batch of worlds `name`; `time_limit` in actions, None keeps Gymnasium's."""
+    spec = gymnasium.registry[name]
+    return Classic(name, num_envs, time_limit or spec.max_episode_steps or _FOREVER)
+
+
+class Classic:
+    """An `Env` over one compiled step; see the module."""
+
+    def __init__(self, name: str, num_envs: int, limit: int) -> None:
+        self._step, self._show, self.spaces, self._bound = _ENVS[name]
+        self.name, self.num_envs, self._limit = name, num_envs, limit
+        width = len(self._bound)
+        self._features = int(np.prod(self.spaces.obs.shape or ()))
+        self._rows = max(1, _CHUNK // (4 * num_envs * self._features))
+        self._generators: list[np.random.Generator] = []
+        self._state = np.zeros((num_envs, width))
+        self._starts = np.zeros((num_envs, _STARTS, width))
+        self._cursor = np.zeros(num_envs, dtype=np.int64)
+        self._steps = np.zeros(num_envs, dtype=np.int64)
+        self._returns = np.zeros(num_envs)
+        self._ended = np.zeros((3, num_envs))  # return, length and start used, packed
+        self._mask = torch.ones(num_envs)  # every action is taken: one tensor serves all rows
+        self._action_shape = (num_envs, *(self.spaces.action.shape or ()))
+        self._action_dtype = torch.int64 if isinstance(self.spaces.action, gs.Discrete) else torch.float32
+        self._t = self._rows
+
+    def reset(self, seed: int) -> Tensor:
+        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, D]`."""
+        self._generators = [seeding.np_random(seed + i)[0] for i in range(self.num_envs)]
+        for i in range(self.num_envs):
+            self._draw(i)
+        self._state[:] = self._starts[:, 0]
+        self._cursor[:] = 1
+        self._steps[:] = 0
+        self._returns[:] = 0
+        return torch.from_numpy(self._show(self._state).astype(np.float32))
+
+    def step(self, action: Tensor) -> Feedback:
+        """Take `action` `[B]` (CartPole) or `[B, 1]` (Pendulum) in every world."""
+        if action.shape != self._action_shape:  # the compiled loop would read past the end
+            raise ValueError(f"'{self.name}' takes actions of shape {self._action_shape}, not {tuple(action.shape)}.")
+        if not self._generators:
+            raise RuntimeError(f"Environment '{self.name}': call reset(seed) before step.")
+        if self._t == self._rows:
+            self._allocate()
+        t = self._t
+        self._t = t + 1
+        if action.dtype is not self._action_dtype or action.requires_grad:
+            action = action.detach().to(self._action_dtype)
+        count = self._step(action.numpy(), t, *self._memory, self._limit)
+        obs, scalars, row = self._obs[t], self._scalars, 3 * t
+        reward, discount, cut = scalars[row], scalars[row + 1], scalars[row + 2]
+        if not count:
+            return Feedback(obs, reward, discount, cut, self._mask, obs, {})
+        return Feedback(obs, reward, discount, cut, self._mask, self._final[t], self._report(count))
+
+    def render(self) -> None:
+        """None: `make(..., render=True)` gives Gymnasium's worlds, which can be drawn."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on."""
+        arrays = {key: torch.from_numpy(getattr(self, "_" + key).copy()) for key in _SAVED}
+        return {**arrays, "generators": [g.bit_generator.state for g in self._generators]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken."""
+        for key in _SAVED:
+            getattr(self, "_" + key)[:] = state[key].numpy()
+        self._generators = []
+        for saved in state["generators"]:
+            generator = np.random.Generator(np.random.PCG64())
+            generator.bit_generator.state = saved
+            self._generators.append(generator)
+
+    def _allocate(self) -> None:
+        """New memory for the next rows. Old rows belong to whoever kept them."""
+        shape = (self._rows, self.num_envs, self._features)
+        obs, scalars = torch.empty(shape), torch.empty(self._rows, 3, self.num_envs)
+        self._final = torch.empty(shape)
+        self._obs, self._scalars = obs.unbind(0), scalars.flatten(0, 1).unbind(0)  # all views at once: cheaper
+        out = (obs.numpy(), self._final.numpy(), scalars.numpy())
+        held = (self._state, self._starts, self._cursor, self._steps, self._returns, self._ended)
+        self._memory = (*out, *held)
+        self._t = 0
+
+    def _draw(self, i: int) -> None:
+        self._starts[i] = self._generators[i].uniform(-self._bound, self._bound, self._starts[i].shape)
+        self._cursor[i] = 0
+
+    def _report(self, count: int) -> dict[str, Any]:
+        returns, lengths, used = self._ended[:, :count].tolist()
+        if _STARTS - 1 in used:
+            for i in np.flatnonzero(self._cursor == _STARTS):
+                self._draw(int(i))
+        return {"episode_return": returns, "episode_length": [int(n) for n in lengths]}
+
+
+_SAVED = ("state", "starts", "cursor", "steps", "returns")

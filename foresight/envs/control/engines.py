@@ -1,0 +1,297 @@
+"""Gymnasium and EnvPool started by the name of an environment, with errors that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces as gs
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from foresight import errors
+from foresight.envs.base import Env, Spaces
+from foresight.envs.control import vector
+from foresight.errors import UserError
+
+NATIVE = ("CartPole-v1", "Pendulum-v1")  # what `classic` has; named here because numba loads slowly
+OWN = ("TMazePassive-v0", "RepeatFirst-v0")  # what `recall` has, and no other engine
+
+# Prefix of an id: the module that registers it, and our extra that brings it.
+_PLUGINS = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+_EXTRAS = {"ale_py": "atari", "ale-py": "atari", "minigrid": "minigrid", "box2d": "box2d", "mujoco": "mujoco"}
+AUTORESET = {
+    vector.SAME_STEP: AutoresetMode.SAME_STEP,
+    vector.NEXT_STEP: AutoresetMode.NEXT_STEP,
+    vector.PARTIAL: AutoresetMode.DISABLED,
+}
+
+
+class Request(NamedTuple):
+    """What the caller of `control.make` asked an engine for."""
+
+    name: str
+    num_envs: int
+    engine: str
+    render: bool
+    time_limit: int | None
+    action_repeat: int
+    autoreset: str
+    options: dict[str, Any]
+
+
+def find_spec(name: str) -> Any:
+    """Gymnasium's spec of `name`, or None. Imports the package that registers the id, if there is one."""
+    for prefix, module in _PLUGINS.items():
+        if name.startswith(prefix):
+            load(module)
+    if ":" in name:
+        module, _, rest = name.partition(":")
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(f"Environment '{name}': cannot import the module '{module}' ({error}).") from error
+        name = rest
+    return gymnasium.registry.get(name)
+
+
+def load(module: str) -> Any:
+    """Import an optional package. Raises UserError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing(module) from error
+
+
+def missing(package: str) -> UserError:
+    """The error for an optional package that is not there."""
+    what = f"'foresight[{_EXTRAS[package]}]'" if package in _EXTRAS else package
+    return UserError(f"This environment needs the package '{package}'. Install it with: pip install {what}")
+
+
+# ------------------------------------------------------------------ Gymnasium
+
+
+def gymnasium_env(request: Request, engine: str) -> Env:
+    """Gymnasium's own worlds: one after another, in processes (`async`), or the id's vectorized form."""
+    if engine == "vector":
+        venv = guard(request, lambda: _vector_form(request))
+        mode = vector.gymnasium_autoreset(venv)
+    else:
+        single = functools.partial(_single, request)
+        kind: Any = AsyncVectorEnv if engine == "async" else SyncVectorEnv
+        mode = request.autoreset
+        makers = [single] * request.num_envs
+        venv = guard(request, lambda: kind(makers, autoreset_mode=AUTORESET[mode]))
+    return gymnasium_vector(request.name, venv, mode, fresh=engine != "vector")
+
+
+def gymnasium_vector(name: str, venv: Any, mode: str, fresh: bool) -> Env:
+    """The contract over a `gymnasium.vector.VectorEnv` that resets by `mode`."""
+
+    def start(seed: int) -> tuple[Any, Any]:
+        return venv, venv.reset(seed=seed)[0]
+
+    def reset_rows(engine: Any, rows: np.ndarray, obs: Any) -> Any:
+        chosen = np.zeros(engine.num_envs, dtype=bool)
+        chosen[rows] = True
+        return engine.reset(options={"reset_mask": chosen})[0]
+
+    spaces = Spaces(venv.single_observation_space, venv.single_action_space)
+    return vector.Vector(name, start, spaces, venv.num_envs, mode, reset_rows, fresh, _draw)
+
+
+def _single(request: Request) -> Any:
+    """One Gymnasium world with its options."""
+    keywords = dict(request.options)
+    if request.render:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not look for a screen
+        keywords["render_mode"] = "rgb_array"
+    env = gymnasium.make(request.name, max_episode_steps=request.time_limit, disable_env_checker=True, **keywords)
+    return env if request.action_repeat == 1 else Repeat(env, request.action_repeat)
+
+
+def _vector_form(request: Request) -> Any:
+    keywords: dict[str, Any] = dict(request.options)
+    if request.time_limit is not None:
+        keywords["max_episode_steps"] = request.time_limit
+    return gymnasium.make_vec(
+        request.name, num_envs=request.num_envs, vectorization_mode="vector_entry_point", **keywords
+    )
+
+
+def _draw(engine: Any) -> Any:
+    envs = getattr(engine, "envs", None)
+    if envs is not None:
+        return envs[0].render() if envs[0].render_mode == "rgb_array" else None
+    if getattr(engine, "render_mode", None) != "rgb_array":
+        return None
+    return engine.call("render")[0]
+
+
+class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Take every action `count` times, or until the episode ends; rewards are summed."""
+
+    def __init__(self, env: Any, count: int) -> None:
+        super().__init__(env)
+        self._count = count
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One decision."""
+        total = 0.0
+        for _ in range(self._count):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return obs, total, terminated, truncated, info
+
+
+def guard(request: Request, build: Callable[[], Any]) -> Any:
+    """Run `build`, and turn what Gymnasium raises for a user's mistake into one clear sentence."""
+    name = request.name
+    try:
+        return build()
+    except gymnasium.error.DependencyNotInstalled as error:
+        text = str(error).lower()
+        package = next((p for p in _EXTRAS if p in text), None)
+        if package is not None:
+            raise missing(package) from error
+        raise UserError(f"Environment '{name}' needs a package that is not installed: {error}") from error
+    except gymnasium.error.UnregisteredEnv as error:
+        raise unknown(name) from error
+    except gymnasium.error.Error as error:
+        raise UserError(f"Environment '{name}': {error}") from error
+    except TypeError as error:
+        if "keyword argument" in str(error):
+            given = ", ".join(request.options)
+            raise UserError(f"Environment '{name}' does not take these options: {given} ({error}).") from error
+        raise
+
+
+def unknown(name: str) -> UserError:
+    """The error for an id that no engine has: the nearest ids, never all of them."""
+    everything = {*NATIVE, *OWN, *gymnasium.registry, *envpool_ids()}
+    near = difflib.get_close_matches(name, sorted(everything), n=8, cutoff=0.5)
+    return errors.unknown("environment", name, near or ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "ALE/Pong-v5"])
+
+
+# -------------------------------------------------------------------- EnvPool
+
+
+@functools.cache
+def envpool_ids() -> frozenset[str]:
+    """All ids that EnvPool has; none where it is not installed."""
+    try:
+        envpool = importlib.import_module("envpool")
+    except ImportError:
+        return frozenset()
+    return frozenset(envpool.list_all_envs())
+
+
+def in_envpool(request: Request) -> bool:
+    """Whether EnvPool has the id, takes the options, and its spaces are ours."""
+    if request.name not in envpool_ids():
+        return False
+    try:
+        spec = _declared(request.name)
+    except UserError:
+        if request.name in gymnasium.registry:  # which may do without what is missing
+            return False
+        raise
+    if not set(request.options) <= set(spec._config_keys):
+        return False
+    try:  # several players and nested actions are not ours
+        vector.observation_space(spec.gymnasium_observation_space, request.name)
+        vector.action_space(spec.gymnasium_action_space, request.name)
+    except (UserError, NotImplementedError):
+        return False
+    return True
+
+
+def _declared(name: str) -> Any:
+    """EnvPool's spec of `name`. Raises UserError for a library of the system that is missing, as Procgen's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
+        try:
+            return importlib.import_module("envpool").make_spec(name)
+        except ImportError as error:
+            raise UserError(f"Environment '{name}': {error}") from error
+
+
+def envpool_env(request: Request) -> Env:
+    """EnvPool, which resets a part of its worlds on demand: no row is lost.
+
+    Not all of its worlds heed `max_episode_steps`, and none tells a termination at the very step of the limit
+    from the limit. So time limits are kept here: the caller's, or else that of Gymnasium's id. Only ids that
+    Gymnasium does not limit keep EnvPool's own (MiniGrid's is part of its reward).
+    """
+    envpool = load("envpool")
+    registered = gymnasium.registry.get(request.name)
+    if request.name not in envpool_ids():
+        if registered is None:
+            raise unknown(request.name)
+        raise UserError(f"EnvPool does not have '{request.name}'. engine='auto' picks another engine.")
+    config = dict(request.options)
+    spec = _declared(request.name)
+    limit = request.time_limit or (registered.max_episode_steps if registered is not None else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
+        unused = set(config) - set(spec._config_keys)
+        if unused:
+            raise UserError(f"EnvPool's '{request.name}' does not take these options: {', '.join(sorted(unused))}.")
+        spaces = Spaces(_unbounded(spec.gymnasium_observation_space), spec.gymnasium_action_space)
+    if spec.config.max_num_players > 1:
+        raise UserError(f"EnvPool's '{request.name}' is for several players; here a world has one.")
+    if limit is not None:
+        config["max_episode_steps"] = max(limit + 1, spec.config.max_episode_steps)
+    n = request.num_envs
+
+    def build(seed: int) -> Any:
+        return envpool.make(request.name, "gymnasium", num_envs=n, seed=seed, **config)
+
+    return pool(request.name, n, spaces, build, limit)
+
+
+def pool(name: str, num_envs: int, spaces: Spaces, build: Callable[[int], Any], limit: int | None = None) -> Env:
+    """The contract over an EnvPool, which is built anew for every seed because it takes seeds only then."""
+
+    def start(seed: int) -> tuple[Any, Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
+            try:
+                engine = build(seed)
+            except ImportError as error:  # some of its worlds need libraries of the system
+                raise UserError(f"Environment '{name}': {error}") from error
+            return engine, engine.reset()[0]
+
+    def reset_rows(engine: Any, rows: np.ndarray, obs: Any) -> Any:
+        first, info = engine.reset(rows.astype(np.int32))
+        return _place(obs, first, info["env_id"])
+
+    # Every step's arrays are new memory, see tests/envs/test_contract.py.
+    return vector.Vector(name, start, spaces, num_envs, vector.PARTIAL, reset_rows, fresh=True, limit=limit)
+
+
+def _place(obs: Any, rows: Any, index: np.ndarray) -> Any:
+    if isinstance(obs, dict):
+        return {key: _place(obs[key], rows[key], index) for key in obs}
+    out = obs.copy()
+    out[index] = rows
+    return out
+
+
+def _unbounded(space: Any) -> Any:
+    """Float bounds of EnvPool are not to be trusted (LunarLander says that all is positive): leave them out."""
+    if isinstance(space, gs.Dict):
+        # The text of a grid mission comes as bytes; Gymnasium's engine leaves it out too.
+        return gs.Dict({key: _unbounded(part) for key, part in space.spaces.items() if key != "mission"})
+    if isinstance(space, gs.Box) and np.dtype(space.dtype).kind == "f":
+        return gs.Box(-np.inf, np.inf, space.shape, np.float32)
+    return space

@@ -1,0 +1,59 @@
+"""What is wrong with what an engine gave or raised, and in which of its worlds."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gs
+
+
+def raised(error: Exception) -> tuple[int | None, str]:
+    """The number of the world behind an `error` of an engine, None where nobody knows, and what it did.
+
+    Worlds of one process keep what each of them showed, so one that shows something else than it declared is found
+    there. Otherwise the world's number stands in Gymnasium's loop over worlds, or over the answers of their processes.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    loops = [f for f in frames if f.f_globals.get("__name__", "").startswith("gymnasium.vector")]
+    for frame in loops:
+        engine = frame.f_locals.get("self")
+        space = getattr(engine, "single_observation_space", None)
+        for env, seen in enumerate(getattr(engine, "_env_obs", None) or ()):
+            what = None if seen is None or space is None else misfit(seen, space)
+            if what is not None:
+                return env, what
+    resetting = any(frame.f_code.co_name == "reset" for frame in frames)
+    what = f"its {'reset' if resetting else 'step'} raised {type(error).__name__}: {error}".rstrip(". ")
+    numbers = [frame.f_locals.get(name) for frame in loops for name in ("index", "i")]
+    return next((number for number in numbers if isinstance(number, int)), None), what
+
+
+def misfit(seen: Any, space: Any) -> str | None:
+    """How an observation of one world differs in form from its `space`; None if it does not."""
+    if isinstance(space, gs.Dict):
+        if not isinstance(seen, dict) or seen.keys() != space.spaces.keys():
+            parts = sorted(seen) if isinstance(seen, dict) else type(seen).__name__
+            return f"it shows the parts {parts}, but declares {sorted(space.spaces)}"
+        found = ((key, misfit(seen[key], part)) for key, part in space.spaces.items())
+        return next((f"{what} (part '{key}')" for key, what in found if what is not None), None)
+    if space.shape is None or space.dtype is None:
+        return None
+    array = np.asarray(seen)
+    if array.shape != space.shape:
+        return f"it shows an observation of shape {array.shape}, but declares {space.shape}"
+    if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+        return f"it shows an observation of dtype {array.dtype}, but declares {space.dtype}"
+    return None
+
+
+def not_a_number(obs: Any, reward: Any) -> tuple[int, str] | None:
+    """The first world with NaN in its `obs` `[B, ...]` or with a `reward` `[B]` that is not finite, and which it is."""
+    if reward is not None and not np.isfinite(reward).all():
+        env = int(np.flatnonzero(~np.isfinite(reward))[0])
+        return env, f"its reward is {float(reward[env])}"
+    for part in obs.values() if isinstance(obs, dict) else (obs,):
+        if getattr(part, "dtype", None) is not None and part.dtype.kind == "f" and np.isnan(part).any():
+            return int(np.flatnonzero(np.isnan(part).reshape(len(part), -1).any(1))[0]), "its observation has a NaN"
+    return None

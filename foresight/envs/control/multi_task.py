@@ -1,0 +1,100 @@
+"""Several tasks in one batch of worlds: what one policy for all of them learns from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor
+
+from foresight.data import trees
+from foresight.envs.base import Env, Feedback
+from foresight.errors import UserError
+
+
+class Several:
+    """An `Env` of `envs` side by side, in their order. `info["episode_task"]` names the task of each ended episode.
+
+    Raises UserError where they do not show and accept the same.
+    """
+
+    def __init__(self, envs: Sequence[Env]) -> None:
+        first = envs[0]
+        for env in envs[1:]:
+            for word, own, other in zip(("observations", "actions"), first.spaces[:2], env.spaces[:2], strict=True):
+                if not alike(own, other):
+                    raise UserError(
+                        f"Tasks that are learned together need equal {word}: '{first.name}' has {own}, but "
+                        f"'{env.name}' has {other}. Env options such as flatten may make them equal."
+                    )
+        self.envs = list(envs)
+        self.spaces = first.spaces._replace(continuing=any(env.spaces.continuing for env in envs))
+        self.name, self.num_envs = ",".join(env.name for env in envs), sum(env.num_envs for env in envs)
+        edges = list(itertools.accumulate((env.num_envs for env in envs), initial=0))
+        self._parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
+
+    def reset(self, seed: int) -> Any:
+        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`."""
+        return trees.concat([env.reset(seed + part.start) for env, part in zip(self.envs, self._parts, strict=True)])
+
+    def step(self, action: Tensor) -> Feedback:
+        """Take `action` `[B, ...]` in every world."""
+        came = [env.step(action[part]) for env, part in zip(self.envs, self._parts, strict=True)]
+        obs = trees.concat([feedback.obs for feedback in came])
+        same = all(feedback.final_obs is feedback.obs for feedback in came)
+        final = obs if same else trees.concat([feedback.final_obs for feedback in came])
+        reward, discount, cut, mask = map(torch.cat, zip(*[feedback[1:5] for feedback in came], strict=True))
+        return Feedback(obs, reward, discount, cut, mask, final, self._info([feedback.info for feedback in came]))
+
+    def render(self) -> Any:
+        """One RGB frame of the first world of the first task."""
+        return self.envs[0].render()
+
+    def close(self) -> None:
+        """Free what the engines hold."""
+        for env in self.envs:
+            env.close()
+
+    def _info(self, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        if any("episode_return" in info for info in infos):
+            for key in ("episode_return", "episode_length"):
+                merged[key] = [x for info in infos for x in info.get(key, [])]
+            counts = [len(info.get("episode_return", [])) for info in infos]
+            names = [env.name for env in self.envs]
+            merged["episode_task"] = [name for name, n in zip(names, counts, strict=True) for _ in range(n)]
+        engines = [info.get("engine") for info in infos]
+        if all(isinstance(engine, dict) and "game_over" in engine for engine in engines):
+            merged["engine"] = {"game_over": np.concatenate([np.asarray(e["game_over"]) for e in engines if e])}
+        return merged
+
+
+def alike(one: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
+    """Whether one network fits both: the same kind, shape and dtype. Bounds may differ, every world has its own."""
+    if isinstance(one, gs.Dict) and isinstance(other, gs.Dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, gs.Box) and isinstance(other, gs.Box):
+        return one.shape == other.shape and one.dtype == other.dtype
+    return one == other
+
+
+def tasks(names: str) -> list[str]:
+    """The tasks in `names`, which commas join."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def make(names: str, one: Callable[..., Env], num_envs: int = 8, **options: Any) -> Env:
+    """The tasks `names` (joined by commas), each made by `one`; they share `num_envs` worlds as equally as can be.
+
+    Raises UserError for fewer worlds than tasks.
+    """
+    each = tasks(names)
+    if num_envs < len(each):
+        raise UserError(f"{len(each)} tasks need at least as many worlds: raise num_envs from {num_envs}.")
+    counts = [num_envs // len(each) + (i < num_envs % len(each)) for i in range(len(each))]
+    return Several([one(task, num_envs=count, **options) for task, count in zip(each, counts, strict=True)])

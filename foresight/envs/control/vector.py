@@ -1,0 +1,247 @@
+"""EnvPool and Gymnasium behind the one contract of `envs.base`: autoreset is handled here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor
+
+from foresight.envs.base import EnvError, Feedback, Spaces
+from foresight.envs.control import faults
+from foresight.errors import UserError
+
+NEXT_STEP, SAME_STEP, PARTIAL = "next_step", "same_step", "partial"
+_PARTS = (gs.Box, gs.Discrete, gs.MultiDiscrete, gs.MultiBinary)
+
+
+class Vector:
+    """An `Env` over anything that steps like `gymnasium.vector.VectorEnv`.
+
+    `autoreset` says what the engine does where an episode ends: `same_step` (it resets at once and puts
+    the final observation in `info["final_obs"]`), `partial` (nothing: the subset is reset here, by
+    `reset_rows(indices, obs) -> obs`) or `next_step` (the row after is spent on the reset, see `Feedback.mask`).
+
+    `limit` cuts an episode here after so many actions, for `partial` engines that may not do it themselves.
+    `fresh` says that the engine gives new memory at every step; otherwise it is copied here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[int], tuple[Any, Any]],
+        spaces: Spaces,
+        num_envs: int,
+        autoreset: str,
+        reset_rows: Callable[[Any, np.ndarray, Any], Any] | None = None,
+        fresh: bool = False,
+        render: Callable[[Any], Any] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self.name, self.num_envs = name, num_envs
+        self.spaces = Spaces(observation_space(spaces.obs, name), action_space(spaces.action, name))
+        self._start, self._autoreset, self._reset_rows, self._fresh = start, autoreset, reset_rows, fresh
+        self._draw, self._limit = render, limit
+        self._keys = tuple(self.spaces.obs.spaces) if isinstance(self.spaces.obs, gs.Dict) else None
+        self._convert = _action_converter(spaces.action)
+        self._action_shape = (num_envs, *(self.spaces.action.shape or ()))
+        self._engine: Any = None
+        self._resetting = np.zeros(num_envs, dtype=bool)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, dtype=np.int64)
+
+    def reset(self, seed: int) -> Any:
+        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`. Raises EnvError."""
+        self._resetting[:] = False
+        self._returns[:] = 0
+        self._lengths[:] = 0
+        try:
+            self._engine, obs = self._start(seed)
+        except UserError:  # something is missing that the user can install
+            raise
+        except Exception as error:
+            raise self._broken(*faults.raised(error), now=0) from error
+        self._require_numbers(obs)
+        return self._tensors(obs)
+
+    def step(self, action: Tensor) -> Feedback:
+        """Take `action` `[B, ...]` in every world."""
+        if self._engine is None:
+            raise RuntimeError(f"Environment '{self.name}': call reset(seed) before step.")
+        if action.shape != self._action_shape:  # some engines would read past the end
+            raise ValueError(f"'{self.name}' takes actions of shape {self._action_shape}, not {tuple(action.shape)}.")
+        try:
+            obs, reward, terminated, truncated, extra = self._engine.step(self._convert(action))
+        except Exception as error:
+            raise self._broken(*faults.raised(error)) from error
+        if (found := faults.not_a_number(obs, reward)) is not None:
+            raise self._broken(*found)
+        taken = ~self._resetting
+        self._returns += np.where(taken, reward, 0.0)
+        self._lengths += taken
+        if self._limit is not None:
+            truncated = truncated | (self._lengths >= self._limit)
+        ended = terminated | truncated
+        info: dict[str, Any] = {"engine": extra}
+        final_obs = None
+        if ended.any():
+            if self._autoreset == SAME_STEP:
+                final = _final(obs, extra["final_obs"], np.flatnonzero(ended))
+                self._require_numbers(final)
+                final_obs = self._tensors(final, copy=False)
+            self._report(info, np.flatnonzero(ended))
+            if self._autoreset == PARTIAL:
+                assert self._reset_rows is not None
+                final_obs = self._tensors(obs)  # kept as it is: `reset_rows` makes new memory
+                try:
+                    obs = self._reset_rows(self._engine, np.flatnonzero(ended), obs)
+                except Exception as error:
+                    raise self._broken(*faults.raised(error), now=0) from error
+                self._require_numbers(obs)
+        if "life_lost" in extra:  # worth as much as a termination, though the game goes on
+            terminated = terminated | extra["life_lost"]
+        out = self._tensors(obs)
+        feedback = Feedback(
+            obs=out,
+            reward=torch.from_numpy(np.where(taken, reward, 0).astype(np.float32)),
+            discount=torch.from_numpy((taken & ~terminated).astype(np.float32)),
+            cut=torch.from_numpy((ended | self._resetting).astype(np.float32)),
+            mask=torch.from_numpy(taken.astype(np.float32)),
+            final_obs=out if final_obs is None else final_obs,
+            info=info,
+        )
+        if self._autoreset == NEXT_STEP:
+            self._resetting = ended
+        return feedback
+
+    def render(self) -> Any:
+        """One RGB frame of world 0, `[height, width, 3]` uint8, or None where the world cannot be drawn."""
+        return None if self._draw is None or self._engine is None else self._draw(self._engine)
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _require_numbers(self, obs: Any) -> None:
+        if (found := faults.not_a_number(obs, None)) is not None:
+            raise self._broken(*found, now=0)
+
+    def _broken(self, env: int | None, what: str, now: int = 1) -> EnvError:
+        where = "" if env is None else f", world {env} at step {self._lengths[env] + now} of its episode"
+        return EnvError(f"Environment '{self.name}'{where}: {what}.")
+
+    def _report(self, info: dict[str, Any], rows: np.ndarray) -> None:
+        if len(rows):
+            info["episode_return"] = self._returns[rows].tolist()
+            info["episode_length"] = self._lengths[rows].tolist()
+            self._returns[rows] = 0
+            self._lengths[rows] = 0
+
+    def _tensors(self, obs: Any, copy: bool = True) -> Any:
+        if self._keys is not None:
+            return {key: tensor(obs[key], copy and not self._fresh) for key in self._keys}
+        return tensor(obs, copy and not self._fresh)
+
+
+def tensor(array: Any, copy: bool) -> Tensor:
+    """A tensor of `array`, float64 as float32 and odd integers as int64; `copy` where its memory is not ours."""
+    array = np.asarray(array)
+    wanted = dtype(array.dtype)
+    if array.dtype != wanted:
+        array = array.astype(wanted)
+    elif copy or not array.flags.writeable:
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def dtype(given: Any) -> Any:
+    """The dtype that tensors have for a world's dtype: float32, uint8, int8, bool or int64."""
+    kind = np.dtype(given)
+    if kind.kind == "f":
+        return np.dtype(np.float32)
+    return kind if kind in (np.dtype(np.uint8), np.dtype(np.int8), np.dtype(np.bool_)) else np.dtype(np.int64)
+
+
+def observation_space(space: Any, name: str) -> Any:
+    """The space that tensors show for `space`: Dicts lose parts that are no tensors (the text of a mission).
+
+    Raises UserError where nothing is left.
+    """
+    if isinstance(space, gs.Dict):
+        parts = {k: observation_space(v, name) for k, v in space.spaces.items() if isinstance(v, _PARTS)}
+        if parts:
+            return gs.Dict(parts)
+    if isinstance(space, gs.Box):
+        return space if space.dtype == dtype(space.dtype) else _box(space)
+    if isinstance(space, _PARTS):
+        return space
+    raise UserError(
+        f"Environment '{name}' shows observations of kind {type(space).__name__}; supported are Box, Discrete, "
+        "MultiDiscrete, MultiBinary and a Dict of these. Wrap it so that it shows one of them."
+    )
+
+
+def action_space(space: Any, name: str) -> Any:
+    """The space of action tensors for `space`: Discrete counts from 0. Raises UserError for other kinds."""
+    if isinstance(space, gs.Discrete):
+        return gs.Discrete(int(space.n))
+    if isinstance(space, gs.MultiDiscrete) and space.nvec.ndim == 1:
+        return gs.MultiDiscrete(space.nvec)
+    if isinstance(space, gs.Box) and np.dtype(space.dtype).kind == "f":
+        return _box(space)
+    if isinstance(space, gs.MultiBinary):
+        return space
+    raise UserError(
+        f"Environment '{name}' takes actions of kind {type(space).__name__}; supported are Discrete, MultiDiscrete, "
+        "MultiBinary and Box. Wrap it so that it takes one of them."
+    )
+
+
+def _box(space: gs.Box) -> gs.Box:
+    """`space` in the dtype of its tensors; what is beyond that dtype is no bound."""
+    kind: Any = dtype(space.dtype).type
+    with np.errstate(over="ignore"):  # float64's largest number becomes infinity
+        return gs.Box(space.low.astype(kind), space.high.astype(kind), space.shape, kind)
+
+
+def _action_converter(space: Any) -> Callable[[Tensor], np.ndarray]:
+    """The function from an action tensor to what the engine takes."""
+    if isinstance(space, gs.Box):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        kind = space.dtype
+
+        def box(action: Tensor) -> np.ndarray:
+            return np.clip(action.detach().numpy(), low, high).astype(kind, copy=False)
+
+        return box
+    start = getattr(space, "start", 0)
+    kind = space.dtype or np.dtype(np.int64)
+    if not np.any(start):
+        return lambda action: action.detach().numpy().astype(kind, copy=False)
+    return lambda action: (action.detach().numpy() + start).astype(kind, copy=False)
+
+
+def _final(obs: Any, given: Any, rows: np.ndarray) -> Any:
+    """`obs` with the rows that ended replaced by their final observation."""
+    if isinstance(obs, dict):
+        parts = {
+            key: given[key] if isinstance(given, dict) else [None if row is None else row[key] for row in given]
+            for key in obs
+        }
+        return {key: _final(obs[key], parts[key], rows) for key in obs}
+    final = np.array(obs)
+    for i in rows:
+        final[i] = given[i]
+    return final
+
+
+def gymnasium_autoreset(engine: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:
+    """How `engine` says that it resets; next-step where it says nothing, as Gymnasium does."""
+    mode = engine.metadata.get("autoreset_mode", gymnasium.vector.AutoresetMode.NEXT_STEP)
+    return {"SAME_STEP": SAME_STEP, "DISABLED": PARTIAL}.get(mode.name, NEXT_STEP)

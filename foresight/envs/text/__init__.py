@@ -1,0 +1,3 @@
+"""Text tasks: prompts, graders and rewards."""
+
+from __future__ import annotations

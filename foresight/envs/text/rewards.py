@@ -1,0 +1,103 @@
+"""Reward functions that people write, as graders of text: in the form of TRL, apart, with the sample in every error."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from foresight.envs.text.worker import Apart, function, listed
+from foresight.errors import LostError, UserError
+
+Examples = Sequence[Any]  # of `envs.text.task.Example`, which stands above
+
+
+def reward_at(place: str | Callable[..., Any], limit: float) -> Callable[..., Any]:
+    """A reward function that was given, or the one at a place, apart. Raises UserError where there is none."""
+    if limit < 0:
+        raise UserError(f"reward_timeout is {limit}: it is a number of seconds, 0 for no limit.")
+    found = function(place)
+    return found if callable(place) or limit == 0 else Apart(place, limit)
+
+
+def reward_name(reward: Callable[..., Any]) -> str:
+    """What a reward function is called in errors and metrics."""
+    return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def waits(reward: Callable[..., Any]) -> bool:
+    """Whether a reward function is asked in another process or is `async`, and so can be asked beside others."""
+    own = reward if inspect.isroutine(reward) else type(reward).__call__
+    return isinstance(reward, Apart) or inspect.iscoroutinefunction(own)
+
+
+def function_grader(reward: Callable[..., Any]) -> Callable[[Examples, Sequence[str]], list[float]]:
+    """A grader from a reward function in the form that TRL users write. None and NaN mean that it cannot tell.
+
+    Raises UserError, naming the sample, if the function raises, returns what is infinite or no number, or returns too
+    few rewards.
+    """
+    name = reward_name(reward)
+
+    def call(examples: Examples, completions: Sequence[str]) -> list[Any]:
+        columns = {key: [e.columns.get(key) for e in examples] for key in examples[0].columns if key != "prompt"}
+        shaped = [
+            c if isinstance(e.prompt, str) else [{"role": "assistant", "content": c}]
+            for e, c in zip(examples, completions, strict=True)
+        ]
+        result = listed(reward(prompts=[e.prompt for e in examples], completions=shaped, **columns))
+        if not isinstance(result, list):
+            raise LostError(
+                f"The reward function '{name}' must return a list of rewards, one for each completion, but returned "
+                f"{str(result)[:200]!r}, a {type(result).__name__}."
+            )
+        return result
+
+    def grade(examples: Examples, completions: Sequence[str]) -> list[float]:
+        if not examples:
+            return []
+        try:
+            rewards = call(examples, completions)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise _blame(name, error, call, examples, completions) from error
+        if len(rewards) != len(completions):
+            raise LostError(
+                f"The reward function '{name}' returned {len(rewards)} rewards for {len(completions)} completions: "
+                "return one for each, None where it cannot tell."
+            )
+        return [_number(name, r, e, c) for r, e, c in zip(rewards, examples, completions, strict=True)]
+
+    return grade
+
+
+def _number(name: str, reward: Any, example: Any, completion: str) -> float:
+    if reward is None:
+        return math.nan
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = math.inf
+    if math.isinf(value):
+        raise LostError(
+            f"The reward function '{name}' returned {reward!r} for the completion {completion!r} to "
+            f"{example.question!r}: return a finite number, or None (or NaN) where it cannot tell."
+        )
+    return value
+
+
+def _blame(
+    name: str, error: BaseException, call: Callable[..., Any], examples: Examples, completions: Sequence[str]
+) -> LostError:
+    """Find the one sample on which a reward function fails, to name it."""
+    for example, completion in zip(examples, completions, strict=True):
+        try:
+            call([example], [completion])
+        except (Exception, SystemExit) as single:
+            return LostError(
+                f"The reward function '{name}' raised {type(single).__name__}: {single}, on the completion "
+                f"{completion!r} to {example.question!r}."
+            )
+    return LostError(f"The reward function '{name}' raised {type(error).__name__}: {error}.")

@@ -1,0 +1,3 @@
+"""Causal language models: loading, caches, adapters, heads."""
+
+from __future__ import annotations

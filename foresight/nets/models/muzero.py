@@ -1,0 +1,98 @@
+"""A learned model in a latent space: representation, dynamics, prediction (MuZero, arXiv:1911.08265).
+
+It has the face that `planning.search.mcts` asks of a model (`root`, `step`), so it can be searched as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foresight.nets.mlp import MLP, orthogonal
+from foresight.nets.outputs import TwoHot
+from foresight.ops import latent, transforms
+
+
+class Number(nn.Module):
+    """A layer that gives a number as a categorical over whole numbers in [-support, support] of h(x).
+
+    h is the signed hyperbolic transform: support 20 reaches ±422. Weights start at 0, so the first prediction is 0
+    (MuZero, appendix F; the zero start is EfficientZero's).
+    """
+
+    bins: Tensor
+
+    def __init__(self, inputs: int, support: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, 2 * support + 1)
+        nn.init.zeros_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+        self.register_buffer("bins", torch.arange(-support, support + 1, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The number `[...]`, for features `[..., D]`."""
+        return transforms.signed_parabolic(torch.softmax(self.layer(x), -1) @ self.bins)
+
+    def loss(self, x: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy `[...]` with the two bins around h(target)."""
+        return TwoHot(self.layer(x), self.bins).loss(transforms.signed_hyperbolic(target))
+
+
+class LatentModel(nn.Module):
+    """Latents `[B, D]` scaled to [0, 1]; actions come in as features `[B, F]` (one-hot, or the action itself).
+
+    `encoder` is any module with a `size`; `policy_width` numbers go to the policy's output. `discount` is what one
+    step of the model continues with: the model does not predict termination, its values do (MuZero).
+    """
+
+    eye: Tensor
+
+    def __init__(
+        self,
+        encoder: Any,
+        action_features: int,
+        policy_width: int,
+        latent_size: int = 64,
+        hidden: Sequence[int] = (128,),
+        support: int = 20,
+        discount: float = 0.997,
+        activation: str = "relu",
+    ) -> None:
+        super().__init__()
+        self.discount = discount
+        self.encoder, self.into = encoder, orthogonal(nn.Linear(encoder.size, latent_size), 1.0)
+        self.body = MLP(latent_size + action_features, hidden, activation)
+        self.next = orthogonal(nn.Linear(self.body.size, latent_size), 1.0)
+        self.reward = Number(self.body.size, support)
+        self.head = MLP(latent_size, hidden, activation)
+        self.policy = orthogonal(nn.Linear(self.head.size, policy_width), 0.01)
+        self.value = Number(self.head.size, support)
+        self.register_buffer("eye", torch.eye(action_features), persistent=False)
+
+    def represent(self, obs: Any) -> Tensor:
+        """The latent `[B, D]` of what was seen."""
+        return latent.unit_interval(self.into(self.encoder(obs)))
+
+    def advance(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """The latent after action features `[B, F]`, and the features of the reward on the way."""
+        features = self.body(torch.cat([state, action], -1))
+        return latent.unit_interval(self.next(features) + state), features
+
+    def root(self, obs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """`(logits, value, state)`, as `planning.search.mcts` asks."""
+        state = self.represent(obs)
+        features = self.head(state)
+        return self.policy(features), self.value(features), state
+
+    def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """`(state, reward, discount, logits, value)`, as `planning.search.mcts` asks; action int64 `[B]` or
+        features.
+        """
+        features = self.eye.index_select(0, action) if action.dim() == 1 else action
+        state, on_the_way = self.advance(state, features)
+        reward = self.reward(on_the_way)
+        ahead = self.head(state)
+        return state, reward, torch.full_like(reward, self.discount), self.policy(ahead), self.value(ahead)

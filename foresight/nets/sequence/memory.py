@@ -1,0 +1,233 @@
+"""Policies and values with a memory. The memory is a carry that goes in and comes out.
+
+A carry is a tree of tensors `[B, ...]` in which zeros mean that nothing was read, whatever the kind of memory; so
+`forget` empties the rows of any. A memory is a module with `size`, `initial(batch) -> carry` and
+`forward(x [B, T, inputs], carry, start [B, T] or None) -> (features [B, T, size], carry)`; `start` is 1 where a row is
+the first of its episode, and no row sees one of another episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from foresight import errors
+from foresight.data import trees
+from foresight.data.trajectory import Tree, tree_map
+from foresight.errors import UserError
+from foresight.nets import encoders
+from foresight.nets.actor_critic import ActorCritic
+from foresight.nets.mlp import orthogonal
+from foresight.nets.normalize import ObsNormalizer
+from foresight.nets.outputs import Scalar
+from foresight.nets.sequence.gtrxl import GTrXL
+from foresight.nets.sequence.recurrent import Recurrent
+from foresight.nets.sequence.window import Window
+
+forget = trees.forget
+KINDS = ("gru", "lstm", "gtrxl", "transformer")
+# Which trunks there are, and whether each has the memory; the policy stands on the first, the value on the last.
+BACKBONES = {
+    "shared": {"shared": True},
+    "separate": {"actor": True, "critic": True},
+    "actor": {"actor": True, "critic": False},
+    "critic": {"actor": False, "critic": True},
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a memory."""
+
+    kind: str  # one of KINDS
+    size: int = 64  # features that it gives
+    layers: int = 1
+    heads: int = 4  # of the attention; recurrent nets have none
+    window: int = 64  # rows that the attention sees before the present one; recurrent nets have no limit
+
+
+def shape_of(config: Any) -> Shape | None:
+    """The shape that the fields `memory` and `memory_*` of a Config describe; None where there is to be none."""
+    if config.memory is None:
+        return None
+    return Shape(config.memory, config.memory_size, config.memory_layers, config.memory_heads, config.memory_window)
+
+
+def shapes_of(config: Any) -> dict[str, Shape | None]:
+    """`shape_of` for "actor" and "critic", as the field `backbone` says which of them have it.
+
+    Raises UserError for a backbone that does not exist.
+    """
+    if config.backbone not in BACKBONES:
+        raise errors.unknown("backbone", config.backbone, BACKBONES)
+    remembers = BACKBONES[config.backbone]
+    return {name: shape_of(config) if remembers.get(name, True) else None for name in ("actor", "critic")}
+
+
+def make(shape: Shape, inputs: int) -> Any:
+    """The memory over features `[B, T, inputs]`. Raises UserError for a kind or a number that cannot be."""
+    if shape.kind not in KINDS:
+        raise errors.unknown("memory", shape.kind, KINDS)
+    for name in ("size", "layers", "heads", "window"):
+        if getattr(shape, name) < 1:
+            raise UserError(f"The memory's {name} must be at least 1, not {getattr(shape, name)}.")
+    if shape.kind in ("gru", "lstm"):
+        return Recurrent(shape.kind, inputs, shape.size, shape.layers)
+    kind: Any = GTrXL if shape.kind == "gtrxl" else Window
+    return kind(inputs, shape.size, shape.layers, shape.heads, shape.window)
+
+
+def starts(cut: Tensor) -> Tensor:
+    """Where episodes begin in rows `[B, T]`: after a cut, but not at the first row, to which the carry belongs."""
+    return torch.cat([torch.zeros_like(cut[:, :1]), cut[:, :-1]], 1)
+
+
+class Trunk(nn.Module):
+    """An encoder, and a memory over its features if there is one."""
+
+    def __init__(self, encoder: Any, memory: Any | None) -> None:
+        super().__init__()
+        self.encoder, self.memory = encoder, memory
+        self.size: int = encoder.size if memory is None else memory.size
+
+    def initial(self, batch: int) -> Tree:
+        """The carry of `batch` rows that have read nothing."""
+        return None if self.memory is None else self.memory.initial(batch)
+
+    def forward(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Tensor, Tree]:
+        """Features and carry: of single steps, obs `[B, ...]`, without `start`; of sequences `[B, T, ...]` with it."""
+        x = self.encoder(obs)
+        if self.memory is None:
+            return x, None
+        if carry is None:
+            carry = self.initial(len(x))
+        if start is not None:
+            return self.memory(x, carry, start)
+        y, carry = self.memory(x.unsqueeze(1), carry)
+        return y.squeeze(1), carry
+
+    def sequence(self, obs: Any, start: Tensor, burn_in: int) -> Tensor:
+        """Features `[B, T - burn_in, size]` of sequences `[B, T, ...]` before which nothing was read.
+
+        The first `burn_in` rows only fill the memory, without a gradient (Kapturowski et al. 2019, R2D2, §3).
+        """
+        rest = tree_map(lambda x: x[:, burn_in:], obs)
+        if self.memory is None:
+            return self(rest, None, None)[0]
+        with torch.no_grad():
+            early = tree_map(lambda x: x[:, :burn_in], obs)
+            carry = self(early, None, start[:, :burn_in])[1] if burn_in else None
+        features: Tensor = self(rest, carry, start[:, burn_in:])[0]
+        return features
+
+
+class MemoryActorCritic(nn.Module):
+    """Heads for actions and values over one trunk for both, or one each: what `ActorCritic` is without memory.
+
+    The carry is a dict with an entry for every trunk. `normalizer` and `mask_key` are those of `ActorCritic`.
+    """
+
+    def __init__(
+        self,
+        trunks: dict[str, Trunk],
+        policy_head: Any,
+        value_head: Any,
+        gains: tuple[float, float],
+        normalizer: ObsNormalizer | None = None,
+        mask_key: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.names = list(trunks)
+        self.trunks: Any = nn.ModuleDict(trunks)
+        self.policy_head, self.value_head = policy_head, value_head
+        ends = ((trunks[self.names[0]], policy_head), (trunks[self.names[-1]], value_head))
+        self.last = nn.ModuleList(
+            orthogonal(nn.Linear(trunk.size, head.width), gain) for (trunk, head), gain in zip(ends, gains, strict=True)
+        )
+        self.normalizer, self.mask_key = normalizer, mask_key
+
+    def initial(self, batch: int) -> dict[str, Tree]:
+        """The carry of `batch` rows that have read nothing."""
+        return {name: trunk.initial(batch) for name, trunk in self.trunks.items()}
+
+    def step(self, obs: Any, carry: Tree = None) -> tuple[Any, Tree]:
+        """The `Output` over actions after one more step, obs `[B, ...]`, and the carry.
+
+        All trunks read that the carry has an entry for; without one, as at the start of an evaluation, the policy's.
+        """
+        names = self.names[:1] if carry is None else [name for name in self.names if name in carry]
+        y, carry = self._features(names, self._normal(obs), carry, None)
+        return self._actions(y[0], obs), carry
+
+    def value(self, obs: Any, carry: Tree = None) -> Scalar:
+        """The value after one more step, obs `[B, ...]`."""
+        y, _ = self._features(self.names[-1:], self._normal(obs), carry, None)
+        value: Scalar = self.value_head(self.last[1](y[-1]))
+        return value
+
+    def read(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
+        """`forward`."""
+        found: tuple[Any, Scalar, Tree] = self(obs, carry, start)
+        return found
+
+    def forward(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
+        """Policy, value and carry: of single steps `[B, ...]` without `start`, of sequences `[B, T, ...]` with it.
+
+        `start` `[B, T]` is 1 where a row is the first of its episode.
+        """
+        y, carry = self._features(self.names, self._normal(obs), carry, start)
+        return self._actions(y[0], obs), self.value_head(self.last[1](y[-1])), carry
+
+    def vjp(self, obs: Any) -> None:
+        """Only autograd knows the way back; see `ActorCritic.vjp`."""
+
+    def _features(
+        self, names: Sequence[str], obs: Any, carry: Tree, start: Tensor | None
+    ) -> tuple[list[Tensor], dict[str, Tree]]:
+        before = carry or {}
+        read = [self.trunks[name](obs, before.get(name), start) for name in names]
+        return [y for y, _ in read], {name: after for name, (_, after) in zip(names, read, strict=True)}
+
+    def _normal(self, obs: Any) -> Any:
+        return obs if self.normalizer is None else self.normalizer(obs)
+
+    def _actions(self, features: Tensor, obs: Any) -> Any:
+        y = self.last[0](features)
+        return self.policy_head(y) if self.mask_key is None else self.policy_head(y, obs[self.mask_key] > 0)
+
+
+def actor_critic(
+    space: gs.Space[Any],
+    policy_head: Any,
+    value_head: Any,
+    shape: Shape | None,
+    backbone: str = "shared",
+    hidden: Sequence[int] = (64,),
+    activation: str = "tanh",
+    images: str = "nature",
+    normalizer: ObsNormalizer | None = None,
+    bfloat16: bool = False,
+    gains: tuple[float, float] = (0.01, 1.0),
+) -> ActorCritic | MemoryActorCritic:
+    """Encoders for observations of `space`, memories of `shape` over them, and the heads; None: an `ActorCritic`.
+
+    `backbone`: 'shared' is one trunk for both, 'separate' one each; 'actor' and 'critic' are one each of which only
+    that one has the memory. `bfloat16` is for trunks over pixels without a memory. Raises UserError for a name or a
+    number that cannot be.
+    """
+    if shape is None:
+        widths = (policy_head.width, value_head.width)
+        body = encoders.actor_critic_body(space, widths, gains, hidden, activation, images, bfloat16)
+        return ActorCritic(body, policy_head, value_head, normalizer, encoders.mask_key(space))
+    if backbone not in BACKBONES:
+        raise errors.unknown("backbone", backbone, BACKBONES)
+    trunks = {}
+    for name, remembers in BACKBONES[backbone].items():
+        encoder = encoders.encoder(space, hidden, activation, images)
+        trunks[name] = Trunk(encoder, make(shape, encoder.size) if remembers else None)
+    return MemoryActorCritic(trunks, policy_head, value_head, gains, normalizer, encoders.mask_key(space))

@@ -1,0 +1,496 @@
+"""A causal transformer whose memory is an explicit carry.
+
+The block is the one that GPT-2 and Llama share (pre-norm; Radford et al. 2019, Touvron et al. 2023,
+arXiv:2302.13971): `x += attention(norm(x)); x += mlp(norm(x))`, with rotary (Su et al. 2021,
+arXiv:2104.09864) or learned positions, RMSNorm or LayerNorm, SwiGLU (Shazeer 2020,
+arXiv:2002.05202) or GELU, and fewer key-value heads than heads where memory matters (grouped
+queries, Ainslie et al. 2023, arXiv:2305.13245). Llama weights such as SmolLM2 load with `from_llama`.
+
+What was read stands in a `Cache` that goes in and comes out; nothing is kept on the module, so one
+model serves many conversations, and a carry can be repeated for a group, reset or saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foresight.errors import UserError, unknown
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The shape of a transformer; the defaults are a Llama in small."""
+
+    layers: int = 4
+    dim: int = 128
+    """Width D of the residual stream."""
+    heads: int = 4
+    kv_heads: int | None = None
+    """Key-value heads that groups of heads share. None: as many as heads."""
+    head_dim: int | None = None
+    """None: dim / heads."""
+    hidden: int | None = None
+    """Width inside the MLP. None: 4·dim, or 8/3·dim for SwiGLU, whose third matrix is paid for by that."""
+    vocab: int | None = None
+    """Tokens V. None: the inputs are embeddings `[B, T, D]` and the outputs are features `[B, T, D]`."""
+    positions: str = "rope"
+    """'rope', or 'learned' (a table of `max_length` rows)."""
+    max_length: int = 2048
+    """Rows of the table of learned positions; rotary positions have no limit."""
+    rope_base: float = 10_000.0
+    norm: str = "rms"
+    """'rms' or 'layer'."""
+    norm_eps: float = 1e-5
+    activation: str = "swiglu"
+    """'swiglu' or 'gelu'."""
+    tied: bool = True
+    """The unembedding is the embedding, transposed."""
+    bias: bool = False
+    dropout: float = 0.0
+    """On attention weights and on what each branch adds, in training mode only."""
+
+    @property
+    def head_width(self) -> int:
+        """Features of one head."""
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def kv(self) -> int:
+        """Key-value heads."""
+        return self.kv_heads or self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Features inside the MLP, a multiple of 8."""
+        wide = 8 * self.dim / 3 if self.activation == "swiglu" else 4 * self.dim
+        return self.hidden or 8 * math.ceil(wide / 8)
+
+
+class Cache(NamedTuple):
+    """What the model has read: the carry of a transformer.
+
+    - `keys`, `values`: one `[B, kv_heads, slots, head_dim]` per layer;
+    - `mask` `[B, length]` bool: True where a slot holds a real token. None: all of them do;
+    - `length`: slots in use, the same in every row (rows differ by their mask, not by their length);
+    - `static`: the slots were allocated beforehand and are written in place (`Transformer.empty_cache`).
+
+    A static cache shares its memory with the caches that grow out of it: an old one stays valid, but
+    two different continuations of it do not. Branch with `select`, which copies.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    mask: Tensor | None
+    length: int
+    static: bool
+
+    @property
+    def lengths(self) -> Tensor:
+        """Real tokens read in each row, `[B]` int64: the position of the next one."""
+        if self.mask is None:
+            return torch.full((self.keys[0].shape[0],), self.length, device=self.keys[0].device)
+        return self.mask.sum(dim=1)
+
+    def select(self, rows: Tensor) -> Cache:
+        """Row i of the result is row `rows[i]` of this one: to repeat a prompt for its group, or to drop rows."""
+        return self._replace(
+            keys=tuple(x[rows] for x in self.keys),
+            values=tuple(x[rows] for x in self.values),
+            mask=None if self.mask is None else self.mask[rows],
+        )
+
+    def forget(self, cut: Tensor) -> Cache:
+        """Empty the rows where `cut` `[B]` is true: their next token is at position 0 and sees only itself."""
+        past = (
+            torch.ones(len(cut), self.length, dtype=torch.bool, device=cut.device) if self.mask is None else self.mask
+        )
+        return self._replace(mask=past & ~cut.bool()[:, None])
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of `layer` with T more slots, `[B, kv_heads, length + T, head_dim]`.
+
+        In place if static. Raises ValueError if a static cache is full, or if gradients would have
+        to flow through the overwritten memory.
+        """
+        if not self.static:
+            if not self.length:
+                return key, value
+            return torch.cat((self.keys[layer], key), dim=2), torch.cat((self.values[layer], value), dim=2)
+        if key.requires_grad and torch.is_grad_enabled():
+            raise ValueError("A static cache cannot carry gradients: decode under torch.no_grad(), or use no cache.")
+        slots, end = self.keys[layer].shape[2], self.length + key.shape[2]
+        if end > slots:
+            raise ValueError(f"The cache has {slots} slots, but {end} are needed: allocate a longer one.")
+        self.keys[layer][:, :, self.length : end] = key
+        self.values[layer][:, :, self.length : end] = value
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+
+def rotary_angles(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles that each position turns each pair of features by.
+
+    positions `[B, T]` -> two float32 `[B, 1, T, head_dim / 2]`; pair i turns by
+    `position · base^(-2i / head_dim)` (arXiv:2104.09864, equation 15).
+    """
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions[:, None, :, None].float() * base**-exponents
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + head_dim / 2) of x `[B, heads, T, head_dim]`: Llama's pairing, not the paper's (2i, 2i+1).
+
+    Scalar products of two rotated vectors depend on their positions only through the difference.
+    """
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def attend_eager(
+    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention, written out, with its weights.
+
+    query `[B, heads, T, head_dim]`; key, value `[B, kv_heads, S, head_dim]`; allowed (None: all) bool,
+    broadcastable to `[B, heads, T, S]`. Returns `[B, heads, T, head_dim]` and the weights
+    `[B, heads, T, S]` float32, whose rows sum to 1 (before dropout).
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scores = (query @ key.transpose(-1, -2)).float() / math.sqrt(query.shape[-1])
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -math.inf)
+    weights = scores.softmax(dim=-1)
+    return F.dropout(weights, dropout).to(value.dtype) @ value, weights
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """As `attend_eager`, fast and without the weights; allowed None means causal if T > 1."""
+    (batch, heads, steps, width), shared = query.shape, key.shape[1]
+    if steps == 1 and heads != shared:
+        # The heads that share keys are to the kernel as good as steps: four times faster in bfloat16 on a CPU.
+        query = query.reshape(batch, shared, heads // shared, width)
+        return F.scaled_dot_product_attention(query, key, value, allowed, dropout).reshape(batch, heads, 1, width)
+    causal = allowed is None and steps > 1
+    return F.scaled_dot_product_attention(
+        query, key, value, allowed, dropout, is_causal=causal, enable_gqa=bool(heads != shared)
+    )
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped key-value heads."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.head_width
+        # One matrix for three projections: decoding is bound by reading weights, best in few large pieces.
+        self.qkv = nn.Linear(config.dim, (config.heads + 2 * config.kv) * width, bias=config.bias)
+        self.out = nn.Linear(config.heads * width, config.dim, bias=config.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        allowed: Tensor | None,
+        cache: Cache,
+        layer: int,
+        eager: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """x `[B, T, D]` -> (result `[B, T, D]`, keys, values, weights `[B, heads, T, S]` or None).
+
+        allowed None means: causal if the cache is empty, everything if T is 1.
+        """
+        config, (batch, steps, _) = self.config, x.shape
+        mixed = self.qkv(x).view(batch, steps, config.heads + 2 * config.kv, config.head_width).transpose(1, 2)
+        query, key, value = mixed.split((config.heads, config.kv, config.kv), dim=1)
+        if angles is not None:
+            query, key = rotate(query, *angles), rotate(key, *angles)
+        key, value = cache.append(layer, key, value)
+        key, value = key.to(query.dtype), value.to(query.dtype)
+        dropout = config.dropout if self.training else 0.0
+        weights = None
+        if eager:
+            if allowed is None and steps > 1:
+                allowed = torch.ones(steps, steps, dtype=torch.bool, device=x.device).tril()
+            mixed, weights = attend_eager(query, key, value, allowed, dropout)
+        else:
+            mixed = attend(query, key, value, allowed, dropout)
+        return self.out(mixed.transpose(1, 2).reshape(batch, steps, -1)), key, value, weights
+
+
+class MLP(nn.Module):
+    """SwiGLU, `down(silu(gate(x)) · up(x))`, or GELU, `down(gelu(up(x)))`."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.gated = config.activation == "swiglu"
+        self.up = nn.Linear(config.dim, config.mlp_width * (2 if self.gated else 1), bias=config.bias)
+        self.down = nn.Linear(config.mlp_width, config.dim, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, T, D]` -> `[B, T, D]`."""
+        x = self.up(x)
+        if not self.gated:
+            return self.down(F.gelu(x))
+        gate, up = x.chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """One layer: attention, then the MLP, each on a normalized copy and added to the stream."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = _norm(config), Attention(config)
+        self.mlp_norm, self.mlp = _norm(config), MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """As `Attention.forward`."""
+        mixed, key, value, weights = self.attention(self.attention_norm(x), *args)
+        x = x + self.dropout(mixed)
+        return x + self.dropout(self.mlp(self.mlp_norm(x))), key, value, weights
+
+
+class Transformer(nn.Module):
+    """A causal transformer over tokens or over embeddings. Raises UserError if the config does not fit itself."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        _check(config)
+        self.config = config
+        self.embed = None if config.vocab is None else nn.Embedding(config.vocab, config.dim)
+        self.position = nn.Embedding(config.max_length, config.dim) if config.positions == "learned" else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = _norm(config)
+        untied = config.vocab is not None and not config.tied
+        self.unembed = nn.Linear(config.dim, config.vocab or 0, bias=False) if untied else None
+        self._initialize()
+
+    def _initialize(self) -> None:
+        # GPT-2: 0.02, and less where a branch adds to the stream, so that depth does not make it grow.
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                adds = name.endswith(("attention.out.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.layers) if adds else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def empty_cache(self, batch: int, slots: int | None = None, dtype: torch.dtype | None = None) -> Cache:
+        """A cache that has read nothing.
+
+        With `slots`, their memory is allocated now and written in place: for decoding without a copy
+        of the past at every token. Without, the cache grows by concatenation and carries gradients.
+        """
+        like = self.norm.weight
+        shape = (batch, self.config.kv, slots or 0, self.config.head_width)
+        keys, values = (
+            tuple(torch.zeros(shape, device=like.device, dtype=dtype or like.dtype) for _ in self.blocks)
+            for _ in range(2)
+        )
+        return Cache(keys, values, None, 0, slots is not None)
+
+    def features(
+        self,
+        inputs: Tensor,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        return_attention: bool = False,
+    ) -> tuple[Tensor, Cache, tuple[Tensor, ...]]:
+        """As `forward`, but before the unembedding: `[B, T, D]`, the cache, and the weights (empty if not asked for).
+
+        Apply `logits` to the steps that are needed: with a large vocabulary that is most of the memory.
+        """
+        batch, steps = inputs.shape[:2]
+        cache = self.empty_cache(batch) if cache is None else cache
+        real = _extend_mask(cache, mask, batch, steps, inputs.device)
+        if positions is None:
+            positions = _positions(cache, real, batch, steps, inputs.device)
+        allowed = _allowed(real, cache.length, steps, inputs.device)
+        x = self.embed(inputs) if self.embed is not None and not inputs.is_floating_point() else inputs
+        angles = None
+        if self.position is None:
+            angles = rotary_angles(positions, self.config.head_width, self.config.rope_base)
+        else:
+            x = x + self.position(positions)
+        x = self.dropout(x)
+        keys, values, weights = [], [], []
+        for layer, block in enumerate(self.blocks):
+            x, key, value, seen = block(x, angles, allowed, cache, layer, return_attention)
+            keys.append(key)
+            values.append(value)
+            weights.append(seen)
+        if cache.static:
+            keys, values = list(cache.keys), list(cache.values)
+        grown = Cache(tuple(keys), tuple(values), real, cache.length + steps, cache.static)
+        return self.norm(x), grown, tuple(weights) if return_attention else ()
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Features `[..., D]` -> logits `[..., V]`. Raises ValueError if there is no vocabulary."""
+        if self.embed is None:
+            raise ValueError("This transformer has no vocabulary: its outputs are features.")
+        return F.linear(features, self.embed.weight) if self.unembed is None else self.unembed(features)
+
+    @overload
+    def forward(
+        self,
+        inputs: Tensor,
+        cache: Cache | None = ...,
+        positions: Tensor | None = ...,
+        mask: Tensor | None = ...,
+        return_attention: Literal[False] = ...,
+    ) -> tuple[Tensor, Cache]: ...
+
+    @overload
+    def forward(
+        self,
+        inputs: Tensor,
+        cache: Cache | None = ...,
+        positions: Tensor | None = ...,
+        mask: Tensor | None = ...,
+        *,
+        return_attention: Literal[True],
+    ) -> tuple[Tensor, Cache, tuple[Tensor, ...]]: ...
+
+    def forward(
+        self,
+        inputs: Tensor,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        return_attention: bool = False,
+    ) -> tuple[Tensor, Cache] | tuple[Tensor, Cache, tuple[Tensor, ...]]:
+        """Read T more steps.
+
+        - `inputs`: tokens `[B, T]` int64, or embeddings `[B, T, D]`;
+        - `cache`: what was read before (None: nothing);
+        - `mask` `[B, T]` bool: False where an input is padding, on either side: it is never attended to
+          and takes no position. None: all are real;
+        - `positions` `[B, T]` int64: None counts the real inputs of each row, the cached ones included.
+
+        Returns the logits `[B, T, V]` (features `[B, T, D]` without a vocabulary) and the cache; with
+        `return_attention` also each layer's weights `[B, heads, T, length + T]` (eager attention, slower).
+        The outputs of padding mean nothing.
+        """
+        x, cache, weights = self.features(inputs, cache, positions, mask, return_attention)
+        out = x if self.embed is None else self.logits(x)
+        return (out, cache, weights) if return_attention else (out, cache)
+
+
+def llama_config(source: Mapping[str, Any]) -> TransformerConfig:
+    """Our config for a Llama's `config.json` (or `config.to_dict()`).
+
+    Raises UserError for what this transformer does not do: scaled rotary positions and other activations.
+    """
+    rope = source.get("rope_parameters") or source.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise UserError(f"Rotary positions of kind '{kind}' are not supported: use a model with plain ones.")
+    if source.get("hidden_act", "silu") != "silu":
+        raise UserError(f"The activation '{source['hidden_act']}' is not Llama's: only 'silu' is supported.")
+    return TransformerConfig(
+        layers=source["num_hidden_layers"],
+        dim=source["hidden_size"],
+        heads=source["num_attention_heads"],
+        kv_heads=source.get("num_key_value_heads"),
+        head_dim=source.get("head_dim"),
+        hidden=source["intermediate_size"],
+        vocab=source["vocab_size"],
+        max_length=source.get("max_position_embeddings", 2048),
+        rope_base=float(rope.get("rope_theta", source.get("rope_theta", 10_000.0))),
+        norm_eps=source.get("rms_norm_eps", 1e-6),
+        tied=source.get("tie_word_embeddings", False),
+    )
+
+
+def from_llama(state_dict: Mapping[str, Tensor], config: TransformerConfig) -> Transformer:
+    """A transformer with a copy of Llama's weights, under the names of transformers' LlamaForCausalLM.
+
+    Raises UserError if a weight is missing or has another shape than the config says.
+    """
+
+    def take(name: str) -> Tensor:
+        if name not in state_dict:
+            raise UserError(f"These are not the weights of a Llama with {config.layers} layers: '{name}' is missing.")
+        return state_dict[name].detach().clone()
+
+    ours = {"embed.weight": take("model.embed_tokens.weight"), "norm.weight": take("model.norm.weight")}
+    if not config.tied:
+        ours["unembed.weight"] = take("lm_head.weight")
+    for i in range(config.layers):
+        source, target = f"model.layers.{i}", f"blocks.{i}"
+        projections = [take(f"{source}.self_attn.{x}_proj.weight") for x in "qkv"]
+        ours[f"{target}.attention.qkv.weight"] = torch.cat(projections)
+        ours[f"{target}.attention.out.weight"] = take(f"{source}.self_attn.o_proj.weight")
+        ours[f"{target}.mlp.up.weight"] = torch.cat([take(f"{source}.mlp.{x}_proj.weight") for x in ("gate", "up")])
+        ours[f"{target}.mlp.down.weight"] = take(f"{source}.mlp.down_proj.weight")
+        ours[f"{target}.attention_norm.weight"] = take(f"{source}.input_layernorm.weight")
+        ours[f"{target}.mlp_norm.weight"] = take(f"{source}.post_attention_layernorm.weight")
+    with torch.device("meta"):  # no memory and no random numbers for weights that are about to be replaced
+        model = Transformer(config)
+    try:
+        model.load_state_dict(ours, assign=True)
+    except RuntimeError as error:
+        raise UserError(f"The weights do not fit the config: {error}") from error
+    return model
+
+
+def _norm(config: TransformerConfig) -> nn.RMSNorm | nn.LayerNorm:
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(config.dim, eps=config.norm_eps)
+
+
+def _extend_mask(cache: Cache, mask: Tensor | None, batch: int, steps: int, device: torch.device) -> Tensor | None:
+    """`[B, length + T]` bool, or None if no slot is padding."""
+    if mask is None and cache.mask is None:
+        return None
+    past = torch.ones(batch, cache.length, dtype=torch.bool, device=device) if cache.mask is None else cache.mask
+    new = torch.ones(batch, steps, dtype=torch.bool, device=device) if mask is None else mask.bool()
+    return torch.cat((past, new), dim=1)
+
+
+def _positions(cache: Cache, real: Tensor | None, batch: int, steps: int, device: torch.device) -> Tensor:
+    """`[B, T]`: how many real inputs of the row stand before each one."""
+    if real is None:
+        return torch.arange(cache.length, cache.length + steps, device=device).expand(batch, steps)
+    return (real.cumsum(dim=1)[:, cache.length :] - 1).clamp(min=0)
+
+
+def _allowed(real: Tensor | None, length: int, steps: int, device: torch.device) -> Tensor | None:
+    """`[B, 1, T, length + T]` bool: which slots each step may see. None where SDPA needs no mask."""
+    if real is None and (steps == 1 or length == 0):
+        return None
+    slots = torch.arange(length + steps, device=device)
+    query = slots[length:, None]
+    causal = slots <= query
+    if real is None:
+        return causal[None, None]
+    # Every step sees itself, padding too: a softmax over nothing is NaN, and NaN spreads through later layers.
+    return ((causal & real[:, None, :]) | (slots == query))[:, None]
+
+
+def _check(config: TransformerConfig) -> None:
+    for kind, name, valid in (
+        ("positions", config.positions, ("rope", "learned")),
+        ("norm", config.norm, ("rms", "layer")),
+        ("activation", config.activation, ("swiglu", "gelu")),
+    ):
+        if name not in valid:
+            raise unknown(kind, name, valid)
+    if config.head_dim is None and config.dim % config.heads:
+        raise UserError(f"dim={config.dim} is not a multiple of heads={config.heads}.")
+    if config.heads % config.kv:
+        raise UserError(f"heads={config.heads} is not a multiple of kv_heads={config.kv}.")
+    if config.positions == "rope" and config.head_width % 2:
+        raise UserError(f"Rotary positions need an even head width, not {config.head_width}: change dim or heads.")

@@ -1,0 +1,3 @@
+"""Dynamic programming over explicit MDPs."""
+
+from __future__ import annotations

@@ -1,0 +1,332 @@
+"""Dynamic programming with a known model: sweeps, greedy policies, exact values. All the Bellman math there is.
+
+Notation: v `[S]` values, q `[S, A]` action values, L the optimality operator, L_π that of a policy.
+Sutton & Barto (2018), chapter 4; Puterman (1994), chapter 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresight.envs.tabular.mdp import MDP
+from foresight.errors import UserError
+
+DIRECT = 5_000  # states up to which a sparse factorization fills in at most a few hundred MB
+
+
+def action_values(mdp: MDP, gamma: float, values: Tensor, part: slice = slice(None)) -> Tensor:
+    """q(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) v(s') `[S, A]`, an ended episode being worth 0 (S&B eq. 4.6).
+
+    `part` restricts s, for worlds whose `[S, A, K]` should not be copied at once.
+    """
+    weight = mdp.prob[part] if mdp.discount is None else mdp.prob[part] * mdp.discount[part]
+    return mdp.reward[part] + gamma * (weight * values[mdp.next_state[part].long()]).sum(-1)
+
+
+def optimal_actions(mdp: MDP, gamma: float, values: Tensor, tolerance: float = 1e-9) -> Tensor:
+    """`[S, A]` bool: every action within `tolerance` (in units of value) of the best one."""
+    q = torch.cat([action_values(mdp, gamma, values, part) for part in _blocks(mdp)])
+    return q >= q.amax(1, keepdim=True) - tolerance
+
+
+def greedy(
+    mdp: MDP, gamma: float, values: Tensor, keep: Tensor | None = None, slack: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """max_a q(s, a) and argmax_a q(s, a) `[S]`, the first of equals (S&B eq. 4.9).
+
+    An action of `keep` `[S]` stays unless another is better by more than `slack` (by default what rounding can do),
+    without which policy iteration may switch for ever between equally good actions (S&B exercise 4.4).
+    """
+    if slack is None:
+        slack = 1e-9 * (1.0 + float(values.abs().max()))
+    bests, choices = [], []
+    for part in _blocks(mdp):
+        q = action_values(mdp, gamma, values, part)
+        best, choice = q.max(1)
+        if keep is not None:
+            kept = keep[part]
+            choice = torch.where(q.gather(1, kept[:, None]).squeeze(1) >= best - slack, kept, choice)
+        bests.append(best)
+        choices.append(choice)
+    return torch.cat(bests), torch.cat(choices)
+
+
+def residual(mdp: MDP, gamma: float, values: Tensor) -> float:
+    """‖Lv - v‖∞, from which ‖v - v*‖∞ ≤ residual / (1 - γ)."""
+    return float((greedy(mdp, gamma, values)[0] - values).abs().max())
+
+
+def policy_model(mdp: MDP, policy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The Markov chain of a policy `[S]` (actions) or `[S, A]` (probabilities): (next_state, weight `[S, J]`, reward).
+
+    J is K, or A·K for probabilities.
+    """
+    if policy.ndim == 1:
+        rows = torch.arange(mdp.states, device=policy.device), policy
+        weight = mdp.prob[rows]
+        if mdp.discount is not None:
+            weight = weight * mdp.discount[rows]
+        return mdp.next_state[rows], weight, mdp.reward[rows]
+    taken = policy.to(torch.float64)
+    reward = torch.where(taken > 0, taken * mdp.reward, 0.0).sum(1)  # an action that is not allowed has -inf
+    weight = (mdp.weight * taken[:, :, None]).flatten(1)
+    return mdp.next_state.flatten(1), weight, reward
+
+
+def policy_value(mdp: MDP, policy: Tensor, gamma: float) -> Tensor:
+    """v_π `[S]`, exactly: the solution of (I - γ P_π) v = r_π (S&B eq. 4.4, Puterman 6.1.2).
+
+    By sparse factorization up to `DIRECT` states, beyond that by BiCGSTAB, with sweeps to rounding if it fails.
+    Raises UserError if gamma is 1 and the policy may never end an episode: its value is then not defined.
+    """
+    from scipy import sparse
+    from scipy.sparse import linalg
+
+    next_state, weight, reward = (x.cpu().numpy() for x in policy_model(mdp, policy))
+    states, width = next_state.shape
+    if gamma == 1.0:
+        _require_ending(next_state, weight)
+    indptr = np.arange(states + 1) * width
+    # A copy, because sum_duplicates sorts in place, and of a stochastic policy these are the world's own tables.
+    chain = sparse.csr_matrix((weight.ravel(), next_state.ravel(), indptr), shape=(states, states), copy=True)
+    chain.sum_duplicates()
+    system = sparse.identity(states, format="csr") - gamma * chain
+    if states <= DIRECT:
+        values = linalg.splu(system.tocsc()).solve(reward)
+    else:
+        values, _ = linalg.bicgstab(system, reward, rtol=1e-14, maxiter=2_000)
+        while np.abs(step := reward - system @ values).max() > 1e-13 * (1.0 + np.abs(values).max()):
+            values = values + step  # one evaluation sweep: v + (r + γPv - v)
+    return torch.from_numpy(np.asarray(values)).to(mdp.reward.device)
+
+
+def start_value(mdp: MDP, values: Tensor) -> float:
+    """The expected value of where episodes begin."""
+    return float(mdp.start @ values)
+
+
+def expected_return(mdp: MDP, policy: Tensor, gamma: float = 1.0, horizon: int | None = None) -> float:
+    """What an episode of `policy` (`[S]` or `[S, A]`) earns on average, discounted by gamma; exact, no sampling.
+
+    With `horizon`, within that many actions: undiscounted FrozenLake gives the probability of success.
+    """
+    if horizon is None:
+        return start_value(mdp, policy_value(mdp, policy, gamma))
+    next_state, weight, reward = policy_model(mdp, policy)
+    index, values = next_state.long(), torch.zeros_like(reward)
+    for _ in range(horizon):
+        values = reward + gamma * (weight * values[index]).sum(-1)
+    return start_value(mdp, values)
+
+
+def optimal_return(mdp: MDP, gamma: float = 1.0, horizon: int = 100) -> float:
+    """The best that any policy, time-dependent ones too, can earn in `horizon` actions: backward induction.
+
+    (Puterman 4.5.)
+    """
+    sweeps = Sweeps(mdp, gamma)
+    values, policy = torch.zeros_like(mdp.start), torch.zeros_like(mdp.start, dtype=torch.int64)
+    for _ in range(horizon):
+        values, policy, _ = sweeps.improve(values, policy)
+    return start_value(mdp, values)
+
+
+def evaluate(mdp: MDP, policy: Tensor, gamma: float) -> dict[str, float]:
+    """How good a policy is, exactly: `value`, discounted by gamma, and `return`, undiscounted within the time limit."""
+    figures = {"value": expected_return(mdp, policy, gamma)}
+    if mdp.time_limit is not None:
+        figures["return"] = expected_return(mdp, policy, 1.0, mdp.time_limit)
+    return figures
+
+
+class Change(NamedTuple):
+    """What a sweep changed: Δ = v' - v lies in [low, high]; 0 is included where an episode may end."""
+
+    low: float
+    high: float
+    switched: int  # states whose action changed
+
+    @property
+    def norm(self) -> float:
+        """‖Δ‖∞, the Bellman residual of v. ‖v' - v*‖∞ ≤ γ / (1 - γ) times it (Puterman 6.3.1)."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def half_span(self) -> float:
+        """Half of max Δ - min Δ: what is left of the residual when `extrapolate` takes its middle out."""
+        return (self.high - self.low) / 2
+
+
+def extrapolate(mdp: MDP, gamma: float, values: Tensor, change: Change) -> Tensor:
+    """`values` = Lv moved to the middle of the bounds on v* that its last change Δ = Lv - v gives.
+
+    γ/(1-γ) min Δ ≤ v* - Lv ≤ γ/(1-γ) max Δ (MacQueen 1966; Porteus 1971; Puterman 6.6.3). Where episodes end, the
+    end counts as one more state with Δ = 0. Afterward ‖v - v*‖∞ ≤ γ/(1-γ) `change.half_span`. Needs γ < 1.
+    """
+    moved = values + gamma / (1.0 - gamma) * (change.low + change.high) / 2
+    return torch.where(mdp.absorbing(), values, moved) if mdp.discount is not None else moved
+
+
+class Sweeps:
+    """Synchronous sweeps over all states. The one place that decides how: compiled on the CPU, tensors elsewhere.
+
+    The compiled sweep gives the same numbers with less work, by temporary action elimination (Hastings & van Nunen
+    1977; Puterman 6.7). If values change by Δ in [low, high], every q(s, a) changes by something in
+    γ [low, high], so the lead of the best action over the second best shrinks by at most γ (high - low). A `clock`
+    adds these up; `deadline[s]` is when the lead of the last full comparison may be used up. Until then one row of
+    outcomes decides. The rows of the chosen actions lie together in memory: policy evaluation runs over them too.
+
+    Tensors given are not changed, except that `policy` as returned is updated in place by the next `improve`.
+    """
+
+    def __init__(self, mdp: MDP, gamma: float, compiled: bool | None = None) -> None:
+        if not 0.0 <= gamma <= 1.0:
+            raise UserError(f"gamma must be between 0 and 1, not {gamma}.")
+        self.mdp, self.gamma = mdp, gamma
+        self.ends = mdp.discount is not None
+        self.compiled = mdp.next_state.device.type == "cpu" if compiled is None else compiled
+        if self.compiled:
+            # Unsigned, because numba wraps negative indices around at a price.
+            self._next = mdp.next_state.numpy().view(np.uint32)
+            self._weight, self._reward = mdp.weight.numpy(), mdp.reward.numpy()
+            self._deadline = np.full(mdp.states, -np.inf)
+            self._make_rows()
+        self._values: Tensor | None = None  # the last output: the clock is right only for sweeps that continue it
+        self._policy: Tensor | None = None  # the actions whose rows are gathered
+        self._clock = self._scale = 0.0
+
+    def improve(self, values: Tensor, policy: Tensor) -> tuple[Tensor, Tensor, Change]:
+        """v' = Lv: v'(s) = max_a q(s, a), and the greedy policy for v (S&B eq. 4.10). `[S]` both.
+
+        The first of equally good actions is chosen.
+        """
+        if not self.compiled:
+            new, chosen = greedy(self.mdp, self.gamma, values)
+            return new, chosen, self._tensor_change(new - values, int((chosen != policy).sum()))
+        if values is not self._values:
+            self._forget(values)
+        if policy is not self._policy:
+            if self._row_next.shape[1] != self._next.shape[2]:
+                self._make_rows()
+            self._policy = policy.clone()
+            self._deadline.fill(-np.inf)
+        from foresight.planning.dynamic import kernels
+
+        # Far above the rounding of a value (1e-16 of the scale), far below any lead that is worth using.
+        margin = 1e-10 * self._scale
+        new = torch.from_numpy(np.empty(len(values)))  # by numpy, which asks for huge pages: random reads need them
+        low, high, switched = kernels.improve(
+            torch.get_num_threads(), self._next, self._weight, self._reward, self.gamma, values.numpy(), new.numpy(),
+            self._policy.numpy(), self._row_next, self._row_weight, self._row_reward, self._deadline, self._clock,
+            margin,
+        )  # fmt: skip
+        return new, self._policy, self._advance(new, low, high, switched)
+
+    def evaluate(self, values: Tensor, policy: Tensor) -> tuple[Tensor, Change]:
+        """v' = L_π v: v'(s) = r(s, π(s)) + γ Σ_s' p(s' | s, π(s)) v(s') (S&B eq. 4.5). `[S]`.
+
+        `policy`: actions `[S]`, or probabilities `[S, A]`.
+        """
+        if not self.compiled:
+            next_state, weight, reward = policy_model(self.mdp, policy)
+            new = reward + self.gamma * (weight * values[next_state.long()]).sum(-1)
+            return new, self._tensor_change(new - values, 0)
+        if values is not self._values:
+            self._forget(values)
+        if policy is not self._policy:
+            self._gather(policy)
+        from foresight.planning.dynamic import kernels
+
+        new = torch.from_numpy(np.empty(len(values)))
+        low, high, _ = kernels.evaluate(
+            torch.get_num_threads(), self._row_next, self._row_weight, self._row_reward, self.gamma, values.numpy(),
+            new.numpy(),
+        )  # fmt: skip
+        return new, self._advance(new, low, high, 0)
+
+    def undecided(self, values: Tensor) -> int:
+        """In how many states the next `improve` will compare all actions."""
+        fresh = not self.compiled or values is not self._values
+        return self.mdp.states if fresh else int((self._clock >= self._deadline).sum())
+
+    def _advance(self, new: Tensor, low: float, high: float, switched: int) -> Change:
+        if self.ends:
+            low, high = min(low, 0.0), max(high, 0.0)
+        self._values = new
+        self._clock += self.gamma * (high - low)
+        change = Change(low, high, switched)
+        self._scale += change.norm
+        return change
+
+    def _tensor_change(self, delta: Tensor, switched: int) -> Change:
+        low, high = delta.min().item(), delta.max().item()
+        return Change(min(low, 0.0), max(high, 0.0), switched) if self.ends else Change(low, high, switched)
+
+    def _forget(self, values: Tensor) -> None:
+        """Start over from values that no sweep of ours has made: nothing is known about any lead."""
+        self._deadline.fill(-np.inf)
+        self._clock, self._scale = 0.0, 1.0 + float(values.abs().max())
+
+    def _make_rows(self) -> None:
+        states, _, outcomes = self._next.shape
+        self._row_next = np.empty((states, outcomes), np.uint32)
+        self._row_weight = np.empty((states, outcomes))
+        self._row_reward = np.empty(states)
+
+    def _gather(self, policy: Tensor) -> None:
+        self._policy = policy.clone()
+        next_state, weight, reward = policy_model(self.mdp, policy)
+        self._row_next = next_state.contiguous().numpy().view(np.uint32)
+        self._row_weight, self._row_reward = weight.numpy(), reward.numpy()
+        self._deadline.fill(-np.inf)
+
+
+def _blocks(mdp: MDP, outcomes: int = 8_000_000) -> Iterator[slice]:
+    """The states in blocks of at most about so many outcomes."""
+    block = max(1, outcomes // (mdp.actions * mdp.next_state.shape[2]))
+    return (slice(s, s + block) for s in range(0, mdp.states, block))
+
+
+def require_ending(mdp: MDP, gamma: float) -> None:
+    """Raise UserError if gamma is outside [0, 1], or is 1 where some state leads to no end whatever is done there.
+
+    Without discount the value of such a state is an endless sum.
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise UserError(f"gamma must be between 0 and 1, not {gamma}.")
+    if gamma == 1.0:
+        lost = 0 if mdp.discount is None else _endless(*(x.cpu().numpy() for x in policy_model(mdp, mdp.uniform())[:2]))
+        if mdp.discount is None or lost:
+            which = "it never ends" if mdp.discount is None else f"{lost} of its {mdp.states} states lead to no end"
+            raise UserError(f"gamma = 1 on {mdp.name}: {which}, so that values are endless sums. Use gamma < 1.")
+
+
+def _require_ending(next_state: np.ndarray, weight: np.ndarray) -> None:
+    """Raise UserError unless every state of a chain leads to an end (a row whose weights add up to less than 1)."""
+    lost = _endless(next_state, weight)
+    if lost:
+        raise UserError(
+            f"With gamma = 1 the value of this policy is not defined: from {lost} of {len(next_state)} states "
+            "it never ends the episode. Use gamma < 1, or value_iteration."
+        )
+
+
+def _endless(next_state: np.ndarray, weight: np.ndarray) -> int:
+    """How many states of a chain lead to no end (a row whose weights add up to less than 1)."""
+    from scipy import sparse
+
+    states = len(next_state)
+    ends = weight.sum(1) < 1.0 - 1e-12
+    rows = np.repeat(np.arange(states), next_state.shape[1])
+    live = weight.ravel() > 0
+    backward = sparse.csr_matrix((np.ones(live.sum()), (next_state.ravel()[live], rows[live])), shape=(states, states))
+    reached, frontier = ends.copy(), ends
+    while frontier.any():
+        frontier = (backward.T @ frontier.astype(np.float64) > 0) & ~reached
+        reached |= frontier
+    return int((~reached).sum())

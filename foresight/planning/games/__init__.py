@@ -1,0 +1,3 @@
+"""Opponents, exact solvers and exhaustive proofs for games."""
+
+from __future__ import annotations

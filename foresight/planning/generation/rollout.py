@@ -1,0 +1,219 @@
+"""Rollouts of text: prompts drawn from a task, groups of completions sampled for them, and their grades."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight import distributed
+from foresight.data.text import TokenBatch
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.decoding import Completer, generate
+
+EVALUATION_ENVS = 1024  # prompts in one batch of answers; how many of them are decoded at once is the sampler's matter
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """P prompts with G graded completions each: `batch` and `rewards` `[P, G]` (NaN: unscorable), both also as text.
+
+    `measures` `[P, G]` are what the rewards are made of and what else is known of each completion.
+    """
+
+    examples: list[Example]
+    batch: TokenBatch
+    answers: list[str]  # prompt by prompt, P · G of them
+    rewards: Tensor
+    measures: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+    def metrics(self) -> dict[str, Any]:
+        """What the completions were like, and a sample of each prompt."""
+        group = self.rewards.shape[1]
+        firsts = zip(self.examples, self.answers[::group], self.rewards[:, 0].tolist(), strict=True)
+        return {
+            "reward": self.rewards.nanmean().item(),
+            "length": self.batch.length.float().mean().item(),
+            "truncated": 1 - self.batch.stopped.float().mean().item(),
+            **{name: measure.nanmean().item() for name, measure in self.measures.items()},
+            "samples": [
+                {"prompt": example.question, "completion": answer, "reward": reward}
+                for example, answer, reward in firsts
+            ],
+        }
+
+    def select(self, prompts: Tensor) -> Rollout:
+        """The rollout of the prompts whose indices are given."""
+        group = self.rewards.shape[1]
+        kept = prompts.tolist()
+        answers = [answer for p in kept for answer in self.answers[p * group : (p + 1) * group]]
+        measures = {name: measure[prompts] for name, measure in self.measures.items()}
+        examples = [self.examples[p] for p in kept]
+        return Rollout(examples, self.batch.select(prompts), answers, self.rewards[prompts], measures)
+
+
+def concat(parts: Sequence[Rollout]) -> Rollout:
+    """Several rollouts of one group size as one."""
+    return Rollout(
+        [example for part in parts for example in part.examples],
+        TokenBatch.concat([part.batch for part in parts]),
+        [answer for part in parts for answer in part.answers],
+        torch.cat([part.rewards for part in parts]),
+        {name: torch.cat([part.measures[name] for part in parts]) for name in parts[0].measures},
+    )
+
+
+def complete(
+    policy: LanguageModel,
+    prompts: Sequence[Any],
+    group: int,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> TokenBatch:
+    """`group` completions of each prompt (a string, a conversation or an Example); temperature 0 is greedy.
+
+    `options` (`top_k`, `top_p`, `stop`, `choices`) are those of `planning.generation.decoding.generate`.
+    """
+    sampler: Completer = policy.completer or functools.partial(generate, policy)
+    return sampler(_encode(policy, prompts), group, max_new_tokens, temperature, generator, **options)
+
+
+def _encode(policy: LanguageModel, prompts: Sequence[Any]) -> list[list[int]]:
+    return [policy.encode(p.prompt, p.tools) if isinstance(p, Example) else policy.encode(p) for p in prompts]
+
+
+def texts(policy: LanguageModel, batch: TokenBatch) -> list[str]:
+    """The completions of a batch as text, prompt by prompt."""
+    rows, lengths = batch.completion.flatten(0, 1).tolist(), batch.length.flatten().tolist()
+    return [policy.decode(row[:n]) for row, n in zip(rows, lengths, strict=True)]
+
+
+def answer(
+    state: Any, obs: Sequence[Any], carry: None = None, explore: bool = False
+) -> tuple[list[str], dict[str, Any], None]:
+    """Answer prompts (strings, conversations or Examples) with one completion each: `act` of a language algorithm.
+
+    Greedily or, to explore, at the temperature of the Config (1 where it has none) with the State's generator. What
+    ends an answer in training (`Example.stop`) ends it here.
+    """
+    config, generator = state.config, state.generator if explore else None
+    temperature = getattr(config, "temperature", 1.0) if explore else 0.0
+    stop = tuple(sorted({text for one in obs if isinstance(one, Example) for text in one.stop}))
+    if state.policy.completer is not None:  # a text is enough here, and all that some servers give
+        prompts, few = _encode(state.policy, obs), config.max_new_tokens
+        return state.policy.completer.answers(prompts, few, temperature, generator, stop=stop), {}, None
+    starts = range(0, len(obs), EVALUATION_ENVS)
+    parts = [obs[i : i + EVALUATION_ENVS] for i in starts]
+    batches = [
+        complete(state.policy, part, 1, config.max_new_tokens, temperature, generator, stop=stop) for part in parts
+    ]
+    return [text for batch in batches for text in texts(state.policy, batch)], {"batches": batches}, None
+
+
+def check_group(group: int) -> None:
+    """Raise UserError unless the completions of a prompt can be compared with one another."""
+    if group < 2:
+        raise UserError(f"group is {group}: the completions of a prompt are compared, so it needs at least 2.")
+
+
+def check_lengths(policy: LanguageModel, task: TextTask, config: Any) -> None:
+    """Raise UserError, naming the example, if a prompt that `config` has answered leaves no room for the answer.
+
+    At the beginning of a run, for what the evaluations and (of a Config with a temperature) training will ask.
+    """
+    room = policy.context - getattr(config, "max_new_tokens", 0)
+    sides = {"training": task.train} if hasattr(config, "temperature") else {}
+    if task.grader is not None and hasattr(config, "max_new_tokens"):
+        sides["held-out"] = task.test
+    for side, examples in sides.items():
+        for number, example in enumerate(examples, 1):
+            said = example.prompt if isinstance(example.prompt, str) else "".join(m["content"] for m in example.prompt)
+            if len(said.encode()) <= room // 2:  # no token is shorter than a byte, and templates say little more
+                continue
+            if (tokens := len(policy.encode(example.prompt, example.tools))) > room:
+                raise UserError(
+                    f"The {side} prompt {number} of '{task.name}' ({said[:40]!r}) has {tokens} tokens, and with "
+                    f"{policy.context - room} new ones it does not fit into the model's context of {policy.context}: "
+                    "shorten it, leave it out, or lower max_new_tokens."
+                )
+
+
+def roll(
+    policy: LanguageModel,
+    task: TextTask,
+    prompts: int,
+    group: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+    progress: float = 1.0,
+) -> Rollout:
+    """Draw different training prompts, sample a group of completions of each, and grade them.
+
+    `progress` in [0, 1] is how much of the run is over, which says what a curriculum draws from. Raises UserError if
+    the task has fewer training prompts.
+    """
+    if len(task.train) < prompts:
+        raise UserError(f"The task has {len(task.train)} training prompts: lower prompts (it is {prompts}).")
+    pool = task.pool(progress, prompts)
+    examples = [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
+    batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
+    answers = texts(policy, batch)
+    repeated = [example for example in examples for _ in range(group)]
+    rewards, seen = distributed.told(task.reward(repeated, answers) if distributed.rank() == 0 else None)
+    if task.curriculum < 1:
+        seen["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
+    measures = {name: torch.tensor(values).view(prompts, group) for name, values in seen.items()}
+    return Rollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures)
+
+
+def sample(state: Any, task: TextTask) -> Rollout:
+    """`roll` with the policy and the generator of a State, in the numbers of its Config (no `group`: 1)."""
+    return roll(state.policy, task, *_numbers(state))
+
+
+def roll_until(
+    keep: Callable[[Tensor], Tensor], limit: int, policy: LanguageModel, task: TextTask, prompts: int, *settings: Any
+) -> tuple[Rollout, dict[str, float]]:
+    """Sample batches of prompts as `roll` does until `prompts` groups pass `keep`, at most `limit` batches.
+
+    `keep(rewards [P, G])` says which groups pass, `[P]`. If too few ever do, the rollout is smaller; if none does, it
+    is the last batch as it was sampled. `settings` are the other arguments of `roll`. Returns the rollout and, for the
+    metrics, the `batches` sampled, the share `filled`, and the mean `reward` of all that was sampled: that of the
+    groups which passed says little about the policy.
+    """
+    passed: list[Rollout] = []
+    count, rewards = 0, []
+    for batches in range(1, limit + 1):  # noqa: B007
+        rollout = roll(policy, task, prompts, *settings)
+        rewards.append(rollout.rewards)
+        chosen = keep(rollout.rewards).nonzero()[:, 0][: prompts - count]
+        count += len(chosen)
+        passed += [rollout.select(chosen)] if len(chosen) else []
+        if count == prompts:
+            break
+    seen = {
+        "reward": torch.cat(rewards).nanmean().item(),
+        "batches": float(batches),
+        "filled": count / prompts,
+    }
+    return concat(passed) if passed else rollout, seen
+
+
+def sample_until(keep: Callable[[Tensor], Tensor], state: Any, task: TextTask) -> tuple[Rollout, dict[str, float]]:
+    """`roll_until` with the policy and the generator of a State, in the numbers of its Config."""
+    return roll_until(keep, state.config.max_batches, state.policy, task, *_numbers(state))
+
+
+def _numbers(state: Any) -> tuple[int, int, int, float, torch.Generator, float]:
+    config = state.config
+    numbers = config.prompts, getattr(config, "group", 1), config.max_new_tokens, config.temperature
+    return *numbers, state.generator, state.step / config.steps

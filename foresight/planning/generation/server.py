@@ -1,0 +1,344 @@
+"""Completions by a server that speaks OpenAI's protocol, such as vLLM, SGLang or the server of llama.cpp.
+
+Prompts go out as token ids, and the ids that were sampled come back, with their log-probabilities: nothing is tokenized
+twice. A server that gives texts alone can answer and be evaluated, but nothing can be learned from its rows. To sample
+for training a server must also load the weights of each update: `POST /update_weights_from_disk` with `model_path`, as
+SGLang has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foresight import distributed
+from foresight.data.text import TokenBatch, pad
+from foresight.errors import LostError, UserError
+from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel
+
+TRIES, WAIT = 8, 0.5  # of a request, and seconds before the second; each wait is twice the last: a minute in all
+PATIENCE = 600.0  # seconds that one answer may take, all tries together
+EVALUATION_ENVS = 64  # requests under way: the server batches them
+BUSY = (408, 409, 425, 429)  # and all from 500: try again
+KEY = "FORESIGHT_COMPLETER_KEY"  # the variable with the key that a server may ask for
+
+
+class ServerError(LostError):
+    """The server does not answer any more, however often it is asked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One completion as a server gave it: `tokens` and their `logprobs` are None where it tells none."""
+
+    text: str
+    stopped: bool
+    tokens: list[int] | None
+    logprobs: list[float] | None
+
+
+class Server:
+    """A `Completer` at `url`, for the model whose tokenizer is that of `policy`.
+
+    With a folder `weights`, which the server must be able to read, it is given the policy's weights before it completes
+    anything with older ones. `say` is told in words that it does not answer, how long that is waited for, and that it
+    answers again. Raises UserError if it is not there or refuses, ServerError if it stops answering.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        policy: LanguageModel,
+        weights: str | Path | None = None,
+        tries: int = TRIES,
+        wait: float = WAIT,
+        patience: float = PATIENCE,
+        say: Callable[[str], Any] = lambda text: None,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(
+                f"--completer is the address of a server, such as http://localhost:8000/v1, but is '{url}'."
+            )
+        self.root = url.rstrip("/").removesuffix("/v1")
+        self.policy, self.weights = policy, None if weights is None else Path(weights).resolve()
+        self.tries, self.wait, self.patience, self.say = tries, wait, patience, say
+        self._gone, self._lock, self._waited = threading.Event(), threading.Lock(), 0
+        self._delivered: list[float] | None = None
+        try:
+            self.model = str(self._ask("/v1/models")["data"][0]["id"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise UserError(f"{self.root}/v1/models lists no model: is it a server of OpenAI's protocol?") from error
+
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group: int = 1,
+        max_new_tokens: int = 16,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        *,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        choices: Sequence[Any] | None = None,
+    ) -> TokenBatch:
+        """See `planning.generation.decoding.generate`; the server's own random numbers are seeded by the generator.
+
+        Servers tell the log-probabilities of the model itself, so that those of the sampling distribution are known at
+        temperature 1 (and 0) without truncation only. Raises UserError beyond that, and where the server gives no ids.
+        """
+        if choices:
+            raise UserError("A server cannot be held to choices here: leave --completer out, or choose from its text.")
+        if temperature not in (0.0, 1.0) or top_k or top_p < 1:
+            raise UserError(
+                "A server tells log-probabilities of the model, not of a tempered or truncated distribution: to learn "
+                "from its rows, sample at temperature 1 with top_p 1 and top_k 0."
+            )
+        found = self._complete(prompts, group, max_new_tokens, temperature, generator, stop=stop)
+        rows = [self._row(choice, bool(stop)) for choice in found]
+        prompt, prompt_length = pad(prompts)
+        completion, length = pad([tokens for tokens, _ in rows])
+        shape = (len(prompts), group, completion.shape[1])
+        logprob = torch.zeros(completion.shape)
+        for i, (_, known) in enumerate(rows):
+            logprob[i, : len(known)] = torch.tensor(known)
+        stopped = torch.tensor([choice.stopped for choice in found])
+        return TokenBatch(
+            prompt,
+            prompt_length,
+            completion.view(shape),
+            length.view(shape[:2]),
+            logprob.view(shape),
+            stopped.view(shape[:2]),
+            logprob.view(shape),
+        )
+
+    def answers(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """One completion of each prompt as text, which any server can give."""
+        return self.told(prompts, 1, max_new_tokens, temperature, generator, **options)[0]
+
+    def told(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group: int,
+        max_new_tokens: int,
+        temperature: float,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> tuple[list[str], list[bool]]:
+        """`group` completions of each prompt as texts, prompt by prompt, and whether each ended by itself."""
+        found = self._complete(prompts, group, max_new_tokens, temperature, generator, **options)
+        said = [choice.text if choice.tokens is None else self.policy.decode(choice.tokens) for choice in found]
+        return said, [choice.stopped for choice in found]
+
+    def deliver(self) -> None:
+        """Have the server load the policy's weights, if they changed since the last time (or it is the first)."""
+        if self.weights is None:
+            return
+        version = distributed.version(self.policy)
+        if version == self._delivered:
+            return
+        pretrained.save_folder(self.policy.module, self.policy.tokenizer, self.weights)
+        told = self._ask("/update_weights_from_disk", {"model_path": str(self.weights)})
+        if told.get("success") is False:
+            raise UserError(f"{self.root} could not load the weights in {self.weights}: {told.get('message', told)}")
+        self._delivered = version
+
+    def _complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group: int,
+        max_new_tokens: int,
+        temperature: float,
+        generator: torch.Generator | None,
+        **options: Any,
+    ) -> list[Choice]:
+        """`group` choices of each prompt, prompt by prompt. Requests are under way together."""
+        self.deliver()
+        seeds = torch.randint(2**31 - 1, (len(prompts),), generator=generator).tolist()
+        body = {
+            "model": self.model,
+            "n": group,
+            "max_tokens": max_new_tokens,
+            "temperature": temperature,
+            "logprobs": 1,
+            "return_token_ids": True,
+            "stop_token_ids": self.policy.stop_ids,
+            **{name: list(value) if name == "stop" else value for name, value in options.items() if value},
+        }
+        requests = [{**body, "prompt": list(map(int, p)), "seed": s} for p, s in zip(prompts, seeds, strict=True)]
+        self._gone.clear()
+        pool = ThreadPoolExecutor(min(EVALUATION_ENVS, len(requests)))
+        try:
+            told = list(pool.map(lambda request: self._ask("/v1/completions", request), requests))
+        except BaseException:
+            self._gone.set()  # the others need not try again
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return [choice for answer in told for choice in self._choices(answer, group)]
+
+    def _choices(self, answer: dict[str, Any], group: int) -> list[Choice]:
+        try:
+            rows = sorted(answer["choices"], key=lambda row: row.get("index", 0))
+            found = [_choice(row) for row in rows]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{self.root} answers in another form than OpenAI's completions: {answer!r}.") from error
+        if len(found) != group:
+            raise UserError(f"{self.root} gave {len(found)} completions where {group} were asked for.")
+        return found
+
+    def _row(self, choice: Choice, stop: bool) -> tuple[list[int], list[float]]:
+        """Ids and log-probabilities that can be learned from. Raises UserError where the server does not tell them."""
+        policy, tokens, logprobs = self.policy, choice.tokens, choice.logprobs
+        if tokens is None or logprobs is None or len(tokens) != len(logprobs) or not tokens:
+            raise UserError(
+                f"{self.root} does not tell the ids of the tokens that it sampled, with a log-probability for each, "
+                "and a text is never tokenized again: it can answer and be evaluated, but not be trained through. "
+                "(vLLM and SGLang tell them: return_token_ids.)"
+            )
+        if max(tokens) >= policy.module.get_input_embeddings().num_embeddings or _differ(
+            policy.decode(tokens), choice.text
+        ):
+            raise UserError(
+                f"{self.root} serves a model with another tokenizer than that of the policy: it wrote "
+                f"{choice.text!r}, which reads {policy.decode(tokens)!r} here."
+            )
+        if choice.stopped and not stop and tokens[-1] not in policy.stop_ids:
+            raise UserError(
+                f"{self.root} leaves out the token that ends a completion, so that ending could not be learned: it can "
+                "answer and be evaluated, but not be trained through."
+            )
+        return tokens, logprobs
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """GET, or POST of a JSON body. Tried again, ever later, while the server is away, busy or cut short."""
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY):
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        reason, end, made = "", time.monotonic() + self.patience, 0
+        for number in range(self.tries):
+            if number:
+                self._waits(number, reason, end)
+                if self._gone.wait(self.wait * 2 ** (number - 1)):
+                    break
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            made += 1
+            request = urllib.request.Request(self.root + path, data, headers)
+            try:
+                with urllib.request.urlopen(request, timeout=left) as answer:
+                    found = dict(json.loads(answer.read()))
+                self._answered()
+                return found
+            except urllib.error.HTTPError as error:
+                with error:
+                    reason = f"{error.code} {_message(error)}"
+                if error.code < 500 and error.code not in BUSY:
+                    raise UserError(_refusal(self.root, path, error.code, reason)) from error
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                reason = str(getattr(error, "reason", "")) or str(error) or type(error).__name__
+            except TypeError as error:
+                raise UserError(f"{self.root}{path} answers with something that is no JSON object.") from error
+        raise ServerError(f"The server at {self.root} does not answer ({reason}), after {_tries(made)}.")
+
+    def _waits(self, number: int, reason: str, end: float) -> None:
+        """Say once, whichever of the requests under way comes first, that `number` tries failed, and what follows."""
+        with self._lock:
+            if number <= self._waited:
+                return
+            self._waited = number
+            rest = sum(self.wait * 2 ** (n - 1) for n in range(number, self.tries))
+            most = max(0.0, min(rest, end - time.monotonic()))
+            self.say(
+                f"The server at {self.root} does not answer ({reason}), after {_tries(number)}: waiting "
+                f"{min(self.wait * 2 ** (number - 1), most):.3g} s, then trying again, for {most:.0f} s in all."
+            )
+
+    def _answered(self) -> None:
+        with self._lock:
+            if self._waited:
+                self._waited = 0
+                self.say(f"The server at {self.root} answers again.")
+
+
+def attach(
+    state: Any, url: str, weights: str | Path | None = None, say: Callable[[str], Any] = lambda text: None
+) -> None:
+    """Have the server at `url` sample for the policy of a State, see `Server`. Raises UserError if it has none."""
+    policy = getattr(state, "policy", None)
+    if not isinstance(policy, LanguageModel):
+        raise UserError("--completer is for algorithms whose model answers; this one completes nothing.")
+    policy.completer = Server(url, policy, weights, say=say)
+
+
+def _tries(count: int) -> str:
+    return f"{count} {'try' if count == 1 else 'tries'}"
+
+
+def _choice(row: dict[str, Any]) -> Choice:
+    """A completion in any of the forms in which servers tell ids: a list, words `token_id:7`, or beside each token."""
+    told = row.get("logprobs") or {}
+    tokens = row.get("token_ids") or row.get("response_token_ids")
+    logprobs = told.get("token_logprobs")
+    if content := told.get("content"):
+        tokens = tokens or [piece.get("id") for piece in content]
+        logprobs = logprobs or [piece.get("logprob") for piece in content]
+    elif tokens is None and all(str(word).startswith("token_id:") for word in told.get("tokens") or [""]):
+        tokens = [word.removeprefix("token_id:") for word in told["tokens"]]
+    return Choice(row.get("text") or "", row.get("finish_reason") == "stop", _all(tokens, int), _all(logprobs, float))
+
+
+def _all(values: Sequence[Any] | None, kind: Any) -> Any:
+    return None if values is None or any(value is None for value in values) else [kind(value) for value in values]
+
+
+def _differ(ours: str, theirs: str) -> bool:
+    """Whether two readings of the same tokens differ in their first word. (The ends differ in what is stripped.)"""
+    a, b = ours.split(), theirs.split()
+    return len(a) > 1 and len(b) > 1 and a[0] != b[0]
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    """What a server says of its refusal."""
+    text = ""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        text = error.read().decode(errors="replace")
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+        told = json.loads(text)
+        text = str(told["error"]["message"] if isinstance(told.get("error"), dict) else told["message"])
+    return " ".join(text.split())[:200] or str(error.reason)
+
+
+def _refusal(root: str, path: str, code: int, reason: str) -> str:
+    if path.startswith("/update") and code in (404, 405):
+        return (
+            f"{root} cannot load new weights: it has no {path}, as SGLang has. It can answer and be evaluated "
+            "(foresight eval RUN --completer URL), but not be trained through."
+        )
+    if code in (401, 403):
+        return f"{root} asks for a key: put it into the variable {KEY}."
+    return f"{root}{path} refuses: {reason}."

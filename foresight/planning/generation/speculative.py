@@ -1,0 +1,228 @@
+"""Speculative decoding: something cheap drafts a few tokens, one pass of the model decides how many of them stand.
+
+Exactly the model's own distribution (`ops.speculation`; Leviathan et al. 2023, arXiv:2211.17192, algorithm 1; Chen et
+al. 2023, arXiv:2302.01318, algorithm 2). What drafts is another, smaller language model, or the model's own multi-token
+heads (Stern et al. 2018, arXiv:1811.03115), which cost next to nothing and are seldom right for long. At batch 1 a pass
+costs the reading of the weights, whether it is over one token or over five: what is gained is the tokens a pass.
+
+Rows are decoded one after another; `planning.generation.decoding` is for many at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from foresight.data.text import TokenBatch, pad
+from foresight.errors import UserError
+from foresight.nets.language import mtp
+from foresight.nets.language.model import LanguageModel, Level
+from foresight.nets.language.mtp import MultiTokenHeads
+from foresight.nets.language.packed import PACK, packed
+from foresight.ops.speculation import accepted, distribution, residual
+from foresight.ops.tokens import token_logprob
+
+Draw = Callable[[Tensor], int]  # a token from a distribution [V]
+Propose = Callable[[Sequence[int], Tensor], tuple[list[int], Tensor]]
+"""From the tokens written so far, and the model's features `[D]` before the last of them: drafts and their `[n, V]`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculation:
+    """Completions, and how they came about: drafts made and drafts that stood, and passes of the model for them."""
+
+    batch: TokenBatch
+    drafted: int
+    accepted: int
+    passes: int
+
+    @property
+    def acceptance(self) -> float:
+        """The share of the drafts that stood; those after a rejection count, too."""
+        return self.accepted / max(self.drafted, 1)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens written for each pass of the model: 1 without speculation."""
+        return int(self.batch.length.sum()) / max(self.passes, 1)
+
+
+@torch.no_grad()
+def speculate(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    draft: MultiTokenHeads | LanguageModel,
+    group: int = 1,
+    max_new_tokens: int = 16,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+    ahead: int = 4,
+) -> Speculation:
+    """Sample `group` completions of each prompt as `planning.generation.decoding.generate` does, in the same
+    distribution.
+
+    A draft model writes `ahead` tokens at a time; K heads as many, and at most K - 1. Raises UserError if a prompt
+    leaves no room in the context, if there is nothing to draft with, or if the draft model has another vocabulary.
+    """
+    depth = min(ahead, len(draft) - 1) if isinstance(draft, MultiTokenHeads) else ahead
+    _check(model, prompts, draft, depth, max_new_tokens)
+    rows: list[list[int]] = []
+    logprobs: list[list[float]] = []
+    counts = torch.zeros(3, dtype=torch.int64)
+
+    def draw(probability: Tensor) -> int:
+        return int(torch.multinomial(probability.cpu(), 1, generator=generator))
+
+    kind = model.autocast if max_new_tokens * len(prompts) * group >= PACK else None
+    with model.precision(), packed(kind, 1 + depth, model, draft):
+        for prompt in [prompt for prompt in prompts for _ in range(group)]:
+            reader = _Reader(model, prompt, max_new_tokens + depth)
+            if isinstance(draft, MultiTokenHeads):
+                propose = _by_heads(model, draft, depth, temperature, draw)
+            else:
+                smaller = _Reader(draft, prompt, max_new_tokens + depth)
+                propose = _by_model(smaller, ahead, temperature, draw, model.words)
+            row, logprob, spent = _complete(reader, propose, max_new_tokens, temperature, draw, generator)
+            rows.append(row)
+            logprobs.append(logprob)
+            counts += torch.tensor(spent)
+    completion, length = pad(rows)
+    shape = (len(prompts), group, completion.shape[1])
+    known = torch.zeros(completion.shape)
+    for i, logprob in enumerate(logprobs):
+        known[i, : len(logprob)] = torch.tensor(logprob)
+    stopped = torch.tensor([row[-1] in model.stop_ids for row in rows]).view(shape[:2])
+    batch = TokenBatch(*pad(prompts), completion.view(shape), length.view(shape[:2]), known.view(shape), stopped)
+    return Speculation(batch, *counts.tolist())
+
+
+def _complete(
+    reader: _Reader,
+    propose: Propose,
+    limit: int,
+    temperature: float,
+    draw: Draw,
+    generator: torch.Generator | None,
+) -> tuple[list[int], list[float], tuple[int, int, int]]:
+    """One completion, the log-probability of each token, and how many were drafted, stood, and passes were made."""
+    model, stops = reader.model, set(reader.model.stop_ids)
+    feature = reader.hidden
+    written: list[int] = []
+    logprobs: list[float] = []
+    drafted = stood = passes = 0
+    logits = model.logits(feature[None])
+    new = [draw(distribution(logits, temperature)[0])]
+    while True:
+        for place, token in enumerate(new):
+            logprob, _ = token_logprob(
+                logits[place, None], logits.new_tensor([token], dtype=torch.int64), temperature or 1
+            )
+            written.append(token)
+            logprobs.append(logprob.item())
+            if token in stops or len(written) == limit:
+                return written, logprobs, (drafted, stood, passes + 1)
+        drafts, offered = propose(written, feature)
+        seen = reader.read([written[-1], *drafts])
+        logits = model.logits(seen)
+        wanted = distribution(logits, temperature)
+        uniform = torch.rand(len(drafts), generator=generator).to(wanted)
+        chosen = torch.tensor(drafts, device=wanted.device)
+        kept = int(accepted(wanted[:-1], offered, chosen, uniform))
+        nothing = torch.zeros_like(wanted[:1])  # after the last draft there is none to be rejected
+        rest = residual(wanted[kept], torch.cat([offered.to(wanted), nothing])[kept])
+        new = [*drafts[:kept], draw(rest)]
+        reader.length -= len(drafts) - kept
+        feature = seen[kept]
+        drafted, stood, passes = drafted + len(drafts), stood + kept, passes + 1
+
+
+class _Reader:
+    """A model that has read a prompt, and after it `length` tokens that stand; what came behind is overwritten."""
+
+    def __init__(self, model: LanguageModel, prompt: Sequence[int], places: int) -> None:
+        self.model, self.length = model, 0
+        self.tokens: list[int] = []
+        with model.precision():
+            hidden, self.cache = model.read([prompt])
+        self.hidden = hidden[0]
+        like = self.cache.levels[-1]
+
+        def room(x: Tensor) -> Tensor:
+            return x.new_zeros(1, x.shape[1], places, x.shape[3])
+
+        self.level = Level([room(k) for k in like.keys], [room(v) for v in like.values])
+
+    def read(self, tokens: Sequence[int]) -> Tensor:
+        """Read n more tokens. Returns the features `[n, D]` after each."""
+        row = torch.tensor([list(tokens)], device=self.model.device)
+        hidden = self.model.extend(row, self.cache, self.level, self.length)[0]
+        self.tokens[self.length :] = tokens
+        self.length += len(tokens)
+        return hidden
+
+
+def _by_heads(model: LanguageModel, heads: MultiTokenHeads, ahead: int, temperature: float, draw: Draw) -> Propose:
+    """Head k goes on from the features of head k - 1 and the token drafted before."""
+
+    def propose(written: Sequence[int], feature: Tensor) -> tuple[list[int], Tensor]:
+        token, features, drafts, offered = written[-1], feature[None], list[int](), list[Tensor]()
+        for head in range(2, ahead + 2):
+            features = heads.extend(head, features, mtp.embed(model, torch.tensor([token])))
+            offered.append(distribution(mtp.logits(model, features)[0], temperature))
+            token = draw(offered[-1])
+            drafts.append(token)
+        return drafts, torch.stack(offered)
+
+    return propose
+
+
+def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw, words: int) -> Propose:
+    """The smaller model goes on from what was written, of which it may have read a part.
+
+    It offers probabilities for the `words` rows of the larger one's table: tables of one vocabulary may be padded
+    differently, and a draft is only what is drawn from what is offered.
+    """
+
+    def propose(written: Sequence[int], feature: Tensor) -> tuple[list[int], Tensor]:
+        model, drafts, offered = reader.model, list[int](), list[Tensor]()
+        known = 0  # of what it has read, as much as was written so
+        while known < min(reader.length, len(written) - 1) and reader.tokens[known] == written[known]:
+            known += 1
+        reader.length = known
+        with model.precision():
+            hidden = reader.read(written[known:])[-1]
+            while True:
+                logits = model.logits(hidden[None])[0, :words]
+                logits = torch.nn.functional.pad(logits, (0, words - len(logits)), value=-torch.inf)
+                offered.append(distribution(logits, temperature))
+                drafts.append(draw(offered[-1]))
+                if len(drafts) == ahead:
+                    return drafts, torch.stack(offered)
+                hidden = reader.read(drafts[-1:])[-1]
+
+    return propose
+
+
+def _check(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    draft: MultiTokenHeads | LanguageModel | None,
+    depth: int,
+    limit: int,
+) -> None:
+    if draft is None:
+        raise UserError("There is nothing to draft with: this model was saved without multi-token heads.")
+    if depth < 1:
+        raise UserError("There is nothing to draft with: give heads with foresee 2 or more, or ahead of at least 1.")
+    smaller = None if isinstance(draft, MultiTokenHeads) else draft
+    if smaller is not None and smaller.tokenizer.get_vocab() != model.tokenizer.get_vocab():
+        raise UserError("The draft model has another vocabulary than the model, so that its drafts cannot be read.")
+    longest, context = max(map(len, prompts)), min(m.context for m in (model, smaller) if m is not None)
+    if longest + limit + depth > context:
+        raise UserError(
+            f"A prompt of {longest} tokens, {limit} new ones and {depth} drafts do not fit into a context of {context}"
+            ": shorten the prompt or lower max_new_tokens."
+        )

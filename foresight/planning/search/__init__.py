@@ -1,0 +1,3 @@
+"""Monte Carlo tree search over any model."""
+
+from __future__ import annotations

@@ -1,0 +1,317 @@
+"""Which action a search tries next: PUCT, UCT and Gumbel, and the pieces that they are made of.
+
+A rule is a frozen dataclass of numbers. Its math is written twice: here over tensors, for the tree that stays on the
+device and for the reader; and as `code`, which the compiled tree (`search_kernels`) knows. A test holds them equal.
+
+The action values that a rule compares are made in two explicit steps, because the literature disagrees on both:
+
+- `first_play`: what stands in for the value of an action that was never tried. "lowest": the lowest of the node's
+  own value and its tried actions (mctx); "zero" (AlphaZero's draw, in values of [-1, 1]); "loss": -1; "parent": the
+  node's mean value; "reduced": that minus `reduction` · √(prior mass of what was tried) (KataGo);
+- `normalize`: "siblings": to [0, 1] by the node's own value and its actions (mctx; Gumbel: by its completed actions
+  alone); "tree": by the lowest and the highest action value of the whole search so far (MuZero, arXiv:1911.08265,
+  eq. 5); "none": as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresight import errors
+from foresight.errors import UserError
+
+FIRST_PLAY = ("lowest", "zero", "loss", "parent", "reduced")
+NORMALIZE = ("siblings", "tree", "none")
+EPSILON = 1e-8  # the smallest spread that values are divided by (mctx)
+TINY = float(np.finfo(np.float32).tiny)
+
+
+class Node(NamedTuple):
+    """What a rule sees of one node in every row. float64 on purpose: both backends then choose the same action.
+
+    - `logits`, `prior`, `q` `[B, A]`: of the policy; action values (0 where never tried);
+    - `visits` `[B, A]`: of the actions; `legal` `[B, A]` bool;
+    - `value`, `raw`, `total` `[B]`: mean value, the model's own value, and visits of the node itself;
+    - `low`, `high` `[B]`: action values of the whole search so far (inf and -inf before the first).
+    """
+
+    logits: Tensor
+    prior: Tensor
+    q: Tensor
+    visits: Tensor
+    legal: Tensor
+    value: Tensor
+    raw: Tensor
+    total: Tensor
+    low: Tensor
+    high: Tensor
+
+
+class Rule(Protocol):
+    """A selection rule."""
+
+    def score(self, node: Node) -> Tensor:
+        """Scores `[B, A]` inside the tree: the legal action with the highest one is tried, the first among equals."""
+
+    def code(self) -> tuple[int, np.ndarray]:
+        """`(kind, numbers)` for the compiled tree."""
+
+
+# --- the pieces
+
+
+def first_play(node: Node, how: str = "lowest", reduction: float = 0.0) -> Tensor:
+    """Action values `[B, A]` with those of actions never tried filled in; see the head of this file for `how`."""
+    tried, own = node.visits > 0, node.value.unsqueeze(-1)
+    if how == "lowest":
+        missing = torch.minimum(own, torch.where(tried, node.q, own).amin(-1, keepdim=True))
+    elif how == "zero":
+        missing = torch.zeros_like(own)
+    elif how == "loss":
+        missing = torch.full_like(own, -1.0)
+    elif how == "parent":
+        missing = own
+    elif how == "reduced":
+        missing = own - reduction * (node.prior * tried).sum(-1, keepdim=True).sqrt()
+    else:
+        raise errors.unknown("first-play rule", how, FIRST_PLAY)
+    return torch.where(tried, node.q, missing)
+
+
+def normalize(node: Node, q: Tensor, how: str = "siblings") -> Tensor:
+    """`q` `[B, A]` scaled; see the head of this file for `how`. With nothing to compare by, values stay as they are
+    under "tree" (MuZero's pseudocode) and become 0 under "siblings" (mctx).
+    """
+    if how == "siblings":
+        own, tried = node.value.unsqueeze(-1), node.visits > 0
+        known = torch.where(tried, node.q, own)
+        low = torch.minimum(own, known.amin(-1, keepdim=True))
+        high = torch.maximum(own, known.amax(-1, keepdim=True))
+        return (q - low) / (high - low).clamp(min=EPSILON)
+    if how == "tree":
+        low, high = node.low.unsqueeze(-1), node.high.unsqueeze(-1)
+        return torch.where(high > low, (q - low) / (high - low), q)
+    if how == "none":
+        return q
+    raise errors.unknown("normalization", how, NORMALIZE)
+
+
+def mixed_value(node: Node) -> Tensor:
+    """v_mix `[B]`: the model's value mixed with the values of tried actions, weighted by their priors.
+
+        v_mix = (v + ΣN · Σ_tried π q / Σ_tried π) / (1 + ΣN)
+
+    Source: Danihelka et al. 2022 (Gumbel MuZero), appendix D.
+    """
+    tried, count = node.visits > 0, node.visits.sum(-1)
+    weight = node.prior.clamp(min=TINY) * tried
+    mass = weight.sum(-1)
+    mean = (weight * node.q).sum(-1) / torch.where(mass > 0, mass, 1.0)
+    return (node.raw + count * mean) / (1 + count)
+
+
+def completed_values(
+    node: Node, value_scale: float = 0.1, max_visit_init: float = 50.0, how: str = "siblings"
+) -> Tensor:
+    """σ(completedQ) `[B, A]`: v_mix where an action was never tried, then scaled (`how`, see the head), then
+
+        σ(q) = (max_visit_init + max_a N(a)) · value_scale · q
+
+    Source: Danihelka et al. 2022, eq. 8 and 10. "siblings" is mctx's: with two actions the better one has always 1 and
+    the worse one 0, however close they are. Illegal actions take part in it with v_mix, as they do there.
+    """
+    q = torch.where(node.visits > 0, node.q, mixed_value(node).unsqueeze(-1))
+    if how == "siblings":
+        low, high = q.amin(-1, keepdim=True), q.amax(-1, keepdim=True)
+        q = (q - low) / (high - low).clamp(min=EPSILON)
+    else:
+        q = normalize(node, q, how)
+    return (max_visit_init + node.visits.amax(-1, keepdim=True)) * value_scale * q
+
+
+def improved_logits(node: Node, rule: Gumbel) -> Tensor:
+    """Logits `[B, A]` of π' = softmax(logits + σ(completedQ)): Gumbel MuZero's policy target (eq. 11)."""
+    return node.logits + completed_values(node, rule.value_scale, rule.max_visit_init, rule.normalize)
+
+
+def considered_visits(considered: int, simulations: int) -> list[int]:
+    """Sequential Halving as a sequence: how often an action must have been tried to be next, simulation by simulation.
+
+    Of `considered` actions all are tried equally often; then only the better half, and so on. Source: Karnin et al.
+    2013; Danihelka et al. 2022, algorithm 2.
+    """
+    if considered <= 1:
+        return list(range(simulations))
+    rounds = math.ceil(math.log2(considered))
+    sequence: list[int] = []
+    visits, left = [0] * considered, considered
+    while len(sequence) < simulations:
+        for _ in range(max(1, simulations // (rounds * left))):
+            sequence += visits[:left]
+            visits[:left] = [n + 1 for n in visits[:left]]
+        left = max(2, left // 2)
+    return sequence[:simulations]
+
+
+def halving_score(node: Node, gumbel: Tensor, wanted: Tensor, rule: Gumbel) -> Tensor:
+    """Scores `[B, A]` at the root: gumbel + logits + σ(completedQ), -inf where visits are not `wanted` `[B]`."""
+    q = completed_values(node, rule.value_scale, rule.max_visit_init, rule.normalize)
+    score = (gumbel + (node.logits - node.logits.amax(-1, keepdim=True)) + q).clamp(min=-1e9)
+    return score.masked_fill(node.visits != wanted.unsqueeze(-1), -torch.inf)
+
+
+def dirichlet(logits: Tensor, alpha: float, fraction: float, generator: torch.Generator | None = None) -> Tensor:
+    """Logits `[B, A]` of (1 - fraction) · prior + fraction · Dirichlet(alpha), over legal actions only.
+
+    Raises UserError unless `alpha` is above 0 and `fraction` a share.
+
+    Source: Silver et al. 2017 (AlphaGo Zero); alpha ≈ 10 / legal moves in AlphaZero (0.3 chess, 0.15 shogi, 0.03 Go).
+    """
+    check_noise(alpha, fraction)
+    legal = logits > -1e30
+    home = generator.device if generator is not None else logits.device
+    shape = torch.full(logits.shape, alpha, dtype=torch.float64, device=home)
+    draw = torch._standard_gamma(shape, generator=generator).to(logits.device).clamp(min=TINY) * legal
+    noise = draw / draw.sum(-1, keepdim=True)
+    prior = torch.softmax(logits.double().masked_fill(~legal, -torch.inf), -1)
+    mixed = (1 - fraction) * prior + fraction * noise
+    return mixed.clamp(min=TINY).log().float().masked_fill(~legal, -torch.inf)
+
+
+def check_noise(alpha: float, fraction: float) -> None:
+    """Raise UserError for Dirichlet noise that is none: `alpha` not above 0, `fraction` not between 0 and 1."""
+    if not 0 < alpha < math.inf:
+        raise UserError(f"dirichlet_alpha must be a number above 0, not {alpha}.")
+    if not 0 <= fraction <= 1:
+        raise UserError(f"dirichlet_fraction is a share: between 0 and 1, not {fraction}.")
+
+
+def gumbel_noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard Gumbel noise of the shape of `like`, drawn where the generator lives: equal on all devices."""
+    draw = torch.empty(like.shape, device=generator.device).exponential_(generator=generator)
+    return -draw.clamp_(min=TINY).log_().to(like.device)
+
+
+def tie_noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise in [0, 1e-7), which decides between equal scores only. One draw a search and action."""
+    return 1e-7 * torch.rand(like.shape, generator=generator, device=generator.device).to(like.device)
+
+
+# --- the rules
+
+
+@dataclasses.dataclass(frozen=True)
+class PUCT:
+    """Value plus a bonus for what the prior likes and the search has tried little:
+
+        q(a) + prior(a) · √N / (1 + N(a)) · (c_init + ln((1 + N + c_base) / c_base))
+
+    with N the visits of the node. Source: AlphaZero (Silver et al. 2018), MuZero (arXiv:1911.08265), eq. 2. `c_base`
+    inf leaves c_init alone (AlphaGo's c_puct). AlphaZero's boards: `normalize="none", first_play="zero"`.
+
+    The last `chance` actions are no actions but outcomes, with their probabilities for a prior. A node at which they
+    are legal is a chance node, where the search tries
+
+        argmax_a prior(a) / (1 + N(a))
+
+    so that every outcome is tried as often as it is likely, and the node's value tends to their expectation (as with
+    every node, its own first value is part of the mean). Source: Stochastic MuZero (Antonoglou et al. 2022), appendix.
+    """
+
+    c_init: float = 1.25
+    c_base: float = 19652.0
+    normalize: str = "siblings"
+    first_play: str = "lowest"
+    reduction: float = 0.2
+    chance: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self.normalize, self.first_play)
+
+    def score(self, node: Node) -> Tensor:
+        """See the class."""
+        q = normalize(node, first_play(node, self.first_play, self.reduction), self.normalize)
+        growth = self.c_init + torch.log1p((node.total + 1) / self.c_base)
+        score = q + (node.total.sqrt() * growth).unsqueeze(-1) * node.prior / (1 + node.visits)
+        if not self.chance:
+            return score
+        outcomes = node.legal[:, -self.chance :].any(-1, keepdim=True)
+        return torch.where(outcomes, node.prior / (1 + node.visits), score)
+
+    def code(self) -> tuple[int, np.ndarray]:
+        """For the compiled tree."""
+        kinds = [NORMALIZE.index(self.normalize), FIRST_PLAY.index(self.first_play)]
+        return 0, np.array([self.c_init, self.c_base, *kinds, self.reduction, self.chance])
+
+
+@dataclasses.dataclass(frozen=True)
+class UCT:
+    """Value plus c · √(ln N / N(a)); actions never tried come first, the likelier ones before the others.
+
+    Source: Kocsis & Szepesvári 2006; c = √2 in values of [-1, 1]. With random rollouts as the model's value it is
+    plain Monte Carlo tree search, and the prior is uniform.
+    """
+
+    c: float = math.sqrt(2.0)
+    normalize: str = "none"
+
+    def __post_init__(self) -> None:
+        _check(self.normalize, "zero")
+
+    def score(self, node: Node) -> Tensor:
+        """See the class."""
+        q = normalize(node, node.q, self.normalize)
+        bonus = self.c * (node.total.log().unsqueeze(-1) / node.visits.clamp(min=1)).sqrt()
+        return torch.where(node.visits > 0, q + bonus, 1e9 + node.prior)
+
+    def code(self) -> tuple[int, np.ndarray]:
+        """For the compiled tree."""
+        return 1, np.array([self.c, 0.0, NORMALIZE.index(self.normalize), 0.0, 0.0, 0.0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Gumbel:
+    """Sequential Halving over `considered` actions at the root, drawn without replacement by Gumbel noise; inside the
+    tree, without noise,
+
+        argmax_a π'(a) - N(a) / (1 + ΣN),   π' = softmax(logits + σ(completedQ)).
+
+    Source: Danihelka et al. 2022, *Policy improvement by planning with Gumbel*. `scale` 0 takes the noise away (play
+    in games of perfect information). mctx's value_scale is 0.1; the paper has 1.0 for Go and chess.
+    """
+
+    considered: int = 16
+    value_scale: float = 0.1
+    max_visit_init: float = 50.0
+    normalize: str = "siblings"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.normalize, "zero")
+        if self.considered < 1:
+            raise UserError(f"Gumbel must consider at least 1 action, not {self.considered}.")
+        if not 0 <= self.value_scale < math.inf:
+            raise UserError(f"Gumbel's value_scale must be a number of at least 0, not {self.value_scale}.")
+
+    def score(self, node: Node) -> Tensor:
+        """See the class."""
+        prior = torch.softmax(improved_logits(node, self), -1)
+        return prior - node.visits / (1 + node.visits.sum(-1, keepdim=True))
+
+    def code(self) -> tuple[int, np.ndarray]:
+        """For the compiled tree."""
+        how = NORMALIZE.index(self.normalize)
+        return 2, np.array([self.value_scale, self.max_visit_init, how, 0.0, 0.0, 0.0])
+
+
+def _check(how_to_normalize: str, unknown_value: str) -> None:
+    if how_to_normalize not in NORMALIZE:
+        raise errors.unknown("normalization", how_to_normalize, NORMALIZE)
+    if unknown_value not in FIRST_PLAY:
+        raise errors.unknown("first-play rule", unknown_value, FIRST_PLAY)

@@ -1,0 +1,261 @@
+"""Checkpoints: a State as safetensors and JSON in one directory, written whole or not at all, verified before use.
+
+```
+checkpoints/
+  step-000001024/
+    manifest.json          step, what the runtime adds, sha256 and size of every file
+    state.json             the State's shape: numbers, strings, and where each tensor is
+    network.safetensors    one file for every field that holds tensors
+  best.json                which one is the best so far; it is never rotated away
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foresight.errors import UserError
+from foresight.runtime.checkpoints import shards
+from foresight.runtime.checkpoints.tree import Decoder, Encoder, Misfit, saved_fields
+
+FORMAT = 1
+_NAME = re.compile(r"step-(\d+)")
+
+
+def save(
+    directory: str | Path, state: Any, step: int, keep: int = 3, extra: dict[str, Any] | None = None, best: bool = False
+) -> Path:
+    """Save `state`, a dataclass, as `directory/step-STEP` and return that path.
+
+    Everything is written under a temporary name, synced to the disk and renamed, so that a kill at any
+    instant leaves the checkpoints before it whole. Then all but the `keep` newest and the best are
+    deleted; on a full disk all but the newest and the best go first, and it is tried again. `extra` (any tree of
+    plain values and tensors) comes back from `restore`; `best` marks this checkpoint as the best.
+
+    Raises UserError if the directory cannot be written or is full: nothing that was there is lost.
+    """
+    folder = Path(directory)
+    path = folder / f"step-{step:09d}"
+    draft = folder / f".draft-{path.name}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob(".draft-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        try:
+            _write(draft, state, step, extra or {})
+        except OSError as error:
+            if error.errno != errno.ENOSPC or len(all_steps(folder)) < 2:
+                raise
+            rotate(folder, 1)  # the oldest make room: what was learned since is worth more
+            shutil.rmtree(draft)
+            _write(draft, state, step, extra or {})
+        if path.exists():
+            path.rename(folder / f".draft-old-{path.name}")
+        draft.rename(path)
+        _sync(folder)
+        if best:
+            mark_best(folder, step)
+        rotate(folder, keep)
+    except OSError as error:
+        kept = latest(folder)
+        text = f"Cannot write a checkpoint to {folder}: {error.strerror or error}. Free space or choose another --out."
+        raise UserError(f"{text} The checkpoint {kept} is whole." if kept else text) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return path
+
+
+def restore(path: str | Path, state: Any, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Verify the checkpoint `path` and put it into `state`, which `build` made; returns `{"step", **extra}`.
+
+    Raises UserError if the checkpoint is truncated or was changed (and names the previous whole one), and
+    if it was made by another algorithm or with another Config. The state is not touched unless all hashes match.
+    """
+    path = Path(path)
+    manifest = verify(path)
+    tree = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    decode = Decoder(shards.Reader(path), device)
+    try:
+        with torch.no_grad():
+            decode.fields(tree["state"], state)
+            extra = decode(tree["extra"], None, "extra")
+    except (Misfit, ValueError) as error:
+        raise UserError(
+            f"Checkpoint {path} does not fit: {error}. It was made with another Config or version of the algorithm."
+        ) from error
+    return {**extra, "step": manifest["step"]}
+
+
+def extra(path: str | Path) -> dict[str, Any]:
+    """What the runtime saved beside the State (see `save`), without the State. Verifies the checkpoint first."""
+    path = Path(path)
+    manifest = verify(path)
+    tree = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    return {**Decoder(shards.Reader(path))(tree["extra"], None, "extra"), "step": manifest["step"]}
+
+
+def verify(path: str | Path) -> dict[str, Any]:
+    """The manifest of a whole checkpoint; raises UserError otherwise, which names the newest whole one before it."""
+    path = Path(path)
+    reason = _damage(path)
+    if reason is None:
+        return _manifest(path)
+    text = f"Checkpoint {path} is damaged: {reason}. It is refused."
+    number = _step(path) or 0
+    for step in sorted(all_steps(path.parent), reverse=True):
+        other = all_steps(path.parent)[step]
+        if step < number and _damage(other) is None:
+            raise UserError(f"{text} The previous good one is {other}: continue from it with: foresight resume {other}")
+    raise UserError(f"{text} There is no good one before it.")
+
+
+def all_steps(directory: str | Path) -> dict[int, Path]:
+    """The checkpoints in a directory by step, oldest first."""
+    folder = Path(directory)
+    found = {step: path for path in folder.glob("step-*") if (step := _step(path)) is not None}
+    return dict(sorted(found.items()))
+
+
+def latest(directory: str | Path) -> Path | None:
+    """The newest checkpoint in a directory, or None."""
+    return next(reversed(all_steps(directory).values()), None)
+
+
+def best(directory: str | Path) -> Path | None:
+    """The checkpoint marked as the best, or None."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        step = json.loads((Path(directory) / "best.json").read_text(encoding="utf-8"))["step"]
+        return all_steps(directory).get(step)
+    return None
+
+
+def mark_best(directory: str | Path, step: int) -> None:
+    """Mark the checkpoint at `step` as the best; it is kept until another one is marked."""
+    write_whole(Path(directory) / "best.json", json.dumps({"step": step}) + "\n")
+
+
+def rotate(directory: str | Path, keep: int) -> None:
+    """Delete all checkpoints but the `keep` newest and the best."""
+    found = list(all_steps(directory).values())
+    spared = {*found[-max(keep, 1) :], best(directory)}
+    for path in [*found, *Path(directory).glob(".draft-old-*")]:
+        if path not in spared:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside(directory: str | Path, after: int) -> list[Path]:
+    """Rename checkpoints newer than step `after` (`aside-step-...`): a run that goes back must not find them again."""
+    moved = []
+    for step, path in all_steps(directory).items():
+        if step > after:
+            target = path.with_name(f"aside-{path.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            moved.append(path.rename(target))
+    return moved
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small text file so that a kill leaves either the old or the new one."""
+    draft = path.with_name(f".{path.name}.draft")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    _sync(path.parent)
+
+
+def _write(folder: Path, state: Any, step: int, extra: dict[str, Any]) -> None:
+    folder.mkdir()
+    encode = Encoder()
+    files: dict[str, dict[str, Any]] = {}
+    tree: dict[str, Any] = {}
+
+    def field(name: str, value: Any) -> Any:
+        # Field by field, so that copies which a state_dict() makes live no longer than their field.
+        file = f"{name}.safetensors"
+        encode.begin(file)
+        node = encode(value, name)
+        if encode.tensors:
+            files[file] = shards.write(folder / file, encode.tensors)
+        return node
+
+    for one in saved_fields(state):
+        tree[one.name] = field(one.name, getattr(state, one.name))
+    text = json.dumps({"state": tree, "extra": field("runtime", extra)}, allow_nan=False)
+    with shards.Sealed(folder / "state.json") as file:
+        file.write(text.encode())
+    files["state.json"] = file.seal
+    manifest = {"format": FORMAT, "step": step, "state": type(state).__qualname__, "files": files}
+    with shards.Sealed(folder / "manifest.json") as file:
+        file.write((json.dumps(manifest, indent=1) + "\n").encode())
+    _sync(folder)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    return dict(json.loads((path / "manifest.json").read_text(encoding="utf-8")))
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        manifest = _manifest(path)
+        if manifest["format"] != FORMAT:
+            return f"its format is {manifest['format']}, but this version reads {FORMAT}"
+        for name, expected in manifest["files"].items():
+            file = path / name
+            if Path(name).name != name or not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != expected["size"]:
+                return f"{name} has {file.stat().st_size} bytes instead of {expected['size']}"
+        for name, expected in manifest["files"].items():
+            if shards.seal(path / name)["sha256"] != expected["sha256"]:
+                return f"the contents of {name} were changed (its sha256 differs)"
+        if "state.json" not in manifest["files"] or not isinstance(manifest["step"], int):
+            return "manifest.json is incomplete"
+    except FileNotFoundError:
+        return "manifest.json is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"manifest.json cannot be read ({type(error).__name__})"
+    return None
+
+
+def _step(path: Path) -> int | None:
+    match = _NAME.fullmatch(path.name)
+    return int(match.group(1)) if match and path.is_dir() else None
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def find(run: Path, which: str | int = "latest") -> Path:
+    """The checkpoint directory of a run by "latest", "best" or step. Raises UserError if it does not exist."""
+    folder = run / "checkpoints"
+    if which == "latest":
+        found = latest(folder)
+    elif which == "best":
+        found = best(folder) or latest(folder)
+    else:
+        found = all_steps(folder).get(int(which)) if str(which).isdigit() else None
+    if found is None:
+        raise UserError(f"{run} has no checkpoint '{which}'. There are: {listed(folder)}.")
+    return found
+
+
+def listed(folder: Path) -> str:
+    """The steps that have a checkpoint, in words."""
+    return ", ".join(str(step) for step in all_steps(folder)) or "none"

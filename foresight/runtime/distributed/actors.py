@@ -1,0 +1,390 @@
+"""Acting apart from learning: what runs in an actor's process, and the learner that takes what actors send.
+
+It asks these things of an algorithm's module, and they are those that its `train` is made of:
+
+- `build(config, spaces)`: an actor has a State of its own and is sent the fields that acting reads: the names in
+  `ACTING` if the module has it, otherwise every `nn.Module` of the State;
+- `rollout(state, env, *position) -> (message, *position)`: `unroll_steps` in every world, as any dataclass of tensors
+  with the worlds in the first dim. A position (observation, carry) begins as what `env.reset` gives and stays in the
+  actor;
+- `learn(state, message)`, or else `update(state, message)`: what the learner does with messages joined along that dim.
+  The memory of a message is read-only;
+- `restart(state)`, if it has one: before it learns from worlds that began anew, at the start or after an actor died;
+- `REPORT`, if it has one: the steps between two yields, of which there are many messages.
+
+How stale a message may be is the algorithm's matter. A Config with `max_lag` says it; without it is on-policy: 0.
+
+- A Config with `unrolls` takes so many messages for an update, each from `num_envs` worlds of one actor. `max_lag` is
+  None (actors never wait), a number of updates (older messages are dropped), or 0 (lockstep: all act with the newest
+  weights and wait for the update).
+- Without it the actors share `num_envs` worlds (or `num_games`), and an update takes one message of each, in the order
+  of the actors, so that the rows of a world always follow each other, as in a replay they must. The actors act
+  `max_lag` updates ahead.
+
+A game for two is a world too, in which one agent plays both sides (`envs.games.selfplay`); `build` is given the game
+itself.
+
+The `Fleet` may be in this process (`Inline`) or on Ray (`cluster.Fleet`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foresight.data import trees
+from foresight.envs.games import selfplay
+from foresight.errors import UserError
+from foresight.ops import schedules
+from foresight.runtime import catalog, environments, profile
+from foresight.runtime.settings import Settings
+
+AHEAD = 2  # messages that an actor may owe, so that it need not wait for the learner's answer
+EVALUATION_SEED = 100_003  # between the seeds of actors
+SHOWN = ("lag", "dropped_unrolls")  # on the screen, beside what the algorithm shows
+KEPT = 100  # finished episodes over which a return is a mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What actors act with: `parts` are the arrays of the State's modules; `version` counts updates."""
+
+    version: int
+    step: int
+    parts: dict[str, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One unroll on its way to the learner: `content` has numpy arrays for tensors, which Ray does not copy."""
+
+    actor: int
+    order: int  # the number of the request that it answers
+    fresh: bool  # whether its worlds have just begun, and go on from no earlier message
+    version: int
+    steps: int
+    content: Any
+    episodes: list[tuple[str, float, int]]
+    seconds: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """A message that will not come: its actor died. Another actor has its place already."""
+
+    actor: int
+    order: int
+
+
+class Fleet(Protocol):
+    """`size` actors that answer each request with one message, or with the news that it is lost."""
+
+    size: int
+    restarts: int
+
+    def request(self, actor: int, order: int, weights: Weights) -> None:
+        """Ask `actor` for an unroll with `weights`; it does what it is asked one after the other."""
+
+    def receive(self) -> Message | Lost:
+        """The next answer of anyone; waits for it. Raises UserError where none can come any more."""
+
+    def close(self) -> None:
+        """Stop the actors; what they still owe is forgotten."""
+
+
+class Collector:
+    """An actor: its worlds, a State to act with, and the place where it stands in the worlds."""
+
+    def __init__(self, algorithm: str, config: dict[str, Any], make: Callable[[], Any], index: int, life: int) -> None:
+        torch.set_num_threads(1)
+        self._module = catalog.module(algorithm)
+        self._index = index
+        seed = (config.get("seed", 0) + EVALUATION_SEED * (index + 1009 * life)) % 2**31
+        torch.manual_seed(seed)
+        env = make()
+        self._env = profile.Watch(env, episodes=True)
+        place = env.game if isinstance(env, selfplay.SelfPlay) else env.spaces
+        self._state = self._module.build(self._module.Config(**{**config, "seed": seed}), place, "cpu")
+        self._seed, self._version = seed, -1
+        self._position: tuple[Any, ...] = ()
+        self._idle = perf_counter()
+
+    def collect(self, order: int, weights: Weights) -> Message:
+        """One unroll with `weights`."""
+        began = perf_counter()
+        waited, before = began - self._idle, self._env.seconds
+        if weights.version != self._version:
+            load(self._state, weights)
+            self._version = weights.version
+        fresh = not self._position
+        if fresh:
+            self._position = (self._env.reset(self._seed + weights.step),)
+        step = self._state.step
+        content, *position = self._module.rollout(self._state, self._env, *self._position)
+        self._position = tuple(position)
+        self._idle = perf_counter()
+        environment = self._env.seconds - before
+        return Message(
+            self._index,
+            order,
+            fresh,
+            weights.version,
+            self._state.step - step,
+            trees.merge(lambda leaves: _array(leaves[0]), [content]),
+            self._env.taken(),
+            {"environment": environment, "inference": self._idle - began - environment, "actors_waiting": waited},
+        )
+
+
+class Inline:
+    """A fleet in this process: requests are answered in their order, when the learner asks."""
+
+    restarts = 0
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self.size = len(collectors)
+        self._collectors = collectors
+        self._requests: deque[tuple[int, int, Weights]] = deque()
+
+    def request(self, actor: int, order: int, weights: Weights) -> None:
+        """See `Fleet`. The weights are copied, as they would be on their way to another process."""
+        copied = trees.merge(lambda leaves: np.copy(leaves[0]), [weights.parts])
+        self._requests.append((actor, order, dataclasses.replace(weights, parts=copied)))
+
+    def receive(self) -> Message | Lost:
+        """See `Fleet`."""
+        actor, order, weights = self._requests.popleft()
+        return self._collectors[actor].collect(order, weights)
+
+    def close(self) -> None:
+        """Forget the requests."""
+        self._requests.clear()
+
+
+def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], Any]]:
+    """The Config fields of one actor, and what makes its worlds.
+
+    Raises UserError for an algorithm that cannot act apart from learning, and worlds that cannot be shared.
+    """
+    module, config = catalog.module(resolved.algorithm), dict(resolved.config)
+    if count < 1:
+        raise UserError(f"--actors must be at least 1, not {count}.")
+    if (
+        resolved.kind not in ("control", "game")
+        or "obs" not in inspect.signature(getattr(module, "rollout", lambda: None)).parameters
+    ):
+        said = "\ndef rollout(state: State, env: Env, obs"
+        able = [name for name, entry in catalog.algorithms().items() if said in entry.path.read_text(encoding="utf-8")]
+        raise UserError(f"{module.__name__.rpartition('.')[2]} does not act apart from learning; {', '.join(able)} do.")
+    shared = "num_envs" if "num_envs" in config else "num_games"
+    if "unrolls" not in config and count > 1:
+        if config[shared] % count:
+            raise UserError(f"{count} actors cannot share {config[shared]} worlds equally. Change {shared}.")
+        config[shared] //= count
+    resolved = dataclasses.replace(resolved, config=config)
+    return config, lambda: selfplay.env(environments.training(resolved), config[shared], config.get("openings", 0))
+
+
+def take(module: Any, state: Any, version: int) -> Weights:
+    """The weights of `state` that acting needs, as arrays: views where they are on the CPU already."""
+    parts = {name: getattr(state, name).state_dict() for name in acting(module, state)}
+    arrays = trees.merge(lambda leaves: _array(leaves[0]), [parts])
+    return Weights(version, state.step, {name: dict(part) for name, part in arrays.items()})
+
+
+def load(state: Any, weights: Weights) -> None:
+    """Act with `weights` from now on."""
+    with torch.no_grad():
+        for name, arrays in weights.parts.items():
+            for key, target in getattr(state, name).state_dict().items():
+                target.copy_(_tensor(arrays[key]))
+    state.step = weights.step
+
+
+def acting(module: Any, state: Any) -> Sequence[str]:
+    """The fields of the State that actors are sent."""
+    fields = [field.name for field in dataclasses.fields(state)]
+    modules = [name for name in fields if isinstance(getattr(state, name), nn.Module)]
+    return getattr(module, "ACTING", modules)
+
+
+def train(
+    module: Any, config: Any, state: Any, fleet: Fleet, times: profile.Profile | None = None
+) -> Iterator[tuple[int, dict[str, float], Any]]:
+    """As an algorithm's own `train`, but what it learns from comes from `fleet`; the State is whole at every yield.
+
+    Adds to the metrics `lag` (updates between the policy that acted and the one that learns, a mean over messages),
+    `return/TASK` where there are several tasks, `dropped_unrolls` (of dead actors), `stale_unrolls` (older than
+    `max_lag`) and `actor_restarts`.
+    """
+    learner, report = _Learner(module, config, state, fleet, times or profile.Profile()), getattr(module, "REPORT", 1)
+    metrics: dict[str, float] = {}
+    try:
+        while state.step < config.steps:
+            before = state.step
+            metrics = {**metrics, **learner.turn()}  # a turn may be without an update
+            if schedules.passed(before, state.step, report) or state.step >= config.steps:
+                yield state.step, metrics, state
+    finally:
+        fleet.close()
+
+
+class _Learner:
+    def __init__(self, module: Any, config: Any, state: Any, fleet: Fleet, times: profile.Profile) -> None:
+        self.module, self.config, self.state, self.fleet, self.times = module, config, state, fleet, times
+        self.limit: int | None = getattr(config, "max_lag", 0)
+        self.need: int = getattr(config, "unrolls", fleet.size)
+        self.shared = not hasattr(config, "unrolls")
+        self.learn = getattr(module, "learn", None)
+        self.restart = getattr(module, "restart", None)
+        self.annealed = self.learn is None and "progress" in inspect.signature(module.update).parameters
+        self.version = self.order = self.dropped = self.stale = 0
+        self.owed: dict[int, int] = {}  # the actor of every request that is under way
+        self.lines: list[deque[int]] = [deque() for _ in range(fleet.size)]  # orders that each actor is to answer
+        self.came: dict[int, Message] = {}  # answers that wait for those of other actors
+        self.weights: Weights | None = None
+        self.episodes: dict[str, deque[tuple[float, int]]] = {}
+        self.counts: Counter[str] = Counter()
+
+    def turn(self) -> dict[str, float]:
+        """Messages, then one update; what it said."""
+        state, progress = self.state, self.state.step / self.config.steps
+        messages = self.abreast() if self.shared else self.lockstep() if self.limit == 0 else self.gather()
+        lag = sum(self.version - message.version for message in messages) / len(messages)
+        device = next(iter(getattr(state, acting(self.module, state)[0]).parameters())).device
+        batch = trees.merge(lambda leaves: _join(leaves, device), [message.content for message in messages])
+        if self.restart is not None and any(message.fresh for message in messages):
+            self.restart(state)
+        state.step += sum(message.steps for message in messages)
+        if self.learn is not None:
+            metrics = self.learn(state, batch)
+        else:
+            metrics = self.module.update(state, batch, progress) if self.annealed else self.module.update(state, batch)
+        self.version += 1
+        self.weights = None
+        return {**metrics, **self.returns(), "lag": lag, **self.troubles()}
+
+    def abreast(self) -> list[Message]:
+        """The next message of each actor, in their order; each is asked for `max_lag` more in advance."""
+        ahead = self.limit or 0
+        for _ in range(1 + ahead):
+            for actor, line in enumerate(self.lines):
+                if len(line) <= ahead:
+                    self.queue(actor)
+        while not all(line[0] in self.came for line in self.lines):
+            answer = self.receive()
+            if isinstance(answer, Lost):
+                self.lines[answer.actor].remove(answer.order)
+                self.queue(answer.actor)
+            else:
+                self.came[answer.order] = answer
+        return [self.came.pop(line.popleft()) for line in self.lines]
+
+    def queue(self, actor: int) -> None:
+        self.lines[actor].append(self.order)
+        self.request(actor)
+
+    def lockstep(self) -> list[Message]:
+        """One request to each actor in turn until there are enough; the answers in the order of the requests."""
+        for i in range(self.need):
+            self.request(i % self.fleet.size)
+        came: dict[int, Message] = {}
+        while self.owed:
+            answer = self.receive()
+            if isinstance(answer, Lost):
+                self.request(answer.actor)
+            else:
+                came[answer.order] = answer
+        return [came[order] for order in sorted(came)]
+
+    def gather(self) -> list[Message]:
+        """Whatever comes first; every actor is kept busy."""
+        messages: list[Message] = []
+        while True:
+            owing = Counter(self.owed.values())
+            for actor in range(self.fleet.size):
+                for _ in range(AHEAD - owing[actor]):
+                    self.request(actor)
+            if len(messages) == self.need:
+                return messages
+            answer = self.receive()
+            if isinstance(answer, Lost):
+                continue
+            if self.limit is not None and self.version - answer.version > self.limit:
+                self.stale += 1
+            else:
+                messages.append(answer)
+            if len(messages) == self.need:
+                return messages  # its actor is asked again after the update, with newer weights
+
+    def request(self, actor: int) -> None:
+        if self.weights is None:
+            self.weights = take(self.module, self.state, self.version)
+        self.fleet.request(actor, self.order, self.weights)
+        self.owed[self.order] = actor
+        self.order += 1
+
+    def receive(self) -> Message | Lost:
+        began = perf_counter()
+        answer = self.fleet.receive()
+        self.times.add("waiting", perf_counter() - began)
+        self.owed.pop(answer.order)
+        if isinstance(answer, Lost):
+            self.dropped += 1
+            return answer
+        for section, seconds in answer.seconds.items():
+            self.times.add(section, seconds)
+        for task, total, length in answer.episodes:
+            self.episodes.setdefault(task, deque(maxlen=KEPT)).append((total, length))
+            if hasattr(self.state, "episodes"):
+                self.state.episodes.note({"episode_return": [total], "episode_length": [length]})
+        return answer
+
+    def returns(self) -> dict[str, float]:
+        """Means over the last episodes: of all tasks together, and of each where there are several."""
+        ended = [episode for kept in self.episodes.values() for episode in kept]
+        if not ended:
+            return {}
+        metrics = {"return": _mean([r for r, _ in ended]), "length": _mean([n for _, n in ended])}
+        if len(self.episodes) > 1:
+            metrics |= {f"return/{task}": _mean([r for r, _ in kept]) for task, kept in sorted(self.episodes.items())}
+        return metrics
+
+    def troubles(self) -> dict[str, float]:
+        return {
+            "dropped_unrolls": float(self.dropped),
+            "stale_unrolls": float(self.stale),
+            "actor_restarts": float(self.fleet.restarts),
+        }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _array(leaf: Any) -> Any:
+    return leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf
+
+
+def _tensor(array: Any) -> Tensor:
+    """The array's memory as a tensor. Ray's memory is read-only, which torch can only warn of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def _join(leaves: Sequence[Any], device: torch.device) -> Any:
+    if not isinstance(leaves[0], np.ndarray):
+        return leaves[0]
+    if len(leaves) > 1:
+        return torch.from_numpy(np.concatenate(leaves)).to(device)
+    return _tensor(leaves[0]).to(device)

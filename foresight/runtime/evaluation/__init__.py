@@ -1,0 +1,3 @@
+"""Evaluation, matches, recordings and model error."""
+
+from __future__ import annotations

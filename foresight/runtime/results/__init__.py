@@ -1,0 +1,3 @@
+"""Results, suites, figures and plots."""
+
+from __future__ import annotations

@@ -1,0 +1,256 @@
+"""Learning curves: several seeds become an interquartile mean with a bootstrap interval.
+
+Source of the statistics: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
+(arXiv 2108.13264): few seeds, so report the mean of the middle half and an interval, never the best run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foresight.errors import UserError, unknown
+from foresight.runtime import catalog, log
+
+Array = NDArray[np.float64]
+FIRST = ("return", "reward", "accuracy")  # drawn for an algorithm that does not say what it shows
+POINTS = 200  # of a drawn curve: beyond what a figure can show
+FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one run: `steps` and `values` `[N]`, and what the run was."""
+
+    label: str
+    metric: str
+    seed: int | None
+    steps: Array
+    values: Array
+
+
+@dataclass(frozen=True)
+class Band:
+    """Several runs on common steps `[N]`: `middle` is the interquartile mean, `low` and `high` the 95% interval."""
+
+    label: str
+    metric: str
+    runs: int
+    steps: Array
+    middle: Array
+    low: Array
+    high: Array
+
+
+def describe(run: str | Path) -> dict[str, Any]:
+    """What a run directory says of itself: `config.yaml`, then `summary.json` where the run has ended.
+
+    Raises `UserError` where `run` is not a run directory.
+    """
+    path = Path(run)
+    if not (path / log.METRICS).is_file():
+        raise UserError(f"'{run}' is not a run directory: it has no {log.METRICS}. `foresight train` makes one.")
+    facts: dict[str, Any] = {}
+    if (path / "config.yaml").is_file():
+        import yaml
+
+        facts.update(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")) or {})
+    if (path / "summary.json").is_file():
+        facts.update(json.loads((path / "summary.json").read_text(encoding="utf-8")))
+    return facts
+
+
+def curve(run: str | Path, metric: str | None = None, x: str = "step") -> Curve:
+    """The curve of one run against "step" or "seconds". Raises `UserError` where the metric was never written."""
+    facts, rows = describe(run), log.read(run)
+    names = list(dict.fromkeys(k for row in rows for k, v in row.items() if _is_number(v)))
+    valid = [name for name in names if name not in ("step", "seconds")]
+    if not valid:
+        raise UserError(f"The run '{run}' has not written any metrics yet.")
+    name = metric or next((name for name in (*_shown(facts), *FIRST) if name in valid), valid[0])
+    if name not in valid:
+        raise unknown("metric", name, valid)
+    pairs = [(row[x], row[name]) for row in rows if _is_number(row.get(name)) and np.isfinite(row[name])]
+    if not pairs:
+        raise UserError(f"The run '{run}' has no finite value of '{name}'.")
+    steps, values = np.array(pairs, dtype=float).T
+    return Curve(label(facts) or Path(run).name, name, facts.get("seed"), steps, values)
+
+
+def label(facts: Mapping[str, Any]) -> str:
+    """The group of a run: algorithm and world."""
+    name = Path(str(facts.get("algorithm", ""))).stem  # a person's own algorithm is recorded by its path
+    env = facts.get("env")
+    return f"{name} on {env}" if env else name
+
+
+def iqm(values: Array, axis: int = 0) -> Array:
+    """Interquartile mean: the mean of what is left when a quarter is cut from both ends of `axis`."""
+    from scipy.stats import trim_mean
+
+    return np.asarray(trim_mean(values, 0.25, axis=axis))
+
+
+def interval(values: Array, resamples: int = 2000, seed: int = 0) -> tuple[Array, Array]:
+    """Percentile bootstrap 95% interval of the interquartile mean over runs; `values` `[runs, N]` gives two `[N]`.
+
+    All runs of a group are on one world, so this is the stratified bootstrap with a single stratum. One run has no
+    interval: both ends are NaN.
+    """
+    if values.shape[0] < 2:
+        nothing = np.full(values.shape[1:], np.nan)
+        return nothing, nothing
+    from scipy.stats import bootstrap
+
+    found = bootstrap(
+        (values,),
+        lambda sample, axis: iqm(sample, axis=axis),
+        axis=0,
+        vectorized=True,
+        n_resamples=resamples,
+        batch=100,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    # Where all runs agree scipy answers NaN, but the interval is that one value.
+    same = np.ptp(values, axis=0) == 0
+    return np.where(same, values[0], found.low), np.where(same, values[0], found.high)
+
+
+def band(curves: Sequence[Curve], points: int = POINTS) -> Band:
+    """Bring runs to common steps (bin means) up to where the shortest one ends: nothing is extrapolated."""
+    start = max(float(c.steps[0]) for c in curves)
+    stop = min(float(c.steps[-1]) for c in curves)
+    count = min(points, max(len(c.steps) for c in curves))
+    if stop <= start or count < 2:
+        steps = np.array([stop])
+        values = np.array([[np.interp(stop, c.steps, c.values)] for c in curves])
+    else:
+        steps = np.linspace(start, stop, count)
+        values = np.stack([_binned(c, steps) for c in curves])
+    low, high = interval(values)
+    return Band(curves[0].label, curves[0].metric, len(curves), steps, iqm(values), low, high)
+
+
+def bands(runs: Sequence[str | Path], metric: str | None = None, x: str = "step") -> list[Band]:
+    """Group runs by algorithm and world."""
+    groups: dict[str, list[Curve]] = {}
+    for run in runs:
+        one = curve(run, metric, x)
+        groups.setdefault(one.label, []).append(one)
+    return [band(group) for group in groups.values()]
+
+
+def draw(
+    runs: Sequence[str | Path], out: str | Path, metric: str | None = None, x: str = "step", title: str = ""
+) -> list[Band]:
+    """Draw the learning curves of `runs` into `out` (.png, .svg or .pdf); returns what was drawn."""
+    if not runs:
+        raise UserError("Name at least one run directory to plot.")
+    drawn = bands(runs, metric, x)
+    figure, axes = _axes(out)
+    for one in drawn:
+        count = f" ({one.runs} runs)" if one.runs > 1 else ""
+        (line,) = axes.plot(one.steps, one.middle, label=one.label + count, linewidth=1.8)
+        if one.runs > 1:
+            axes.fill_between(one.steps, one.low, one.high, alpha=0.2, color=line.get_color(), linewidth=0)
+    unit = {"step": _unit(runs[0]), "seconds": "seconds"}[x]
+    axes.set(xlabel=unit, ylabel=", ".join(dict.fromkeys(one.metric for one in drawn)), title=title)
+    if any(one.runs > 1 for one in drawn):
+        figure.text(0.99, 0.01, "interquartile mean, 95% bootstrap interval", ha="right", fontsize=7, color="0.5")
+    axes.legend(frameon=False, fontsize=9)
+    save(figure, out)
+    return drawn
+
+
+def before_after(run: str | Path, out: str | Path, metric: str | None = None) -> None:
+    """The curve of one run between two levels: what was measured before training, and after it.
+
+    The two levels are drawn where the run's `summary.json` holds them.
+    """
+    facts, one = describe(run), curve(run, metric)
+    name = one.metric
+    figure, axes = _axes(out)
+    axes.plot(one.steps, one.values, color="0.75", linewidth=1, label=f"{name} in training")
+    if len(one.steps) > 10:
+        steps = np.linspace(one.steps[0], one.steps[-1], min(40, len(one.steps) // 3))
+        axes.plot(steps, _binned(one, steps), color="tab:blue", linewidth=2, label=f"{name}, averaged")
+    for key, text, color in (("baseline", "before", "tab:red"), ("evaluation", "after", "tab:green")):
+        measured = facts.get(key)
+        if isinstance(measured, Mapping) and _is_number(measured.get("mean")):
+            words = f"{text}: {measured.get('metric', '')} {measured['mean']:.3g} (n={measured.get('n', '?')})"
+            axes.axhline(measured["mean"], color=color, linestyle="--", linewidth=1.2, label=words)
+    axes.set(xlabel=_unit(run), ylabel=name, title=label(facts))
+    axes.legend(frameon=False, fontsize=9)
+    save(figure, out)
+
+
+def _binned(one: Curve, steps: Array) -> Array:
+    """The mean of the values nearest to each of `steps`; where there are none, the line between the neighbors."""
+    edges = (steps[:-1] + steps[1:]) / 2
+    place = np.searchsorted(edges, one.steps)
+    inside = (one.steps >= steps[0]) & (one.steps <= steps[-1])
+    counts = np.bincount(place[inside], minlength=len(steps))
+    sums = np.bincount(place[inside], weights=one.values[inside], minlength=len(steps))
+    means = sums / np.maximum(counts, 1)
+    return np.where(counts > 0, means, np.interp(steps, one.steps, one.values))
+
+
+def _shown(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    entry = _entry(facts)
+    return entry.metrics if entry else ()
+
+
+def _entry(facts: Mapping[str, Any]) -> catalog.Entry | None:
+    """What the algorithm says of itself; None where the file of a person's own one has gone since."""
+    try:
+        return catalog.entry(str(facts.get("algorithm")))
+    except UserError:
+        return None
+
+
+def _unit(run: str | Path) -> str:
+    facts = describe(run)
+    entry = _entry(facts)
+    return str(facts.get("unit") or (entry.unit if entry else "step"))
+
+
+def _axes(out: str | Path) -> tuple[Any, Any]:
+    figure, (axes,) = panels(out, 1)
+    return figure, axes
+
+
+def panels(out: str | Path, columns: int) -> tuple[Any, list[Any]]:
+    """A figure and its axes, side by side. Raises UserError where `out` is no name of a picture."""
+    if Path(out).suffix.lower() not in FORMATS:
+        raise UserError(f"Cannot draw '{out}': the name must end in one of {', '.join(FORMATS)}.")
+    # A figure of its own, without pyplot: no window, no global state, safe beside a notebook.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2 if columns == 1 else 3.6 * columns, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    side_by_side = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in side_by_side:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    return figure, list(side_by_side)
+
+
+def save(figure: Any, out: str | Path) -> None:
+    """Write the figure. Raises UserError where that cannot be done."""
+    try:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=150)
+    except OSError as error:
+        raise UserError(f"Cannot write '{out}' ({error.strerror or error}).") from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

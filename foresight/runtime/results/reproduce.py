@@ -1,0 +1,282 @@
+"""Results, rerun: a preset over seeds, or a suite of `suites.yaml`, each as one JSON with the command that made it."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import math
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foresight.errors import UserError, unknown
+from foresight.runtime import catalog
+from foresight.runtime.evaluation import evaluate
+from foresight.runtime.results.results import gather
+from foresight.runtime.results.suites import Experiment, Trained, made_by, suites
+
+QUICK = 100  # --quick trains a hundredth of the steps
+Say = Callable[[str], None]
+
+
+def root() -> Path:
+    """The source checkout, or the current directory where the package is installed without one."""
+    checkout = catalog.ROOT.parent
+    return checkout if (checkout / "benchmarks").is_dir() else Path.cwd()
+
+
+def reproduce(
+    name: str,
+    out: str | Path | None = None,
+    quick: bool = False,
+    say: Say = lambda text: None,
+    *,
+    only: tuple[str, ...] = (),
+    missing: bool = False,
+    seeds: int | None = None,
+) -> list[Path]:
+    """Rerun the suite `name`, or its rows `only`, or those of which the result is `missing`; returns what was written.
+
+    JSON goes to `results/` and pictures to `docs/media/` of the checkout, or both to `out`. `quick` runs little, to see
+    that everything works, and writes to `runs/reproduce/NAME-quick` unless `out` is given. `seeds` are as many as
+    trained rows ask for, or fewer. Presets that were trained before, in `runs/reproduce`, are resumed or read, so what
+    was interrupted goes on. Experiments that are commands write to the checkout alone: `out` and `quick` leave them
+    out, and `quick` also what needs other rows or data. Raises UserError for a name that does not exist.
+    """
+    rows = chosen(name, only)
+    if out is None and quick:
+        out = root() / "runs" / "reproduce" / f"{name}-quick"
+    results = Path(out) if out else root() / "results"
+    media = Path(out) if out else root() / "docs" / "media"
+    runs = Path(out) / "runs" if out else root() / "runs" / "reproduce"
+    for folder in (results, media):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
+    written: list[Path] = []
+    for row in rows:
+        say(row.result)
+        asked = only if row.result in only else (row.result,)  # one that another row needs names itself
+        command = shlex.join(
+            ["foresight", "reproduce", name]
+            + (["--only", *asked] if only else [])
+            + (["--seeds", str(seeds)] if seeds else [])
+            + (["--quick"] if quick else [])
+        )
+        if missing and (results / f"{row.result}.json").is_file():
+            say("  there already")
+            continue
+        if why := _left_out(row, out is not None, quick):
+            say(f"  left out: {why}")
+            continue
+        if row.needs:
+            prepare(row.needs.format(runs=shlex.quote(str(runs))), say)
+        if isinstance(row, Trained):
+            written.append(trained(row, results, runs, command, quick, say, seeds))
+        elif row.is_command:
+            written.append(typed(row))
+        else:
+            written += experiment(row, results, media, command, quick)
+        for found in gather(results):
+            if (found.suite, found.name) == (name, row.result):
+                say(f"  {found.words()}")
+    return written
+
+
+def chosen(name: str, only: tuple[str, ...] = ()) -> list[Experiment | Trained]:
+    """The rows of the suite `name`, or those `only`, in the order in which they run. Raises UserError for bad names."""
+    valid = suites()
+    if name not in valid:
+        raise unknown("suite", name, valid)
+    return valid[name].rows(only)
+
+
+def _left_out(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str:
+    """Why a row cannot be run now, if it cannot."""
+    if isinstance(row, Experiment) and not row.run:
+        return "nothing here can run it yet"
+    if isinstance(row, Experiment) and row.is_command and elsewhere:
+        return row.run
+    if quick and (row.after or row.needs):
+        return row.needs or f"it comes after {', '.join(row.after)}"
+    return ""
+
+
+def prepare(command: str, say: Say = lambda text: None) -> None:
+    """Type a command of ours that makes a file, unless the file is there. Raises UserError if it fails."""
+    if not made_by(command).is_file():
+        say(f"  {command}")
+        _type(command, Path.cwd())
+
+
+def _type(command: str, folder: Path) -> None:
+    """Run `python ...` or `foresight ...` with this interpreter, whatever is on the path."""
+    ours = {"python": [sys.executable], "foresight": [sys.executable, "-m", "foresight"]}
+    first, *rest = shlex.split(command)
+    if subprocess.run([*ours.get(first, [first]), *rest], cwd=folder, check=False).returncode:
+        raise UserError(f"`{command}` failed; what it printed says why.")
+
+
+def typed(what: Experiment) -> Path:
+    """Type the command of an experiment in the checkout; returns the JSON. Raises UserError if it fails."""
+    if not (root() / "benchmarks").is_dir():
+        raise UserError(f"`{what.run}` needs the source: clone the repository and call it there.")
+    _type(what.run, root())
+    return root() / "results" / f"{what.result}.json"
+
+
+def experiment(what: Experiment, results: Path, media: Path, command: str, quick: bool = False) -> list[Path]:
+    """Run the function of an experiment and write its JSON, and a picture of the same name where it draws one.
+
+    The function is given `quick` and where its picture goes, and returns its figures: a dict with "what" and "seeds".
+    """
+    from foresight.runtime import bench
+    from foresight.runtime.checkpoints import checkpoint
+
+    module, _, function = what.run.partition(":")
+    picture = media / f"{what.result}.png"
+    before = picture.stat().st_mtime_ns if picture.is_file() else None
+    began = time.perf_counter()
+    figures = getattr(importlib.import_module(module), function)(quick, picture)
+    seconds = time.perf_counter() - began
+    document = {"what": figures.pop("what"), "command": command, "seeds": figures.pop("seeds"), **figures}
+    document |= {"versions": bench.versions(), "machine": bench.machine(), "seconds": round(seconds, 3)}
+    file = results / f"{what.result}.json"
+    checkpoint.write_whole(file, json.dumps(document, indent=2) + "\n")
+    drawn = picture.is_file() and picture.stat().st_mtime_ns != before
+    return [file, picture] if drawn else [file]
+
+
+def trained(
+    what: Trained,
+    results: Path,
+    runs: Path,
+    command: str,
+    quick: bool,
+    say: Say = lambda text: None,
+    seeds: int | None = None,
+) -> Path:
+    """Train a preset over its first `seeds` seeds (None: all) and write the JSON."""
+    from foresight.runtime.checkpoints import checkpoint
+    from foresight.runtime import settings
+
+    steps = what.steps
+    if quick:
+        preset = catalog.presets(what.algorithm).get(what.preset, {})
+        steps = max(1, settings.fields(what.algorithm, preset)["steps"] // QUICK)
+    summaries = []
+    for seed in range(1 if quick else min(seeds or what.seeds, what.seeds)):
+        out = runs / f"{what.result}-{seed}"
+        fields: dict[str, Any] = {
+            key: value.format(runs=runs, seed=seed) if isinstance(value, str) else value
+            for key, value in what.options.items()
+        }
+        inputs = [runs / f"{row}-{seed}" / "summary.json" for row in what.after]
+        if what.needs:
+            inputs.append(made_by(what.needs.format(runs=shlex.quote(str(runs)))))
+        if newer := _made_since(out, inputs):
+            print(f"{out} is older than {newer}, which it learns from: it is {_aside(out)} now", file=sys.stderr)
+        summary = one(what.algorithm, what.preset, seed, out, what.episodes, steps, False, **fields)
+        if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
+            raise UserError(f"{out} has no result: the grader could tell of none of the answers.")
+        summaries.append({**summary, "last": last(what.algorithm, out)})
+        say(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
+    file = results / f"{what.result}.json"
+    document = collect(what.algorithm, what.preset, summaries, command)
+    checkpoint.write_whole(file, json.dumps(document, indent=2) + "\n")
+    return file
+
+
+def one(
+    name: str,
+    preset: str,
+    seed: int,
+    out: Path,
+    episodes: int | None,
+    steps: int | None,
+    show: bool = True,
+    env_options: dict[str, Any] | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
+    """The summary of one seed: read, resumed or made. A run of other settings in its place is kept aside."""
+    from foresight.runtime import run, settings
+
+    given = {**fields, "seed": seed, **({} if steps is None else {"steps": steps})}
+    if (out / "config.yaml").is_file():
+        wanted = settings.resolve(name, preset=preset, env_options=env_options, episodes=episodes, given=given)
+        if changed := settings.differences(settings.Settings.read(out), wanted):
+            print(f"{out} was trained with another {', '.join(changed)}: it is {_aside(out)} now", file=sys.stderr)
+    elif any((out / part).exists() for part in run.HOLDS_A_RUN):
+        print(f"{out} has no config.yaml, so it cannot go on: it is {_aside(out)} now", file=sys.stderr)
+    if (out / "summary.json").is_file():
+        return run.Run(out).summary
+    if (out / "config.yaml").is_file():
+        return run.resume(out, show=show).summary
+    return run.train(
+        name, preset=preset, seed=seed, out=out, env_options=env_options, evaluation_episodes=episodes, steps=steps,
+        show=show, **fields,
+    ).summary  # fmt: skip
+
+
+def last(name: str, out: Path) -> dict[str, float]:
+    """What a run says of itself at its end: the mean of each of the algorithm's own metrics over a tenth of the log."""
+    from foresight.runtime import log
+
+    found: dict[str, float] = {}
+    for key in catalog.algorithms()[name].metrics:
+        values = [row[key] for row in log.read(out) if math.isfinite(row.get(key, math.nan))]
+        if values:
+            found[key] = round(statistics.fmean(values[-math.ceil(len(values) / 10) :]), 6)
+    return found
+
+
+def _made_since(out: Path, inputs: Sequence[Path]) -> Path | None:
+    """The first of these files that was written after the run at `out` began, if there is one."""
+    if not (out / "config.yaml").is_file():
+        return None
+    began = (out / "config.yaml").stat().st_mtime_ns
+    return next((file for file in inputs if file.is_file() and file.stat().st_mtime_ns > began), None)
+
+
+def _aside(out: Path) -> Path:
+    """Where the run directory `out` is kept from now on."""
+    aside = next(path for i in itertools.count(1) if not (path := out.with_name(f"{out.name}-before-{i}")).exists())
+    return out.rename(aside)
+
+
+def collect(name: str, preset: str, summaries: Sequence[dict[str, Any]], command: str) -> dict[str, Any]:
+    """One result of several seeds: their means, what they share, and each seed's own figures."""
+    import numpy as np
+
+    from foresight.runtime.results.plot import interval, iqm
+
+    means = [summary["evaluation"]["mean"] for summary in summaries]
+    low, high = interval(np.array(means)[:, None]) if len(means) > 1 else ([None], [None])
+    first = summaries[0]
+    return {
+        "what": f"{name} on {preset}",
+        "command": command,
+        "seeds": [summary["seed"] for summary in summaries],
+        "steps": first["steps"],
+        "unit": first["unit"],
+        "metric": first["evaluation"]["metric"],
+        "episodes": first["evaluation"]["n"],
+        "iqm": float(iqm(np.array(means))),
+        "interval_95": [None if x[0] is None else float(x[0]) for x in (low, high)],
+        "worst": max(means) if evaluate.falls(first["evaluation"]["metric"]) else min(means),
+        "baseline": statistics.fmean(summary["baseline"]["mean"] for summary in summaries),
+        "seconds": [summary["seconds"] for summary in summaries],
+        "runs": [
+            {key: summary[key] for key in ("seed", "evaluation", "baseline", "last", "seconds") if key in summary}
+            for summary in summaries
+        ],
+        "versions": first["versions"],
+        "machine": first["machine"],
+    }

@@ -1,0 +1,174 @@
+"""What `suites.yaml` says: the results that belong together, what each costs, and the targets that they are held to."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from foresight.errors import UserError, unknown
+from foresight.runtime import catalog
+
+FILE = Path(__file__).with_name("suites.yaml")
+BOUND = re.compile(r"(?P<sign>>=|<=) (?:(?P<times>[\d.]+) × )?(?P<of>\S+)(?: - (?P<less>[\d.]+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One number of a result that speaks for an algorithm."""
+
+    algorithm: str
+    key: str  # of the result; "a/b" is b within a
+    task: str  # what the number is of, in a few words
+    target: str | None = None  # see `met`
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What a function or a command finds out, and the figures of it that count."""
+
+    run: str = ""  # "module:function" (see runtime/results/sutton_barto.py for the form), a command that is typed in the checkout, or
+    # nothing where no code can do it yet
+    result: str = ""  # the stem of the JSON; of a function: its name
+    figures: tuple[Figure, ...] = ()
+    needs: str = ""  # a command that makes its input, see `made_by`; {runs} is where runs are
+    after: tuple[str, ...] = ()  # rows that must be there before
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is typed instead of called."""
+        return " " in self.run
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A preset to train over seeds 0 to `seeds` - 1, and what its evaluation is held to."""
+
+    algorithm: str
+    preset: str
+    name: str = ""  # where it is not the algorithm's and the preset's
+    seeds: int = 5
+    episodes: int | None = None  # of an evaluation; None: the preset's
+    steps: int | None = None  # None: the preset's
+    minutes: float | None = None  # that a seed may take
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the Config, env_options; {runs}, {seed}
+    target: str | None = None  # see `met`
+    needs: str = ""
+    after: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> str:
+        """The stem of the JSON."""
+        return self.name or f"{self.algorithm}-{self.preset}".replace("/", "-")
+
+    @property
+    def budget(self) -> int | None:
+        """The steps of a seed, in the algorithm's unit; None where something else than a number of steps ends a run."""
+        return self.steps or catalog.presets(self.algorithm).get(self.preset, {}).get("steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """What belongs to one name."""
+
+    name: str
+    title: str
+    experiments: tuple[Experiment, ...] = ()
+    runs: tuple[Trained, ...] = ()
+
+    def rows(self, only: tuple[str, ...] = ()) -> list[Experiment | Trained]:
+        """All rows, or those named `only` and what must be there before them. Raises UserError for a name not here."""
+        known: dict[str, Experiment | Trained] = {row.result: row for row in self.experiments + self.runs}
+        ordered: dict[str, Experiment | Trained] = {}
+
+        def put(name: str) -> None:
+            if name not in known:
+                raise unknown(f"row of {self.name}", name, known)
+            for before in known[name].after:
+                put(before)
+            ordered.setdefault(name, known[name])
+
+        for name in only or known:
+            put(name)
+        return list(ordered.values())
+
+
+def suites(path: Path = FILE) -> dict[str, Suite]:
+    """Every suite by name. Raises UserError for an entry with a key that does not exist or a target without a form."""
+    return {
+        name: Suite(
+            name,
+            entry["title"],
+            tuple(_entries(path, name, "an experiment", _experiment, entry.get("experiments"))),
+            tuple(_entries(path, name, "a run", _trained, entry.get("runs"))),
+        )
+        for name, entry in catalog.read_yaml(path).items()
+    }
+
+
+def met(target: str, value: float, known: Mapping[str, float] | None = None) -> bool | None:
+    """Whether `value` is what `target` asks for.
+
+    `>= 475`, `<= 1e-6`, `-25 ± 3`, `yes` of what is true or false; and by a number of the same result or another row's,
+    `>= 2 × baseline` or `>= grpo-smollm2-addition - 0.03`, which is None while `known` lacks it. Raises ValueError for
+    other forms.
+    """
+    if target == "yes":
+        return value is True
+    center, _, width = target.partition("±")
+    if width:
+        return abs(value - float(center)) <= float(width)
+    form = BOUND.fullmatch(target)
+    if form is None:
+        raise ValueError(target)
+    try:
+        of: float | None = float(form["of"])
+    except ValueError:
+        of = (known or {}).get(form["of"])
+    if of is None:
+        return None
+    bound = float(form["times"] or 1) * of - float(form["less"] or 0)
+    if math.isclose(value, bound, rel_tol=1e-12):  # a mean of three that is 0.95 may be 0.9499999999999998
+        return True
+    return value > bound if form["sign"] == ">=" else value < bound
+
+
+def made_by(command: str) -> Path:
+    """The file that a command says it makes: the word after `--out`."""
+    words = shlex.split(command)
+    return Path(words[words.index("--out") + 1])
+
+
+def _entries(path: Path, name: str, kind: str, make: Any, entries: list[dict[str, Any]] | None) -> Iterator[Any]:
+    for entry in entries or ():
+        try:
+            yield make({**entry, "after": tuple(entry.get("after") or ())})
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path.name}: {kind} of '{name}' is wrong: {error}.") from error
+
+
+def _trained(entry: dict[str, Any]) -> Trained:
+    return _checked(Trained(**entry))
+
+
+def _experiment(entry: dict[str, Any]) -> Experiment:
+    figures = tuple(_checked(Figure(**figure)) for figure in entry.get("figures") or ())
+    made = Experiment(**{**entry, "figures": figures})
+    if not made.result and (made.is_command or not made.run):
+        raise ValueError(f"'{made.run}' must name its result")
+    return dataclasses.replace(made, result=made.result or made.run.partition(":")[2].replace("_", "-"))
+
+
+def _checked(made: Any) -> Any:
+    if made.target is not None:
+        try:
+            met(made.target, 0.0)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the target '{made.target}' is none of '>= 1', '<= 1', '>= 2 × baseline', '1 ± 0.1' and 'yes'"
+            ) from error
+    return made

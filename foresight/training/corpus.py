@@ -1,0 +1,268 @@
+"""Language data as token rows: tokenized once, drawn epoch after epoch in an order that only a seed decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.data import forms
+from foresight.data.text import TokenBatch, pad
+from foresight.envs.text import task as text
+from foresight.envs.text.task import Example, Prompt, TextTask
+from foresight.errors import UserError
+from foresight.nets.language.model import LanguageModel, templated
+
+Answer = str | dict[str, Any]  # a text, or a message of the assistant, which may call tools
+Answers = Callable[[Example], Sequence[Answer]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Examples with the ids of their prompt and of G completions each; those that were too long are left out."""
+
+    examples: list[Example]
+    prompts: list[list[int]]
+    completions: list[list[list[int]]]
+    left_out: int
+    own: list[list[list[bool]]] = dataclasses.field(default_factory=list)  # of completions; empty: all of them
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def draw(self, size: int, step: int, seed: int) -> list[int]:
+        """The indices of step `step`: epochs follow on one another, each in an order of its own."""
+        count, order, chosen = len(self), list[int](), list[int]()
+        shown = None
+        for place in range(step * size, (step + 1) * size):
+            epoch, within = divmod(place, count)
+            if epoch != shown:
+                order = torch.randperm(
+                    count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+                ).tolist()
+                shown = epoch
+            chosen.append(order[within])
+        return chosen
+
+    def batch(self, indices: Sequence[int]) -> TokenBatch:
+        """Those rows as a TokenBatch `[P, G]`."""
+        batch = token_batch([self.prompts[i] for i in indices], [self.completions[i] for i in indices])
+        rows = [row for i in indices for row in self.own[i]] if self.own else []
+        if all(all(row) for row in rows):
+            return batch
+        marks, _ = pad(rows)
+        return dataclasses.replace(batch, own=marks.bool().view(batch.completion.shape))
+
+    def batches(self, size: int) -> Iterator[TokenBatch]:
+        """All rows in their order, at most `size` at a time."""
+        for i in range(0, len(self), size):
+            yield self.batch(range(i, min(i + size, len(self))))
+
+
+def token_batch(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[Sequence[int]]]) -> TokenBatch:
+    """P prompts with G completions each, all known: nothing was sampled, so `logprob` is 0."""
+    prompt, prompt_length = pad(prompts)
+    rows, length = pad([row for group in completions for row in group])
+    shape = (len(prompts), len(completions[0]))
+    completion, length = rows.view(*shape, -1), length.view(shape)
+    return TokenBatch(prompt, prompt_length, completion, length, torch.zeros(completion.shape), length > 0)
+
+
+def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str) -> Sequence[Example]:
+    """The training rows, all of (one of) the wanted forms: of the file `data`, or of the task if it is such a file.
+
+    A file is split as it is where it is the task, so its held-out rows are never learned from. Raises UserError where
+    there is no data or it has another form.
+    """
+    if not data and not task.path and task.grader is not None:
+        raise UserError(f"{name} learns from data: give --data FILE, or make it from the task (see `foresight data`).")
+    return of_form((task if _own(data, task) else text.dataset(data)).train, wanted, name, data or task.name)
+
+
+def _own(data: str, task: TextTask) -> bool:
+    """Whether what is trained on is the task's."""
+    return not data or (bool(task.path) and Path(data).resolve() == Path(task.path).resolve())
+
+
+def about(data: str, task: TextTask) -> str:
+    """What a run with the file `data` (or without) trains on and is measured on, and what its rewards are given."""
+    sizes = task.sizes() if _own(data, task) else f"trained on {data}, measured on {len(task.test):,} held-out examples"
+    return "; ".join(filter(None, (sizes, task.given())))
+
+
+def of_form(
+    rows: Sequence[Example], wanted: str | tuple[str, ...], name: str, source: str = "the held-out data"
+) -> Sequence[Example]:
+    """The same rows. Raises UserError unless they are of (one of) the wanted forms, which `name` learns from."""
+    found = forms.form(rows[0].columns)
+    forms_wanted = (wanted,) if isinstance(wanted, str) else wanted
+    if found not in forms_wanted:
+        raise UserError(
+            f"{name} needs rows of the form '{' or '.join(forms_wanted)}', but {source} has '{found}': see "
+            "docs/data.md."
+        )
+    return rows
+
+
+def corpus(policy: LanguageModel, rows: Sequence[Example], answers: Answers, max_tokens: int) -> Corpus:
+    """Tokenize prompts and their answers; a row of more than `max_tokens` is left out, as half an answer teaches harm.
+
+    Raises UserError if no row is short enough and, naming the row, where one cannot be written (see `encode`).
+    """
+    limit = min(max_tokens, policy.context)
+    kept = Corpus([], [], [], 0)
+    for row in rows:
+        with _of(row):
+            pairs = [encode(policy, row.prompt, answer, row.tools) for answer in answers(row)]
+        if all(len(prompt) + len(completion) <= limit for prompt, completion in pairs):
+            kept.examples.append(row)
+            kept.prompts.append(pairs[0][0])
+            kept.completions.append([completion for _, completion in pairs])
+    _check_some(kept, rows, limit)
+    return dataclasses.replace(kept, left_out=len(rows) - len(kept.examples))
+
+
+def shown(policy: LanguageModel, rows: Sequence[Example], max_tokens: int, all_turns: bool) -> Corpus:
+    """Tokenize demonstrations: of conversations (the column `messages`) the last answer or, with `all_turns`, each.
+
+    Answers of a conversation are one row, in which what others wrote between them is not the model's own; where the
+    template rewrites earlier turns, they are several, each as the sampler would be asked for it. A conversation ends
+    before the first answer that `max_tokens` has no room for, and is left out if that is its first. Raises UserError as
+    `corpus` does.
+    """
+    limit = min(max_tokens, policy.context)
+    kept, left_out = Corpus([], [], [], 0), 0
+    for row in rows:
+        found = list[tuple[list[int], list[int], list[bool]]]()
+        for prompt, reply in _turns(row, all_turns):
+            with _of(row):
+                head, said = encode(policy, prompt, reply, row.tools)
+            if len(head) + len(said) > limit:
+                break
+            before = [*found[-1][0], *found[-1][1]] if found else []
+            if found and head[: len(before)] == before:
+                asked, after, own = found.pop()
+                between = head[len(before) :]
+                found.append((asked, [*after, *between, *said], [*own, *[False] * len(between), *[True] * len(said)]))
+            else:
+                found.append((head, said, [True] * len(said)))
+        left_out += not found
+        for asked, after, own in found:
+            kept.examples.append(row)
+            kept.prompts.append(asked)
+            kept.completions.append([after])
+            kept.own.append([own])
+    _check_some(kept, rows, limit)
+    return dataclasses.replace(kept, left_out=left_out)
+
+
+def _turns(row: Example, all_turns: bool) -> list[tuple[Prompt, Answer]]:
+    """The answers of a demonstration that are learned, each with what comes before it."""
+    messages = row.columns.get("messages")
+    if messages is None or messages[:-1] != row.prompt:  # a task may have changed what is asked
+        return [(row.prompt, row.columns.get("reply") or row.columns["completion"])]
+    places = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
+    return [(messages[:i], messages[i]) for i in (places if all_turns else places[-1:])]
+
+
+def last_answer(row: Example) -> Answer:
+    """The answer of a demonstration, without those that came before it."""
+    return _turns(row, all_turns=False)[0][1]
+
+
+@contextmanager
+def _of(row: Example) -> Iterator[None]:
+    """Name the row in what cannot be written of it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{row.place or f'The prompt {row.question[:60]!r}'}: {error}") from error
+
+
+def _check_some(kept: Corpus, rows: Sequence[Example], limit: int) -> None:
+    if not kept.examples:
+        raise UserError(f"All {len(rows)} rows are longer than {limit} tokens: raise max_tokens or shorten them.")
+
+
+def encode(
+    policy: LanguageModel, prompt: Prompt, completion: Answer, tools: Sequence[Any] | None = None
+) -> tuple[list[int], list[int]]:
+    """Ids of a prompt, exactly as the sampler would be given it, and of a completion with the token that ends it.
+
+    The completion is a text or a message of the assistant, which may call tools. Raises UserError if the chat template
+    writes a prompt otherwise once an answer follows it, or leaves a call out.
+    """
+    reply: dict[str, Any] = {"role": "assistant", "content": completion}
+    if not isinstance(completion, str):
+        reply = completion
+    tokenizer, head = policy.tokenizer, policy.encode(prompt, tools)
+    if tokenizer.chat_template is None:
+        asked = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+        if reply.get("tool_calls"):
+            raise UserError("The model has no chat template, so it cannot call tools: choose one that has.")
+        said = asked + reply["content"]
+        whole = list(tokenizer.encode(said))
+    else:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        answered = [*messages, reply]
+        whole = list(templated(tokenizer, answered, tools, return_dict=False))
+        if whole[: len(head)] != head:
+            asked = templated(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
+            said = templated(tokenizer, answered, tools, tokenize=False)
+            if not said.startswith(asked):
+                raise UserError(
+                    "The chat template writes the prompt otherwise when an answer follows (it drops the generation "
+                    "prompt or rewrites earlier turns), so what is learned would not be what is sampled: use a "
+                    "template "
+                    "that only appends."
+                )
+    if whole[: len(head)] != head:  # tokens merge across the seam (blanks, newlines), which a sampler could never do
+        whole = head + _alone(tokenizer, head, said[len(asked) :])
+    tail = whole[len(head) :]
+    names = [call["function"]["name"] for call in reply.get("tool_calls", ())]
+    if missing := [name for name in names if name not in tokenizer.decode(tail)]:
+        raise UserError(
+            f"The chat template of the model does not write the call of '{missing[0]}': choose a model whose template "
+            "writes tool_calls."
+        )
+    ends = [i for i, token in enumerate(tail) if token in policy.stop_ids]
+    if ends:
+        return head, tail[: ends[0] + 1]  # what a template writes after the end is never sampled
+    return head, [*tail, *policy.stop_ids[:1]] if tokenizer.eos_token_id is None else [*tail, tokenizer.eos_token_id]
+
+
+def _alone(tokenizer: Any, head: list[int], text: str) -> list[int]:
+    """Ids of a text that goes on after `head`: without the beginning or the blank that some put before a whole text."""
+
+    def ids(words: str) -> list[int]:
+        return list(tokenizer.encode(words, add_special_tokens=False))
+
+    end, read = tokenizer.eos_token, str(tokenizer.decode(head)) + text
+    after = [] if end is None else ids(end + text)[1:]
+    ways = [ids(text), after, ids(text.removeprefix(" "))]
+    return next((way for way in ways if tokenizer.decode(head + way) == read), ways[0])
+
+
+def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Where the steps of answers end and whether they are right: `ends` (bool) and `labels` `[P, T]`.
+
+    Steps stand on lines of their own; a step ends with the last token that holds a part of it.
+    """
+    ends = torch.zeros(len(rows), batch.completion.shape[-1], dtype=torch.bool)
+    labels = torch.zeros(ends.shape)
+    for p, row in enumerate(rows):
+        ids = batch.completion[p, 0, : batch.length[p, 0]].tolist()
+        written = [len(policy.decode(ids[: t + 1])) for t in range(len(ids))]  # characters after each token
+        first = str(row.columns["completions"][0])
+        ahead = len(first) - len(first.lstrip())  # which a template may leave out, as it may write before the step
+        target = max(policy.decode(ids).find(first.strip()), 0) - ahead - 1
+        for step, right in zip(row.columns["completions"], row.columns["labels"], strict=True):
+            target += len(step) + 1
+            place = next((t for t, count in enumerate(written) if count >= target), len(ids) - 1)
+            ends[p, place], labels[p, place] = True, float(right)
+    return ends, labels

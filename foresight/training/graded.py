@@ -1,0 +1,110 @@
+"""Data from a model's own graded answers: preferences and demonstrations, without anybody's download."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.rollout import complete, texts
+from foresight.planning.generation.server import Server
+
+CHUNK = 64  # prompts in one batch of answers
+
+
+@dataclass(frozen=True)
+class Graded:
+    """G answers to each of P prompts: texts, prompt by prompt; whether each ended by itself and its grade, `[P, G]`."""
+
+    examples: list[Example]
+    answers: list[str]
+    stopped: Tensor
+    rewards: Tensor
+
+
+def answered(
+    policy: LanguageModel,
+    task: TextTask,
+    prompts: int | None,
+    group: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+    composite: bool = True,
+) -> Iterator[Graded]:
+    """`group` graded answers to each of the first `prompts` training prompts (all if None), some prompts at a time.
+
+    By the reward of training or, if not `composite`, by the task's own grader: whether an answer is right.
+    """
+    examples = list(task.train)[:prompts]
+    for start in range(0, len(examples), CHUNK):
+        few = examples[start : start + CHUNK]
+        if isinstance(policy.completer, Server):  # texts are enough here, and all that some servers give
+            ids = [policy.encode(example.prompt, example.tools) for example in few]
+            answers, ended = policy.completer.told(ids, group, max_new_tokens, temperature, generator, stop=task.stop)
+            stopped = torch.tensor(ended).view(len(few), group)
+        else:
+            batch = complete(policy, few, group, max_new_tokens, temperature, generator, stop=task.stop)
+            answers, stopped = texts(policy, batch), batch.stopped
+        asked = [example for example in few for _ in range(group)]
+        rewards = task.reward(asked, answers)[0] if composite else task.grade(asked, answers)
+        yield Graded(few, answers, stopped, torch.tensor(rewards).view(len(few), group))
+
+
+def preferences(found: Graded, most: int) -> list[dict[str, Any]]:
+    """Up to `most` pairs a prompt of different answers with different rewards: every good answer before any again.
+
+    Answers that hit the limit or could not be scored are in none. Rows have prompt, chosen, rejected and both rewards.
+    """
+    return [
+        {"prompt": prompt, "chosen": chosen, "rejected": rejected, "chosen_reward": high, "rejected_reward": low}
+        for prompt, group in _ranked(found)
+        for (chosen, high), (rejected, low) in itertools.islice(_pairs(group), most)
+    ]
+
+
+def _pairs(group: list[tuple[str, float]]) -> Iterator[tuple[tuple[str, float], tuple[str, float]]]:
+    """All pairs of a better and a worse answer, round by round, in each of which an answer is chosen once at most."""
+    known = [(better, [answer for answer in group if answer[1] < better[1]]) for better in group]
+    for turn in range(len(group)):
+        for i, (better, worse) in enumerate(known):
+            if turn < len(worse):
+                yield better, worse[(i + turn) % len(worse)]
+
+
+def demonstrations(found: Graded, most: int, least: float) -> list[dict[str, Any]]:
+    """Up to `most` different answers a prompt whose reward is at least `least`: rejection sampling."""
+    return [
+        {"prompt": prompt, "completion": text, "reward": reward}
+        for prompt, group in _ranked(found)
+        for text, reward in [pair for pair in group if pair[1] >= least][:most]
+    ]
+
+
+def _ranked(found: Graded) -> Iterator[tuple[Any, list[tuple[str, float]]]]:
+    """Each prompt with its different, whole, scored answers, the best first."""
+    size = found.rewards.shape[1]
+    for p, example in enumerate(found.examples):
+        seen: dict[str, float] = {}
+        for g in range(size):
+            reward, text = found.rewards[p, g].item(), found.answers[p * size + g]
+            if reward == reward and found.stopped[p, g] and text.strip():
+                seen.setdefault(text, reward)
+        if seen:
+            yield example.prompt, sorted(seen.items(), key=lambda pair: -pair[1])
+
+
+def make(kind: str, found: Graded, most: int, least: float = 1.0) -> list[dict[str, Any]]:
+    """The rows of one kind. Raises UserError for a kind that does not exist."""
+    if kind == "preferences":
+        return preferences(found, most)
+    if kind == "demonstrations":
+        return demonstrations(found, most, least)
+    raise UserError(f"There is no data of the kind '{kind}': preferences or demonstrations.")

@@ -1,0 +1,110 @@
+"""A pretrained language model that learns: policy and optimizer of a Config, a frozen reference, the exported one."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from foresight import distributed, errors
+from foresight.nets.language import checkpointing, lora, pretrained
+from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.scorer import Scorer
+
+OPTIMIZERS = ("adamw", "adamw8bit")
+
+
+def build(
+    config: Any, device: torch.device | str, weight_decay: float = 0.0
+) -> tuple[LanguageModel, torch.optim.Optimizer, torch.Generator]:
+    """The policy that a Config describes, its optimizer, and the generator of its prompts and samples.
+
+    It reads the fields `model`, `precision`, `learning_rate` and `seed` and, where there are such, `lora`,
+    `lora_targets`, `gradient_checkpointing` and `optimizer`. Raises UserError as what it calls does.
+    """
+    policy = pretrained.load(config.model, device, config.precision, narrow=_rank(config) > 0)
+    _prepare(policy, config)
+    generator = torch.Generator().manual_seed(config.seed)
+    kind = getattr(config, "optimizer", "adamw")
+    return policy, adamw(policy, config.learning_rate, weight_decay, kind), generator
+
+
+def scorer(
+    config: Any,
+    device: torch.device | str,
+    name: str,
+    std: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Scorer:
+    """A `Scorer` that learns, from the model `name` (see `pretrained.load_scorer`), with adapters if Config says so."""
+    found = pretrained.load_scorer(name, device, config.precision, std, generator, narrow=_rank(config) > 0)
+    _prepare(found.trunk, config)
+    return found
+
+
+def _prepare(model: LanguageModel, config: Any) -> None:
+    if not _rank(config) and getattr(config, "lora_targets", None):
+        raise errors.UserError("--lora-targets says where adapters go, and there are none: give their rank, --lora 16.")
+    if _rank(config):
+        lora.add(model, _rank(config), config.lora_targets, torch.Generator().manual_seed(config.seed))
+    if getattr(config, "gradient_checkpointing", False):
+        checkpointing.recompute(model.module)
+    if distributed.processes() > 1:
+        distributed.shard(model.module)
+
+
+def _rank(config: Any) -> int:
+    return getattr(config, "lora", 0)
+
+
+def adamw(
+    model: nn.Module, learning_rate: float, weight_decay: float = 0.0, kind: str = "adamw"
+) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over the weights that learn; `kind` is one of `OPTIMIZERS`.
+
+    Fused: one pass over memory that makes no temporaries, which is most of what an update costs on a CPU. Raises
+    UserError where there is no 8-bit one: bitsandbytes has it for accelerators.
+    """
+    weights = [p for p in model.parameters() if p.requires_grad]
+    if kind == "adamw":
+        return torch.optim.AdamW(weights, lr=learning_rate, weight_decay=weight_decay, fused=True)
+    if kind not in OPTIMIZERS:
+        raise errors.unknown("optimizer", kind, OPTIMIZERS)
+    try:
+        bitsandbytes = importlib.import_module("bitsandbytes")
+    except ImportError as error:
+        raise errors.UserError(
+            f"The optimizer {kind} needs a package: run `pip install bitsandbytes`, or leave --optimizer out."
+        ) from error
+    if weights[0].device.type == "cpu":
+        raise errors.UserError(f"The optimizer {kind} is for accelerators: choose a --device or leave --optimizer out.")
+    optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
+        weights, lr=learning_rate, weight_decay=weight_decay
+    )
+    return optimizer
+
+
+def frozen(policy: LanguageModel) -> LanguageModel:
+    """The policy as it is before it learns: the reference of a KL. A copy or, of one with adapters, its base itself.
+
+    The base is what the policy began from in every case: an adapter that a model came with is merged into it.
+    """
+    if distributed.is_sharded(policy.module):
+        twin = LanguageModel(distributed.whole(policy.module), policy.tokenizer, policy.autocast)
+        if lora.has(twin.module):
+            twin = lora.base(twin)
+        distributed.shard(twin.requires_grad_(False).module)
+        return twin
+    return lora.base(policy) if lora.has(policy.module) else copy.deepcopy(policy).requires_grad_(False)
+
+
+def export(state: Any, directory: str | Path, merged: bool = True) -> Path:
+    """Write the policy of a State as a Hugging Face folder that `transformers` loads by itself.
+
+    One with adapters is merged into its base or, if not `merged`, written as an adapter, which `peft` loads too.
+    """
+    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory, merged)

@@ -1,0 +1,260 @@
+"""Tabular TD and Monte Carlo: what a run keeps, and how the compiled loops are called.
+
+`World` holds the tables in the form that drawing needs, `Walk` where a learner stands. `control`, `predict` and
+`episodes` run the loops of `walk_kernels` and return metrics or experience. Sutton & Barto (2018), chapters 5 to 7
+and 12.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresight import errors
+from foresight.data.trajectory import Trajectory
+from foresight.envs.base import Spaces
+from foresight.envs.tabular.mdp import MDP, TableEnv
+from foresight.errors import UserError, unknown
+from foresight.planning.dynamic import bellman
+from foresight.training import tabular_kernels
+
+UNLIMITED = 2**62
+
+
+@dataclasses.dataclass
+class Walk:
+    """Where a learner stands: all that its next step depends on besides its tables. It is saved with the State."""
+
+    rng: np.random.Generator
+    pairs: np.ndarray  # [n, 2] int64: states and actions of the rows that wait for their target
+    rewards: np.ndarray  # [n, 2] float64: their rewards and discounts
+    pending: int = 0  # how many of these rows there are
+    state: int = -1  # -1: the next step begins an episode
+    action: int = -1  # what it is going to do, where that is decided; else -1
+    length: int = 0  # actions in this episode
+    earned: float = 0.0  # in this episode
+    episodes: int = 0  # ended so far
+
+
+def start(seed: int, n: int = 1) -> Walk:
+    """A walk that has not begun, with room for the rows of n-step targets. Raises UserError if n < 1."""
+    if n < 1:
+        raise UserError(f"n must be at least 1, not {n}: it counts the rewards before the bootstrap.")
+    return Walk(np.random.default_rng(seed), np.zeros((n, 2), np.int64), np.zeros((n, 2)))
+
+
+class World:
+    """The tables of a world as drawing needs them. `env` is an `MDP`, or the same world sampled, a `TableEnv`.
+
+    Raises UserError for a discount outside [0, 1], and for a discount of 1 where a state leads to no end.
+    """
+
+    def __init__(self, env: MDP | TableEnv, gamma: float) -> None:
+        whole = env.mdp if isinstance(env, TableEnv) else env
+        if not isinstance(whole, MDP):
+            raise UserError(
+                f"A table learner walks in a world of tables (see foresight.envs.tabular.grid), not in {env!r}."
+            )
+        bellman.require_ending(whole, gamma)
+        self.mdp, self.gamma = whole.to("cpu"), gamma
+        limit = env.time_limit if isinstance(env, TableEnv) else whole.time_limit
+        mdp = self.mdp
+        self.limit = limit or 0
+        self.next_state = np.ascontiguousarray(mdp.next_state.numpy())
+        self.cumulative = np.cumsum(mdp.prob.numpy(), axis=2)
+        reward = mdp.reward[:, :, None] if mdp.outcome_reward is None else mdp.outcome_reward
+        self.reward = np.ascontiguousarray(reward.numpy())
+        self.discount = np.empty((0, 0, 0)) if mdp.discount is None else np.ascontiguousarray(mdp.discount.numpy())
+        self.start = np.cumsum(mdp.start.numpy())
+        self.forbidden = ~mdp.reward.isfinite()  # [S, A]
+
+    @property
+    def tables(self) -> tuple[Any, ...]:
+        """What the compiled loops are given."""
+        return self.next_state, self.cumulative, self.reward, self.discount, self.start
+
+    @property
+    def pairs(self) -> Tensor:
+        """Every state in which something happens with every action that is allowed there: `[P, 2]`."""
+        return ((~self.forbidden) & ~self.mdp.absorbing()[:, None]).nonzero()
+
+
+def draw(cumulative: np.ndarray, uniform: float) -> int:
+    """The index at which the running sum passes `uniform` of the total."""
+    return min(int((cumulative <= uniform * cumulative[-1]).sum()), len(cumulative) - 1)
+
+
+def sample(policy: Tensor, rng: np.random.Generator) -> Tensor:
+    """An action for each row of probabilities `[B, A]`, by one uniform number each: `[B]`."""
+    actions = [draw(row, rng.random()) for row in running(policy)]
+    return torch.tensor(actions, dtype=torch.int64, device=policy.device)
+
+
+def sizes(spaces: Spaces) -> tuple[int, int]:
+    """(S, A). Raises UserError for spaces that have no finite number of states and actions."""
+    for what, space in (("observations", spaces.obs), ("actions", spaces.action)):
+        if not isinstance(space, gymnasium.spaces.Discrete):
+            raise UserError(
+                f"A table has a row for each state and a column for each action, but the {what} here are {space}. "
+                "Use an algorithm with a network, such as ppo."
+            )
+    return int(spaces.obs.n), int(spaces.action.n)  # type: ignore[attr-defined]
+
+
+def check(config: Any) -> None:
+    """Raise UserError for a number of a Config that is out of its range."""
+    ranges = {
+        "gamma": (0.0, 1.0),
+        "alpha": (0.0, 1.0),
+        "alpha_power": (0.0, 1.0),
+        "epsilon": (0.0, 1.0),
+        "trace_lambda": (0.0, 1.0),
+    }
+    for name, (low, high) in ranges.items():
+        value = getattr(config, name, low)
+        if not low <= value <= high:
+            raise UserError(f"{name} must be between {low:g} and {high:g}, not {value:g}.")
+    for least, names in ((0, ("steps", "episodes", "yield_every")), (1, ("max_episode_steps", "improve_every"))):
+        errors.at_least(least, config, *(name for name in names if hasattr(config, name)))
+
+
+def goes_on(state: Any) -> bool:
+    """Whether a learner's steps and episodes are not used up."""
+    config = state.config
+    return bool(state.step < config.steps and (not config.episodes or state.walk.episodes < config.episodes))
+
+
+def control(world: World, state: Any, walk: Callable[..., Any]) -> dict[str, float]:
+    """Act and learn until the next yield, moving `state.q` `[S, A]` or `[N, S, A]` in place; returns what happened.
+
+    `walk` is `walk_kernels.control` compiled around an algorithm's target. A target of the n steps that `state.walk`
+    has room for is moved to as soon as it is whole: after n steps, or at the end of the episode.
+    """
+    config, at = state.config, state.walk
+    if state.step == 0:
+        state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
+    steps, most = until(state)
+    with arrays(state.q, state.visits) as (q, visits):
+        found = walk(
+            len(at.pairs), steps, most, *(x if x.ndim == 3 else x[None] for x in (q, visits)), *world.tables,
+            world.limit, world.gamma, config.alpha, config.alpha_power, config.epsilon, at.rng, at.pairs, at.rewards,
+            at.state, at.action, at.length, at.earned, at.pending,
+        )  # fmt: skip
+    taken, at.state, at.action, at.length, at.earned, at.pending, *happened = found
+    return report(state, taken, *happened)
+
+
+def predict(world: World, state: Any, policy: Tensor, walk: Callable[..., Any]) -> dict[str, float]:
+    """Follow `policy` `[S, A]` and learn until the next yield, moving `state.v` `[S]` in place; returns what happened.
+
+    `walk` is `walk_kernels.predict` compiled around an algorithm's target.
+    """
+    config, at = state.config, state.walk
+    steps, most = until(state)
+    with arrays(state.v, state.visits) as (v, visits):
+        found = walk(
+            len(at.pairs), steps, most, v, visits, running(policy), *world.tables, world.limit, world.gamma,
+            config.alpha, config.alpha_power, at.rng, at.pairs, at.rewards, at.state, at.length, at.earned, at.pending,
+        )  # fmt: skip
+    taken, at.state, at.length, at.earned, at.pending, *happened = found
+    return report(state, taken, *happened)
+
+
+def running(policy: Tensor) -> np.ndarray:
+    """The running sums over the actions of a policy `[S, A]`, from which the compiled loops draw."""
+    return np.cumsum(policy.cpu().numpy(), axis=1)
+
+
+@contextlib.contextmanager
+def arrays(*tensors: Tensor) -> Iterator[tuple[np.ndarray, ...]]:
+    """Tensors as arrays that a compiled loop changes in place. Those of another device are copied there and back."""
+    found = tuple(tensor.cpu().numpy() for tensor in tensors)
+    yield found
+    for tensor, array in zip(tensors, found, strict=True):
+        if tensor.device.type != "cpu":
+            tensor.copy_(torch.from_numpy(array))
+
+
+def until(state: Any) -> tuple[int, int]:
+    """(steps, episodes) after which to stop and yield; 0 episodes: not for that reason."""
+    config = state.config
+    steps = min(config.yield_every or UNLIMITED, config.steps - state.step)
+    return steps, 1 if config.yield_every == 0 else max(0, config.episodes - state.walk.episodes)
+
+
+def report(state: Any, taken: int, ended: int, returned: float, lengths: int, errors: float) -> dict[str, float]:
+    """Count the steps and episodes of a walk; the metrics of what happened in it."""
+    state.step += taken
+    state.walk.episodes += ended
+    metrics = {"episodes": float(state.walk.episodes), "td_error": errors / max(1, taken)}
+    return metrics | ({"return": returned / ended, "length": lengths / ended} if ended else {})
+
+
+def move_all(table: Tensor, visits: Tensor, index: Tensor, target: Tensor, config: Any) -> float:
+    """Move the flat entries `index` `[N]` of a table toward `target` `[N]`, one after the other; the sum of |errors|.
+
+    The step size is α, or α / nᵖ at the n-th visit where the Config has a power p > 0. In place.
+    """
+    with arrays(table.view(-1), visits.view(-1)) as (values, counts):
+        chosen, aims = index.cpu().numpy(), target.cpu().numpy()
+        return float(tabular_kernels.move_all(values, counts, chosen, aims, config.alpha, config.alpha_power))
+
+
+def episodes(
+    world: World, policy: Tensor, count: int, horizon: int, rng: np.random.Generator, first: Tensor | None = None
+) -> Trajectory:
+    """`count` episodes of `policy` `[S, A]`, one after the other in one row: a `Trajectory` `[1, N]`, float64.
+
+    Each ends where the world ends it or after `horizon` actions (or the world's own time limit); `cut` is 1 in its last
+    row. `discount` is γ, or 0 where the episode ended. `first` `[count, 2]`: the states and actions to begin with,
+    -1 where they are to be drawn.
+    """
+    horizon = min(horizon, world.limit or horizon)
+    begin = np.full((count, 2), -1) if first is None else first.cpu().numpy()
+    columns = tabular_kernels.episodes(count, horizon, begin, running(policy), *world.tables, rng)
+    s, a, reward, going, cut = (torch.from_numpy(np.ascontiguousarray(x))[None].to(policy.device) for x in columns)
+    return Trajectory(s, a, reward, world.gamma * going, cut.to(reward.dtype))
+
+
+def first_visits(index: Tensor, cut: Tensor) -> Tensor:
+    """`[N]` bool: whether row t is the first in its episode with this `index` `[N]`; `cut` `[N]` ends episodes."""
+    episode = torch.cat([torch.zeros_like(cut[:1]), cut[:-1]]).cumsum(0).long()
+    key, order = torch.sort(episode * (int(index.max()) + 1) + index, stable=True)
+    first = torch.ones_like(index, dtype=torch.bool)
+    first[order[1:]] = key[1:] != key[:-1]
+    return first
+
+
+def policy_table(mdp: MDP, name: str, gamma: float, given: Tensor | None = None) -> Tensor:
+    """The policy `[S, A]` to predict: "uniform", "optimal" (equally good actions equally likely), or the one given.
+
+    Raises UserError for another name, and for a policy of the wrong shape.
+    """
+    if given is not None:
+        if given.shape != (mdp.states, mdp.actions) or not torch.allclose(given.sum(1), torch.ones(1).to(given)):
+            raise UserError(f"A policy for {mdp.name} is a table of probabilities [{mdp.states}, {mdp.actions}].")
+        return given.double()
+    if name == "uniform":
+        return mdp.uniform()
+    if name != "optimal":
+        raise unknown("policy", name, ("uniform", "optimal"))
+    sweeps, values = bellman.Sweeps(mdp, gamma), torch.zeros_like(mdp.start)
+    policy, change = torch.zeros_like(mdp.start, dtype=torch.int64), 1.0
+    while change > 1e-12:
+        values, policy, size = sweeps.improve(values, policy)
+        change = size.norm
+    best = bellman.optimal_actions(mdp, gamma, values).double()
+    return best / best.sum(1, keepdim=True)
+
+
+def root_mean_square(mdp: MDP, values: Tensor, exact: Tensor) -> float:
+    """The error of `values` `[S]`: √ mean (v − v_π)² over the states in which something happens."""
+    error = (values.cpu() - exact.cpu())[~mdp.absorbing().cpu()]
+    return float(error.square().mean().sqrt())
