@@ -11,7 +11,7 @@ from rich.console import Console
 
 from foresight.cli import fields, screen
 from foresight.errors import UserError
-from foresight.runtime import catalog, settings
+from foresight.runtime import catalog, legacy, settings
 
 ENOUGH = 5  # points that are worth a curve
 
@@ -81,6 +81,9 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
     Prints help and exits where `args` asks for it. Raises `UserError` for an unknown preset or field.
     """
     entry, config = catalog.entry(name), catalog.config_class(name)
+    args, notes = legacy.arguments(entry.name, args)
+    for note in notes:
+        screen.stderr().print(note, style="dim", highlight=False)
     kinds = {f.name: str(f.type) for f in dataclasses.fields(config)}
     common = [f.name for f in dataclasses.fields(Options)]
     switches = [key for key, kind in kinds.items() if kind == "bool"] + ["record", "json"]

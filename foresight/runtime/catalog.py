@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
+from foresight.runtime import legacy
 
 ROOT = Path(__file__).resolve().parents[1]
 WINGS = ("tabular", "value", "policy", "search", "world", "sequence", "language")
@@ -116,7 +117,8 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
     found = entry(name)
     folder = ROOT / "presets" if found.path.is_relative_to(ROOT) else found.path.parent
     path = folder / f"{found.name}.yaml"
-    return dict(read_yaml(path) or {}) if path.is_file() else {}
+    read = (read_yaml(path) or {}) if path.is_file() else {}
+    return {preset: legacy.document(fields) for preset, fields in read.items()}
 
 
 def read_yaml(path: Path) -> Any:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog
+from foresight.runtime import catalog, legacy
 
-RUNTIME_KEYS = ("env", "task", "kind", "world", "env_options", "evaluation", "source")  # of a preset; others: Config
+RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; others: Config
 COUNTED = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of an algorithm whose model answers
 GAME = re.compile(r"[a-z][a-z0-9_]*")  # the name of a game for two; those of Gymnasium's worlds have capitals
@@ -107,10 +107,10 @@ class Settings:
         if not file.is_file():
             raise UserError(f"{path} is not a run directory: it has no config.yaml. `foresight train` makes one.")
         try:
-            document = yaml.safe_load(file.read_text(encoding="utf-8"))
+            document = legacy.document(yaml.safe_load(file.read_text(encoding="utf-8")))
             return cls(
                 algorithm=document["algorithm"],
-                kind=document.get("kind") or document["world"],
+                kind=document["kind"],
                 env=document["env"],
                 preset=document["preset"],
                 env_options=dict(document["env_options"]),
@@ -191,7 +191,7 @@ def resolve(
     config = {**base, **coerce(algorithm, given)}
     _check(config)
     evaluation = chosen.get("evaluation") or {}
-    kind = chosen.get("kind", chosen.get("world", entry.kind))  # some algorithms act in worlds of two kinds
+    kind = chosen.get("kind", entry.kind)  # some algorithms act in worlds of two kinds
     if kind == "control" and GAME.fullmatch(_fold(name)) and not VERSIONED.search(name):
         kind, name = _game_or(kind, name, entry)
     elif kind == "game":
@@ -340,6 +340,7 @@ def coerce(algorithm: str, values: dict[str, Any]) -> dict[str, Any]:
     Raises UserError for a field that does not exist or a value that does not fit.
     """
     kind = catalog.config_class(algorithm)
+    values = legacy.fields(catalog.entry(algorithm).name, values)
     hints = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     out = {}

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from foresight import distributed
+from foresight.runtime import legacy
 from foresight.runtime.checkpoints.shards import NAMES, Reader
 
 BIT_GENERATORS = ("PCG64", "PCG64DXSM", "Philox", "SFC64", "MT19937")
@@ -243,6 +244,7 @@ class Decoder:
 
     def _of_namedtuple(self, node: Any, template: Any, path: str) -> Any:
         address, parts = node["namedtuple"]
+        address = legacy.address(address)
         kind = type(template) if _address(type(template)) == address else _find(address, path)
         return kind(*self._of_tuple({"tuple": parts}, template, path))
 
@@ -264,6 +266,7 @@ class Decoder:
 
     def _of_dataclass(self, node: Any, template: Any, path: str) -> Any:
         address, nodes = node["dataclass"]
+        address = legacy.address(address)
         if dataclasses.is_dataclass(template) and _address(type(template)) == address:
             # Only frozen ones are copied: whoever else holds the template must see the change.
             new = copy.copy(template) if type(template).__dataclass_params__.frozen else template  # type: ignore[union-attr]

@@ -1,0 +1,198 @@
+"""Names of before: how run directories, presets, checkpoints and command lines of earlier versions are read.
+
+This is the one place that knows them. What is written has the present names only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MUZERO = ("muzero", "gumbel_muzero", "efficientzero", "sampled_muzero", "stochastic_muzero")
+ON_POLICY = ("a2c", "impala", "off_policy_ac", "ppg", "ppo", "qac", "reinforce", "trpo")
+OFF_POLICY = ("dqn", "rainbow", "sac", "sac_discrete")
+LANGUAGE = (
+    "cispo", "dapo", "distill", "dpo", "dr_grpo", "grpo", "gspo", "kto", "mtp_critic", "orpo", "pretrain",
+    "reward_model", "rlhf_ppo", "rloo", "sft",
+)  # fmt: skip
+TABULAR = (
+    "double_q_learning", "expected_sarsa", "mc_basic", "mc_epsilon_greedy", "mc_exploring_starts",
+    "monte_carlo_prediction", "n_step_sarsa", "policy_iteration", "q_learning", "sarsa", "soft_value_iteration",
+    "td_lambda", "td_prediction", "truncated_policy_iteration", "value_iteration",
+)  # fmt: skip
+
+# Fields of a Config: the old name and the present one, for the algorithms that had it.
+_FIELDS: Sequence[tuple[tuple[str, ...], Mapping[str, str]]] = (
+    (ON_POLICY + OFF_POLICY, {"unroll_steps": "rollout_steps", "anneal": "anneal_lr"}),
+    (("off_policy_ac", "qac", "reinforce", "trpo"), {"value_rate": "value_learning_rate"}),
+    (("a2c", "impala"), {"epsilon": "optimizer_epsilon"}),
+    (("impala",), {"unrolls": "rollouts_per_update"}),
+    (("off_policy_ac",), {"replays": "replay_ratio"}),
+    (("reinforce",), {"normalize": "normalize_advantage", "longest": "max_episode_steps"}),
+    (("dqn", "sac", "sac_discrete"), {"updates": "gradient_steps"}),
+    (
+        ("sac", "sac_discrete"),
+        {"alpha": "entropy_temperature", "learn_alpha": "learn_temperature", "sequence": "sequence_length"},
+    ),
+    (
+        MUZERO,
+        {"batch": "batch_size", "replay": "replay_size", "warmup": "learning_starts", "update_every": "train_every"},
+    ),
+    (("gumbel_muzero",), {"normalize": "value_normalization"}),
+    (("efficientzero",), {"horizon": "lstm_horizon", "lstm": "lstm_size"}),
+    (("alphazero",), {"batch": "batch_size", "buffer": "replay_size", "learn_from": "learning_starts"}),
+    (("alphago",), {"batch": "batch_size"}),
+    (LANGUAGE, {"warmup": "lr_warmup", "anneal": "anneal_lr", "batch": "batch_size"}),
+    (("mtp_critic",), {"polyak": "tau", "value_clip": "clip_value"}),
+    (("rlhf_ppo",), {"critic_learning_rate": "value_learning_rate"}),
+    (("reward_model",), {"centring": "centering"}),
+    (("dpo",), {"length_normalised": "length_normalized"}),
+    (("pretrain",), {"hidden": "mlp_size", "foresee": "predict_tokens", "foresee_coef": "predict_coef"}),
+    (TABULAR, {"every": "yield_every"}),
+    (("n_step_sarsa", "td_prediction"), {"n": "n_steps"}),
+    (("td_lambda",), {"lam": "trace_lambda"}),
+    (("mc_epsilon_greedy", "mc_exploring_starts"), {"batch": "improve_every"}),
+    (
+        ("mc_basic", "mc_epsilon_greedy", "mc_exploring_starts", "monte_carlo_prediction"),
+        {"horizon": "max_episode_steps"},
+    ),
+    (("soft_value_iteration",), {"temperature": "entropy_temperature"}),
+)
+
+
+def field_names(algorithm: str) -> dict[str, str]:
+    """The present name of every Config field of `algorithm` that was renamed, by the old one."""
+    return {old: new for names, renamed in _FIELDS if algorithm in names for old, new in renamed.items()}
+
+
+def fields(algorithm: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` of Config fields under their present names; what is given under both keeps the present one."""
+    renamed = field_names(algorithm)
+    return {renamed.get(name, name): value for name, value in values.items() if renamed.get(name) not in values}
+
+
+# Modules that were moved: classes in checkpoints are found by module and name.
+_MODULES = {
+    "envs.apart": "envs.text.worker",
+    "envs.atari": "envs.control.atari",
+    "envs.boards": "envs.games.boards",
+    "envs.book": "envs.tabular.sutton_barto",
+    "envs.classic": "envs.control.classic",
+    "envs.control": "envs.control.build",
+    "envs.engines": "envs.control.engines",
+    "envs.games": "envs.games.game",
+    "envs.grid": "envs.tabular.grid",
+    "envs.gridview": "envs.tabular.render",
+    "envs.mdp": "envs.tabular.mdp",
+    "envs.recall": "envs.control.memory_tasks",
+    "envs.records": "envs.games.records",
+    "envs.rewards": "envs.text.rewards",
+    "envs.selfplay": "envs.games.selfplay",
+    "envs.several": "envs.control.multi_task",
+    "envs.text": "envs.text.task",
+    "envs.troubles": "envs.control.faults",
+    "envs.vector": "envs.control.vector",
+    "envs.wrappers": "envs.control.wrappers",
+    "nets.architecture": "nets.language.architecture",
+    "nets.board": "nets.models.alphazero",
+    "nets.chance": "nets.models.stochastic_muzero",
+    "nets.decoder": "nets.language.decoder",
+    "nets.gtrxl": "nets.sequence.gtrxl",
+    "nets.language": "nets.language.model",
+    "nets.latent": "nets.models.muzero",
+    "nets.lean": "nets.language.checkpointing",
+    "nets.learner": "training.language",
+    "nets.lora": "nets.language.lora",
+    "nets.memory": "nets.sequence.memory",
+    "nets.microbatch": "training.microbatch",
+    "nets.moe": "nets.language.moe",
+    "nets.mtp": "nets.language.mtp",
+    "nets.optim": "training.optim",
+    "nets.packed": "nets.language.packed",
+    "nets.prefix": "nets.models.efficientzero",
+    "nets.pretrained": "nets.language.pretrained",
+    "nets.recurrent": "nets.sequence.recurrent",
+    "nets.scorer": "nets.language.scorer",
+    "nets.sharded": "distributed",
+    "nets.tokentree": "nets.language.tokentree",
+    "nets.towers": "nets.stacked_mlp",
+    "nets.transformer": "nets.sequence.transformer",
+    "nets.window": "nets.sequence.window",
+    "planning.alone": "planning.generation.plain",
+    "planning.connect_four": "planning.games.connect_four",
+    "planning.constrain": "planning.generation.constraints",
+    "planning.corpus": "training.corpus",
+    "planning.decode": "planning.generation.decoding",
+    "planning.draw": "planning.search.drawing",
+    "planning.dynamic": "planning.dynamic.bellman",
+    "planning.graded": "training.graded",
+    "planning.kernels": "planning.dynamic.kernels",
+    "planning.minimax": "planning.games.minimax",
+    "planning.opponents": "planning.games.opponents",
+    "planning.proof": "planning.games.exhaustive",
+    "planning.rollout": "planning.generation.rollout",
+    "planning.rollouts": "planning.search.playouts",
+    "planning.room": "planning.search.memory",
+    "planning.rules": "planning.search.rules",
+    "planning.sampled": "planning.search.sampled",
+    "planning.search": "planning.search.mcts",
+    "planning.search_kernels": "planning.search.kernels",
+    "planning.select": "planning.search.selection",
+    "planning.server": "planning.generation.server",
+    "planning.speculate": "planning.generation.speculative",
+    "planning.together": "planning.generation.gathered",
+    "planning.tree": "planning.search.tree",
+    "planning.unroll": "training.muzero_targets",
+    "planning.walk_kernels": "training.tabular_kernels",
+    "planning.walks": "training.tabular",
+    "runtime.actors": "runtime.distributed.actors",
+    "runtime.book": "runtime.results.sutton_barto",
+    "runtime.checkpoint": "runtime.checkpoints.checkpoint",
+    "runtime.cluster": "runtime.distributed.ray_cluster",
+    "runtime.depths": "runtime.evaluation.model_error",
+    "runtime.evaluate": "runtime.evaluation.evaluate",
+    "runtime.match": "runtime.evaluation.match",
+    "runtime.places": "runtime.paths",
+    "runtime.players": "runtime.evaluation.players",
+    "runtime.plot": "runtime.results.plot",
+    "runtime.record": "runtime.evaluation.record",
+    "runtime.reproduce": "runtime.results.reproduce",
+    "runtime.results": "runtime.results.results",
+    "runtime.shards": "runtime.checkpoints.shards",
+    "runtime.suites": "runtime.results.suites",
+    "runtime.torchrun": "runtime.distributed.torchrun",
+    "runtime.tree": "runtime.checkpoints.tree",
+    "runtime.worlds": "runtime.environments",
+}
+
+
+def address(text: str) -> str:
+    """The present `module:Class` of a class that a checkpoint names."""
+    module, _, name = text.partition(":")
+    short = module.removeprefix("foresight.")
+    return f"foresight.{_MODULES[short]}:{name}" if short in _MODULES else text
+
+
+def document(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A `config.yaml`, or a preset, with the present names of what is not a Config field."""
+    found = dict(config)
+    if "world" in found:
+        found.setdefault("kind", found.pop("world"))
+    if found.get("kind") == "mdp":
+        found["kind"] = "tabular"
+    return found
+
+
+def arguments(algorithm: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command line with the present names of options, and a note for each that was renamed."""
+    renamed, out, notes = field_names(algorithm), [], []
+    for token in args:
+        word, equals, value = token.partition("=")
+        negated = "no-" if word.startswith("--no-") else ""
+        name = word.removeprefix("--").removeprefix(negated).replace("-", "_")
+        if word.startswith("--") and name in renamed:
+            now = f"--{negated}{renamed[name].replace('_', '-')}"
+            notes.append(f"{word} is called {now} now")
+            token = now + equals + value
+        out.append(token)
+    return out, notes

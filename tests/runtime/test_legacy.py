@@ -1,0 +1,91 @@
+"""What earlier versions wrote still loads: run directories, presets and command lines, under the present names."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from foresight.cli import train as command
+from foresight.runtime import catalog, legacy, run, settings
+from foresight.runtime.settings import Settings
+from tests import tiny_language
+from tests.sabotage import sabotaged_by
+
+RUNS = Path(__file__).parents[1] / "fixtures" / "runs"  # written by version 0.1.0, before names were changed
+TOTAL = {"value_iteration": 4, "ppo": 2048, "muzero": 448, "grpo": 2}
+
+
+def _copy(name: str, folder: Path) -> Path:
+    """The committed run in a folder of its own; a language run is given a model that is there."""
+    path = Path(shutil.copytree(RUNS / name, folder / name))
+    config = path / "config.yaml"
+    config.write_text(
+        config.read_text(encoding="utf-8").replace("tiny_model", tiny_language.folder()), encoding="utf-8"
+    )
+    return path
+
+
+@pytest.mark.parametrize("name", TOTAL)
+def test_a_run_of_before_is_loaded_and_acts(name: str, tmp_path: Path) -> None:
+    agent = run.load(_copy(name, tmp_path), device="cpu")
+    assert agent.step == TOTAL[name]
+    assert (
+        agent.settings.kind == {"value_iteration": "tabular", "ppo": "control", "muzero": "game", "grpo": "text"}[name]
+    )
+    obs = {"value_iteration": 0, "ppo": [0.0, 0.0, 0.0, 0.0], "grpo": "What is 1 + 2?"}
+    if name in obs:
+        agent.act(obs[name])
+    agent.close()
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "muzero"])
+def test_a_run_of_before_is_resumed_and_written_with_present_names(name: str, tmp_path: Path) -> None:
+    path = _copy(name, tmp_path)
+    more = {"ppo": 2048 + 1024, "grpo": 3, "muzero": 480}[name]
+    finished = run.resume(path, more, show=False, device="cpu")
+    assert finished.summary is not None and finished.summary["steps"] >= more
+    written = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    assert "world" not in written
+    assert not set(written["config"]) & set(legacy.field_names(name))
+    assert written["config"].keys() <= settings.fields(name, {}).keys()
+
+
+@sabotaged_by("foresight.runtime.legacy.field_names", lambda f: lambda algorithm: {})
+def test_values_of_before_are_read_under_their_present_names() -> None:
+    try:
+        old = Settings.read(RUNS / "ppo").config
+        muzero = Settings.read(RUNS / "muzero").config
+    except settings.UserError as error:
+        raise AssertionError(error) from error
+    assert old["rollout_steps"] == yaml.safe_load((RUNS / "ppo" / "config.yaml").read_text())["config"]["unroll_steps"]
+    assert (muzero["batch_size"], muzero["replay_size"], muzero["learning_starts"]) == (8, 200, 60)
+    assert muzero["unroll_steps"] == 5  # inside a model it keeps its name
+
+
+def test_every_renamed_field_is_one_that_there_is() -> None:
+    for names, renamed in legacy._FIELDS:
+        fields = {name: {f.name for f in dataclasses.fields(catalog.config_class(name))} for name in names}
+        for old, new in renamed.items():
+            assert not any(old in present for present in fields.values()), f"{old} is both an old and a present name"
+            assert any(new in present for present in fields.values()), f"{new} is no field of {names}"
+
+
+@sabotaged_by("foresight.runtime.legacy.document", lambda f: lambda config: dict(config))
+def test_a_preset_of_before_is_read(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    source = catalog.entry("muzero").path.read_text(encoding="utf-8")
+    mine.write_text(source, encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text("old: {world: game, env: tic_tac_toe, source: mine}\n", encoding="utf-8")
+    assert catalog.presets(str(mine))["old"].get("kind") == "game"
+
+
+def test_options_of_before_are_understood_and_their_new_names_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    _, given = command.parse("ppo", ["--unroll-steps", "64", "--no-anneal"])
+    assert given == {"rollout_steps": 64, "anneal_lr": False}
+    printed = capsys.readouterr().err
+    assert "--unroll-steps is called --rollout-steps now" in printed
+    assert "--no-anneal is called --no-anneal-lr now" in printed
