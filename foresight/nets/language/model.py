@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from foresight.data.text import TokenBatch, common_prefix, length_mask, pad
 from foresight.errors import UserError
-from foresight.nets.language import checkpointing
+from foresight.nets.language import architecture
 from foresight.nets.language.tokentree import TokenTree
 from foresight.ops.tokens import token_logprob
 
@@ -26,6 +26,7 @@ Message = dict[str, Any]  # role, content and, of the assistant, perhaps tool_ca
 ALIKE = 0.9  # of the model's rows that its tokenizer must have: tables are padded to round numbers, but by no more
 FEW = 16  # queries of one row and head, as in decoding: with fewer, keys are not turned round for the product
 ATTENTION = "foresight_tree"  # the name under which transformers finds `_tree_attention`
+WAY = "_foresight_way"  # where a module carries how it is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _tree_attention(
     mixed = parts[-1] @ own[1]
     for part, level in zip(parts[:-1], above, strict=True):
         mixed = mixed + _mix(part, level.values[layer], level.seats)
-    return mixed.view(rows, heads, width, size).transpose(1, 2), None
+    return mixed.view(rows, heads, width, -1).transpose(1, 2), None
 
 
 class _Fresh:
@@ -228,7 +229,9 @@ class LanguageModel(nn.Module):
     """A causal language model and its tokenizer: tokens in, next-token distributions out.
 
     `autocast` is the dtype of matrix products (None: that of the weights). Dropout is never active. `completer`, if
-    set, samples in its place: a server that was given its weights (`planning.generation.server`).
+    set, samples in its place: a server that was given its weights (`planning.generation.server`). `way` is how it is
+    computed: where rows share nothing, `forward`, `read`, `step` and `extend` are of no use, but `rows` and `go_on`
+    are.
     """
 
     completer: Any = None
@@ -236,22 +239,20 @@ class LanguageModel(nn.Module):
     def __init__(self, module: Any, tokenizer: Any, autocast: torch.dtype | None = None) -> None:
         super().__init__()
         _register()
-        config = module.config
-        for name, plain in (("final_logit_softcapping", None), ("logits_scaling", 1), ("logit_scale", 1)):
-            if (getattr(config, name, None) or plain) != plain:
-                raise UserError(f"Models with '{name}' are not supported: choose one without it (Llama, Qwen, SmolLM).")
-        if not getattr(module, "_supports_attention_backend", False):
-            raise UserError(f"{type(module).__name__} has its own attention; choose a Llama- or Qwen-like model.")
         _check_tokenizer(module, tokenizer)
-        module.set_attn_implementation(ATTENTION)
-        checkpointing.use(module)
+        config = module.config.get_text_config()
         self.module = module.eval()
         self.tokenizer = tokenizer
         self.autocast = autocast
-        self.layers: int = config.num_hidden_layers
-        self.context: int = getattr(config, "max_position_embeddings", 2048)
-        if window := getattr(config, "sliding_window", None):
-            self.context = min(self.context, window)  # up to there a token sees all before it, as it does here
+        self.layers: int = getattr(config, "num_hidden_layers", 0)
+        self._finish = architecture.finish(config)
+        self.context, _ = architecture.context(config, shared=True)
+        known = vars(module).get(WAY)
+        self.way: architecture.Way = known or architecture.find(self, ATTENTION)
+        vars(module)[WAY] = self.way  # a model that has begun to learn, or is in parts, is not tried again
+        self.context, why = architecture.context(config, self.way.shared)
+        if known is None:
+            _tell(module, self.way, self.context, why)
         eos = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
         ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
         self.stop_ids: list[int] = sorted(i for i in ids if i is not None)
@@ -307,7 +308,7 @@ class LanguageModel(nn.Module):
         return self._run(tokens[:, None], (cache.positions + places)[:, None], growing)[:, 0]
 
     def _run(self, tokens: Tensor, positions: Tensor, tree: Any) -> Tensor:
-        base = getattr(self.module, self.module.base_model_prefix)
+        base = architecture.trunk(self.module)
         inputs = self.module.get_input_embeddings()(tokens)
         if self.autocast is not None:
             inputs = inputs.float()  # what the layers add to is wide, also where the weights are narrow
@@ -320,7 +321,30 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `[..., V]` of hidden states `[..., D]`, in the type of this model's products."""
-        return self.module.get_output_embeddings()(hidden)
+        if not self.way.linear or hasattr(self.module, "score"):
+            return hidden  # they are the logits, or there are none
+        return self.finished(self.module.get_output_embeddings()(hidden))
+
+    def finished(self, logits: Tensor) -> Tensor:
+        """The logits of what the unembedding says: scaled or capped, where the model does so."""
+        return logits if self._finish is None else self._finish(logits)
+
+    def rows(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Hidden states `[B, T, D]` of whole rows, filled up on the right, as transformers computes them."""
+        return self._plain(pad(rows)[0].to(self.device), use_cache=False)[0]
+
+    @torch.no_grad()
+    def go_on(self, tokens: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """Read `tokens` `[B, T]` after what the cache of transformers holds: hidden states at the end, `[B, D]`."""
+        hidden, cache = self._plain(tokens, use_cache=True, **(cache or {}))
+        return hidden[:, -1], cache
+
+    def _plain(self, tokens: Tensor, **options: Any) -> tuple[Tensor, dict[str, Any]]:
+        whole = architecture.trunk(self.module) if self.way.linear else self.module
+        found = whole(input_ids=tokens, **options)
+        caches = {name: getattr(found, name, None) for name in ("past_key_values", "cache_params", "state")}
+        cache = {name: held for name, held in caches.items() if held is not None}
+        return (found.last_hidden_state if self.way.linear else found.logits), cache
 
     def read(self, prompts: Sequence[Sequence[int]], copies: int = 1) -> tuple[Tensor, Cache]:
         """Read prompts, what they all share only once.
@@ -371,7 +395,31 @@ class LanguageModel(nn.Module):
 
     def states(self, tree: TokenTree) -> Tensor:
         """Hidden states `[N, D]` of the N tokens of a tree, each having read what is above it and itself."""
+        if not self.way.shared:
+            return self._row_by_row(tree)
         return self._run(tree.tokens[None].to(self.device), tree.positions[None].to(self.device), tree)[0]
+
+    def _row_by_row(self, tree: TokenTree) -> Tensor:
+        """As `states`, from whole rows: those that are not the beginning of another one."""
+        parents = set(tree.parents.tolist())
+        paths = [path for end, path in {path[-1]: path for path in tree.paths if path}.items() if end not in parents]
+        hidden = self.rows([tree.tokens[path].tolist() for path in paths])
+        where = {node: (row, place) for row, path in enumerate(paths) for place, node in enumerate(path)}
+        row, place = torch.tensor([where[node] for node in range(len(tree))], device=hidden.device).T
+        return hidden[row, place]
+
+
+def _tell(module: Any, way: architecture.Way, context: int, why: str) -> None:
+    """Warn of what a user should know about how this model is computed."""
+    kind = type(module).__name__
+    if not way.shared:
+        warnings.warn(
+            f"{kind} is computed row by row, as transformers does it: what prompts share is read again for each answer"
+            f"{'' if way.cached else ', and each answer again for every token'}. That is slower, and right.",
+            stacklevel=4,
+        )
+    if why:
+        warnings.warn(f"The context of {kind} is {context} tokens here: {why}.", stacklevel=4)
 
 
 class _Appending:

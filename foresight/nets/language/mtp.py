@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresight.data.text import TokenBatch
+from foresight.errors import UserError
 from foresight.nets.language.checkpointing import rms_norm
 from foresight.nets.language.model import LanguageModel, token_tree
 from foresight.nets.language.tokentree import ROOT
@@ -106,7 +107,15 @@ class MultiTokenHeads(nn.Module):
 
 
 def heads_for(model: LanguageModel, heads: int, hidden: int | None = None) -> MultiTokenHeads:
-    """New heads for a model, as wide as it, on its device, drawn from the global generator."""
+    """New heads for a model, as wide as it, on its device, drawn from the global generator.
+
+    Raises UserError where logits are not made of the features by an unembedding, which the heads share.
+    """
+    if not model.way.linear:
+        raise UserError(
+            f"{type(model.module).__name__} makes its logits in a way that heads cannot share: choose another model "
+            "(Llama, Qwen, SmolLM)."
+        )
     embedding = model.module.get_input_embeddings()
     last = getattr(getattr(model.module, model.module.base_model_prefix), "norm", None)
     gain = getattr(last, "weight", None)
@@ -125,7 +134,7 @@ def logits(model: LanguageModel, features: Tensor) -> Tensor:
         return model.logits(features)  # whose weights autocast keeps, or are packed
     unembedding: Any = model.module.get_output_embeddings()
     fixed = {name: weight.detach() for name, weight in unembedding.named_parameters()}
-    return torch.func.functional_call(unembedding, fixed, (features,))  # type: ignore[no-any-return]
+    return model.finished(torch.func.functional_call(unembedding, fixed, (features,)))
 
 
 @dataclasses.dataclass(frozen=True)

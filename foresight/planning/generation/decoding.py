@@ -21,6 +21,7 @@ from foresight.nets.language.model import Cache, LanguageModel, Level, Seats
 from foresight.nets.language.packed import PACK, packed
 from foresight.ops.tokens import token_logprob
 from foresight.planning.generation import constraints
+from foresight.planning.generation.plain import Rows
 
 SLOTS = 64  # rows that are decoded at once on a CPU: with more, a token costs no less
 PLACES = 32  # tokens by which the memory of the slots grows, or by half
@@ -161,9 +162,13 @@ def generate(
     same = tries is None and not top_k and top_p >= 1 and temperature in (0.0, 1.0)  # as the model's own distribution
 
     slots = min(slots or (SLOTS if device.type == "cpu" else 8 * SLOTS), count)
-    kind = model.autocast if max_new_tokens >= PACK else None
+    kind = model.autocast if max_new_tokens >= PACK and model.way.shared else None
     with model.precision(), packed(kind, slots, model.module):
-        table = _Slots(model, prompts, group, slots, max_new_tokens)
+        table: _Slots | Rows = (
+            _Slots(model, prompts, group, slots, max_new_tokens)
+            if model.way.shared
+            else Rows(model, prompts, group, slots)
+        )
         while table.fill():
             live = table.live()
             rows = table.row[live]

@@ -213,6 +213,12 @@ def _check(
     depth: int,
     limit: int,
 ) -> None:
+    for one in (model, draft):
+        if isinstance(one, LanguageModel) and not one.way.shared:
+            raise UserError(
+                f"{type(one.module).__name__} is computed row by row, which speculation cannot: leave it out, or "
+                "choose another model (Llama, Qwen, SmolLM)."
+            )
     if draft is None:
         raise UserError("There is nothing to draft with: this model was saved without multi-token heads.")
     if depth < 1:

@@ -1,0 +1,139 @@
+"""Whatever transformers calls a causal language model is computed rightly here, or refused in a sentence."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from foresight.data.text import TokenBatch, pad
+from foresight.errors import UserError
+from foresight.nets.language import lora
+from foresight.nets.language.architecture import Way, context
+from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.decoding import generate
+from foresight.planning.generation.speculative import speculate
+from tests import architectures, tiny_language
+from tests.sabotage import change, sabotaged_by
+
+TOLD = pytest.mark.filterwarnings("ignore::UserWarning")  # that it is slower, which a test of its own looks at
+
+
+def _blind(find):
+    """A load that takes every architecture for one that can share."""
+
+    def taken(model, attention):
+        found = find(model, attention)
+        if not found.shared:
+            model.module.set_attn_implementation(attention)
+        return Way(True)
+
+    return taken
+
+
+@TOLD
+@sabotaged_by("foresight.nets.language.architecture.find", _blind)
+@pytest.mark.parametrize("name", ["diffllama", "lfm2", "gemma2", "gpt_oss", "nemotron"])
+def test_what_cannot_share_is_computed_row_by_row(name):
+    """Architectures whose layers are others than attention, or other attention.
+
+    Wrong: a raw traceback of the first batch or, worse, samples of another distribution with nothing said (DiffLlama).
+    Decides: log π of sampler and of training = those of transformers' own pass over each row alone.
+    """
+    try:
+        policy, apart = architectures.tried(name)
+    except (AttributeError, TypeError, IndexError, RuntimeError, UserError) as error:
+        raise AssertionError(f"it is not computed: {error}") from error
+    assert apart < architectures.RIGHT
+    assert not policy.way.shared and policy.way.cached
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "granite", "cohere"])
+def test_what_can_share_does(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # there is nothing to be told
+        policy, apart = architectures.tried(name)
+    assert policy.way == Way(True) and apart < architectures.RIGHT
+
+
+@TOLD
+@pytest.mark.parametrize("name", ["bart", "gpt2"])
+def test_answers_do_not_depend_on_the_way_in_which_they_are_computed(name):
+    """With one generator: over the model's own cache, and from the beginning for every token; few slots and many."""
+    tokenizer, prompts = tiny_language.model().tokenizer, [[3, 4, 5, 6], [7, 8, 9], [1, 2, 3]]
+    rows = []
+    for cached in (False, True):
+        policy = LanguageModel(architectures.model(name), tokenizer)
+        if cached and name == "bart":  # without an encoder it has no cache
+            continue
+        policy.module.set_attn_implementation("eager")  # as before it was found that rows can share
+        policy.way = Way(False, policy.way.linear, cached)
+        for slots in (1, 4, 64):
+            rows.append(generate(policy, prompts, 2, 6, 1.0, torch.Generator().manual_seed(0), slots=slots))
+    for row in rows[1:]:
+        assert torch.equal(row.completion, rows[0].completion)
+        torch.testing.assert_close(row.logprob, rows[0].logprob, atol=1e-5, rtol=0)
+
+
+@TOLD
+def test_logits_that_are_no_linear_map_of_features_are_taken_whole():
+    policy = LanguageModel(architectures.model("llama"), tiny_language.model().tokenizer)
+    policy.module.set_attn_implementation("eager")
+    policy.way = Way(False, linear=False)
+    known = LanguageModel(architectures.model("llama"), tiny_language.model().tokenizer)
+    shape = (1, 2, 3)
+    batch = TokenBatch(
+        *pad([[3, 4, 5]]), torch.tensor([[[6, 7, 8], [6, 9, 1]]]), torch.tensor([[3, 2]]), torch.zeros(shape),
+        torch.ones(1, 2, dtype=torch.bool),
+    )  # fmt: skip
+    torch.testing.assert_close(policy.logprob(batch)[0], known.logprob(batch)[0], atol=1e-5, rtol=0)
+
+
+@sabotaged_by("foresight.nets.language.architecture._close", lambda f: lambda pairs: True)
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_what_looks_ahead_is_refused(name):
+    """A model that fills gaps, offered as one that goes on.
+
+    Wrong: log π of a token that saw the token itself.
+    Decides: one sentence before anything is sampled.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            LanguageModel(architectures.model(name, is_decoder=False), tiny_language.model().tokenizer)
+        except UserError as error:
+            assert "does not read from left to right" in str(error)
+            return
+    raise AssertionError("it was taken")
+
+
+def test_what_is_slower_or_shorter_is_said():
+    tokenizer = tiny_language.model().tokenizer
+    with pytest.warns(UserWarning, match="Lfm2ForCausalLM is computed row by row.*slower, and right"):
+        LanguageModel(architectures.model("lfm2"), tokenizer)
+    with pytest.warns(UserWarning, match=r"context of MistralForCausalLM is 8 tokens here.*sliding_window"):
+        assert LanguageModel(architectures.model("mistral", sliding_window=8), tokenizer).context == 8
+
+
+@sabotaged_by("foresight.nets.language.architecture.context", change("shared", lambda shared: False))
+def test_a_window_bounds_only_what_shares():
+    config = architectures.model("mistral", sliding_window=8).config
+    assert context(config, shared=True)[0] == 8
+    assert context(config, shared=False) == (64, "")
+
+
+@TOLD
+def test_speculation_says_what_it_cannot_do():
+    policy = LanguageModel(architectures.model("lfm2"), tiny_language.model().tokenizer)
+    with pytest.raises(UserError, match="row by row, which speculation cannot"):
+        speculate(policy, [[3, 4]], policy)
+
+
+@TOLD
+def test_adapters_learn_on_what_is_computed_row_by_row():
+    policy = LanguageModel(architectures.model("lfm2"), tiny_language.model().tokenizer)
+    lora.add(policy, 2, (), torch.Generator().manual_seed(0))
+    batch = generate(policy, [[3, 4]], 2, 3, 1.0, torch.Generator().manual_seed(0))
+    policy.logprob(batch)[0].sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for n, p in policy.named_parameters() if "lora_B" in n)
