@@ -14,6 +14,36 @@ from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.settings import Settings
 
 PACKAGED = {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct", "license": "apache-2.0"}  # of the model "smollm2"
+# The text that a reward model reads (`training.corpus.encode`), as code for people who have transformers alone.
+_PLAIN = """
+def written(question, answer):
+    return question + answer + tokenizer.eos_token
+"""
+_TURNS = """
+def written(question, answer):
+    asked = [{"role": "user", "content": question}]
+    opened = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.apply_chat_template([*asked, {"role": "assistant", "content": answer}], tokenize=False)
+    return opened + whole[len(opened) :].split(tokenizer.eos_token)[0] + tokenizer.eos_token
+"""
+_ASK = """
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+folder = "."  # where this card lies
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+WRITTEN
+
+
+pairs = [("What is 1+1?", "2"), ("What is 1+1?", "It is three.")]
+batch = tokenizer([written(*pair) for pair in pairs], padding=True, return_tensors="pt"SPECIAL)
+with torch.no_grad():
+    scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0].tolist()
+print(scores)
+"""
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
@@ -26,7 +56,8 @@ def write(folder: Path, settings: Settings, summary: dict[str, Any]) -> Path:
     if not (folder / "adapter_config.json").is_file():
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
         library = "foresight" if kind.startswith("foresight") else "transformers"  # who knows how to load it
-    checkpoint.write_whole(folder / "README.md", text(settings, summary, library))
+    use = scoring(folder) if catalog.entry(settings.algorithm).name == "reward_model" else ""
+    checkpoint.write_whole(folder / "README.md", text(settings, summary, library) + use)
     return folder / "README.md"
 
 
@@ -58,7 +89,7 @@ def text(settings: Settings, summary: dict[str, Any], library: str = "transforme
     }
     whole = _short(model) if model else "A language model from nothing"
     what = f"An adapter (LoRA) of {_short(model)}" if adapter else whole
-    changed = "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.config.items())
+    changed = "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.typed().config.items())
     return f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()}
 ---
@@ -100,6 +131,42 @@ Versions: {", ".join(f"{package} {version}" for package, version in summary["ver
 
 {_origin(model, known)}
 """
+
+
+def scoring(folder: Path) -> str:
+    """How the reward model in a folder is asked: the text that it reads, to the letter, and code that asks it."""
+    from transformers import AutoTokenizer  # late: it is slow
+
+    from foresight.nets.language import decoder  # noqa: F401  transformers then knows our own decoder, too
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    code = _ASK.replace("WRITTEN", (_PLAIN if tokenizer.chat_template is None else _TURNS).strip())
+    code = code.replace("SPECIAL", "" if tokenizer.chat_template is None else ", add_special_tokens=False")
+    if json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"].startswith("foresight"):
+        code = "import foresight.nets.language.decoder  # transformers then knows the decoder\n" + code
+    shown = _written(tokenizer, "What is 1+1?", "2")
+    return f"""
+## How to score
+
+The score is the model's number at the last token of this text, here of the question "What is 1+1?" and the answer "2":
+
+```python
+{shown!r}
+```
+
+Higher is better; only the differences between answers to one question mean something.
+
+```python
+{code.strip()}
+```
+"""
+
+
+def _written(tokenizer: Any, question: str, answer: str) -> str:
+    """What `written` of the card gives."""
+    names: dict[str, Any] = {"tokenizer": tokenizer}
+    exec(_PLAIN if tokenizer.chat_template is None else _TURNS, names)
+    return str(names["written"](question, answer))
 
 
 def base(model: str) -> dict[str, str]:

@@ -24,8 +24,8 @@ def _trained(tmp_path: Path, name: str = "sft", **fields) -> run.Run:
     answer = {"completion": "3"} if name == "sft" else {"chosen": "3", "rejected": "aa"}
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?", **answer}) + "\n" for i in range(10)))
     return run.train(
-        name, task=str(data), model=tiny_language.folder(), out=tmp_path / "run", steps=2, batch=2, precision="float32",
-        seed=3, show=False, **fields,
+        name, task=str(data), out=tmp_path / "run", steps=2, batch=2, precision="float32", seed=3, show=False,
+        **{"model": tiny_language.folder(), **fields},
     )  # fmt: skip
 
 
@@ -66,6 +66,42 @@ def test_a_reward_model_is_no_writer(tmp_path):
     done = _trained(tmp_path, "reward_model")
     assert AutoModelForSequenceClassification.from_pretrained(done.path / "export").config.num_labels == 1
     assert ModelCard.load(done.path / "export" / "README.md").data.pipeline_tag == "text-classification"
+
+
+TURNS = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if m['role'] == 'assistant' %}W{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@sabotaged_by(
+    "foresight.algorithms.language.reward_model.padding", lambda f: lambda trunk: trunk.tokenizer.eos_token_id
+)
+@pytest.mark.parametrize("template", [None, TURNS])
+def test_the_card_of_a_reward_model_scores_with_transformers_alone(tmp_path, monkeypatch, template):
+    """Others ask a reward model.
+
+    Wrong: no token to fill rows up with, or the end of an answer taken for one, and a text that the reader must guess.
+    Decides: the code in the card, run as it is, gives the scores of the run for a batch of answers of unequal length.
+    """
+    folder = tiny_language.write(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    if template:
+        tokenizer.eos_token = "W"
+    tokenizer.save_pretrained(folder)
+    done = _trained(tmp_path, "reward_model", model=str(folder))
+    found = ModelCard.load(done.path / "export" / "README.md").text
+    code = found.rpartition("```python")[2].partition("```")[0]
+    monkeypatch.chdir(done.path / "export")
+    code = code.replace("What is 1+1?", "1+1?").replace("It is three.", "3 or so")
+    names: dict = {}
+    exec(code, names)
+    expected = done.load().act(names["pairs"])
+    torch.testing.assert_close(names["scores"], expected, atol=1e-4, rtol=1e-4)
+    assert abs(expected[0] - expected[1]) > 1e-2
+    shown = "What is 1+1?2<eos>" if template is None else "<user>What is 1+1?<assistant>2W"
+    assert repr(shown) in found
 
 
 def test_a_model_from_nothing_has_no_base(tmp_path):

@@ -26,6 +26,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import lora, pretrained
+from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.scorer import Scorer
 from foresight.ops import preference
 from foresight.training import language
@@ -181,13 +182,24 @@ def export(state: State, directory: str | Path, merged: bool = True) -> Path:
     trunk = state.scorer.trunk
     if not merged and lora.has(trunk.module):
         raise UserError("An adapter does not hold the head of a reward model: export it as merged.")
-    config, padding = trunk.module.config, trunk.module.config.pad_token_id
+    config, tokenizer = trunk.module.config, trunk.tokenizer
+    before = config.pad_token_id, tokenizer.pad_token, tokenizer.padding_side
     try:
-        if padding in trunk.stop_ids:  # transformers would take the end of an answer for padding, and read before it
-            config.pad_token_id = None
-        return pretrained.save_folder(trunk.module, trunk.tokenizer, directory, merged)
+        config.pad_token_id = padding(trunk)
+        tokenizer.pad_token, tokenizer.padding_side = tokenizer.convert_ids_to_tokens(config.pad_token_id), "right"
+        return pretrained.save_folder(trunk.module, tokenizer, directory, merged, base=state.config.model)
     finally:
-        config.pad_token_id = padding
+        config.pad_token_id, tokenizer.pad_token, tokenizer.padding_side = before
+
+
+def padding(trunk: LanguageModel) -> int:
+    """The token that rows are filled up with in an export: the tokenizer's own or another, but one that ends no answer.
+
+    transformers reads the score at the last token that is not this one, so the end of an answer would be passed over.
+    """
+    tokenizer = trunk.tokenizer
+    marks = [tokenizer.pad_token_id, tokenizer.unk_token_id, *tokenizer.all_special_ids, *range(len(tokenizer))]
+    return next(int(mark) for mark in marks if mark is not None and mark not in trunk.stop_ids)
 
 
 def train(
