@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foresight.data.trajectory import tree_map
 from foresight.errors import UserError
-from foresight.runtime import catalog, environments, machine
+from foresight.runtime import catalog, environments, machine, paths
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.evaluation.evaluate import Evaluation, evaluate
 from foresight.runtime.settings import Settings
@@ -34,7 +34,13 @@ class Agent:
         found = checkpoint.find(path, which)
         self.module = catalog.module(self.settings.algorithm)
         self.config = self.module.Config(**self.settings.config)
-        self.env = environments.single(self.settings)
+        self._lacks: UserError | None = None  # what cannot be done, where the data are gone that it needs
+        try:
+            self.env = environments.single(self.settings)
+        except UserError as error:
+            if self.settings.kind != "text" or not paths.missing(self.settings.places):
+                raise
+            self._lacks, self.env = error, environments.silent(self.settings)
         self.spaces = environments.spaces(self.env)
         place = machine.pick_device(device, self.settings.kind)
         self.state = self.module.build(self.config, self.spaces, place)
@@ -73,6 +79,8 @@ class Agent:
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> Evaluation:
         """Measure again, see `runtime.evaluation.evaluate`; `episodes` and `seed` are the run's unless given."""
+        if self._lacks is not None:
+            raise self._lacks
         count = self.settings.episodes if episodes is None else episodes
         env = environments.evaluation(dataclasses.replace(self.settings, episodes=count), self.env)
         try:

@@ -42,6 +42,13 @@ def single(resolved: Settings, render: bool = False) -> Any:
     return _make(resolved, **({"num_envs": len(multi_task.tasks(resolved.env)), "render": render} if control else {}))
 
 
+def silent(resolved: Settings) -> Any:
+    """A text task whose data are gone: it asks nothing, and whoever is asked answers in its words all the same."""
+    from foresight.envs.text.task import TextTask  # late: an MDP must not wait for it
+
+    return TextTask(resolved.typed().env, [], [], None, traced=bool(resolved.env_options.get("trace")))
+
+
 def spaces(env: Any) -> Any:
     """What `build` is given: the spaces of a control environment; an MDP or a text task is its own."""
     return getattr(env, "spaces", env)

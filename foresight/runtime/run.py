@@ -7,11 +7,12 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from foresight.errors import UserError
+from foresight.errors import LostError, NotFinite, UserError
 from foresight.runtime import catalog, settings
 
 HOLDS_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoints")
@@ -120,13 +121,21 @@ def train(
     from foresight.runtime.session import Session
 
     with torchrun.together(resolved) as (resolved, aside):
-        path = aside or _directory(out, resolved)
+        path, made = (aside, []) if aside else _directory(out, resolved)
+        held = set(path.iterdir())
         show, services = (show, log) if aside is None else (False, ())
+        session = None
         try:
-            Session(path, resolved, checkpoint_every, keep, show, record, services, callbacks=callbacks).go()
+            session = Session(path, resolved, checkpoint_every, keep, show, record, services, callbacks=callbacks)
+            session.go()
+        except UserError as error:
+            if session is None or not (session.begun or isinstance(error, LostError | NotFinite)):
+                _remove(set(path.iterdir()) - held)  # a run that could not begin leaves nothing behind
+            raise
         finally:
             with contextlib.suppress(OSError):
-                path.rmdir()  # only if it is empty: a run that could not begin leaves nothing behind
+                for folder in made:
+                    folder.rmdir()  # only if it is empty
         return Run(path)
 
 
@@ -206,8 +215,19 @@ def _evaluation(document: dict[str, Any] | None) -> Any:
     return Evaluation.read(document) if document else None
 
 
-def _directory(out: str | Path | None, resolved: settings.Settings) -> Path:
-    """The directory of a new run, made. Raises UserError if it holds a run or cannot be made."""
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _directory(out: str | Path | None, resolved: settings.Settings) -> tuple[Path, list[Path]]:
+    """The directory of a new run, and it and those above it that had to be made, innermost first.
+
+    Raises UserError if it holds a run or cannot be made.
+    """
     if out is None:
         words = f"{Path(resolved.algorithm).stem}-{resolved.preset or resolved.env}-{resolved.seed}"
         name = re.sub(r"[^\w.-]+", "-", words)
@@ -221,10 +241,11 @@ def _directory(out: str | Path | None, resolved: settings.Settings) -> Path:
             raise UserError(
                 f"{path} already holds a run. Continue it with: foresight resume {path}, or choose another --out."
             )
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
-    return path
+    return path, made

@@ -19,7 +19,7 @@ import yaml
 
 from foresight import distributed
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.runtime import bench, card, catalog, environments, log, machine, profile, settings
+from foresight.runtime import bench, card, catalog, environments, log, machine, paths, profile, settings
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.distributed import actors, ray_cluster, torchrun
 from foresight.runtime.evaluation import evaluate, record
@@ -73,11 +73,12 @@ class Session:
         self.total = int(getattr(self.config, "steps", 0))
         shown = tuple(dict.fromkeys(self.entry.metrics + (actors.SHOWN if resolved.actors else ())))
         self.progress = Progress(
-            f"{self.entry.name} on {resolved.env}", self.total, self.entry.unit, shown, quiet=not show
+            f"{self.entry.name} on {resolved.typed().env}", self.total, self.entry.unit, shown, quiet=not show
         )
         self.services = services
         self.log: log.Log | None = None
         self.seconds = self.evaluation_seconds = 0.0  # of training, and of measuring
+        self.begun = False  # whether a step was made, so that there is something to keep
         self.saved: int | None = None  # the step of the newest checkpoint
         self.slow = False  # whether saving takes long enough to be worth a word
         self.baseline: Any = None
@@ -102,6 +103,7 @@ class Session:
                         f"To go on: foresight resume {self.path} --steps {2 * self.total}"
                     )
                 write_config(self.path, self.settings)
+                paths.keep(self.settings.places, self.settings.config, self.path)
                 self.log = log.Log(self.path, self.services, self.settings.document())
                 self.log.truncate(first if self.start is not None else -1)
                 self.progress.head(self.settings.note)
@@ -205,7 +207,7 @@ class Session:
             while True:
                 back = evaluate.remember(state) if self.entry.kind == "text" else None
                 item = next(steps, None)
-                back = None  # whatever fails from here on, this step is made
+                back, self.begun = None, True  # whatever fails from here on, this step is made
                 if item is None:
                     return state
                 machine.keep_memory(PASSING)
@@ -403,7 +405,7 @@ def _saved(step: int | None, unit: str) -> str:
 
 
 def _summary(session: Session, step: int, evaluation: Any) -> dict[str, Any]:
-    resolved = session.settings
+    resolved = session.settings.typed()
     return {
         "algorithm": resolved.algorithm,
         "preset": resolved.preset,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, legacy
+from foresight.runtime import catalog, legacy, paths
 
 RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; others: Config
 COUNTED = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
@@ -42,6 +42,24 @@ class Settings:
     actors: int = 0  # processes that act apart from the learner; 0: one process does both
     ray: str | None = None  # address of the Ray cluster that they run on; None: here
     completer: str | None = None  # URL of the server that samples for a language model; None: the model itself
+    places: dict[str, str] = dataclasses.field(default_factory=dict)  # where files and folders are, by what was typed
+
+    def typed(self) -> Settings:
+        """The same, with files and folders as they were typed."""
+        return self._renamed({place: name for name, place in self.places.items()})
+
+    def placed(self, run: Path) -> Settings:
+        """The same for the run directory `run`, with files and folders where they are now (`paths.found`)."""
+        now = paths.found(self.places, run)
+        return dataclasses.replace(self._renamed(now), places=now)
+
+    def _renamed(self, names: dict[str, str]) -> Settings:
+        if not self.places:
+            return self
+        options, config = (
+            {key: paths.replaced(x, names) for key, x in part.items()} for part in (self.env_options, self.config)
+        )
+        return dataclasses.replace(self, env=paths.replaced(self.env, names), env_options=options, config=config)
 
     @property
     def seed(self) -> int:
@@ -54,6 +72,8 @@ class Settings:
 
     def document(self) -> dict[str, Any]:
         """What goes into `config.yaml`."""
+        if self.typed() != self:
+            return self.typed().document()
         return {
             "algorithm": self.algorithm,
             "kind": self.kind,
@@ -65,11 +85,14 @@ class Settings:
             "evaluation": {"episodes": self.episodes, "every": self.evaluate_every},
             **({"actors": self.actors, "ray": self.ray} if self.actors else {}),
             **({"completer": self.completer} if self.completer else {}),
+            **({"places": self.places} if self.places else {}),
             "config": {key: list(value) if isinstance(value, tuple) else value for key, value in self.config.items()},
         }
 
     def command(self) -> str:
         """The command that repeats the run: the preset, and whatever differs from it."""
+        if self.typed() != self:
+            return self.typed().command()
         preset = catalog.presets(self.algorithm).get(self.preset or "", {})
         base = fields(self.algorithm, preset)
         words = ["foresight", "train", self.algorithm]
@@ -121,7 +144,8 @@ class Settings:
                 actors=int(document.get("actors", 0)),
                 ray=document.get("ray"),
                 completer=document.get("completer"),
-            )
+                places=dict(document.get("places") or {}),
+            ).placed(Path(path))
         except (yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError(f"{file} cannot be read: {error}. It was changed by hand or cut short.") from error
 
@@ -218,6 +242,7 @@ def resolve(
         actors=actors,
         ray=ray,
         completer=completer,
+        places=paths.of(name, config, {**own, **(env_options or {})}) if kind == "text" else {},
     )
 
 
@@ -318,6 +343,7 @@ def written(options: Any, name: str = "env_options") -> Any:
 
 def differences(old: Settings, new: Settings) -> list[str]:
     """Names of what `old` settles otherwise than `new`; fields that `old` does not know were not there then."""
+    old, new = old.typed(), new.typed()
     whole = [
         name for name in ("algorithm", "env", "env_options", "episodes") if getattr(old, name) != getattr(new, name)
     ]

@@ -107,4 +107,6 @@ def export(state: Any, directory: str | Path, merged: bool = True) -> Path:
 
     One with adapters is merged into its base or, if not `merged`, written as an adapter, which `peft` loads too.
     """
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory, merged)
+    return pretrained.save_folder(
+        state.policy.module, state.policy.tokenizer, directory, merged, base=state.config.model
+    )

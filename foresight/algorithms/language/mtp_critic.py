@@ -291,7 +291,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
 
 def export(state: State, directory: str | Path, merged: bool = True) -> Path:
     """Write the policy as `learner.export` does, with its heads beside it."""
-    return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory, merged, state.heads)
+    model, tokenizer = state.policy.module, state.policy.tokenizer
+    return pretrained.save_folder(model, tokenizer, directory, merged, state.heads, state.config.model)
 
 
 def train(

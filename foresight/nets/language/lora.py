@@ -64,9 +64,22 @@ def base(model: LanguageModel) -> LanguageModel:
     return twin
 
 
-def merged(module: Any) -> Any:
-    """A copy of a transformers model in float32 in which each adapter is added to its layer: W + α/r · B A."""
+def narrow(module: Any) -> bool:
+    """Whether a transformers model holds weights that were rounded to fewer bits."""
+    return any(weight.dtype != torch.float32 for weight in module.parameters())
+
+
+def merged(module: Any, base: Any = None) -> Any:
+    """A copy of a transformers model in float32 in which each adapter is added to its layer: W + α/r · B A.
+
+    Weights that were rounded are taken from `base`, the model before adapters were added, if it is given.
+    """
+    rounded = {name for name, weight in module.named_parameters() if weight.dtype != torch.float32}
     whole = copy.deepcopy(module).float()  # first: a small change would be lost in a narrow weight
+    known = {} if base is None else dict(base.named_parameters())
+    for name, weight in whole.named_parameters():
+        if name in rounded and (exact := known.get(name.replace(".base_layer.", "."))) is not None:
+            weight.data.copy_(exact)
     merge(whole)
     return whole
 

