@@ -44,8 +44,8 @@ class Config:
     epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
     initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
     episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
-    n: int = 4  # rewards before the bootstrap (S&B fig. 7.4)
+    yield_every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields after each episode
+    n_steps: int = 4  # rewards before the bootstrap (S&B fig. 7.4)
 
 
 @dataclass
@@ -77,7 +77,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     tabular.check(config)
     states, actions = tabular.sizes(spaces)
     q = torch.full((states, actions), config.initial, dtype=torch.float64, device=device)
-    return State(config, q, torch.zeros_like(q, dtype=torch.int64), tabular.start(config.seed, config.n))
+    return State(config, q, torch.zeros_like(q, dtype=torch.int64), tabular.start(config.seed, config.n_steps))
 
 
 def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
@@ -98,7 +98,7 @@ def target(
 
 @tabular_kernels.compiled
 def walk(*where: Any) -> Any:
-    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: the loop of `walk_kernels.control` around `target`."""
+    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` around `target`."""
     return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, where)
 
 

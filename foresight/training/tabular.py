@@ -1,7 +1,7 @@
 """Tabular TD and Monte Carlo: what a run keeps, and how the compiled loops are called.
 
 `World` holds the tables in the form that drawing needs, `Walk` where a learner stands. `control`, `predict` and
-`episodes` run the loops of `walk_kernels` and return metrics or experience. Sutton & Barto (2018), chapters 5 to 7
+`episodes` run the loops of `tabular_kernels` and return metrics or experience. Sutton & Barto (2018), chapters 5 to 7
 and 12.
 """
 
@@ -46,7 +46,7 @@ class Walk:
 def start(seed: int, n: int = 1) -> Walk:
     """A walk that has not begun, with room for the rows of n-step targets. Raises UserError if n < 1."""
     if n < 1:
-        raise UserError(f"n must be at least 1, not {n}: it counts the rewards before the bootstrap.")
+        raise UserError(f"n_steps must be at least 1, not {n}: it counts the rewards before the bootstrap.")
     return Walk(np.random.default_rng(seed), np.zeros((n, 2), np.int64), np.zeros((n, 2)))
 
 
@@ -134,7 +134,7 @@ def goes_on(state: Any) -> bool:
 def control(world: World, state: Any, walk: Callable[..., Any]) -> dict[str, float]:
     """Act and learn until the next yield, moving `state.q` `[S, A]` or `[N, S, A]` in place; returns what happened.
 
-    `walk` is `walk_kernels.control` compiled around an algorithm's target. A target of the n steps that `state.walk`
+    `walk` is `tabular_kernels.control` compiled around an algorithm's target. A target of the n steps that `state.walk`
     has room for is moved to as soon as it is whole: after n steps, or at the end of the episode.
     """
     config, at = state.config, state.walk
@@ -154,7 +154,7 @@ def control(world: World, state: Any, walk: Callable[..., Any]) -> dict[str, flo
 def predict(world: World, state: Any, policy: Tensor, walk: Callable[..., Any]) -> dict[str, float]:
     """Follow `policy` `[S, A]` and learn until the next yield, moving `state.v` `[S]` in place; returns what happened.
 
-    `walk` is `walk_kernels.predict` compiled around an algorithm's target.
+    `walk` is `tabular_kernels.predict` compiled around an algorithm's target.
     """
     config, at = state.config, state.walk
     steps, most = until(state)

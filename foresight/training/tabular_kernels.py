@@ -2,13 +2,13 @@
 
 `control` and `predict` are compiled once for each algorithm, around the `target` in its file:
 
-    @walk_kernels.compiled
+    @tabular_kernels.compiled
     def target(reward, discount, q, table, next_state, next_action, epsilon):      # what the paper defines
         return reward + discount * q[table, next_state].max()
 
-    @walk_kernels.compiled
+    @tabular_kernels.compiled
     def walk(*where):                                                              # the loop around it
-        return walk_kernels.control(target, walk_kernels.UPDATE_FIRST, where)
+        return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, where)
 
 `control` and `predict` are inlined into each `walk`. Called with `target` as an argument instead, they could not be
 cached: numba knows a function by its address, which is another one in each process. For the same reason `where` stays

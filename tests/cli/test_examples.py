@@ -24,7 +24,7 @@ def test_one_step_of_it_is_expected_sarsa_to_the_last_bit() -> None:
     mdp, found = random_world(1, 10), []
     fields = {"steps": 2_000, "gamma": 0.9, "alpha": 0.3, "epsilon": 0.3}
     mine = catalog.module(FILE)
-    for module, n in ((expected_sarsa, {}), (mine, {"n": 1}), (mine, {"n": 2})):
+    for module, n in ((expected_sarsa, {}), (mine, {"n_steps": 1}), (mine, {"n_steps": 2})):
         *_, (_, _, state) = module.train(module.Config(**fields, **n), mdp)
         found.append(state.q)
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])

@@ -50,7 +50,7 @@ def expected_sarsa(state: Any, rows: Rows) -> float:
 
 
 def n_step_sarsa(state: Any, rows: Rows) -> float:
-    next_q, n, ready = state.q[rows.next_state], state.config.n, slice(0, rows.ready)
+    next_q, n, ready = state.q[rows.next_state], state.config.n_steps, slice(0, rows.ready)
     target = targets.n_step_sarsa(rows.reward, rows.discount, rows.cut, next_q, rows.next_action, n)
     where = rows.state[0, ready], rows.action[0, ready]
     return move(state.q, state.visits, where, target[0, ready], state.config)
@@ -70,7 +70,7 @@ def double_q_learning(state: Any, rows: Rows) -> float:
 
 def td_prediction(state: Any, rows: Rows) -> float:
     next_value, ready = state.v[rows.next_state], slice(0, rows.ready)
-    target = returns.n_step_return(rows.reward, rows.discount, rows.cut, next_value, state.config.n)
+    target = returns.n_step_return(rows.reward, rows.discount, rows.cut, next_value, state.config.n_steps)
     return move(state.v, state.visits, (rows.state[0, ready],), target[0, ready], state.config)
 
 
@@ -82,7 +82,7 @@ def td_lambda(state: Any, rows: Rows) -> float:
     state.trace[s] = 1.0 if config.replacing else state.trace[s] + 1.0
     step_size = config.alpha / float(state.visits[s]) ** config.alpha_power
     state.v += step_size * error * state.trace
-    state.trace *= rows.discount[0, 0] * config.lam
+    state.trace *= rows.discount[0, 0] * config.trace_lambda
     return float(error.abs())
 
 

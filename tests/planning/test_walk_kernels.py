@@ -16,17 +16,17 @@ from foresight.envs.tabular import grid
 from tests.sabotage import sabotaged_by
 
 FILE = """
-from foresight.planning import walk_kernels
+from foresight.training import tabular_kernels
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def target(x):
     return x + {number}
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def walk(*where):
     return twice(target, where)
 
-@walk_kernels.compiled
+@tabular_kernels.compiled
 def twice(target, where):
     return target(2.0 * where[0])
 """

@@ -98,7 +98,7 @@ def target(
 
 @tabular_kernels.compiled
 def walk(*where: Any) -> Any:
-    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: the loop of `walk_kernels.control` around `target`."""
+    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` around `target`."""
     return tabular_kernels.control(target, tabular_kernels.ACTION_FIRST, where)
 
 

@@ -99,7 +99,7 @@ def target(reward: float, discount: float, v: Any, next_state: int) -> float:
 
 @tabular_kernels.compiled
 def walk(*where: Any) -> Any:
-    """Follow the policy, and move v(s) ← v(s) + α [target − v(s)]: `walk_kernels.predict` around `target`."""
+    """Follow the policy, and move v(s) ← v(s) + α [target − v(s)]: `tabular_kernels.predict` around `target`."""
     return tabular_kernels.predict(target, where)
 
 
