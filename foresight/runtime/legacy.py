@@ -140,7 +140,7 @@ _MODULES = {
     "planning.select": "planning.search.selection",
     "planning.server": "planning.generation.server",
     "planning.speculate": "planning.generation.speculative",
-    "planning.together": "planning.generation.gathered",
+    "planning.together": "planning.generation.all_gather",
     "planning.tree": "planning.search.tree",
     "planning.unroll": "training.muzero_targets",
     "planning.walk_kernels": "training.tabular_kernels",

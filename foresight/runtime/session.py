@@ -157,9 +157,9 @@ class Session:
 
             server.attach(state, self.settings.completer, self.path / SERVED, self.progress.note)
         elif self.settings.kind == "text" and distributed.processes() > 1:
-            from foresight.planning.generation import gathered  # late: only language models sample together
+            from foresight.planning.generation import all_gather  # late: only language models sample together
 
-            gathered.attach(state)
+            all_gather.attach(state)
         if self.settings.kind == "control" and distributed.processes() > 1:
             torchrun.share_(state)
         if self.start is None:
@@ -228,7 +228,7 @@ class Session:
                     callback(step, metrics, state)
                 if evaluation_due(step) and not interruption.signal:
                     self._evaluate(step, state, evaluation_env)
-                if distributed.agreed(checkpoint_due(time.monotonic() - began) or bool(interruption.signal)):
+                if distributed.any_rank(checkpoint_due(time.monotonic() - began) or bool(interruption.signal)):
                     took = self._save(state, step)
                     if self.stretch and took > SAVING_SHARE * self.checkpoint_every:
                         checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
@@ -337,7 +337,7 @@ class Session:
         function = evaluate.baseline if untrained else evaluate.evaluate
         result = function(self.module, state, env, self.settings.episodes, self.settings.seed)
         if self.settings.kind == "text":
-            result = distributed.told(result)
+            result = distributed.broadcast(result)
         self.progress.status("")
         if untrained:
             self.progress.note(f"before training: {result}")

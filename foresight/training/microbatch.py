@@ -71,7 +71,7 @@ def step(
         total += value.item()
         for key, number in numbers.items():
             sums[key] = sums.get(key, 0.0) + number.item() / count
-    total, sums = distributed.summed({"": total}).pop(""), distributed.summed(sums)
+    total, sums = distributed.all_reduce({"": total}).pop(""), distributed.all_reduce(sums)
     parameters = [p for settings in optimizer.param_groups for p in settings["params"]]
     norm = distributed.full(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)).item()
     metrics = {"loss": total, "grad_norm": norm, "learning_rate": learning_rate}

@@ -168,7 +168,7 @@ def roll(
     batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
     answers = texts(policy, batch)
     repeated = [example for example in examples for _ in range(group)]
-    rewards, seen = distributed.told(task.reward(repeated, answers) if distributed.rank() == 0 else None)
+    rewards, seen = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
     if task.curriculum < 1:
         seen["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
     measures = {name: torch.tensor(values).view(prompts, group) for name, values in seen.items()}

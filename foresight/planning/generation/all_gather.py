@@ -1,8 +1,8 @@
-"""Completions by several processes, each of which holds a part of the model (`distributed`).
+"""Sampling in several processes over which the policy is sharded (`distributed`).
 
-Each keeps a whole copy to sample with, which takes over the weights that changed, and completes its share of the
-prompts. All have to ask for the same at the same time, and all get everything: what one process would have sampled, for
-each skips the random numbers of those before it.
+Each process keeps a whole copy of the model, refreshed when the weights change, and completes its share of the prompts;
+an all-gather then gives every process all completions. They equal those of one process: each skips the random numbers
+of the shares before its own. All processes must make the same calls.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from foresight.planning.generation.decoding import generate
 from foresight.planning.generation.rollout import texts
 
 
-class Together:
-    """A `Completer` for `policy`, which is split over the processes."""
+class AllGatherSampler:
+    """A `Completer` for `policy`, which is sharded over the processes."""
 
     def __init__(self, policy: LanguageModel) -> None:
         self.policy = policy
@@ -36,17 +36,17 @@ class Together:
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> TokenBatch:
-        """See `planning.generation.decoding.generate`; `options` are its."""
-        count, places = len(prompts), distributed.processes()
-        first, last = (count * place // places for place in (distributed.rank(), distributed.rank() + 1))
+        """See `planning.generation.decoding.generate`, also for `options`."""
+        count, processes = len(prompts), distributed.processes()
+        first, last = (count * rank // processes for rank in (distributed.rank(), distributed.rank() + 1))
         generator = torch.default_generator if generator is None else generator
-        model, numbers = self._current(), group * max_new_tokens
-        torch.rand(first * numbers, generator=generator)
+        model, uniforms = self._current(), group * max_new_tokens  # random numbers a prompt
+        torch.rand(first * uniforms, generator=generator)
         mine = None
         if last > first:
             mine = generate(model, prompts[first:last], group, max_new_tokens, temperature, generator, **options)
-        torch.rand((count - last) * numbers, generator=generator)
-        return TokenBatch.concat([part for part in distributed.gathered(mine) if part is not None])
+        torch.rand((count - last) * uniforms, generator=generator)
+        return TokenBatch.concat([part for part in distributed.all_gather(mine) if part is not None])
 
     def answers(
         self,
@@ -60,9 +60,9 @@ class Together:
         return texts(self.policy, self(prompts, 1, max_new_tokens, temperature, generator, **options))
 
     def _current(self) -> LanguageModel:
-        """The copy, with the weights that the policy has now."""
+        """The copy, with the present weights of the policy."""
         version = distributed.version(self.policy)
-        if self._copy is None or distributed.agreed(version != self._version):
+        if self._copy is None or distributed.any_rank(version != self._version):
             module = distributed.whole(self.policy.module).requires_grad_(False)
             self._copy = LanguageModel(module, self.policy.tokenizer, self.policy.autocast)
             self._version = version
@@ -70,7 +70,7 @@ class Together:
 
 
 def attach(state: Any) -> None:
-    """Have all processes sample for the policy of a State, if it has one that completes."""
+    """Let all processes sample for the policy of a State, if it is a language model."""
     policy = getattr(state, "policy", None)
     if isinstance(policy, LanguageModel):
-        policy.completer = Together(policy)
+        policy.completer = AllGatherSampler(policy)
