@@ -1,13 +1,12 @@
-"""n-step Expected Sarsa: Sutton & Barto (2018) section 7.2, eq. 7.7 and 7.8. An algorithm in a file of its own.
+"""n-step Expected Sarsa: Sutton & Barto (2018) section 7.2, eq. 7.7 and 7.8. One file, one method.
 
-Objective: q_π(s, a) of the ε-greedy policy π that is followed, by n rewards and then the expected value:
+Objective: q_π(s, a) of the ε-greedy behavior policy π, from n rewards and the expected value after them:
 
     q(s_t, a_t) ← q(s_t, a_t) + α [r_{t+1} + γ r_{t+2} + ... + γⁿ Σ_a π(a|s_{t+n}) q(s_{t+n}, a) − q(s_t, a_t)]
 
-n = 1 is Expected Sarsa. The last action is not drawn but averaged over, so the target has less noise than n-step
-Sarsa's.
+n = 1 is Expected Sarsa. The target averages over the last action, so its variance is lower than in n-step Sarsa.
 
-Kept: the rewards in between are those of the actions taken. Left out: off-policy forms.
+Kept: the n rewards are those of the actions taken. Left out: off-policy forms.
 
     foresight train examples/n_step_expected_sarsa.py --env CliffWalking-v1 --gamma 1.0
 """
@@ -34,23 +33,23 @@ METRICS = ("return", "length", "td_error")
 
 @dataclass(frozen=True)
 class Config:
-    """What n-step Expected Sarsa needs."""
+    """Defaults: S&B where they give a value."""
 
     steps: int = 100_000  # env steps, each of them an update
-    seed: int = 0  # of the walk
+    seed: int = 0
     gamma: float = 0.99  # discount per action
     alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
     alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
     epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
-    initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
-    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = 1_000  # env steps between yields: 1 lets a viewer step through, 0 yields after each episode
+    initial: float = 0.0  # initial action values; optimistic ones explore (S&B §2.6)
+    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
     n_steps: int = 4  # rewards before the bootstrap (S&B fig. 7.4)
 
 
 @dataclass
 class State:
-    """The table, and where the walk stands."""
+    """The table, and the position in the environment."""
 
     config: Config
     q: Tensor  # q [S, A] float64
@@ -72,7 +71,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """q = `initial` for the S states and A actions of `spaces`.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite and for values out of range.
     """
     tabular.check(config)
     states, actions = tabular.sizes(spaces)
@@ -81,7 +80,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
-    """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]`; ε-greedy if `explore`."""
     q = state.q[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
@@ -105,7 +104,7 @@ def walk(*where: Any) -> Any:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Learn about the pair n steps back, then choose the next action, then act."""
+    """Update the pair n steps back, choose the next action, act; until `steps`."""
     world = tabular.World(env, config.gamma)
     state = state or build(config, env.spaces, device)
     while tabular.goes_on(state):
@@ -114,5 +113,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learned, and its arrows, side by side."""
+    """The learned values and the arrows of the greedy policy, side by side."""
     return render.text(env, state.values, state.policy)

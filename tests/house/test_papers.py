@@ -156,6 +156,10 @@ def command_complaints(line: str) -> list[str]:
     if not re.search(rf"\b{re.escape(words[1])}\b", help_text()):
         return [f"{line}: no such command"]
     bad, known = [], help_text(words[1])
+    if words[1] == "train" and len(words) > 2 and words[2].startswith("examples/"):
+        if not (rules.ROOT / words[2]).is_file():
+            return [f"{line}: no such file"]
+        known = help_text("train", str(rules.ROOT / words[2]))
     if words[1] in ("train", "show") and len(words) > 2 and words[2].isidentifier() and words[2].islower():
         if words[2] not in catalog.algorithms():
             return [f"{line}: no such algorithm"]
@@ -184,6 +188,8 @@ def test_the_commands_on_the_first_pages_exist(page: str) -> None:
         "foresight train ppo --preset CartPole-v9",
         "foresight train ppo --preset CartPole-v1 --sugar 2",
         "foresight list --sugar",
+        "foresight train examples/tea.py --env CartPole-v1",
+        "foresight train examples/ppo_kl_penalty.py --sugar 2",
     ],
 )
 def test_a_command_that_does_not_exist_is_caught(line: str) -> None:
