@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,15 @@ def describe(config: type[Any], path: Path) -> list[Field]:
     """The fields of the dataclass `config`, whose source is the class of that name in `path`."""
     source = path.read_text(encoding="utf-8")
     notes = _notes(source, config.__name__)
-    return [Field(f.name, _type(f.type), _default(f), notes.get(f.name, "")) for f in dataclasses.fields(config)]
+    found = list[Field]()
+    for field in dataclasses.fields(config):
+        default = _default(field)
+        if dataclasses.is_dataclass(default):  # options that several algorithms share (`training.options`)
+            shared = describe(type(default), Path(inspect.getfile(type(default))))
+            found += [dataclasses.replace(one, default=getattr(default, one.name)) for one in shared]
+        else:
+            found.append(Field(field.name, _type(field.type), default, notes.get(field.name, "")))
+    return found
 
 
 def explicit(args: Sequence[str], valid: Iterable[str], switches: Iterable[str]) -> set[str]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from foresight.cli import fields, screen
 from foresight.errors import UserError
 from foresight.runtime import catalog, legacy, settings
+from foresight.training.options import build_config, flatten
 
 ENOUGH = 5  # points that are worth a curve
 
@@ -84,7 +85,7 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
     args, notes = legacy.arguments(entry.name, args)
     for note in notes:
         screen.stderr().print(note, style="dim", highlight=False)
-    kinds = {f.name: str(f.type) for f in dataclasses.fields(config)}
+    kinds = {f.name: f.type for f in fields.describe(config, entry.path)}
     common = [f.name for f in dataclasses.fields(Options)]
     switches = [key for key, kind in kinds.items() if kind == "bool"] + ["record", "json"]
     given = fields.explicit(args, [*kinds, *common], switches)
@@ -98,8 +99,8 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
         default=shape(Options(), _defaults(name, args)),  # the preset's numbers, so that help shows them
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    values = getattr(parsed, entry.name)
-    return parsed.run, {key: getattr(values, key) for key in kinds if key in given}
+    values = flatten(getattr(parsed, entry.name))
+    return parsed.run, {key: values[key] for key in kinds if key in given}
 
 
 def resume(
@@ -234,4 +235,4 @@ def _defaults(name: str, args: Sequence[str]) -> Any:
         values = settings.resolve(name, preset=preset, env=env, task=task, given=given).config
     else:
         values = settings.fields(name, {})
-    return catalog.config_class(name)(**values)
+    return build_config(catalog.config_class(name), **values)

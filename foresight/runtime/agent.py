@@ -17,6 +17,7 @@ from foresight.runtime import catalog, environments, machine, paths
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.evaluation.evaluate import Evaluation, evaluate
 from foresight.runtime.settings import Settings
+from foresight.training.options import build_config
 
 
 class Agent:
@@ -33,7 +34,7 @@ class Agent:
         self.settings = Settings.read(path)
         found = checkpoint.find(path, which)
         self.module = catalog.module(self.settings.algorithm)
-        self.config = self.module.Config(**self.settings.config)
+        self.config = build_config(self.module.Config, **self.settings.config)
         self._lacks: UserError | None = None  # what cannot be done, where the data are gone that it needs
         try:
             self.env = environments.single(self.settings)

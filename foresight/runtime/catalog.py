@@ -19,7 +19,10 @@ from foresight.runtime import legacy
 ROOT = Path(__file__).resolve().parents[1]
 WINGS = ("tabular", "value", "policy", "search", "world", "sequence", "language")
 # What a Config may need to be defined; anything else (torch, nets) is what we avoid importing.
-LIGHT = {"__future__", "collections", "dataclasses", "enum", "foresight.errors", "functools", "math", "typing"}
+LIGHT = {
+    "__future__", "collections", "dataclasses", "enum", "foresight.errors", "foresight.training.options", "functools",
+    "math", "typing",
+}  # fmt: skip
 HEAD = re.compile(r'\A"{3}.*?"{3}\n.*?(?=^(?:@|class |def ))', re.DOTALL | re.MULTILINE)
 
 

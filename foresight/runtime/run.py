@@ -14,6 +14,7 @@ from typing import Any
 
 from foresight.errors import LostError, NotFinite, UserError
 from foresight.runtime import catalog, settings
+from foresight.training.options import build_config
 
 HOLDS_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoints")
 
@@ -28,7 +29,7 @@ class Run:
     @property
     def config(self) -> Any:
         """The algorithm's Config."""
-        return catalog.config_class(self.settings.algorithm)(**self.settings.config)
+        return build_config(catalog.config_class(self.settings.algorithm), **self.settings.config)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.runtime.health import Health, unlearned
 from foresight.runtime.progress import Progress
 from foresight.runtime.when import Every, Interruption
+from foresight.training.options import build_config
 
 Callback = Callable[[int, dict[str, Any], Any], None]  # (step, metrics, state)
 CHECKPOINT_EVERY = 120.0  # seconds
@@ -66,7 +67,7 @@ class Session:
         self.path, self.settings, self.keep, self.record, self.start = path, resolved, keep, record, start
         self.entry = catalog.entry(resolved.algorithm)
         self.module = catalog.module(resolved.algorithm)
-        self.config = self.module.Config(**resolved.config)
+        self.config = build_config(self.module.Config, **resolved.config)
         self.device = machine.pick_device(resolved.device, resolved.kind)
         self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
         self.stretch = checkpoint_every is None

@@ -16,6 +16,7 @@ from typing import Any
 
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog, legacy, paths
+from foresight.training.options import field_types, flatten
 
 RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; others: Config
 COUNTED = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
@@ -209,7 +210,7 @@ def resolve(
     if name is None:
         options = f", or a preset: {', '.join(known)}" if known else ""
         raise UserError(f"Say what {entry.name} shall learn: --{env_word} NAME{options}.")
-    base = fields(algorithm, chosen) if config is None else coerce(algorithm, _shallow(config))
+    base = fields(algorithm, chosen) if config is None else coerce(algorithm, flatten(config))
     if "num_envs" in base and "num_envs" in (env_options or {}):
         raise UserError(f"How many worlds there are is a number of {entry.name}: --num-envs, not --env-options.")
     config = {**base, **coerce(algorithm, given)}
@@ -355,7 +356,7 @@ def fields(algorithm: str, preset: dict[str, Any]) -> dict[str, Any]:
     kind = catalog.config_class(algorithm)
     said = {name: value for name, value in preset.items() if name not in RUNTIME_KEYS}
     try:
-        return {**_shallow(kind()), **coerce(algorithm, said)}
+        return {**flatten(kind()), **coerce(algorithm, said)}
     except TypeError as error:
         raise UserError(f"The Config of {algorithm} must have a default for every field ({error}).") from error
 
@@ -367,8 +368,8 @@ def coerce(algorithm: str, values: dict[str, Any]) -> dict[str, Any]:
     """
     kind = catalog.config_class(algorithm)
     values = legacy.fields(catalog.entry(algorithm).name, values)
-    hints = typing.get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
+    hints = field_types(kind)
+    names = list(hints)
     out = {}
     for name, value in values.items():
         if name not in names:
@@ -380,10 +381,6 @@ def coerce(algorithm: str, values: dict[str, Any]) -> dict[str, Any]:
             text = f"Field '{name}' of {catalog.entry(algorithm).name} must be {wanted or hints[name]}, not {value!r}."
             raise UserError(text) from error
     return out
-
-
-def _shallow(config: Any) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
 def _preset_for(env: str, model: str | None, known: dict[str, dict[str, Any]], folded: bool = False) -> str | None:

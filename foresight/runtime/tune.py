@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import shlex
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import yaml
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog, run, settings
 from foresight.runtime.evaluation import evaluate
+from foresight.training.options import field_types
 
 STUDY, BEST = "study.db", "best.yaml"
 WARM_UP = 5  # trials that are never pruned
@@ -174,7 +174,7 @@ def search_space(
         document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         space = {field: _range(name, field, spoken, config) for field, spoken in document.items()}
     else:
-        hints = typing.get_type_hints(catalog.config_class(name))
+        hints = field_types(catalog.config_class(name))
         guesses = {field: _guess(field, value, hints[field]) for field, value in config.items()}
         space = {field: guess for field, guess in guesses.items() if guess is not None}
     for field in only:

@@ -63,7 +63,7 @@ def test_a_config_that_needs_its_module_is_imported_for_real(tmp_path: Path) -> 
     own = tmp_path / "needy.py"
     own.write_text(
         '"""NEEDY: needs a function for its defaults."""\nfrom __future__ import annotations\n'
-        'from dataclasses import dataclass\nWORLD = "text"\n\ndef half(x: int) -> int:\n    return x // 2\n\n'
+        'from dataclasses import dataclass\nKIND = "text"\n\ndef half(x: int) -> int:\n    return x // 2\n\n'
         "@dataclass(frozen=True)\nclass Config:\n    steps: int = half(8)\n"
     )
     assert catalog.config_class(str(own))().steps == 4

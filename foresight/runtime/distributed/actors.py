@@ -47,6 +47,7 @@ from foresight.errors import UserError
 from foresight.ops import schedules
 from foresight.runtime import catalog, environments, profile
 from foresight.runtime.settings import Settings
+from foresight.training.options import build_config
 
 AHEAD = 2  # messages that an actor may owe, so that it need not wait for the learner's answer
 EVALUATION_SEED = 100_003  # between the seeds of actors
@@ -113,7 +114,8 @@ class Collector:
         env = make()
         self._env = profile.Watch(env, episodes=True)
         place = env.game if isinstance(env, selfplay.SelfPlay) else env.spaces
-        self._state = self._module.build(self._module.Config(**{**config, "seed": seed}), place, "cpu")
+        config = build_config(self._module.Config, **{**config, "seed": seed})
+        self._state = self._module.build(config, place, "cpu")
         self._seed, self._version = seed, -1
         self._position: tuple[Any, ...] = ()
         self._idle = perf_counter()

@@ -1,0 +1,68 @@
+"""Options that several algorithms share: one frozen dataclass each inside a Config, flat names everywhere else.
+
+On the command line, in presets and in `config.yaml` they stand beside the other fields. No torch here: help is quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """How a language model is tuned."""
+
+    lora: int = 0
+    """Rank of the adapters that are trained while the model is frozen (LoRA); 0: all weights are trained."""
+    lora_targets: tuple[str, ...] = ()
+    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
+    precision: str = "auto"
+    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    optimizer: str = "adamw"
+    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
+    weight_decay: float = 0.0
+    """Of AdamW."""
+    lr_warmup: int = 0
+    """Updates over which the learning rate rises."""
+    anneal_lr: bool = False
+    """Whether the learning rate then falls linearly to 0."""
+    max_grad_norm: float = 1.0
+    """The gradient of each model is scaled down to this norm."""
+    gradient_checkpointing: bool = False
+    """Whether a layer keeps only its input and is recomputed for the gradient: less memory, the same values."""
+    micro_tokens: int = 384
+    """Distinct tokens in memory at once, prompts included: fewer is slower and smaller, and changes no gradient."""
+
+
+def parts(kind: type[Any]) -> dict[str, Any]:
+    """The shared parts of a Config class by field name: the fields whose default is itself a dataclass."""
+    return {field.name: field.default for field in dataclasses.fields(kind) if dataclasses.is_dataclass(field.default)}
+
+
+def field_types(kind: type[Any]) -> dict[str, Any]:
+    """The type of every field of a Config class by its flat name."""
+    own, shared = typing.get_type_hints(kind), parts(kind)
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        found |= field_types(type(shared[field.name])) if field.name in shared else {field.name: own[field.name]}
+    return found
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """The values of a Config by flat name."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        found |= flatten(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return found
+
+
+def build_config(kind: type[Any], /, *args: Any, **values: Any) -> Any:
+    """A Config of class `kind` from flat names: `build_config(grpo.Config, steps=10, lora=16)`."""
+    for name, default in parts(kind).items():
+        own = {field: values.pop(field) for field in flatten(default) if field in values}
+        if own:
+            values[name] = build_config(type(default), **{**flatten(values.get(name, default)), **own})
+    return kind(*args, **values)
