@@ -119,7 +119,7 @@ UPDATES, BATCH = 5, 16  # updates that count, after one that warms up; rows of e
 
 def trained(module: Any, kind: str, passes: int) -> dict[str, Any]:
     """An algorithm's `train` on the rows of `kind`, as a user runs it; an update passes `passes` times over a token."""
-    from foresight.envs.text.task import make
+    from foresight.envs.text.make import make
     from foresight.runtime.machine import keep_memory
     from foresight.runtime.session import PASSING
 

@@ -41,7 +41,7 @@ def ours() -> dict[str, Any]:
     """This library's `grpo.train`, as a user runs it."""
     from benchmarks import _language
     from foresight.algorithms.language import grpo
-    from foresight.envs.text.task import make
+    from foresight.envs.text.make import make
     from foresight.runtime.machine import keep_memory
     from foresight.runtime.session import PASSING
 

@@ -16,7 +16,7 @@ TARGET = 5.0
 
 
 def ours() -> dict[str, Any]:
-    from foresight.envs.games import game as games
+    from foresight.envs.games import make as games
     from foresight.planning.search import playouts
 
     game, random = games.make("connect_four"), playouts.stream(0)

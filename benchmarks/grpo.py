@@ -31,7 +31,7 @@ def _measured(seconds: list[float], rewards: list[float]) -> dict[str, Any]:
 def ours() -> dict[str, Any]:
     """This library's `grpo.train`, as a user runs it."""
     from foresight.algorithms.language import grpo
-    from foresight.envs.text.task import make
+    from foresight.envs.text.make import make
     from foresight.runtime.machine import keep_memory
     from foresight.runtime.session import PASSING
 
@@ -55,7 +55,8 @@ def peer() -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from foresight.envs.text.task import last_integer, make
+    from foresight.envs.text.graders import last_integer
+    from foresight.envs.text.make import make
     from foresight.nets import precision as precisions
     from foresight.nets.language import pretrained
 

@@ -25,7 +25,7 @@ def ours() -> dict[str, Any]:
 
 def measure(name: str, moves: int) -> dict[str, Any]:
     from foresight.algorithms.search import alphazero
-    from foresight.envs.games import game as games
+    from foresight.envs.games import make as games
     from foresight.runtime import settings
 
     config = alphazero.Config(**{**settings.resolve("alphazero", preset=name).config, "playout_steps": 0})

@@ -18,7 +18,7 @@ AHEAD = 1  # drafts a pass: of these heads the second and third draft cost more 
 
 
 def _prompts(policy: Any) -> list[list[int]]:
-    from foresight.envs.text.task import make
+    from foresight.envs.text.make import make
 
     return [policy.encode(example.prompt) for example in make("addition").test[:PROMPTS]]
 
@@ -33,7 +33,7 @@ def ours() -> dict[str, Any]:
     import torch
 
     from foresight.algorithms.language import mtp_critic
-    from foresight.envs.text.task import make
+    from foresight.envs.text.make import make
     from foresight.planning.generation.decoding import generate
     from foresight.planning.generation.speculative import speculate
 

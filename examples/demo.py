@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from foresight.envs.text.task import Example, TextTask, make
+from foresight.envs.text.make import make
+from foresight.envs.text.task import Example, TextTask
 from foresight.nets.language import pretrained
 from foresight.planning.generation.decoding import generate
 from foresight.runtime import progress

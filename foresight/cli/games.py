@@ -152,7 +152,7 @@ def _watched(title: str, games: int) -> Iterator[Callable[[int, int], None]]:
 
 def sit(agent: Any, person_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
     """Play one game against `agent`, moves from `lines`, until it is over or the lines end."""
-    from foresight.envs.games.game import colors, named
+    from foresight.envs.games.notation import colors, named
 
     if simulations is not None and simulations < 0:
         raise UserError(f"--simulations must be 0 (the raw policy) or more, not {simulations}.")
@@ -278,7 +278,7 @@ def draw(agent: Any, position: Any, options: dict[str, Any], out: str) -> str:
     Moves have their names where these mean the same in every position, and their numbers elsewhere (chess). Raises
     UserError for an agent that does not search and a file that cannot be written.
     """
-    from foresight.envs.games.game import Spiel
+    from foresight.envs.games.openspiel import Spiel
     from foresight.planning.search import drawing
 
     file = Path(out)

@@ -9,7 +9,7 @@ from foresight import errors
 
 ENVS = {
     "control": "foresight.envs.control.build", "tabular": "foresight.envs.tabular.grid", "text":
-    "foresight.envs.text.task", "game": "foresight.envs.games.game",
+    "foresight.envs.text.make", "game": "foresight.envs.games.make",
 }  # fmt: skip
 
 
@@ -20,8 +20,8 @@ def make(name: str, kind: str = "control", **options: Any) -> Any:
       (`num_envs`, `engine`, `render`, `time_limit`, frame stacks, the Atari set, ...). Names joined by commas
       are several tasks that share the worlds (see `envs.control.multi_task`);
     - `"tabular"`: an explicit model (P, R, gamma). Options: see `envs.tabular.grid.make`;
-    - `"text"`: single-use episodes with a grader. Options: see `envs.text.task.make`;
-    - `"game"`: the rules of a game for two. Options: see `envs.games.game.make`.
+    - `"text"`: single-use episodes with a grader. Options: see `envs.text.make.make`;
+    - `"game"`: the rules of a game for two. Options: see `envs.games.make.make`.
 
     Raises UserError for a name, an option or a space that cannot be used, and for a missing package.
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foresight.data import forms
 from foresight.data.text import TokenBatch, pad
-from foresight.envs.text import task as text
+from foresight.envs.text.dataset import dataset
 from foresight.envs.text.task import Example, Prompt, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel, templated
@@ -81,7 +81,7 @@ def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str
     """
     if not data and not task.path and task.grader is not None:
         raise UserError(f"{name} learns from data: give --data FILE, or make it from the task (see `foresight data`).")
-    return of_form((task if _own(data, task) else text.dataset(data)).train, wanted, name, data or task.name)
+    return of_form((task if _own(data, task) else dataset(data)).train, wanted, name, data or task.name)
 
 
 def _own(data: str, task: TextTask) -> bool:

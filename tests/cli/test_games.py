@@ -12,7 +12,9 @@ import torch
 from foresight.algorithms.search import alphazero
 from foresight.cli.games import _names, board, view
 from foresight.cli.main import main
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
+from foresight.envs.games.game import replay
+from foresight.envs.games.notation import colors
 from foresight.runtime.evaluation import match
 from foresight.runtime.run import train
 from tests.sabotage import drop, sabotaged_by
@@ -62,14 +64,14 @@ def test_percentages_are_the_persons_and_of_the_best_move() -> None:
     """X has two in a row and is to move: it wins everything; whatever the mean of the search is."""
     state = alphazero.build(alphazero.Config(channels=4, blocks=1), games.make("tic_tac_toe"))
     agent = type("Agent", (), {"env": state.game, "module": alphazero, "state": state})()
-    position = games.replay(state.game, [[0, 3, 1, 4]])
+    position = replay(state.game, [[0, 3, 1, 4]])
     shown = view(agent, position, {"simulations": 100}).splitlines()
     assert shown[0] == "You can expect 100% of the points, with c1."
     assert shown[2].split()[0] == "c1" and shown[2].split()[-1] == "100%"
 
 
 @sabotaged_by(
-    "foresight.envs.games.game.Native.picture", lambda f: lambda self, position: f(self, position).replace(".", "-")
+    "foresight.envs.games.native.Native.picture", lambda f: lambda self, position: f(self, position).replace(".", "-")
 )
 def test_what_is_marked_on_a_board_is_what_was_placed() -> None:
     """Othello turns stones around, chess takes one where another stood: the placed one and the taker are marked."""
@@ -83,7 +85,7 @@ def test_what_is_marked_on_a_board_is_what_was_placed() -> None:
         assert shown.count("(") - ("(o) to play" in shown) == 1 and marked in shown
         if name == "connect_four":
             assert shown.splitlines()[-2] == "(X). . . . . ."
-    assert games.colors(games.make("chess")) == ("White, capitals", "Black, small letters")
+    assert colors(games.make("chess")) == ("White, capitals", "Black, small letters")
 
 
 def test_ctrl_c_leaves_a_clean_line(
@@ -140,7 +142,7 @@ def test_a_search_is_written_for_the_eye(
 
 
 @sabotaged_by(
-    "foresight.envs.games.game.Native.legal", lambda f: lambda self, position: torch.ones_like(f(self, position))
+    "foresight.envs.games.native.Native.legal", lambda f: lambda self, position: torch.ones_like(f(self, position))
 )
 def test_a_line_ends_where_it_leaves_the_rules() -> None:
     """Both players at the middle: the second move is not one, whatever a learned model thinks of it."""

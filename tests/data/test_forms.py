@@ -7,7 +7,8 @@ import json
 import pytest
 
 from foresight.data import forms
-from foresight.envs.text import task as text
+from foresight.envs.text import make as text
+from foresight.envs.text.task import TextTask
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
@@ -147,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_told_with_its_line(tmp_path, name, data, 
 
 def leaking(original):
     def split(name, examples, held_out, seed, grader):
-        return text.TextTask(name, examples, examples[:100], grader)
+        return TextTask(name, examples, examples[:100], grader)
 
     return split
 
@@ -158,12 +159,12 @@ def by_row(original):
     def split(name, examples, held_out, seed, grader):
         test = examples[::6]
         reserved = {e.prompt for e in test}
-        return text.TextTask(name, [e for e in examples if e.prompt not in reserved], test, grader)
+        return TextTask(name, [e for e in examples if e.prompt not in reserved], test, grader)
 
     return split
 
 
-@sabotaged_by("foresight.envs.text.task._split", leaking, by_row)
+@sabotaged_by("foresight.envs.text.split.split", leaking, by_row)
 def test_held_out_rows_take_all_rows_of_their_prompts_and_none_is_lost(tmp_path):
     """Preferences, demonstrations and graded rows alike: as many rows of 100 prompts, and of 6."""
     for count, held in ((100, 102), (6, 100), (2, 300)):
@@ -182,7 +183,7 @@ def capped(original):
     return lambda name, examples, held_out, *rest: original(name, examples, held_out and min(held_out, 100), *rest)
 
 
-@sabotaged_by("foresight.envs.text.task._split", capped)
+@sabotaged_by("foresight.envs.text.split.split", capped)
 def test_as_many_rows_are_held_out_as_were_asked_for(tmp_path):
     file = _file(tmp_path, [{"prompt": f"{i}?", "answer": "1"} for i in range(500)])
     task = text.make(file, held_out=150)

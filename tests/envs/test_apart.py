@@ -14,9 +14,9 @@ import threading
 
 import pytest
 
-from foresight.envs.text import task as text
+from foresight.envs.text import make as text
 from foresight.envs.text.rewards import reward_at
-from foresight.envs.text.worker import Apart, function, place_of
+from foresight.envs.text.worker import Worker, function, place_of
 from foresight.errors import LostError, UserError
 from tests.sabotage import sabotaged_by, scaled
 
@@ -87,7 +87,7 @@ def task(tmp_path):
     return lambda name, **options: text.make(str(rows), reward=f"{tmp_path}/rewards.py:{name}", **options)
 
 
-@sabotaged_by("foresight.envs.text.worker.Apart._answer", scaled(2.0))
+@sabotaged_by("foresight.envs.text.worker.Worker._answer", scaled(2.0))
 def test_it_answers_as_it_would_here(task, capfd):
     for limit in (60, 0):
         made = task("lengths", reward_timeout=limit)
@@ -181,7 +181,7 @@ def test_a_module_in_the_working_directory_and_a_neighbor_of_the_file_are_found(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_all_processes_is_left_to_the_run(task, tmp_path, number):
     """As `timeout` and batch schedulers send it: while the process begins, and while it works."""
-    apart = Apart(f"{tmp_path}/rewards.py:slow", 60.0)
+    apart = Worker(f"{tmp_path}/rewards.py:slow", 60.0)
     apart._start()
     process = apart._end.peek()[2][0]
     process.send_signal(number)  # before it has read a line of Python
@@ -194,7 +194,7 @@ def test_a_signal_to_all_processes_is_left_to_the_run(task, tmp_path, number):
 
 
 def test_what_the_function_starts_can_still_be_ended(task, tmp_path):
-    assert Apart(f"{tmp_path}/rewards.py:starting", 60.0)(completions=["a"]) == [-signal.SIGTERM] * 2
+    assert Worker(f"{tmp_path}/rewards.py:starting", 60.0)(completions=["a"]) == [-signal.SIGTERM] * 2
 
 
 def test_a_function_from_python_is_written_down_by_its_place(tmp_path):
@@ -210,7 +210,7 @@ def _ones(completions, **_):
 
 
 def test_one_that_is_killed_between_two_calls_is_told_and_begun_anew(tmp_path, task):
-    apart = Apart(f"{tmp_path}/rewards.py:lengths", 60.0)
+    apart = Worker(f"{tmp_path}/rewards.py:lengths", 60.0)
     assert apart(completions=["ab"]) == [2.0]
     process = apart._end.peek()[2][0]
     process.kill()
@@ -228,7 +228,7 @@ def test_any_task_may_say_how_long_a_part_of_its_reward_may_take(tmp_path, task)
 
 
 def test_the_process_ends_with_its_owner(task, tmp_path):
-    apart = Apart(f"{tmp_path}/rewards.py:lengths", 60.0)
+    apart = Worker(f"{tmp_path}/rewards.py:lengths", 60.0)
     assert apart(completions=["ab"]) == [2.0]
     ended = apart._end
     process = ended.peek()[2][0]

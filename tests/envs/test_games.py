@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
+from foresight.envs.games.game import Symmetry, replay
+from foresight.envs.games.native import Native
+from foresight.envs.games.notation import named
+from foresight.envs.games.openspiel import Spiel
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
@@ -28,7 +32,7 @@ def random_moves(game: Any, position: torch.Tensor, rng: np.random.Generator) ->
 
 def play_both(name: str, options: dict[str, Any], count: int, seed: int) -> None:
     mine, theirs = games.make(name, **options), games.make(name, rules="openspiel", **options)
-    assert isinstance(mine, games.Native) and isinstance(theirs, games.Spiel)
+    assert isinstance(mine, Native) and isinstance(theirs, Spiel)
     assert (mine.actions, mine.longest) == (theirs.actions, theirs.longest)
     rng = np.random.default_rng(seed)
     here, there = mine.start(count), theirs.start(count)
@@ -52,14 +56,14 @@ def play_both(name: str, options: dict[str, Any], count: int, seed: int) -> None
     assert ends == count  # every game was really played to its end
 
 
-@sabotaged_by("foresight.envs.games.game.Native.legal", lambda f: lambda self, p: f(self, p).roll(1, 1))
-@sabotaged_by("foresight.envs.games.game.Native.first_score", lambda f: lambda self, p: 1 - f(self, p))
+@sabotaged_by("foresight.envs.games.native.Native.legal", lambda f: lambda self, p: f(self, p).roll(1, 1))
+@sabotaged_by("foresight.envs.games.native.Native.first_score", lambda f: lambda self, p: 1 - f(self, p))
 @pytest.mark.parametrize(("name", "options"), NATIVE, ids=lambda x: str(x))
 def test_native_rules_are_openspiels(name: str, options: dict[str, Any]) -> None:
     play_both(name, options, count=100, seed=0)
 
 
-def turned_game(game: Any, way: games.Symmetry, count: int, moves: int, seed: int) -> None:
+def turned_game(game: Any, way: Symmetry, count: int, moves: int, seed: int) -> None:
     """The same games, once as they are and once with every move turned: positions must be turned too."""
     rng = np.random.default_rng(seed)
     back = way.actions.argsort()
@@ -83,7 +87,7 @@ SYMMETRIC = [
 
 
 @sabotaged_by(
-    "foresight.envs.games.game._square",
+    "foresight.envs.games.symmetries.board_symmetry",
     lambda f: lambda h, w, a, k: f(h, w, a, k)._replace(actions=f(h, w, a, k ^ 1)[1]),
 )
 @pytest.mark.parametrize(("name", "options", "ways"), SYMMETRIC[:4], ids=lambda x: str(x))
@@ -113,7 +117,7 @@ def test_openspiels_games_are_played_in_batches(name: str) -> None:
         assert game.planes(position)[0, -1].mean() == 1 - t % 2
         action = random_moves(game, position, rng)
         name_ = game.move_name(position[:1], int(action[0]))
-        assert games.named(game, position[:1], name_) == int(action[0])
+        assert named(game, position[:1], name_) == int(action[0])
         moved = game.step(position, action)
         assert not moved.over.any() and (moved.reward == 0).all()
         position = moved.position
@@ -124,29 +128,29 @@ def test_openspiels_games_are_played_in_batches(name: str) -> None:
 @sabotaged_by("foresight.envs.games.game.replay", lambda f: lambda game, h: f(game, [x[:-1] for x in h]))
 def test_replay_gives_the_position_of_a_history() -> None:
     game = games.make("connect_four")
-    position = games.replay(game, [[3, 3, 4], []])
+    position = replay(game, [[3, 3, 4], []])
     assert game.picture(position[:1]).splitlines()[-3:] == [". . . O . . .", ". . . X X . .", "1 2 3 4 5 6 7"]
     assert torch.equal(position[1:], game.start(1))
 
 
 def test_nothing_happens_after_the_end_or_by_an_illegal_action() -> None:
     game = games.make("tic_tac_toe")
-    won = games.replay(game, [[0, 3, 1, 4, 2]])
+    won = replay(game, [[0, 3, 1, 4, 2]])
     assert bool(game.over(won)) and not game.legal(won).any() and float(game.first_score(won)) == 1.0
-    for position, action in ((won, 8), (games.replay(game, [[4]]), 4)):
+    for position, action in ((won, 8), (replay(game, [[4]]), 4)):
         moved = game.step(position, torch.tensor([action]))
         assert torch.equal(moved.position, position) and float(moved.reward) == 0.0
 
 
 def test_an_illegal_word_says_the_legal_ones() -> None:
     game = games.make("connect_four")
-    full = games.replay(game, [[0] * 6])
+    full = replay(game, [[0] * 6])
     with pytest.raises(UserError, match=re.escape("'1' is not legal here. Legal: 2, 3, 4, 5, 6, 7.")):
-        games.named(game, full, "1")
+        named(game, full, "1")
     go = games.make("go", size=5)
-    assert games.named(go, go.start(1), " C3 ") == 12 and games.named(go, go.start(1), "PASS") == 25
+    assert named(go, go.start(1), " C3 ") == 12 and named(go, go.start(1), "PASS") == 25
     with pytest.raises(UserError, match="Game 1, move 2: action 12 is not legal in Go"):
-        games.replay(go, [[12, 12]])
+        replay(go, [[12, 12]])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def test_games_that_do_not_exist_are_refused(name: str, options: dict[str, Any],
 
 
 @sabotaged_by(
-    "foresight.envs.games.game.make",
+    "foresight.envs.games.make.make",
     lambda f: lambda name, *words, board_size=None, **options: f(name, *words, **options),
 )
 def test_a_board_has_the_size_that_openspiel_calls_board_size() -> None:

@@ -11,7 +11,8 @@ import torch
 
 from foresight.algorithms.language import dapo, grpo
 from foresight.data import traces
-from foresight.envs.text import task as text
+from foresight.envs.text import make as text
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.generation import rollout
 from tests import tiny_language
@@ -22,7 +23,7 @@ WRONG = "<think>7</think><answer>8</answer>"
 BARE = "It is 7."
 
 
-def _sum(task: text.TextTask) -> text.Example:
+def _sum(task: TextTask) -> Example:
     return next(e for e in [*task.train, *task.test] if e.prompt.endswith("What is 3 + 4?"))
 
 
@@ -47,11 +48,11 @@ def test_the_answer_alone_is_graded_and_the_form_is_a_part():
 
 def test_a_conversation_is_asked_in_its_last_message():
     asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    task = text.TextTask("t", [text.Example(asked)], [], lambda e, c: [0.0] * len(c))
+    task = TextTask("t", [Example(asked)], [], lambda e, c: [0.0] * len(c))
     assert [m["content"] for m in text._traced(task).train[0].prompt] == ["s", traces.ASK + "q"]
 
 
-@sabotaged_by("foresight.envs.text.task._weighted", scaled(2.0), change("weights", lambda w: w[::-1]))
+@sabotaged_by("foresight.envs.text.composite.weighted", scaled(2.0), change("weights", lambda w: w[::-1]))
 def test_a_composite_is_the_weighted_sum_of_what_could_be_told(tmp_path):
     file = tmp_path / "mine.py"
     brief = "def brief(completions, **k):\n    return [None if c == 'x' else -len(c) / 10 for c in completions]\n"
@@ -134,7 +135,7 @@ def test_parts_counts_and_difficulty_are_logged_by_every_sibling(module, task):
 
 def test_measures_follow_their_prompts():
     policy = tiny_language.model()
-    made = text.TextTask("t", [text.Example(f"{i}?", columns={"difficulty": i}) for i in range(6)], [],
+    made = TextTask("t", [Example(f"{i}?", columns={"difficulty": i}) for i in range(6)], [],
                          lambda e, c: [0.0] * len(c), curriculum=0.9)  # fmt: skip
     one = rollout.roll(policy, made, 5, 2, 4, 1.0, torch.Generator().manual_seed(0), 1.0)
     exact = torch.tensor([[float(e.columns["difficulty"])] * 2 for e in one.examples])

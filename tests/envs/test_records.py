@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
 from foresight.envs.games import records
+from foresight.envs.games.game import replay
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
@@ -27,7 +28,7 @@ def test_a_pgn_gives_its_moves(tmp_path: Path) -> None:
     chess = games.make("chess")
     found = records.read(chess, file)
     assert [len(game) for game in found] == [5, 1]
-    position = games.replay(chess, found[:1])
+    position = replay(chess, found[:1])
     assert chess.picture(position).startswith(" r  .  b  q  k  b  n  r\n p  p  p  p  .  p  p  p\n .  .  n")
 
 
@@ -44,7 +45,7 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
     head = '[Event "Club; round 1"]\n% an escape, 1. a4\n'
     file.write_text(head + "1. e4 e5 ; the usual\n2. Nf3 {over\ntwo lines} 2... Nc6 *\n", encoding="utf-8-sig")
     (found,) = records.read(chess, file)
-    assert [chess.move_name(games.replay(chess, [found[:t]]), found[t]) for t in range(4)] == ["e4", "e5", "Nf3", "Nc6"]
+    assert [chess.move_name(replay(chess, [found[:t]]), found[t]) for t in range(4)] == ["e4", "e5", "Nf3", "Nc6"]
     file.write_text("1. e4 e5 2. Nf3 {a word} 2. ... Nc6 *\n")
     assert records.read(chess, file) == [found]
     sgf = tmp_path / "a.sgf"

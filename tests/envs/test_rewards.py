@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foresight.envs.text import task as text
+from foresight.envs.text import make as text
 from foresight.errors import LostError, UserError
 from foresight.runtime import run
 from tests import tiny_language
@@ -44,7 +44,7 @@ def prompts(tmp_path: Path) -> str:
     return str(file)
 
 
-@sabotaged_by("foresight.envs.text.task._weighted", lambda f: lambda weights, grades: grades[0])
+@sabotaged_by("foresight.envs.text.composite.weighted", lambda f: lambda weights, grades: grades[0])
 def test_the_reward_is_the_sum_and_each_is_known_by_its_name(tmp_path):
     task = text.make(prompts(tmp_path), reward=[digits, unsure, short])
     asked = list(task.test)[:1] * 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
 from foresight.envs.games.selfplay import SelfPlay, observe
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
@@ -13,7 +13,7 @@ from tests.sabotage import sabotaged_by
 TTT = games.make("tic_tac_toe")
 
 
-@sabotaged_by("foresight.envs.games.game.Native.first_score", lambda f: lambda self, p: 1 - f(self, p))
+@sabotaged_by("foresight.envs.games.native.Native.first_score", lambda f: lambda self, p: 1 - f(self, p))
 def test_a_game_by_hand() -> None:
     """X takes the top row in five moves: the fifth earns 1, ends the game, and shows an empty board again."""
     env = SelfPlay(TTT, 2)

@@ -6,18 +6,20 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
-from foresight.envs.control.multi_task import Several, alike
+from foresight.envs.control.multi_task import MultiTask, alike
 from foresight.envs.make import make
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
 
-@sabotaged_by("foresight.envs.control.multi_task.Several.step", lambda f: lambda self, action: f(self, action.roll(1)))
+@sabotaged_by(
+    "foresight.envs.control.multi_task.MultiTask.step", lambda f: lambda self, action: f(self, action.roll(1))
+)
 def test_every_row_is_what_its_task_shows_alone() -> None:
     def tasks():
         return make("CartPole-v1", num_envs=3), make("CartPole-v1", num_envs=2, time_limit=4)
 
-    together, (long, short) = Several(tasks()), tasks()
+    together, (long, short) = MultiTask(tasks()), tasks()
     assert together.num_envs == 5 and together.name == "CartPole-v1,CartPole-v1"
     obs = together.reset(7)
     assert torch.equal(obs, torch.cat([long.reset(7), short.reset(10)]))  # world i is seeded with seed + i

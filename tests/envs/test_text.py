@@ -8,9 +8,11 @@ import re
 
 import pytest
 
+from foresight.envs.text import make as text
 from foresight.envs.text import rewards
-from foresight.envs.text import task as text
-from foresight.envs.text.task import Example
+from foresight.envs.text.dataset import dataset
+from foresight.envs.text.graders import last_integer
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
@@ -60,14 +62,14 @@ def test_largest_asks_about_four_different_numbers_and_knows_the_answer():
     ],
 )
 def test_the_last_integer(words, last):
-    assert text.last_integer(words) == last or (words == "9-4" and text.last_integer(words) == -4)
+    assert last_integer(words) == last or (words == "9-4" and last_integer(words) == -4)
 
 
 def first_integer(original):
     return lambda words: next((int(word) for word in re.findall(r"\d+", words)), None)
 
 
-@sabotaged_by("foresight.envs.text.task.last_integer", first_integer)
+@sabotaged_by("foresight.envs.text.graders.last_integer", first_integer)
 def test_a_grader_gives_its_gold_answer_full_marks_and_a_wrong_one_none():
     for name in ("addition", "largest"):
         task = text.make(name)
@@ -78,7 +80,7 @@ def test_a_grader_gives_its_gold_answer_full_marks_and_a_wrong_one_none():
 
 
 def test_a_task_whose_gold_answers_fail_is_refused():
-    task = text.TextTask("bad", [Example("a", "1")], [Example("b", "2")], lambda e, c: [0.5] * len(c))
+    task = TextTask("bad", [Example("a", "1")], [Example("b", "2")], lambda e, c: [0.5] * len(c))
     with pytest.raises(UserError, match="its own gold answer '2'"):
         task.check()
 
@@ -119,7 +121,7 @@ def test_a_file_with_a_reward_function_as_trl_users_write_it(rows, tmp_path):
         "    assert set(kwargs) == {'prompts', 'answer'}, kwargs\n"
         "    return [None if c == 'x' else float(len(c) + n) for c, n in zip(completions, level)]\n"
     )
-    task = text.dataset(str(rows), reward=f"{tmp_path / 'rewards.py'}:close")
+    task = dataset(str(rows), reward=f"{tmp_path / 'rewards.py'}:close")
     assert (len(task.train), len(task.test)) == (8, 2)
     example = task.train[0]
     rewards = task.grade([example, example], ["abc", "x"])
@@ -255,7 +257,7 @@ def test_a_reward_function_is_given_every_column_whichever_row_comes_first(tmp_p
         seen.append(tolerance)
         return [1.0] * len(completions)
 
-    task = text.dataset(str(path), reward=close)
+    task = dataset(str(path), reward=close)
     by = {e.prompt: e for e in [*task.train, *task.test]}
     task.grade([by["0?"], by["1?"]], ["a", "b"])
     task.grade([by["1?"], by["0?"]], ["a", "b"])

@@ -27,7 +27,7 @@ from foresight.algorithms.search import (
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Spaces
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
 from foresight.envs.games import selfplay
 from foresight.envs.games.game import Game
 from foresight.training import muzero_targets

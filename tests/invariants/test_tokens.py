@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from foresight.algorithms.language import grpo, reward_model, rlhf_ppo, sft
 from foresight.data.text import TokenBatch
-from foresight.envs.text import task as text
+from foresight.envs.text import make as text
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import Cache

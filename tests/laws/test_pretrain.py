@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from foresight.algorithms.language import mtp_critic, pretrain
 from foresight.data.text import pad
-from foresight.envs.text.task import Example, TextTask, make
+from foresight.envs.text.make import make
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import pretrained
 from tests.sabotage import begins_anew, change, drop, flip_sign, sabotaged_by, scaled

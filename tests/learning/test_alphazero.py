@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foresight.algorithms.search import alphazero
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
 from foresight.planning.games import opponents
 from foresight.runtime.evaluation import match
 from tests.sabotage import sabotaged_by

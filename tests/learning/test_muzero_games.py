@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from foresight.algorithms.search import gumbel_muzero, muzero
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
 from foresight.planning.games import exhaustive, opponents
 from foresight.runtime.evaluation import match
 from tests.sabotage import change, flip_sign, sabotaged_by

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from foresight.envs.games import boards
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
+from foresight.envs.games.game import replay
 from foresight.errors import UserError
 from foresight.planning.games import connect_four, exhaustive, minimax, opponents
 from foresight.planning.search import playouts
@@ -56,10 +57,10 @@ def test_the_solver_is_brute_force_on_endgames() -> None:
 
 def test_the_solver_knows_what_is_known() -> None:
     """A forced block is the only move that does not lose at once, and an open three wins."""
-    block = games.replay(C4, [[0, 6, 1, 6, 2]])  # X threatens 4: O must play there
+    block = replay(C4, [[0, 6, 1, 6, 2]])  # X threatens 4: O must play there
     values = connect_four.solver().moves(block)[0]
     assert int(values.argmax()) == 3 and (values == values.max()).sum() == 1
-    open_three = games.replay(C4, [[1, 1, 2, 2, 3]])  # a1 and e1 both win: O cannot stop both
+    open_three = replay(C4, [[1, 1, 2, 2, 3]])  # a1 and e1 both win: O cannot stop both
     assert connect_four.solver().moves(open_three).max() == -1
     bad, lost = connect_four.mistakes(block, torch.tensor([0]))
     assert bool(bad) and int(lost) >= 1
@@ -85,10 +86,10 @@ def known_playouts(game: Any, position: torch.Tensor) -> float:
 @pytest.mark.parametrize("rules", ["native", "openspiel"])
 def test_playouts_have_the_mean_of_random_games(rules: str) -> None:
     history = [[0, 1, 4, 8], [4, 0, 8, 2]]
-    exact = [known_playouts(TTT, games.replay(TTT, [h])) for h in history]
+    exact = [known_playouts(TTT, replay(TTT, [h])) for h in history]
     assert abs(exact[0] - exact[1]) > 0.3
     game = games.make("tic_tac_toe", rules=rules)
-    found = playouts.playouts(game, games.replay(game, history), 1500, playouts.stream(0))
+    found = playouts.playouts(game, replay(game, history), 1500, playouts.stream(0))
     assert found.tolist() == pytest.approx(exact, abs=0.08)
 
 
@@ -99,13 +100,12 @@ def test_tree_search_takes_a_win_and_stops_a_loss(name: str) -> None:
         "hex": ([0, 8, 3], None, [0, 8, 3], None), "go": ([0], None, [0], None),
     }[name]  # fmt: skip
     game = games.make(name, **({"size": 3} if name in ("hex", "go") else {}))
-    visits, values = playouts.uct(game, games.replay(game, [histories[0]]), 400, playouts.stream(0))
-    assert int(visits.sum()) == 400 and not (visits[~game.legal(games.replay(game, [histories[0]]))] > 0).any()
+    visits, values = playouts.uct(game, replay(game, [histories[0]]), 400, playouts.stream(0))
+    assert int(visits.sum()) == 400 and not (visits[~game.legal(replay(game, [histories[0]]))] > 0).any()
     if histories[1] is not None:
         assert int(visits.argmax()) == histories[1] and float(values[0, histories[1]]) == 1.0
         assert (
-            int(playouts.uct(game, games.replay(game, [histories[2]]), 400, playouts.stream(0))[0].argmax())
-            == (histories[3])
+            int(playouts.uct(game, replay(game, [histories[2]]), 400, playouts.stream(0))[0].argmax()) == (histories[3])
         )
 
 
@@ -113,18 +113,18 @@ def test_tree_search_takes_a_win_and_stops_a_loss(name: str) -> None:
 def test_tree_search_plays_what_is_proven(rules: str) -> None:
     """A win in one is taken however few visits it needed, and what loses by force is not, however many it got."""
     game = games.make("tic_tac_toe", rules=rules)
-    wins = games.replay(game, [[6, 0, 7, 1]]).repeat(20, *[1] * (game.start(1).ndim - 1))
+    wins = replay(game, [[6, 0, 7, 1]]).repeat(20, *[1] * (game.start(1).ndim - 1))
     assert (opponents.make("mcts:300", game, 0)(wins) == 8).all()
     visits, values = playouts.uct(game, wins, 300, playouts.stream(1))
     assert (visits.argmax(-1) == 8).all() and (values[:, 8] == 1).all() and (visits.sum(-1) == 300).all()
-    held = games.replay(game, [[0, 3, 1]]).repeat(20, *[1] * (game.start(1).ndim - 1))
+    held = replay(game, [[0, 3, 1]]).repeat(20, *[1] * (game.start(1).ndim - 1))
     assert (opponents.make("mcts:300", game, 2)(held) == 2).all()
 
 
 def test_values_of_games_for_more_than_a_point_are_scaled() -> None:
     game = games.make("dots_and_boxes", utility_margin=True)
     assert game.limit > 1
-    position = games.replay(game, [[0, 1, 2]])
+    position = replay(game, [[0, 1, 2]])
     assert playouts.playouts(game, position, 50, playouts.stream(0)).abs().max() <= 1
     assert playouts.uct(game, position, 50, playouts.stream(0))[1].abs().max() <= 1
 
@@ -164,7 +164,7 @@ def test_pruning_changes_nothing() -> None:
 def test_alpha_beta_agrees_with_openspiels_rules() -> None:
     spiel = games.make("tic_tac_toe", rules="openspiel")
     history = [[0, 3, 1, 4], [0, 4, 1]]
-    assert minimax.minimax(spiel, games.replay(spiel, history), 4, playouts.stream(0)).tolist() == [2, 2]
+    assert minimax.minimax(spiel, replay(spiel, history), 4, playouts.stream(0)).tolist() == [2, 2]
 
 
 @sabotaged_by("foresight.planning.games.opponents.make", lambda f: lambda name, game, seed=0: f("random", game, seed))
@@ -175,7 +175,7 @@ def test_exhaustive_play_proves_perfection_and_finds_mistakes() -> None:
         assert found.lost == 0 and found.line is None and found.won > 0 and found.positions > 20
     careless = exhaustive.exhaust(TTT, lambda p: TTT.legal(p).int().argmax(-1), first=False)
     assert careless.lost > 0 and careless.line is not None
-    assert float(TTT.first_score(games.replay(TTT, [careless.line]))) == 1.0
+    assert float(TTT.first_score(replay(TTT, [careless.line]))) == 1.0
 
 
 @sabotaged_by("foresight.planning.search.rules.Rules.step", lambda f: lambda s, p, a: _with(f(s, p, a), 2, torch.abs))
@@ -184,12 +184,12 @@ def test_values_change_their_sign_with_the_mover() -> None:
     """By hand: X has a1 and b1 and takes c1; one move before, O cannot stop both of X's lines and has lost."""
     level = Rules(TTT, lambda p: (torch.zeros(len(p), 9), torch.zeros(len(p))))
     rule = PUCT(1.25, normalize="none", first_play="zero")
-    won = search(level, games.replay(TTT, [[0, 3, 1, 4]]), 60, rule)
+    won = search(level, replay(TTT, [[0, 3, 1, 4]]), 60, rule)
     assert int(won.action) == 2 and float(won.value) > 0.5
     # X on a1, c3, c1 and O on b2, a3... X threatens b1 and c2: whatever O does, X wins.
-    lost = search(level, games.replay(TTT, [[0, 4, 8, 6, 2]]), 300, rule)
+    lost = search(level, replay(TTT, [[0, 4, 8, 6, 2]]), 300, rule)
     assert float(lost.value) < -0.2
-    _, reward, discount, logits, _ = level.step(games.replay(TTT, [[0, 3, 1, 4], [0]]), torch.tensor([2, 4]))
+    _, reward, discount, logits, _ = level.step(replay(TTT, [[0, 3, 1, 4], [0]]), torch.tensor([2, 4]))
     assert reward.tolist() == [1, 0] and discount.tolist() == [0, -1]
     assert (logits[0] == -torch.inf).all() and (logits[1] == -torch.inf).sum() == 2
 
@@ -210,5 +210,5 @@ def test_the_solver_knows_one_game() -> None:
 
 
 def test_the_numbers_of_a_row_are_where_they_are_said_to_be() -> None:
-    row = games.replay(C4, [[3]])[0, 42:]
+    row = replay(C4, [[3]])[0, 42:]
     assert row[boards.TURN] == 1 and row[boards.MOVES] == 1 and row[boards.RESULT] == boards.PLAYING

@@ -231,11 +231,11 @@ def test_actors_differ_and_another_life_differs_too() -> None:
     assert seen[0] != seen[1] != seen[2] != seen[0]
 
 
-def _tasks() -> multi_task.Several:
+def _tasks() -> multi_task.MultiTask:
     """CartPole, and CartPole with little time."""
     long, short = make("CartPole-v1", num_envs=2), make("CartPole-v1", num_envs=2, time_limit=5)
     short.name = "Short"
-    return multi_task.Several([long, short])
+    return multi_task.MultiTask([long, short])
 
 
 def test_several_tasks_report_their_returns() -> None:

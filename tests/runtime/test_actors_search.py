@@ -16,7 +16,8 @@ from foresight.algorithms.search import (
     sampled_muzero,
     stochastic_muzero,
 )
-from foresight.envs.games import game, selfplay
+from foresight.envs.games import make as games
+from foresight.envs.games import selfplay
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime import settings
@@ -50,7 +51,7 @@ ZERO = alphazero.Config(
 def env(task: str, count: int = 4) -> Any:
     """As a run would make it for an actor."""
     known = task == "tic_tac_toe"
-    return selfplay.env(game.make(task) if known else make(task, num_envs=count), count)
+    return selfplay.env(games.make(task) if known else make(task, num_envs=count), count)
 
 
 def fleet(module: Any, config: Any, task: str, count: int = 1) -> actors.Inline:
@@ -61,7 +62,7 @@ def fleet(module: Any, config: Any, task: str, count: int = 1) -> actors.Inline:
 
 
 def built(module: Any, config: Any, task: str) -> Any:
-    return module.build(config, game.make(task) if task == "tic_tac_toe" else make(task, num_envs=1).spaces)
+    return module.build(config, games.make(task) if task == "tic_tac_toe" else make(task, num_envs=1).spaces)
 
 
 @sabotaged_by("foresight.runtime.distributed.actors.take", _late)
@@ -71,7 +72,7 @@ def built(module: Any, config: Any, task: str) -> Any:
 def test_lockstep_is_the_run_of_one_process(module: Any, task: str) -> None:
     """One actor that waits: the same searches, rows, draws and gradient steps, bit for bit."""
     config = module.Config(**{**FIELDS, **({"gamma": 1.0} if task == "tic_tac_toe" else {})})
-    here = game.make(task) if task == "tic_tac_toe" else make(task, num_envs=4)
+    here = games.make(task) if task == "tic_tac_toe" else make(task, num_envs=4)
     together = [(step, m, weights(s)) for step, m, s in module.train(config, here)]
     state = built(module, config, task)
     apart = [(step, m, weights(s)) for step, m, s in actors.train(module, config, state, fleet(module, config, task))]
@@ -103,7 +104,7 @@ def vector(state: Any) -> torch.Tensor:
 def test_finished_games_reach_the_learner_whole() -> None:
     """Before anything is learned: the same positions with the same targets as in one process."""
     config = dataclasses.replace(ZERO, learning_starts=10**6)
-    *_, (step, expected, alone) = alphazero.train(config, game.make("tic_tac_toe"))
+    *_, (step, expected, alone) = alphazero.train(config, games.make("tic_tac_toe"))
     state = built(alphazero, config, "tic_tac_toe")
     *_, (came, metrics, _) = actors.train(alphazero, config, state, fleet(alphazero, config, "tic_tac_toe"))
     assert came == step == 1_024 and state.finished == alone.finished > 64

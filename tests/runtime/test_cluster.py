@@ -25,7 +25,7 @@ ray = pytest.importorskip("ray")
 from foresight.algorithms.policy import impala, ppo  # noqa: E402
 from foresight.algorithms.search import alphazero  # noqa: E402
 from foresight.algorithms.value import dqn  # noqa: E402
-from foresight.envs.games import game  # noqa: E402
+from foresight.envs.games import make as games  # noqa: E402
 from foresight.envs.make import make  # noqa: E402
 from foresight.errors import UserError  # noqa: E402
 from foresight.runtime import run, settings  # noqa: E402
@@ -144,7 +144,7 @@ def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
     fields, tables = actors.plan(resolved, 2)
     fleet = ray_cluster.Fleet("alphazero", fields, tables, 2, nodes.address)
     pids, killed, last = fleet.pids(), False, {}
-    state = alphazero.build(alphazero.Config(**given), game.make("tic_tac_toe"))
+    state = alphazero.build(alphazero.Config(**given), games.make("tic_tac_toe"))
     for _, last, _ in actors.train(alphazero, alphazero.Config(**given), state, fleet):
         if not killed:
             os.kill(pids[0], signal.SIGKILL)

@@ -15,7 +15,7 @@ import torch
 from foresight.algorithms.search import alphazero, mcts
 from foresight.cli.games import view
 from foresight.cli.main import main
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
 from foresight.errors import NotFinite, UserError
 from foresight.runtime import run, settings
 from foresight.runtime.evaluation import match

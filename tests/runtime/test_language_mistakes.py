@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from foresight.cli.main import main
 from foresight.data import forms
-from foresight.envs.text import task as text
+from foresight.envs.text import make as text
+from foresight.envs.text.task import TextTask
 from foresight.envs.text.worker import function
 from foresight.errors import LostError, UserError
 from foresight.nets.language import pretrained
@@ -235,7 +236,7 @@ def test_what_was_learned_before_a_mistake_is_saved_and_goes_on_as_if_nothing_we
         return called
 
     with monkeypatch.context() as patch:
-        patch.setattr(text.TextTask, "reward", at(2, text.TextTask.reward, UserError("A server refuses.")))
+        patch.setattr(TextTask, "reward", at(2, TextTask.reward, UserError("A server refuses.")))
         with pytest.raises(
             LostError, match=r"refuses\. The checkpoint at 1 updates is saved\. When .*foresight resume"
         ):

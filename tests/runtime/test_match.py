@@ -13,7 +13,7 @@ import torch
 
 import foresight
 from foresight.cli.main import main
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
 from foresight.envs.games.game import Chooser
 from foresight.errors import UserError
 from foresight.planning.games import opponents
@@ -37,7 +37,7 @@ def along(*cells: int) -> Chooser:
     return lambda p: torch.tensor([next(c for c in cells if row[c]) for row in TTT.legal(p)])
 
 
-@sabotaged_by("foresight.envs.games.game.Native.mover", lambda f: lambda self, p: 1 - f(self, p))
+@sabotaged_by("foresight.envs.games.native.Native.mover", lambda f: lambda self, p: 1 - f(self, p))
 def test_points_go_to_the_player_who_won() -> None:
     """By hand: b2, c1 and a3 are a line, and a1, b1 go no further than that."""
     diagonal = along(4, 2, 6, 8, 0, 1, 3, 5, 7)

@@ -17,7 +17,7 @@ from foresight.envs.base import Env, Feedback
 from foresight.errors import UserError
 
 
-class Several:
+class MultiTask:
     """An `Env` of `envs` side by side, in their order. `info["episode_task"]` names the task of each ended episode.
 
     Raises UserError where they do not show and accept the same.
@@ -97,4 +97,4 @@ def make(names: str, one: Callable[..., Env], num_envs: int = 8, **options: Any)
     if num_envs < len(each):
         raise UserError(f"{len(each)} tasks need at least as many worlds: raise num_envs from {num_envs}.")
     counts = [num_envs // len(each) + (i < num_envs % len(each)) for i in range(len(each))]
-    return Several([one(task, num_envs=count, **options) for task, count in zip(each, counts, strict=True)])
+    return MultiTask([one(task, num_envs=count, **options) for task, count in zip(each, counts, strict=True)])

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from foresight.envs.games.game import Game, Spiel, named
+from foresight.envs.games.game import Game
+from foresight.envs.games.notation import named
+from foresight.envs.games.openspiel import Spiel
 from foresight.errors import UserError
 
 SUFFIXES = (".sgf", ".pgn")

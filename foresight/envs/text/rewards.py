@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from foresight.envs.text.worker import Apart, function, listed
+from foresight.envs.text.worker import Worker, function, listed
 from foresight.errors import LostError, UserError
 
-Examples = Sequence[Any]  # of `envs.text.task.Example`, which stands above
+Examples = Sequence[Any]  # of `envs.text.task.Example`, a module above this one
+Grader = Callable[[Examples, Sequence[str]], list[float]]  # examples and their completions to rewards
+REWARD_TIMEOUT = 300.0  # seconds that a user's reward function may take for a batch
 
 
 def reward_at(place: str | Callable[..., Any], limit: float) -> Callable[..., Any]:
@@ -18,7 +20,7 @@ def reward_at(place: str | Callable[..., Any], limit: float) -> Callable[..., An
     if limit < 0:
         raise UserError(f"reward_timeout is {limit}: it is a number of seconds, 0 for no limit.")
     found = function(place)
-    return found if callable(place) or limit == 0 else Apart(place, limit)
+    return found if callable(place) or limit == 0 else Worker(place, limit)
 
 
 def reward_name(reward: Callable[..., Any]) -> str:
@@ -29,10 +31,10 @@ def reward_name(reward: Callable[..., Any]) -> str:
 def waits(reward: Callable[..., Any]) -> bool:
     """Whether a reward function is asked in another process or is `async`, and so can be asked beside others."""
     own = reward if inspect.isroutine(reward) else type(reward).__call__
-    return isinstance(reward, Apart) or inspect.iscoroutinefunction(own)
+    return isinstance(reward, Worker) or inspect.iscoroutinefunction(own)
 
 
-def function_grader(reward: Callable[..., Any]) -> Callable[[Examples, Sequence[str]], list[float]]:
+def function_grader(reward: Callable[..., Any]) -> Grader:
     """A grader from a reward function in the form that TRL users write. None and NaN mean that it cannot tell.
 
     Raises UserError, naming the sample, if the function raises, returns what is infinite or no number, or returns too

@@ -104,7 +104,7 @@ def _same(frame: traceback.FrameSummary, file: Path | None) -> bool:
     return file is not None and Path(frame.filename).resolve() == file.resolve()
 
 
-class Apart:
+class Worker:
     """The function at `place`, called in another process and given up after `limit` seconds a call.
 
     The process starts with the first call and anew after one that failed. What the function raises is raised here.

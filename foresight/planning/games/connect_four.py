@@ -16,7 +16,8 @@ from numba import int64, njit, uint8
 from torch import Tensor
 
 from foresight.envs.games import boards
-from foresight.envs.games.game import Game, Native
+from foresight.envs.games.game import Game
+from foresight.envs.games.native import Native
 from foresight.errors import UserError
 
 WIDTH, HEIGHT = 7, 6

@@ -15,7 +15,9 @@ from numba import njit
 from torch import Tensor
 
 from foresight.envs.games import boards
-from foresight.envs.games.game import Game, Native, Spiel
+from foresight.envs.games.game import Game
+from foresight.envs.games.native import Native
+from foresight.envs.games.openspiel import Spiel
 
 WON = 1_000_000.0
 

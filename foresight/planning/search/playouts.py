@@ -15,7 +15,9 @@ from numba import njit
 from torch import Tensor
 
 from foresight.envs.games import boards
-from foresight.envs.games.game import Game, Native, Spiel
+from foresight.envs.games.game import Game
+from foresight.envs.games.native import Native
+from foresight.envs.games.openspiel import Spiel
 from foresight.errors import UserError
 from foresight.planning.search import memory
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from foresight.algorithms.search import alphago as ag
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
+from foresight.envs.games.game import replay
 from foresight.errors import LostError, UserError
 from foresight.runtime.checkpoints import checkpoint
 from tests.sabotage import sabotaged_by
@@ -41,7 +42,7 @@ def test_the_pipeline_runs_through_its_stages(trained: ag.State) -> None:
 def test_expert_games_are_games(trained: ag.State) -> None:
     assert trained.expert is not None
     histories = [[a for a in row.tolist() if a >= 0] for row in trained.expert]
-    assert TTT.over(games.replay(TTT, histories)).all()
+    assert TTT.over(replay(TTT, histories)).all()
     assert len({tuple(h) for h in histories}) > 10
 
 
@@ -89,7 +90,7 @@ def _firsts() -> list[list[int]]:
         for reply in range(9):
             if reply != opening:
                 history = [opening, reply]
-                while not bool(TTT.over(games.replay(TTT, [history]))):
+                while not bool(TTT.over(replay(TTT, [history]))):
                     history.append(next(c for c in range(9) if c not in history))
                 found.append(history)
     return found
@@ -138,7 +139,7 @@ def test_a_run_stopped_in_any_stage_goes_on_exactly(tmp_path: Path, trained: ag.
 
 
 def test_the_search_mixes_value_and_rollout(trained: ag.State) -> None:
-    position = games.replay(TTT, [[0, 3, 1, 4]])
+    position = replay(TTT, [[0, 3, 1, 4]])
     for mix in (0.0, 0.5, 1.0):
         trained.config = dataclasses.replace(SMALL, mix=mix)
         action, extras, _ = ag.act(trained, position, simulations=200)

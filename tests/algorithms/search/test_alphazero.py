@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from foresight.algorithms.search import alphazero as az
-from foresight.envs.games import game as games
+from foresight.envs.games import make as games
+from foresight.envs.games.game import replay
 from foresight.errors import UserError
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.run import resume, train
@@ -70,7 +71,7 @@ def test_targets_are_the_results_of_games_for_the_mover(lam: float, expected: li
 def test_a_turned_row_is_a_position_of_the_game() -> None:
     """Legal actions are the empty cells, before and after, and the policy goes with its cells."""
     state = az.build(SMALL, TTT)
-    position = games.replay(TTT, [[0, 4, 1], [2], [5, 6]] * 10)
+    position = replay(TTT, [[0, 4, 1], [2], [5, 6]] * 10)
     planes, legal = TTT.planes(position), TTT.legal(position)
     policy = legal * torch.arange(1.0, 10.0)
     new_planes, new_policy, new_legal = az.turned(state, planes, policy, legal)
@@ -116,7 +117,7 @@ def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
 
 def test_without_simulations_it_is_the_raw_policy() -> None:
     state = az.build(SMALL, TTT)
-    position = games.replay(TTT, [[], [4], [0, 4, 1]])
+    position = replay(TTT, [[], [4], [0, 4, 1]])
     for rule in ("gumbel", "puct"):
         state.config = dataclasses.replace(SMALL, rule=rule)
         action, extras, _ = az.act(state, position, simulations=0)
@@ -128,7 +129,7 @@ def test_without_simulations_it_is_the_raw_policy() -> None:
 @pytest.mark.parametrize("rule", ["gumbel", "puct"])
 def test_play_is_the_same_every_time_and_exploration_is_not(rule: str) -> None:
     state = az.build(dataclasses.replace(SMALL, rule=rule, simulations=8), TTT)
-    position = games.replay(TTT, [[4]] * 32)
+    position = replay(TTT, [[4]] * 32)
     still = [az.act(state, position)[0] for _ in range(2)]
     assert torch.equal(*still) and len(still[0].unique()) == 1
     assert len(az.act(state, position, explore=True)[0].unique()) > 1
@@ -136,9 +137,9 @@ def test_play_is_the_same_every_time_and_exploration_is_not(rule: str) -> None:
 
 def test_a_position_with_one_legal_move_is_played() -> None:
     state = az.build(SMALL, TTT)
-    nearly = games.replay(TTT, [[0, 1, 2, 4, 3, 5, 7, 6]])
+    nearly = replay(TTT, [[0, 1, 2, 4, 3, 5, 7, 6]])
     assert int(az.act(state, nearly)[0]) == 8
-    over = games.replay(TTT, [[0, 3, 1, 4, 2]])
+    over = replay(TTT, [[0, 3, 1, 4, 2]])
     with pytest.raises(UserError, match="no legal action: the game is over"):
         az.act(state, over)
 
@@ -204,7 +205,7 @@ def test_playouts_judge_the_first_positions_where_they_are_asked_to() -> None:
     config = dataclasses.replace(SMALL, playout_steps=10_000, playout_simulations=300)
     state = az.build(config, TTT)
     state.running.actions, state.running.rows = [[0, 3, 1, 4]], [[]]
-    az.self_play(state, games.replay(TTT, state.running.actions))
+    az.self_play(state, replay(TTT, state.running.actions))
     assert state.replay.rows is not None and len(state.replay) == 1
     assert int(state.replay.rows.extras["policy"][0, 0].argmax()) == 2
     assert float(state.replay.rows.extras["target"][0, 0]) == 1.0

@@ -15,7 +15,7 @@ from gymnasium import spaces as gs
 from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Feedback, Spaces
-from foresight.envs.games import game
+from foresight.envs.games import make as games
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
@@ -234,7 +234,7 @@ def test_choices_that_were_drawn_twice_are_one_action() -> None:
 @sabotaged_by("foresight.algorithms.search.muzero._rule", lambda f: lambda state: muzero.RULE)
 def test_in_games_muzero_takes_a_slight_edge_for_slight(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds of a game's values are known: of values near 0 nothing is made. In control it is what the tree has."""
-    envs = {"game": (game.make("tic_tac_toe"), 1.0), "control": (make("CartPole-v1", num_envs=1).spaces, 0.997)}
+    envs = {"game": (games.make("tic_tac_toe"), 1.0), "control": (make("CartPole-v1", num_envs=1).spaces, 0.997)}
     forward, visits = Number.forward, {}
     for kind, (env, gamma) in envs.items():
         state = muzero.build(muzero.Config(**{**SMALL, "simulations": 40, "gamma": gamma}), env)
@@ -372,7 +372,7 @@ def test_mistakes_are_told(module: ModuleType) -> None:
             module.build(module.Config(**wrong), cart.spaces)
     with pytest.raises(UserError, match="sample_temperature must be above 0"):
         sampled_muzero.build(sampled_muzero.Config(sample_temperature=0.0), env.spaces)
-    for openings, world, most in ((1, cart.spaces, 0), (9, game.make("tic_tac_toe"), 8)):
+    for openings, world, most in ((1, cart.spaces, 0), (9, games.make("tic_tac_toe"), 8)):
         with pytest.raises(UserError, match=rf"openings is {openings}: .* \(here at most {most}\)"):
             gumbel_muzero.build(gumbel_muzero.Config(openings=openings, gamma=1.0), world)
     with pytest.raises(UserError, match="num_envs is 8"):
@@ -403,6 +403,6 @@ def test_an_interrupted_replay_learns_nothing_of_the_gap() -> None:
 @sabotaged_by("foresight.envs.games.game.Plays.load_state_dict", lambda f: lambda self, state: None)
 def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
     config = muzero.Config(**{**SMALL, "gamma": 1.0})
-    mine, other = muzero.build(config, game.make("tic_tac_toe")), muzero.build(config, game.make("hex", size=3))
+    mine, other = muzero.build(config, games.make("tic_tac_toe")), muzero.build(config, games.make("hex", size=3))
     path = checkpoint.save(tmp_path, mine, 1)
     assert "plays tic_tac_toe(), not hex(board_size=3)" in refusal(path, other)

@@ -1,0 +1,43 @@
+"""Moves and pieces in words: what a picture shows for each player, and the action that a typed move means."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from foresight.envs.games.game import Game
+from foresight.envs.games.openspiel import Spiel
+from foresight.errors import UserError
+
+COLORS = {  # what the pieces of the first and of the second player look like in a picture: native, and OpenSpiel's
+    "tic_tac_toe": ("X", "O"), "connect_four": ("X", "O"), "go": ("X, black", "O, white"),
+    "hex": ("X, from top to bottom", "O, from left to right"), "othello": ("x, black", "o, white"),
+    "breakthrough": ("b, black, from top to bottom", "w, white, from bottom to top"),
+    "chess": ("White, capitals", "Black, small letters"), "shogi": ("Black, capitals", "White, small letters"),
+}  # fmt: skip
+
+
+def colors(game: Game) -> tuple[str, str]:
+    """What the first and the second player's pieces are in `picture`; "" where nobody has written it down."""
+    first, second = COLORS.get(game.name, ("", ""))
+    small = isinstance(game, Spiel) and game.name in ("tic_tac_toe", "connect_four", "hex")
+    return (first.lower(), second.lower()) if small else (first, second)
+
+
+def named(game: Game, position: Tensor, text: str) -> int:
+    """The legal action that a person means by `text` in one position (B = 1), by its name or its number as `#12`.
+
+    Raises UserError that says the legal ones.
+    """
+    legal = game.legal(position)[0].nonzero().flatten().tolist()
+    names = {game.move_name(position, action): action for action in legal}
+    folded: dict[str, list[int]] = {}
+    for name, action in names.items():
+        folded.setdefault(name.lower(), []).append(action)
+    wish = text.strip()
+    if wish in names:
+        return names[wish]
+    if len(folded.get(wish.lower(), [])) == 1:  # Nb3 and nb3 may differ in chess, b3 and B3 do not in Go
+        return folded[wish.lower()][0]
+    if wish.startswith("#") and wish[1:].isdigit() and int(wish[1:]) in legal:
+        return int(wish[1:])
+    raise UserError(f"'{wish}' is not legal here. Legal: {', '.join(names) or 'none, the game is over'}.")

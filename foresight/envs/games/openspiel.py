@@ -1,0 +1,153 @@
+"""Games of OpenSpiel: two players, zero-sum, perfect information, no chance."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresight.envs.games.game import TITLES, Moved
+from foresight.envs.games.symmetries import openspiel_symmetries
+from foresight.errors import UserError, unknown
+
+
+class Spiel:
+    """A game of OpenSpiel: a position is the number of one of its states, which this object holds until `forget`."""
+
+    def __init__(self, name: str, opponent: str, options: dict[str, Any]) -> None:
+        spiel = _pyspiel()
+        if name not in spiel.registered_names():
+            raise unknown("game", name, TITLES)
+        try:
+            self.spiel = spiel.load_game(name, options)
+        except spiel.SpielError as error:
+            raise UserError(f"OpenSpiel does not make {name} with {options}: {str(error).splitlines()[0]}") from error
+        kind = self.spiel.get_type()
+        wanted = (
+            (kind.dynamics, spiel.GameType.Dynamics.SEQUENTIAL, "players who move in turn"),
+            (kind.information, spiel.GameType.Information.PERFECT_INFORMATION, "perfect information"),
+            (kind.utility, spiel.GameType.Utility.ZERO_SUM, "a zero sum"),
+            (kind.chance_mode, spiel.GameType.ChanceMode.DETERMINISTIC, "no chance"),
+            (self.spiel.num_players(), 2, "two players"),
+        )
+        missing = [words for found, right, words in wanted if found != right]
+        if missing or not kind.provides_observation_tensor:
+            raise UserError(
+                f"{name} is not a game of {', '.join(missing) or 'tensors'}. Supported are two-player zero-sum games "
+                f"with perfect information and no chance: {', '.join(TITLES)}, and others of OpenSpiel's of that kind."
+            )
+        self.name, self.title, self.opponent, self.options = name, TITLES.get(name, name), opponent, dict(options)
+        self.actions, self.longest = self.spiel.num_distinct_actions(), self.spiel.max_game_length()
+        shape = self.spiel.observation_tensor_shape()
+        inner = (int(np.prod(shape[:-2])), *shape[-2:]) if len(shape) >= 2 else (1, 1, *shape)
+        self._inner: tuple[int, int, int] = tuple(int(x) for x in inner)  # type: ignore[assignment]
+        self.shape = (self._inner[0] + 1, self._inner[1], self._inner[2])  # and a plane that tells who moves
+        self._first = self.spiel.new_initial_state().current_player()  # in chess white is OpenSpiel's player 1
+        self.limit = max(abs(self.spiel.min_utility()), abs(self.spiel.max_utility()))
+        self._states: dict[int, Any] = {}
+        self._next = 0
+        self.symmetries = openspiel_symmetries(name, *self.shape[1:], self.actions)
+
+    def start(self, count: int) -> Tensor:
+        """See `Game`."""
+        return torch.tensor([self._hold(self.spiel.new_initial_state()) for _ in range(count)], dtype=torch.int64)
+
+    def state(self, number: int) -> Any:
+        """OpenSpiel's own state of a position."""
+        return self._states[number]
+
+    def step(self, position: Tensor, action: Tensor) -> Moved:
+        """See `Game`."""
+        numbers, rewards, over = [], [], []
+        for number, choice in zip(position.tolist(), action.tolist(), strict=True):
+            state = self._states[number]
+            reward = 0.0
+            if not state.is_terminal() and choice in state.legal_actions():
+                mover, state = state.current_player(), state.clone()
+                state.apply_action(choice)
+                number = self._hold(state)
+                reward = state.returns()[mover] / self.limit if state.is_terminal() else 0.0
+            numbers.append(number)
+            rewards.append(reward)
+            over.append(state.is_terminal())
+        return Moved(torch.tensor(numbers), torch.tensor(rewards, dtype=torch.float32), torch.tensor(over))
+
+    def legal(self, position: Tensor) -> Tensor:
+        """See `Game`."""
+        out = torch.zeros(len(position), self.actions, dtype=torch.bool)
+        for b, number in enumerate(position.tolist()):
+            out[b, self._states[number].legal_actions()] = True
+        return out
+
+    def over(self, position: Tensor) -> Tensor:
+        """See `Game`."""
+        return torch.tensor([self._states[n].is_terminal() for n in position.tolist()], dtype=torch.bool)
+
+    def mover(self, position: Tensor) -> Tensor:
+        """See `Game`."""
+        players = [max(self._states[n].current_player(), 0) for n in position.tolist()]
+        return torch.tensor([int(player != self._first) for player in players], dtype=torch.int64)
+
+    def planes(self, position: Tensor) -> Tensor:
+        """See `Game`: OpenSpiel's planes for the player to move, and ones if he is the first."""
+        out = np.zeros((len(position), *self.shape), np.float32)
+        for b, number in enumerate(position.tolist()):
+            state = self._states[number]
+            player = max(state.current_player(), 0)
+            out[b, :-1] = np.asarray(state.observation_tensor(player), np.float32).reshape(self._inner)
+            out[b, -1] = player == self._first
+        return torch.from_numpy(out)
+
+    def moves(self, position: Tensor) -> Tensor:
+        """See `Game`."""
+        return torch.tensor([self._states[n].move_number() for n in position.tolist()])
+
+    def first_score(self, position: Tensor) -> Tensor:
+        """See `Game`."""
+        found = [self._states[n] for n in position.tolist()]
+        scores = [0.5 + s.returns()[self._first] / self.limit / 2 if s.is_terminal() else torch.nan for s in found]
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def picture(self, position: Tensor) -> str:
+        """See `Game`: as OpenSpiel draws it (of chess and shogi, the FEN as a board)."""
+        text = str(self._states[int(position[0])])
+        return _fen(text) if self.name in ("chess", "shogi") else text.rstrip()
+
+    def move_name(self, position: Tensor, action: int) -> str:
+        """See `Game`: as OpenSpiel calls it, without the color."""
+        state = self._states[int(position[0])]
+        return str(state.action_to_string(state.current_player(), action)).removeprefix("B ").removeprefix("W ")
+
+    def forget(self, keep: Tensor) -> None:
+        """See `Game`."""
+        self._states = {number: self._states[number] for number in keep.tolist()}
+
+    def _hold(self, state: Any) -> int:
+        self._next += 1
+        self._states[self._next] = state
+        return self._next
+
+
+def _pyspiel() -> Any:
+    return importlib.import_module("pyspiel")
+
+
+def _fen(text: str) -> str:
+    """A FEN as a board, and who moves."""
+    board, *rest = text.split(" ")
+    lines = []
+    for row in board.split("/"):
+        cells, plus = [], ""
+        for sign in row:
+            if sign.isdigit():
+                cells += ["."] * int(sign)
+            elif sign == "+":
+                plus = "+"
+            else:
+                cells.append(plus + sign)
+                plus = ""
+        lines.append(" ".join(f"{cell:>2}" for cell in cells))
+    return "\n".join([*lines, " ".join(rest)])

@@ -1,0 +1,40 @@
+"""Symmetries of boards: mirrored and turned positions, with their actions, for data augmentation."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from foresight.envs.games.game import Symmetry
+
+
+def board_symmetry(height: int, width: int, actions: int, k: int) -> Symmetry:
+    """Number k of the eight ways to lay a board on itself: bit 0 mirrors columns, bits 1 and 2 turn by 180° and 90°."""
+    grid = np.arange(height * width).reshape(height, width)
+    grid = grid[:, ::-1] if k & 1 else grid
+    grid = grid[::-1, ::-1] if k & 2 else grid
+    grid = grid.T if k & 4 else grid
+    cells = torch.from_numpy(np.ascontiguousarray(grid).reshape(-1).copy())
+    if actions == width and actions != height * width:  # columns are the actions
+        return Symmetry(cells, torch.arange(width).flip(-1) if k & 1 else torch.arange(width))
+    return Symmetry(cells, torch.cat([cells, torch.arange(height * width, actions)]))
+
+
+def openspiel_symmetries(name: str, height: int, width: int, actions: int) -> tuple[Symmetry, ...]:
+    """Where actions are cells (and a pass), the board's own; in Breakthrough the mirror; else the identity alone.
+
+    Hex has none: its planes say which edge a stone is joined to, and turning the board changes the edges.
+    """
+    same = Symmetry(torch.arange(height * width), torch.arange(actions))
+    if name in ("tic_tac_toe", "go") and height == width and actions - height * width in (0, 1):
+        return tuple(board_symmetry(height, width, actions, k) for k in range(8))
+    if name == "othello":  # the others exchange the colors of the first four stones
+        return tuple(board_symmetry(height, width, actions, k) for k in (0, 2, 4, 6))
+    if name == "connect_four":
+        return tuple(board_symmetry(height, width, actions, k) for k in (0, 1))
+    if name == "breakthrough" and actions == height * width * 12:
+        # An action is (row, column, one of six directions, whether it takes); directions go left, ahead, right.
+        number = np.arange(actions).reshape(height, width, 2, 3, 2)
+        mirror = torch.from_numpy(np.ascontiguousarray(number[:, ::-1, :, ::-1]).reshape(-1).copy())
+        return same, Symmetry(board_symmetry(height, width, actions, 1).cells, mirror)
+    return (same,)

@@ -1,0 +1,83 @@
+"""Bundled tasks: `addition`, `largest` (of several numbers) and `stories` (sums in words)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from typing import Any
+
+from foresight.envs.text.graders import grade_ending, grade_last_integer
+from foresight.envs.text.split import split
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError
+
+NAMES = {"Tom": "he", "Ben": "he", "Max": "he", "Sam": "he", "Ann": "she", "Eva": "she", "Mia": "she", "Zoe": "she"}
+THINGS = ("figs", "nuts", "eggs", "keys", "hats", "pens")
+STORIES = 8 * 7 * 6 * 40 * 9 * 2  # that there are: who, with whom, of what, how many, how many moved, and whither
+
+
+def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0, reach: int | None = None) -> TextTask:
+    """Questions like "What is 7 + 12?": every pair of addends in [low, high], `held_out` of them reserved by the seed.
+
+    With `reach`, pairs with a larger addend, up to it, are trained on too: the held-out questions stay the same. The
+    last number in the completion is the answer. The larger the sum, the harder it is taken to be.
+    """
+    top = high if reach is None else reach
+    if top < high:
+        raise UserError(f"reach must be at least high, which is {high}, but is {reach}.")
+    examples = {
+        (a, b): Example(f"What is {a} + {b}?", str(a + b), {"difficulty": a + b})
+        for a, b in itertools.product(range(low, top + 1), repeat=2)
+    }
+    small = [example for pair, example in examples.items() if max(pair) <= high]
+    large = [example for pair, example in examples.items() if max(pair) > high]
+    task = split("addition", small, held_out, seed, grade_last_integer)
+    return dataclasses.replace(task, train=[*task.train, *large])
+
+
+def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int = 0) -> TextTask:
+    """Questions like "Which number is the largest: 34, 71, 15, 60?": `size` of them, of different two-digit numbers.
+
+    The last number in the completion is the answer. The nearer the second largest, the harder it is taken to be.
+    """
+    if not 2 <= numbers <= 90:
+        raise UserError(f"numbers is {numbers}: it must be from 2 to 90, as many as have two digits.")
+    if size > (most := math.perm(90, numbers) // 2):  # half: they are drawn until they differ
+        raise UserError(f"size is {size:,}: with {numbers} numbers it must be at most {most:,}.")
+    draw, seen = random.Random(seed), set[tuple[int, ...]]()
+    while len(seen) < size:
+        seen.add(tuple(draw.sample(range(10, 100), numbers)))
+    examples = [
+        Example(
+            f"Which number is the largest: {', '.join(map(str, row))}?",
+            str(max(row)),
+            {"difficulty": sorted(row)[-2] - max(row)},
+        )
+        for row in sorted(seen)
+    ]
+    return split("largest", examples, held_out, seed, grade_last_integer)
+
+
+def stories(size: int = 8000, held_out: int = 200, seed: int = 0) -> TextTask:
+    """Stories like "Tom has 12 figs. Ann gives him 7. Now he has 19.": `size` of them, the last words for an answer.
+
+    They are drawn evenly, and without repetition, from the 8 · 7 · 6 · 40 · 9 · 2 = 241,920 that there are: no model
+    that has not seen a story can foresee it for less than log 241,920 nats. The number that it ends with is the answer.
+    """
+    if size > STORIES // 2:  # half: they are drawn until they differ
+        raise UserError(f"size is {size:,}: it must be at most {STORIES // 2:,}, half of the stories that there are.")
+    draw, seen = random.Random(seed), set[tuple[Any, ...]]()
+    while len(seen) < size:
+        who, other = draw.sample(list(NAMES), 2)
+        gives = draw.random() < 0.5
+        seen.add((who, other, draw.choice(THINGS), draw.randint(10, 49), draw.randint(1, 9), gives))
+    return split("stories", [_story(*row) for row in sorted(seen)], held_out, seed, grade_ending)
+
+
+def _story(who: str, other: str, thing: str, has: int, moved: int, gives: bool) -> Example:
+    subject = NAMES[who]
+    happens = f"gives {'him' if subject == 'he' else 'her'} {moved}" if gives else f"takes {moved} away"
+    told = f"{who} has {has} {thing}. {other} {happens}. Now {subject} has"
+    return Example(told, f" {has + moved if gives else has - moved}.")

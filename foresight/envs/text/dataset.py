@@ -1,0 +1,66 @@
+"""A dataset of the user's as a text task: a JSONL file, or what the package `datasets` loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foresight.data import forms
+from foresight.envs.text.composite import function_parts, weighted_sum
+from foresight.envs.text.graders import grade_ending
+from foresight.envs.text.rewards import REWARD_TIMEOUT
+from foresight.envs.text.split import split
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError
+
+
+def dataset(
+    path: str,
+    reward: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
+    held_out: int | None = None,
+    seed: int = 0,
+    prompt: str = "prompt",
+    reward_timeout: float = REWARD_TIMEOUT,
+) -> TextTask:
+    """A JSONL file, or a dataset that the package `datasets` loads, with a reward function.
+
+    Each row has the column `prompt` (a string, or a list of messages). `reward` is a function, or its place as
+    `file.py:name` or `package.module:name`. It is called as `reward(prompts=..., completions=..., **columns)`,
+    each a list with an item per completion, and returns a list of floats; None means unscorable. Completions of
+    conversations are lists of one message, as TRL gives them. One that is named by its place runs in a process of its
+    own, and may take `reward_timeout` seconds for a batch (0: it runs here, without a limit). It may be `async`. Of
+    several, given as a list, the sum is the reward, and each is among the metrics by its name; those that are `async`
+    or in a process of their own are asked at the same time. Without `reward`, a completion is right if it ends with the
+    column `answer`; rows may do without either (see `data.forms`), and then nothing is graded: what learns from
+    demonstrations, preferences or a teacher needs no more.
+
+    `held_out` rows are not trained on (default: 100, or a fifth of them if that is less): more where a prompt has
+    several, since all rows of a prompt stand on one side.
+    """
+    rows = [{**row, "prompt": row[prompt]} if prompt in row else row for row in forms.read(path)]
+    if not rows or (forms.form(rows[0]) == "prompt" and len(rows) < 2):
+        raise UserError(f"{path} has {len(rows)} rows: at least 2 are needed, one to train on and one held out.")
+    _, rows = forms.check(rows, path)
+    columns = dict.fromkeys(itertools.chain.from_iterable(rows))
+    rows = [{**columns, **row} for row in rows]  # a reward function is given all of them, None where a row has none
+    answered = any(row.get("answer") is not None for row in rows)
+    for number, row in enumerate(rows, 1):
+        if reward is None and answered and row.get("answer") is None:
+            raise UserError(f"{path}, row {number}: without a reward function every row needs the column 'answer'.")
+    examples = [
+        Example(
+            row["prompt"], str(row["answer"]) if row.get("answer") is not None else None, row, (), f"{path}, row {n}"
+        )
+        for n, row in enumerate(rows, 1)
+    ]
+    if reward is None and not answered:
+        return dataclasses.replace(split(Path(path).stem, examples, held_out, seed, None), path=path)
+    if reward is None:
+        return dataclasses.replace(split(Path(path).stem, examples, held_out, seed, grade_ending), path=path)
+    single = isinstance(reward, str) or callable(reward)
+    parts = function_parts([reward] if single else list(reward), reward_timeout)  # type: ignore[list-item, arg-type]
+    task = split(Path(path).stem, examples, held_out, seed, weighted_sum(parts))
+    return dataclasses.replace(task, path=path, metric="reward", parts=() if single else parts)

@@ -1,0 +1,61 @@
+"""Tasks of the package reasoning-gym, each with its own scorer."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from foresight import errors
+from foresight.envs.text.graders import last_integer
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError
+
+
+def reasoning_gym(
+    name: str, size: int = 1000, held_out: int = 100, seed: int = 0, exact: bool = False, **options: Any
+) -> TextTask:
+    """Any task of the package reasoning-gym, with its own scorer; `options` go to its generator.
+
+    The answer is what stands in the last `<answer>...</answer>`; if there is none, the last number where the task asks
+    for a whole number, and the whole completion elsewhere. Scorers may give a part of a point for what is not right:
+    with `exact` only a full score counts, as 1, and all else is 0.
+    """
+    try:
+        gym = importlib.import_module("reasoning_gym")
+    except ImportError as error:
+        raise UserError("reasoning-gym tasks need a package: run `pip install 'foresight[reasoning]'`.") from error
+    registry = importlib.import_module("reasoning_gym.factory").DATASETS
+    if name not in registry:
+        raise errors.unknown("reasoning-gym task", name, registry)
+    valid = [field.name for field in dataclasses.fields(registry[name][1]) if field.name not in ("seed", "size")]
+    for option in options:
+        if option not in valid:
+            own = [key for key in inspect.signature(reasoning_gym).parameters if key not in ("name", "options")]
+            raise errors.unknown(f"option of the task 'reasoning_gym:{name}'", option, [*own, *valid])
+    try:
+        dataset = gym.create_dataset(name, size=size + held_out, seed=seed, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"reasoning-gym cannot make '{name}' with {options}: {error}") from error
+
+    def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+        scores = [
+            float(dataset.score_answer(_answer_of(c, str(e.answer)), entry=e.columns["entry"]))
+            for e, c in zip(examples, completions, strict=True)
+        ]
+        return [float(score >= 1) for score in scores] if exact else scores
+
+    entries = [dataset[i] for i in range(size + held_out)]
+    examples = [Example(entry["question"], str(entry["answer"]), {"entry": entry}) for entry in entries]
+    metric = "accuracy" if exact else "score"
+    return TextTask(f"reasoning_gym:{name}", examples[held_out:], examples[:held_out], grade, metric)
+
+
+def _answer_of(completion: str, gold: str) -> str:
+    found = re.findall(r"<answer>(.*?)</answer>", completion, re.DOTALL)
+    if not found and re.fullmatch(r"-?\d+", gold) and (number := last_integer(completion)) is not None:
+        return str(number)
+    return (found[-1] if found else completion).strip()

@@ -1,0 +1,45 @@
+"""The split of a text task into examples to train on and examples held out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from foresight.envs.text.rewards import Grader
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError
+
+HELD_OUT = 100  # examples, where nobody says how many
+
+
+def split(name: str, examples: Sequence[Example], held_out: int | None, seed: int, grader: Grader | None) -> TextTask:
+    """Reserve whole prompts by the seed until `held_out` examples are: equal prompts never stand on both sides.
+
+    None is `HELD_OUT` or a fifth, but leaves a prompt to train on.
+
+    Raises UserError where no prompt, or not so many examples, could be reserved with one prompt left to train on.
+    """
+    prompts = [json.dumps(e.prompt) for e in examples]
+    sizes = Counter(prompts)
+    order = list(sizes)
+    if len(order) < 2:
+        raise UserError(f"'{name}' has {len(order)} different prompts: at least 2 are needed, one of them held out.")
+    random.Random(f"held out {seed}").shuffle(order)
+    most = len(examples) - sizes[order[-1]]
+    held_out = min(HELD_OUT, len(examples) // 5 or 1, most) if held_out is None else held_out
+    if not 0 < held_out <= most:
+        which = "" if len(order) == len(examples) else f" (of {len(order)} prompts, one of which is trained on)"
+        raise UserError(f"held_out must be between 1 and {most} for '{name}'{which}, but is {held_out}.")
+    reserved, count = dict[str, list[Example]](), 0
+    for prompt in order:
+        if count >= held_out:
+            break
+        reserved[prompt], count = [], count + sizes[prompt]
+    train = [example for example, prompt in zip(examples, prompts, strict=True) if prompt not in reserved]
+    for example, prompt in zip(examples, prompts, strict=True):
+        if prompt in reserved:
+            reserved[prompt].append(example)
+    return TextTask(name, train, list(itertools.chain.from_iterable(reserved.values())), grader)
