@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from foresight.data import forms
 from foresight.envs.text import make as text
 from foresight.envs.text import rewards
 from foresight.envs.text.dataset import dataset
@@ -220,7 +221,7 @@ def test_options_of_the_wrong_kind_are_told(name, options, message):
 def test_a_hub_id_is_a_task(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        text.forms, "read", lambda path: asked.append(path) or [{"prompt": f"{i}?", "answer": "1"} for i in range(9)]
+        forms, "read", lambda path: asked.append(path) or [{"prompt": f"{i}?", "answer": "1"} for i in range(9)]
     )
     assert len(text.make("someone/questions").test) == 1 and asked == ["someone/questions"]
 
