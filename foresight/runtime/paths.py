@@ -72,7 +72,7 @@ def _task(env: str) -> list[str]:
     """The task, if it is data: the tasks that come along have their names to themselves."""
     if ":" in env or _absolute(env) is None:
         return []
-    from foresight.envs.text.task import TASKS  # late: it is slow
+    from foresight.envs.text.make import TASKS  # late: it is slow
 
     return [] if env in TASKS else [env]
 
