@@ -26,16 +26,16 @@ class Shared(nn.Module):
         self.last = nn.ModuleList(orthogonal(nn.Linear(trunk.size, n), g) for n, g in zip(outputs, gains, strict=True))
 
     def forward(self, obs: Any) -> Sequence[Tensor]:
-        """What the policy and the value head take."""
+        """The inputs of the policy head and of the value head."""
         h = self._features(obs)
         return [layer(h) for layer in self.last]
 
     def only(self, index: int, obs: Any) -> Tensor:
-        """What head `index` takes."""
+        """The input of head `index`."""
         return self.last[index](self._features(obs))
 
     def vjp(self, obs: Any) -> None:
-        """Only autograd knows the way back."""
+        """Not supported: use autograd."""
 
     def _features(self, obs: Any) -> Tensor:
         if not self.autocast:
@@ -45,18 +45,18 @@ class Shared(nn.Module):
 
 
 class Separate(nn.Module):
-    """`StackedMLP` over what `vectorizer` makes of observations."""
+    """`StackedMLP` over observations that `vectorizer` flattens."""
 
     def __init__(self, vectorizer: nn.Module, towers: StackedMLP) -> None:
         super().__init__()
         self.vectorizer, self.towers = vectorizer, towers
 
     def forward(self, obs: Any) -> Sequence[Tensor]:
-        """What the policy and the value head take."""
+        """The inputs of the policy head and of the value head."""
         return self.towers(self.vectorizer(obs))
 
     def only(self, index: int, obs: Any) -> Tensor:
-        """What head `index` takes."""
+        """The input of head `index`."""
         return self.towers.only(index, self.vectorizer(obs))
 
     def vjp(self, obs: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
@@ -65,10 +65,10 @@ class Separate(nn.Module):
 
 
 class Apart(nn.Module):
-    """A body for the policy and another for the value, each with parameters of its own, whatever they are.
+    """One body for the policy and one for the value, with separate parameters.
 
-    For algorithms that fit the two by different means. The first output of each is its own; more outputs of the
-    policy's are for whoever asks that body itself.
+    For algorithms that train the two differently. Uses the first output of each; call `policy.only` for further
+    outputs of the policy's body.
     """
 
     def __init__(self, policy: Shared | Separate | StackedMLP, value: Shared | Separate | StackedMLP) -> None:
@@ -76,22 +76,21 @@ class Apart(nn.Module):
         self.policy, self.value = policy, value
 
     def forward(self, obs: Any) -> Sequence[Tensor]:
-        """What the policy and the value head take."""
+        """The inputs of the policy head and of the value head."""
         return [self.policy.only(0, obs), self.value.only(0, obs)]
 
     def only(self, index: int, obs: Any) -> Tensor:
-        """What head `index` takes."""
+        """The input of head `index`."""
         return (self.policy, self.value)[index].only(0, obs)
 
     def vjp(self, obs: Any) -> None:
-        """Only autograd knows the way back."""
+        """Not supported: use autograd."""
 
 
 class ActorCritic(nn.Module):
-    """A body under a head for actions and one for values: a trunk for both (`Shared`) or one each (`StackedMLP`,
-    `Apart`).
+    """A body with a policy head and a value head: one trunk for both (`Shared`) or one each (`StackedMLP`, `Apart`).
 
-    `normalizer` is applied to every observation and saved with the weights. Dict observations may hold
+    `normalizer` is applied to every observation and saved with the weights. Dict observations may have the key
     `mask_key` (`[..., A]`, nonzero where an action is allowed).
     """
 
@@ -112,29 +111,29 @@ class ActorCritic(nn.Module):
         return self._actions(self.body.only(0, self._normal(obs)), obs)
 
     def value(self, obs: Any, carry: Any = None) -> Scalar:
-        """The value of the policy; the carry is for those that have a memory."""
+        """The value. `carry` is ignored: there is no memory."""
         return self.value_head(self.body.only(1, self._normal(obs)))
 
     def forward(self, obs: Any) -> tuple[Any, Scalar]:
-        """Both, sharing what can be shared."""
+        """Policy and value in one pass."""
         policy, value = self.body(self._normal(obs))
         return self._actions(policy, obs), self.value_head(value)
 
     def initial(self, batch: int) -> None:
-        """The carry of rows that have read nothing, as of any other: there is none."""
+        """The initial carry: None, as there is no memory."""
 
     def step(self, obs: Any, carry: Any = None) -> tuple[Any, Any]:
-        """`policy`, in the form of `MemoryActorCritic.step`: there is nothing to carry."""
+        """`policy`, with the signature of `MemoryActorCritic.step`; the carry is None."""
         return self.policy(obs), None
 
     def read(self, obs: Any, carry: Any = None, start: Any = None) -> tuple[Any, Scalar, Any]:
-        """`forward`, in the form of `MemoryActorCritic.read`."""
+        """`forward`, with the signature of `MemoryActorCritic.read`."""
         return *self(obs), None
 
     def vjp(self, obs: Any) -> tuple[Any, Scalar, Callable[[Tensor, Tensor], None]] | None:
-        """`forward` without autograd, and the way back: a function of the gradients of the heads' inputs.
+        """`forward` without autograd, and its backward pass: a function of the gradients of the heads' inputs.
 
-        For heads without weights; None where the body cannot do it. See `StackedMLP.vjp`.
+        For heads without weights. None where the body does not support it. See `StackedMLP.vjp`.
         """
         found = self.body.vjp(self._normal(obs))
         if found is None:
@@ -143,12 +142,12 @@ class ActorCritic(nn.Module):
         return self._actions(policy, obs), self.value_head(value), lambda p, v: back([p, v.unsqueeze(-1)])
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """The weights that the policy depends on and the value does not. The body must be `Apart`."""
+        """The parameters of the policy alone. The body must be `Apart`."""
         assert isinstance(self.body, Apart)
         return [*self.body.policy.parameters(), *self.policy_head.parameters()]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """The weights that the value depends on and the policy does not. The body must be `Apart`."""
+        """The parameters of the value alone. The body must be `Apart`."""
         assert isinstance(self.body, Apart)
         return [*self.body.value.parameters(), *self.value_head.parameters()]
 

@@ -13,11 +13,11 @@ from foresight.ops import fused
 
 
 class Nature(nn.Module):
-    """The network of Mnih et al. 2015 (Nature 518): 3 convolutions, one linear layer, rectifiers.
+    """The network of Mnih et al. 2015 (Nature 518): 3 convolutions, one linear layer, ReLU.
 
-    `shape` is (C, H, W); the smallest height and width is 36. Bytes are scaled to [0, 1]; the weights and
-    the activations are kept channels-last, in which CPU and GPU convolve fastest. With `size` None there is no
-    linear layer: the features are what the convolutions give.
+    `shape` is (C, H, W); the smallest height and width is 36. Bytes are scaled to [0, 1]. Weights and activations
+    are channels-last, the fastest layout on CPU and GPU. With `size` None there is no linear layer: the features
+    are the flattened output of the convolutions.
     """
 
     def __init__(self, shape: Sequence[int], size: int | None = 512) -> None:
@@ -40,9 +40,9 @@ class Nature(nn.Module):
 
 
 class Nips(nn.Module):
-    """The smaller network of Mnih et al. 2013 (arXiv:1312.5602, §4.1): 2 convolutions, one linear layer, rectifiers.
+    """The smaller network of Mnih et al. 2013 (arXiv:1312.5602, §4.1): 2 convolutions, one linear layer, ReLU.
 
-    A third of Nature's arithmetic: the one for long runs without an accelerator. Otherwise as `Nature`.
+    A third of Nature's arithmetic: for long runs without an accelerator. Otherwise as `Nature`.
     """
 
     def __init__(self, shape: Sequence[int], size: int | None = 256) -> None:
@@ -94,7 +94,7 @@ class Impala(nn.Module):
 
 
 class Planes(nn.Module):
-    """`encoder` of `[..., C, H, W]` over pictures whose dims come in another `order` (see `order`)."""
+    """`encoder` of `[..., C, H, W]` for images whose dims are in another `order` (see `order`)."""
 
     def __init__(self, encoder: nn.Module, order: tuple[int, ...]) -> None:
         super().__init__()
@@ -108,16 +108,16 @@ class Planes(nn.Module):
         return self.encoder(ordered.unsqueeze(lead) if ordered.dim() == lead + 2 else ordered.flatten(lead, -3))
 
 
-COLORS = (1, 3, 4)  # how many numbers a pixel may have
-SYMBOLS, PICTURE = 25, 36  # the longest side of a grid of symbols, the shortest of what only its size shows a picture
+COLORS = (1, 3, 4)  # channels that a pixel may have
+SYMBOLS, PICTURE = 25, 36  # the longest side of a grid of symbols; the shortest side of an image without color channels
 
 
 def order(shape: Sequence[int]) -> tuple[int, ...] | None:
-    """The order of its dims in which a picture is [..., C, H, W]; None where bytes of this `shape` are no picture.
+    """The permutation of dims that makes an image [..., C, H, W]; None where bytes of this `shape` are not an image.
 
-    Pictures are `[C, H, W]`; Gymnasium's `[H, W, C]`, told by its 1, 3 or 4 colors at the end; gray ones `[H, W]`; and
-    K of any of these, `[K, ...]`, as a frame stack shows them. A grid of symbols (MiniGrid's `[H, W, 3]` with no side
-    longer than 25) is none, nor is a stack of them.
+    Images are `[C, H, W]`; Gymnasium's `[H, W, C]`, recognized by its 1, 3 or 4 channels at the end; gray `[H, W]`; and
+    K of any of these, `[K, ...]`, from a frame stack. A grid of symbols (MiniGrid's `[H, W, 3]` with no side longer
+    than 25) is not an image, nor is a stack of them.
     """
     if len(shape) == 2:
         return (0, 1) if min(shape) >= PICTURE else None
@@ -139,7 +139,7 @@ def _image(shape: Sequence[int], smallest: int) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise UserError(
             f"This encoder needs images (channels, height, width) of at least {smallest}x{smallest} pixels, "
-            f"but the observation is {tuple(shape)}. Choose another encoder or resize the observation."
+            f"but the observation is {tuple(shape)}. Choose another encoder with --images, or resize the observation."
         )
     return shape[0], shape[1], shape[2]
 
@@ -150,15 +150,15 @@ def _pixels(obs: Tensor) -> Tensor:
     if obs.dtype != torch.uint8:
         return flat.contiguous(memory_format=torch.channels_last)
     kind = torch.get_autocast_dtype(obs.device.type) if torch.is_autocast_enabled(obs.device.type) else torch.float32
-    traced = torch.jit.is_tracing() or torch.compiler.is_compiling()  # which does not see what numpy computes
-    there = flat.is_contiguous(memory_format=torch.channels_last)  # as pictures that end in their colors are
-    if obs.device.type == "cpu" and kind == torch.float32 and not traced and not there:
+    traced = torch.jit.is_tracing() or torch.compiler.is_compiling()  # numba code cannot be traced
+    ready = flat.is_contiguous(memory_format=torch.channels_last)  # as images `[H, W, C]` are
+    if obs.device.type == "cpu" and kind == torch.float32 and not traced and not ready:
         return fused.pixels(flat)
     return flat.to(kind, memory_format=torch.channels_last).div_(255)
 
 
 def _linear(features: int, size: int | None) -> tuple[nn.Linear | None, int]:
-    """The last layer, if there is one, and how many features there are in the end."""
+    """The last layer, if any, and the number of features."""
     return (None, features) if size is None else (orthogonal(nn.Linear(features, size)), size)
 
 

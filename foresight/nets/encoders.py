@@ -1,4 +1,4 @@
-"""From a space to a network: the encoder of its observations and the head of its actions."""
+"""Networks for spaces: encoders of observations and heads of actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.stacked_mlp import StackedMLP
 
 IMAGES: dict[str, Any] = {"nature": Nature, "nips": Nips, "impala": Impala}
-ACTION_MASK = "action_mask"  # the part of a dict observation that says which actions are allowed
+ACTION_MASK = "action_mask"  # the key of a dict observation with the mask of allowed actions
 
 
 class OneHot(nn.Module):
@@ -33,7 +33,7 @@ class OneHot(nn.Module):
         self.counts, self.scalar, self.size = tuple(int(n) for n in counts), scalar, int(sum(counts))
 
     def forward(self, x: Tensor) -> Tensor:
-        """A block of zeros and a one for every integer."""
+        """One-hot blocks, concatenated."""
         x = x.long().unsqueeze(-1) if self.scalar else x.long()
         return torch.cat([F.one_hot(x[..., i], n).float() for i, n in enumerate(self.counts)], -1)
 
@@ -55,8 +55,8 @@ class Flat(nn.Module):
 class Symbols(nn.Module):
     """A small grid of symbols `[..., H, W, 3]` (MiniGrid: object, color, state of every cell) as one-hot floats.
 
-    `[..., H W Σ COUNTS]`; a number that MiniGrid does not have becomes zeros. Scaled like the bytes of a picture, the
-    numbers would be a few hundredths apart, and their order means nothing.
+    `[..., H W Σ COUNTS]`; a code that MiniGrid does not have becomes zeros. The codes are categories: scaled like the
+    bytes of an image they would differ by a few hundredths only.
     """
 
     COUNTS = (11, 6, 4)
@@ -66,13 +66,13 @@ class Symbols(nn.Module):
         self.size = shape[0] * shape[1] * sum(self.COUNTS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zeros and three ones for every cell."""
+        """Three one-hot blocks per cell."""
         parts = [x[..., i : i + 1] == torch.arange(n, device=x.device) for i, n in enumerate(self.COUNTS)]
         return torch.cat(parts, -1).float().flatten(-3)
 
 
 class Parts(nn.Module):
-    """A dict observation as one vector: every part flattened by its own module, in the order of the names."""
+    """A dict observation as one vector: every entry flattened by its own module, sorted by key."""
 
     def __init__(self, parts: dict[str, nn.Module]) -> None:
         super().__init__()
@@ -85,24 +85,24 @@ class Parts(nn.Module):
 
 
 def is_image(space: gs.Space[Any]) -> bool:
-    """Whether observations are bytes that are a picture: `[C, H, W]`, `[H, W, C]` and others, see `conv.order`."""
+    """Whether observations are images, bytes `[C, H, W]`, `[H, W, C]` and others, see `conv.order`."""
     bytes_ = isinstance(space, gs.Box) and space.dtype == np.uint8
     return bytes_ and not is_symbolic(space) and order(space.shape or ()) is not None
 
 
 def is_symbolic(space: gs.Space[Any]) -> bool:
-    """Whether observations are a grid of symbols as MiniGrid's: bytes `[H, W, 3]`, too few to be a picture."""
+    """Whether observations are a grid of symbols as MiniGrid's: bytes `[H, W, 3]`, too small for an image."""
     shape = space.shape if isinstance(space, gs.Box) and space.dtype == np.uint8 else None
     return shape is not None and len(shape) == 3 and shape[2] == 3 and max(shape[:2]) <= 25 and min(shape[:2]) >= 3
 
 
 def is_vector(space: gs.Space[Any]) -> bool:
-    """Whether observations are float32 vectors as they are."""
+    """Whether observations are float32 vectors."""
     return isinstance(space, gs.Box) and len(space.shape) == 1 and space.dtype == np.float32
 
 
 def vectorizer(space: gs.Space[Any]) -> Any:
-    """The module that makes float vectors `[..., size]` of observations of any supported space."""
+    """The module that flattens observations of any supported space to float vectors `[..., size]`."""
     if isinstance(space, gs.Discrete):
         return OneHot([int(space.n)], scalar=True)
     if isinstance(space, gs.MultiDiscrete):
@@ -113,9 +113,9 @@ def vectorizer(space: gs.Space[Any]) -> Any:
 
 
 def image_encoder(space: gs.Space[Any], images: str, **options: Any) -> Any:
-    """The convolutional network `images` ('nature', 'nips' or 'impala') over pictures in any order of their dims.
+    """The convolutional network `images` ('nature', 'nips' or 'impala') for images in any order of their dims.
 
-    Raises UserError for an unknown name, and pictures that are too small for it.
+    Raises UserError for an unknown name, and for images that are too small.
     """
     if images not in IMAGES:
         raise errors.unknown("image encoder", images, IMAGES)
@@ -148,7 +148,7 @@ def actor_critic_body(
     bfloat16: bool = False,
     twice: bool = False,
 ) -> Shared | Separate | StackedMLP:
-    """The body of an `ActorCritic`: one convolutional trunk for pixels, an MLP for each head for everything else.
+    """The body of an `ActorCritic`: one convolutional trunk for pixels, otherwise an MLP for each head.
 
     `twice`: see `StackedMLP`.
     """
@@ -168,7 +168,7 @@ def separate_body(
     images: str = "nature",
     twice: bool = False,
 ) -> Apart:
-    """As `actor_critic_body`, but policy and value share nothing, on pixels neither. `twice`: see `StackedMLP`."""
+    """As `actor_critic_body`, but policy and value share nothing, not even on pixels. `twice`: see `StackedMLP`."""
     policy, value = (
         actor_critic_body(space, (output,), (gain,), hidden, activation, images, twice=twice)
         for output, gain in zip(outputs, gains, strict=True)
@@ -181,18 +181,18 @@ def normalizer(space: gs.Space[Any]) -> ObsNormalizer:
     if isinstance(space, gs.Box) and np.dtype(space.dtype).kind == "f":
         return ObsNormalizer(space.shape)
     raise UserError(
-        f"Only observations that are one array of floats can be normalized, not {space}. Turn normalize_obs off, "
-        "or make the environment with flatten."
+        f"normalize_obs needs observations that are one array of floats, but they are {space}. "
+        "Use --no-normalize-obs, or make the environment with flatten."
     )
 
 
 def mask_key(space: gs.Space[Any]) -> str | None:
-    """The part of a dict observation that says which actions are allowed, if there is one."""
+    """The key of a dict observation with the mask of allowed actions, or None."""
     return ACTION_MASK if isinstance(space, gs.Dict) and ACTION_MASK in space.spaces else None
 
 
 def policy_head(space: gs.Space[Any], log_std: float = 0.0) -> Any:
-    """The head of actions in `space`, with the output that fits it. Raises UserError where there is none."""
+    """The policy head for actions in `space`. Raises UserError for an unsupported space."""
     if isinstance(space, gs.Discrete):
         return CategoricalHead(int(space.n))
     if isinstance(space, gs.MultiDiscrete):
@@ -202,6 +202,6 @@ def policy_head(space: gs.Space[Any], log_std: float = 0.0) -> Any:
     if isinstance(space, gs.Box) and len(space.shape) == 1:
         return NormalHead(space.shape[0], log_std)
     raise UserError(
-        f"No policy for actions of {space}: supported are Discrete, MultiDiscrete, MultiBinary and Box with one dim. "
+        f"Unsupported action space {space}. Supported are Discrete, MultiDiscrete, MultiBinary and Box with one dim. "
         "Wrap the environment so that it takes one of these."
     )

@@ -1,6 +1,6 @@
-"""Heads: from the `width` numbers that a network's last layer gives, `[..., width]`, to an `Output`.
+"""Heads: from the output of a network's last layer, `[..., width]`, to an `Output`.
 
-They hold no linear layer, so the same head stands on a fused MLP, on a convolutional trunk or on a transformer.
+They have no linear layer, so the same head works on a fused MLP, a convolutional trunk or a transformer.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ class NormalHead(nn.Module):
         self.log_std = nn.Parameter(torch.full((dims,), log_std))
 
     def forward(self, y: Tensor, mask: Tensor | None = None) -> Normal:
-        """`mask` is not used: no part of a continuous action can be forbidden."""
+        """`mask` is ignored: continuous actions cannot be masked."""
         return Normal(y, self.log_std.exp())
 
 
 class TanhNormalHead(nn.Module):
-    """Actions in (-1, 1), standard deviation from the state, its logarithm clamped (SAC, arXiv 1812.05905)."""
+    """Actions in (-1, 1), state-dependent standard deviation, its logarithm clamped (SAC, arXiv 1812.05905)."""
 
     def __init__(self, dims: int, bounds: tuple[float, float] = (-5.0, 2.0)) -> None:
         super().__init__()
         self.width, self.bounds = 2 * dims, bounds
 
     def forward(self, y: Tensor, mask: Tensor | None = None) -> TanhNormal:
-        """Means, then log-stds, side by side. `mask` is not used."""
+        """`y` is means, then log-stds. `mask` is ignored."""
         mean, log_std = y.chunk(2, -1)
         return TanhNormal(mean, log_std.clamp(*self.bounds).exp())
 
 
 class ScalarHead(nn.Module):
-    """One number (a value)."""
+    """A scalar value."""
 
     width = 1
 
@@ -75,7 +75,7 @@ class ScalarHead(nn.Module):
 
 
 class TwoHotHead(nn.Module):
-    """One number as a categorical over `bins` `[K]`, which move and are saved with the head."""
+    """A scalar as a categorical over `bins` `[K]`, a buffer of the head."""
 
     bins: Tensor
 

@@ -1,11 +1,11 @@
-"""Multi-layer perceptrons and what all networks share: orthogonal weights and activations by name."""
+"""Multi-layer perceptrons, orthogonal initialization, and activations by name."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional
 from foresight import errors
 
 SQRT2 = math.sqrt(2)
+Affine = TypeVar("Affine", nn.Linear, nn.Conv2d)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -25,8 +26,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def orthogonal(layer: Any, gain: float = SQRT2) -> Any:
-    """`layer` with orthogonal weights of `gain` and no bias (PPO detail 2; Saxe et al. 2014, arXiv 1312.6120)."""
+def orthogonal(layer: Affine, gain: float = SQRT2) -> Affine:
+    """`layer` with orthogonal weights of `gain` and zero bias (PPO detail 2; Saxe et al. 2014, arXiv 1312.6120)."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -36,8 +37,7 @@ def orthogonal(layer: Any, gain: float = SQRT2) -> Any:
 class MLP(nn.Module):
     """Linear layers of the `hidden` sizes, each followed by an activation: `[..., inputs]` to `[..., size]`.
 
-    `first` is a module whose vectors the layers take, if there is one. Raises UserError for an activation that is
-    not in `ACTIVATIONS`.
+    `first`, if given, is applied before the layers. Raises UserError for an activation that is not in `ACTIVATIONS`.
     """
 
     def __init__(

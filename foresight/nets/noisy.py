@@ -1,4 +1,4 @@
-"""Linear layers whose weights are a mean and a learned spread: exploration by noise in the weights."""
+"""Noisy linear layers: exploration by learned noise in the weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 class NoisyLinear(nn.Module):
     """y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b with factorized noise (Fortunato et al. 2018, arXiv:1706.10295, §3).
 
-    ε_w = f(ε_out) f(ε_in)ᵀ, ε_b = f(ε_out), f(x) = sign(x) √|x|. The noise is an argument, made by `noise`, so that
-    the layer holds nothing but its weights; without it the layer is linear with the mean weights.
-    `sigma` is σ₀, the spread at the start: 0.5 in the paper.
+    ε_w = f(ε_out) f(ε_in)ᵀ, ε_b = f(ε_out), f(x) = sign(x) √|x|. The noise is an argument, drawn by `noise`; without
+    it the layer is linear with the mean weights. `sigma` is σ₀, the initial spread: 0.5 in the paper.
     """
 
     def __init__(self, inputs: int, outputs: int, sigma: float = 0.5) -> None:
@@ -25,7 +24,7 @@ class NoisyLinear(nn.Module):
         self.bias_spread = nn.Parameter(torch.full((outputs,), sigma * bound))
 
     def noise(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """f(ε_in) `[inputs]` and f(ε_out) `[outputs]`, drawn."""
+        """A sample of f(ε_in) `[inputs]` and f(ε_out) `[outputs]`."""
         outputs, inputs = self.weight.shape
         drawn = torch.empty(inputs + outputs, device=self.weight.device).normal_(generator=generator)
         scaled = drawn.sign() * drawn.abs().sqrt()

@@ -1,4 +1,4 @@
-"""Running normalizers: modules whose buffers are updated explicitly and saved with the policy."""
+"""Running normalizers: their buffers are updated explicitly and saved with the policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foresight.ops import returns, transforms
 
 
 class Moments(nn.Module):
-    """Mean and variance of all rows seen so far, in float64 (Chan et al. 1979, parallel update)."""
+    """Running mean and variance, in float64 (Chan et al. 1979, parallel update)."""
 
     count: Tensor
     mean: Tensor
@@ -26,11 +26,11 @@ class Moments(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Take in `rows` `[N, *shape]`. No rows change nothing."""
+        """Update with `rows` `[N, *shape]`; N may be 0."""
         if rows.shape[0]:
             seen = transforms.Moments(self.count, self.mean, self.variance)
-            for mine, merged in zip(seen, transforms.merge_moments(seen, transforms.moments(rows)), strict=True):
-                mine.copy_(merged)
+            for buffer, merged in zip(seen, transforms.merge_moments(seen, transforms.moments(rows)), strict=True):
+                buffer.copy_(merged)
 
 
 class ObsNormalizer(nn.Module):
@@ -44,7 +44,7 @@ class ObsNormalizer(nn.Module):
         self.moments, self.clip, self.epsilon = Moments(shape), clip, epsilon
 
     def update(self, obs: Tensor) -> None:
-        """Take in observations `[N, *shape]`."""
+        """Update with observations `[N, *shape]`."""
         self.moments.update(obs)
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -56,8 +56,8 @@ class ObsNormalizer(nn.Module):
 class RewardScaler(nn.Module):
     """Reward divided by the running standard deviation of the discounted return (PPO details 30 and 31).
 
-    Not centered: a shifted reward would be another task wherever episodes end. Kept for `num_envs` worlds that are
-    stepped together, because each has its own running return G ← gamma·G + reward, forgotten where it is cut.
+    Not centered: shifting the reward would change the task wherever episodes end. Each of the `num_envs` environments
+    has its own running return G ← gamma·G + reward, reset at a cut.
     """
 
     running: Tensor
@@ -68,12 +68,12 @@ class RewardScaler(nn.Module):
         self.register_buffer("running", torch.zeros(num_envs, dtype=torch.float64))
 
     def restart(self) -> None:
-        """Forget the running returns (the worlds were reset), keep the statistics."""
+        """Reset the running returns (the environments were reset), keep the statistics."""
         self.running.zero_()
 
     @torch.no_grad()
     def update(self, reward: Tensor, cut: Tensor, mask: Tensor | None = None) -> None:
-        """Take in rewards `[B, T]` in the order of time; rows with `mask` 0 are no experience."""
+        """Update with rewards `[B, T]` in time order; steps with `mask` 0 do not enter the statistics."""
         keep = self.gamma * (1 - cut.double())
         decay = torch.cat([torch.full_like(keep[:, :1], self.gamma), keep[:, :-1]], 1)
         running = returns.forward(reward.double(), decay, self.running)
@@ -87,7 +87,7 @@ class RewardScaler(nn.Module):
 
 
 def scaled(scaler: RewardScaler | None, batch: Trajectory) -> Tensor:
-    """The rewards `[B, T]` of `batch`, scaled by statistics that take them in first; as they are without a scaler."""
+    """The rewards `[B, T]` of `batch`, scaled after an update of the statistics; unchanged without a scaler."""
     if scaler is None:
         return batch.reward
     scaler.update(batch.reward, batch.cut, batch.mask)

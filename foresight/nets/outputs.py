@@ -1,9 +1,9 @@
-"""Outputs: what a head returns, a distribution (or a point) that knows how it is sampled, scored and fitted.
+"""Outputs of heads: distributions (or points) with sampling, scoring and a loss.
 
-All have the same face: `sample(generator)`, `mode()`, `mean()`, `logp(x)`, `entropy()`, `kl(other)` and
-`loss(target)`. Scores are `[...]`: the dims of one action are summed, no trailing singleton is left.
-They are plain holders of tensors instead of `torch.distributions`, whose checks and broadcasting cost more
-than the small networks that they follow. `sample` is reparameterised (differentiable) where the law is continuous.
+All have the same interface: `sample(generator)`, `mode()`, `mean()`, `logp(x)`, `entropy()`, `kl(other)` and
+`loss(target)`. Scores are `[...]`: summed over the dims of one action, no trailing singleton.
+They replace `torch.distributions`, whose checks and broadcasting cost more than a small network.
+`sample` is reparameterized (differentiable) for continuous distributions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Output(Protocol):
-    """The face that every output has."""
+    """The interface of all outputs."""
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One draw."""
+        """A sample."""
 
     def mode(self) -> Tensor:
-        """The likeliest value: what a policy does when it does not explore."""
+        """The likeliest value: the greedy action of a policy."""
 
     def mean(self) -> Tensor:
         """The expected value."""
@@ -45,7 +45,7 @@ class Output(Protocol):
         """KL(self ‖ other), `[...]`."""
 
     def loss(self, target: Tensor) -> Tensor:
-        """What to minimize so that the output predicts `target`, `[...]`."""
+        """The loss for predicting `target`, `[...]`."""
 
 
 class Categorical:
@@ -58,7 +58,7 @@ class Categorical:
     __slots__ = ("_logps", "logits")
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
-        # The lowest finite number, not -inf: p·log p must be 0 and not NaN where p = 0.
+        # The lowest finite float, not -inf: p·log p must be 0 and not NaN where p = 0.
         self.logits = logits if mask is None else logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
         self._logps: Tensor | None = None
 
@@ -99,7 +99,7 @@ class Categorical:
         return -self.logp(target)
 
     def tempered(self, temperature: float) -> Categorical:
-        """In proportion to p^(1/temperature): above 1 closer to equal shares, below 1 closer to the likeliest."""
+        """In proportion to p^(1/temperature): flatter above 1, sharper below 1."""
         return Categorical(self.logps / temperature)
 
 
@@ -150,7 +150,7 @@ class Normal:
         self.location, self.std = mean, std
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """A draw `[..., D]`."""
+        """A sample `[..., D]`."""
         return self.location + self.std * _noise(self.location, generator)
 
     def mode(self) -> Tensor:
@@ -194,16 +194,16 @@ class TanhNormal:
         self.base = Normal(mean, std)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """A draw `[..., D]`."""
+        """A sample `[..., D]`."""
         return self.base.sample(generator).tanh()
 
     def sample_logp(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A draw and its log-density, from the same u: no inverse of tanh, so exact at the edges too."""
+        """A sample and its log-density, from the same u: no inverse of tanh, so exact at the edges too."""
         mean, noise = self.base.location, _noise(self.base.location, generator)
         return _Squashed.apply(mean, self.base.std.expand_as(mean), noise)
 
     def mode(self) -> Tensor:
-        """tanh of the mean of u: the median, which practice takes for the mode."""
+        """tanh of the mean of u: the median, used as the mode in practice."""
         return self.base.location.tanh()
 
     def mean(self) -> Tensor:
@@ -211,7 +211,7 @@ class TanhNormal:
         return self._expect(torch.tanh)
 
     def logp(self, x: Tensor) -> Tensor:
-        """Log-density of `x` `[..., D]`; ±1 counts as the nearest number inside."""
+        """Log-density of `x` `[..., D]`; ±1 is clamped to the nearest float inside."""
         u = x.clamp(-self.EDGE, self.EDGE).atanh()
         return self.base.logp(u) - _log_slope(u).sum(-1)
 
@@ -220,7 +220,7 @@ class TanhNormal:
         return self.base.entropy() + self._expect(_log_slope).sum(-1)
 
     def kl(self, other: TanhNormal) -> Tensor:
-        """The divergence of the normals: one to one maps do not change it."""
+        """The divergence of the normals: an invertible map does not change it."""
         return self.base.kl(other.base)
 
     def loss(self, target: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ class TanhNormal:
 
 
 class Scalar:
-    """A number `[...]`, as the mean of a normal of variance 1: its `loss` is half the squared error."""
+    """A scalar `[...]`, the mean of a normal of variance 1: its `loss` is half the squared error."""
 
     __slots__ = ("value",)
 
@@ -249,15 +249,15 @@ class Scalar:
         self.value = value
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """The number plus unit noise."""
+        """The value plus unit noise."""
         return self.value + _noise(self.value, generator)
 
     def mode(self) -> Tensor:
-        """The number."""
+        """The value."""
         return self.value
 
     def mean(self) -> Tensor:
-        """The number."""
+        """The value."""
         return self.value
 
     def logp(self, x: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ class Scalar:
         return -HALF_LOG_2PI - 0.5 * (x - self.value).square()
 
     def entropy(self) -> Tensor:
-        """½ log 2πe, whatever the number."""
+        """½ log 2πe, for any value."""
         return torch.full_like(self.value, HALF_LOG_2PI + 0.5)
 
     def kl(self, other: Scalar) -> Tensor:
@@ -278,7 +278,7 @@ class Scalar:
 
 
 class TwoHot:
-    """A number as a categorical over `bins` `[K]` (ascending), fitted to the two bins around the target.
+    """A scalar as a categorical over `bins` `[K]` (ascending), trained on the two bins around the target.
 
     Two-hot regression: MuZero (arXiv 1911.08265, appendix F), DreamerV3 (arXiv 2301.04104), where the bins
     are symexp-spaced. The prediction is the mean of the bins.
@@ -290,7 +290,7 @@ class TwoHot:
         self.choice, self.bins = Categorical(logits), bins
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """A bin, drawn."""
+        """A sampled bin."""
         return self.bins[self.choice.sample(generator)]
 
     def mode(self) -> Tensor:
@@ -298,7 +298,7 @@ class TwoHot:
         return self.bins[self.choice.mode()]
 
     def mean(self) -> Tensor:
-        """Σ p·bin, the two halves summed apart so that symmetric bins with equal p give exactly 0."""
+        """Σ p·bin, the halves summed separately so that symmetric bins with equal p give exactly 0."""
         terms = self.choice.mean() * self.bins
         half = terms.shape[-1] // 2
         middle = terms[..., half] if terms.shape[-1] % 2 else 0.0
@@ -328,14 +328,14 @@ def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
 class _Squashed(torch.autograd.Function):
     """a = tanh(u), u = mean + std · noise, and log π(a), as one node; compiled on a CPU.
 
-    As d log π(a) / du = 2 tanh(u) for a fixed u - mean, the way back is short:
+    As d log π(a) / du = 2 tanh(u) for a fixed u - mean, the backward pass is short:
     ∂u = (1 - a²) ∂a + 2 a ∂logp,  ∂mean = ∂u,  ∂std = noise · ∂u - ∂logp / std.
     """
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         if mean.is_cpu and mean.dtype == torch.float32:
-            from foresight.ops import fused  # late: numba loads slowly, and most outputs do without
+            from foresight.ops import fused  # late: numba is slow to import, and most outputs do not need it
 
             action, logp = fused.squash(mean, std, noise)
         else:

@@ -1,4 +1,4 @@
-"""What matrices are multiplied in: float32, or bfloat16 where the processor multiplies that faster."""
+"""The dtype of matrix products: float32, or bfloat16 where the processor is faster in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 def dtype(precision: str, device: torch.device | str) -> torch.dtype | None:
-    """What float32 weights are multiplied in, or None if in float32; "auto" is whichever is faster on the device.
+    """The autocast dtype, or None for float32; "auto" is the faster of the two on the device.
 
     Raises UserError for an unknown precision.
     """

@@ -18,12 +18,12 @@ from foresight.nets.stacked_mlp import StackedMLP
 from foresight.nets.values import Values
 from foresight.ops import value
 
-START = 0.1  # gain of the last layer: values near 0 before anything was learned
+START = 0.1  # gain of the last layer: initial values are near 0
 Noise = list[tuple[Tensor, Tensor]]
 
 
 class Stream(nn.Module):
-    """A hidden layer with a rectifier and an output layer, both noisy if `sigma` says how much."""
+    """A hidden layer with ReLU and an output layer, both `NoisyLinear` if `sigma` is given."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int, sigma: float | None = None) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Stream(nn.Module):
         self.first, self.last, self.noisy = layers[0], layers[1], sigma is not None
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
-        """`noise`: one pair for each of the two layers, or None."""
+        """`noise`: a pair for each of the two layers, or None."""
         if not self.noisy:
             return self.last(torch.relu(self.first(x)))
         first, last = noise or (None, None)
@@ -53,7 +53,7 @@ class Streams(nn.Module):
         self.streams = nn.ModuleList(Stream(trunk.size, hidden, n, sigma) for n in outputs)
 
     def forward(self, obs: Any, noise: Noise | None = None) -> list[Tensor]:
-        """What every stream says."""
+        """The output of every stream."""
         features = self.trunk(obs)
         pairs: list[Any] = [None] * len(self.streams)
         if noise is not None:
@@ -62,12 +62,12 @@ class Streams(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """Values of `actions` actions, in the form that `head` gives them (see `nets.values`).
+    """The values of `actions` actions, represented by `head` (see `nets.values`).
 
     Images get the convolutions of `images`, and a `Stream` of `hidden_images` units on them; vectors get an MLP with
-    `hidden` layers. With `dueling` the streams of state value and advantages are apart: from the convolutions on;
-    over vectors from the start, or from the last hidden layer on where they are noisy. `sigma` makes the streams
-    noisy. A part `action_mask` of a dict observation says which actions may be chosen.
+    `hidden` layers. With `dueling` state value and advantages have separate streams: after the convolutions; over
+    vectors two whole MLPs, or two noisy streams after the second to last hidden layer. `sigma` makes the streams
+    noisy. The key `action_mask` of a dict observation masks actions.
     """
 
     def __init__(
@@ -94,7 +94,9 @@ class QNetwork(nn.Module):
             vector = encoders.vectorizer(space)
             plain = encoders.is_vector(space)
             if sigma is not None and not hidden:
-                raise errors.UserError("Noisy layers need at least one hidden layer: hidden must not be empty.")
+                raise errors.UserError(
+                    "Noisy layers need at least one hidden layer, but hidden is (): use --hidden 256."
+                )
             if sigma is not None:
                 trunk = MLP(vector.size, hidden[:-1], activation, first=None if plain else vector)
                 self.body = Streams(trunk, hidden[-1], outputs, sigma)
@@ -109,7 +111,7 @@ class QNetwork(nn.Module):
         return self.head(value.dueling(parts[0], advantage) if self.dueling else advantage)
 
     def vjp(self, obs: Any) -> tuple[Tensor, Callable[[Tensor], None]] | None:
-        """Values `[N, A]` without autograd and the way back, where one number is a value: see `StackedMLP.vjp`."""
+        """Values `[N, A]` without autograd, and the backward pass; for scalar values only. See `StackedMLP.vjp`."""
         if self.dueling or self.head.size > 1 or not hasattr(self.body, "vjp"):
             return None
         found = self.body.vjp(obs)
@@ -119,19 +121,19 @@ class QNetwork(nn.Module):
         return values, lambda grad: back([grad])
 
     def noise(self, generator: torch.Generator | None = None) -> Noise | None:
-        """One draw of noise for all noisy layers; None where there are none."""
+        """One noise sample for all noisy layers; None where there are none."""
         if not self.noisy:
             return None
         return [layer.noise(generator) for layer in self.modules() if isinstance(layer, NoisyLinear)]
 
     def best(self, values: Tensor, obs: Any) -> Tensor:
-        """The allowed action of the greatest value, int64 `[...]`, of values `[..., A]` at `obs`."""
+        """The greedy allowed action, int64 `[...]`, for values `[..., A]` at `obs`."""
         if self.mask_key is not None:
             values = values.masked_fill(obs[self.mask_key] == 0, torch.finfo(values.dtype).min)
         return values.argmax(-1)
 
     def random(self, obs: Any, count: int, generator: torch.Generator) -> Tensor:
-        """Allowed actions, each equally likely, int64 `[count]`."""
+        """Uniformly random allowed actions, int64 `[count]`."""
         if self.mask_key is None:
             return torch.randint(self.actions, (count,), generator=generator, device=generator.device)
         draw = torch.rand(count, self.actions, generator=generator, device=generator.device)
@@ -139,10 +141,10 @@ class QNetwork(nn.Module):
 
 
 def actions_of(space: gs.Space[Any], name: str, instead: str) -> int:
-    """How many actions there are. Raises UserError, which says what to use `instead` of `name`, if not Discrete."""
+    """The number of actions. Raises UserError, which names what to use `instead` of `name`, if not Discrete."""
     if isinstance(space, gs.Discrete):
         return int(space.n)
     raise errors.UserError(
-        f"{name} compares the values of a finite number of actions, but this environment takes {space}. "
+        f"{name} needs Discrete actions, but this environment takes {space}. "
         f"Use {instead}, or choose an environment with Discrete actions."
     )

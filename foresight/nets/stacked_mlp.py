@@ -1,10 +1,9 @@
-"""MLPs side by side, made for speed: small networks are bound by the number of calls, not by arithmetic.
+"""Several MLPs over the same inputs, fast for small networks, which are bound by calls, not by arithmetic.
 
-On a CPU a layer of 64x64 costs less than the machinery around it. `StackedMLP` therefore keeps all weights in one flat
-parameter (the optimizer and the gradient clip see one tensor), is one node for autograd whatever its depth, uses
-numpy where that is the faster of the two (for tanh, and for some products with few rows or columns), and leaves large
-layers to oneDNN, by the operator that torch has for its compiled graphs: on some processors it takes half the time of
-the library behind `torch.mm`.
+On a CPU a layer of 64x64 costs less than the call overhead. `StackedMLP` therefore keeps all weights in one flat
+parameter (the optimizer and the gradient clip see one tensor), is a single autograd node of any depth, uses numpy
+where it is faster (tanh, and some products with few rows or columns), and runs large layers on oneDNN, through the
+operator of torch's compiled graphs: on some processors it takes half the time of `torch.mm`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from torch.autograd.function import once_differentiable
 from foresight import errors
 from foresight.nets.mlp import ACTIVATIONS, SQRT2
 
-FEW_COLUMNS = 8  # of a product, up to which torch takes several times as long as it needs
-FEW_ROWS = 64  # rows up to which all of numpy is faster than torch
-LARGE = 2**15  # weights of a layer from which oneDNN pays in spite of 10 µs more a call
-LARGE_GRADIENT = 2**23  # the same for multiplications of a product that makes the gradient of weights
+FEW_COLUMNS = 8  # up to as many columns of a product numpy is several times faster than torch
+FEW_ROWS = 64  # up to as many rows a whole forward pass is faster in numpy
+LARGE = 2**15  # from as many weights of a layer oneDNN is faster, in spite of 10 µs more per call
+LARGE_GRADIENT = 2**23  # the same, in multiplications of the product that computes a weight gradient
 ONEDNN = torch.backends.mkldnn.is_available()
 
 
@@ -40,12 +39,12 @@ class Layer(NamedTuple):
 
 
 class StackedMLP(nn.Module):
-    """One MLP for each entry of `outputs`, all over the same inputs: `[..., inputs]` to `[..., outputs[i]]` each.
+    """One MLP for each entry of `outputs`, over the same inputs: `[..., inputs]` to `[..., outputs[i]]` each.
 
     Each has `hidden` layers with orthogonal weights of gain √2, and a linear output layer of gain `gains[i]`; all
-    biases start at 0. The weights live in `flat` `[parameters]`; `layers()` shows them layer by layer. With `twice`
-    gradients can be differentiated again, at the price of speed: they are autograd's then.
-    Raises UserError for an activation that does not exist.
+    biases start at 0. The weights live in `flat` `[parameters]`; `layers()` returns them layer by layer. With `twice`
+    gradients can be differentiated again: plain autograd, which is slower.
+    Raises UserError for an unknown activation.
     """
 
     def __init__(
@@ -71,26 +70,26 @@ class StackedMLP(nn.Module):
                 nn.init.orthogonal_(weight, SQRT2 if i < len(tower) - 1 else gain)
 
     def layers(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """`(weight [out, in], bias [out])` of every layer of every tower: views of `flat`, without gradient."""
+        """`(weight [out, in], bias [out])` of every layer of every MLP: views of `flat`, without gradient."""
         return _split(self.flat.detach(), self.sizes)
 
     def forward(self, x: Tensor) -> Sequence[Tensor]:
-        """What every tower says."""
+        """The output of every MLP."""
         return self._run(x, range(len(self.sizes)))
 
     def only(self, index: int, x: Tensor) -> Tensor:
-        """What tower `index` says."""
+        """The output of MLP `index`."""
         return self._run(x, [index])[0]
 
     def frozen(self, x: Tensor) -> Sequence[Tensor]:
-        """What every tower says, where the gradient goes to `x` alone: half of the work of a backward pass."""
+        """`forward` with frozen weights: the gradient flows to `x` only, which halves the backward pass."""
         return self._run(x, range(len(self.sizes)), frozen=True)
 
     def vjp(self, x: Tensor) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
-        """`forward` over rows `[N, inputs]` without autograd: what the towers say, and the way back.
+        """`forward` over rows `[N, inputs]` without autograd: the outputs, and the backward pass.
 
-        The latter takes the gradients of what they said and leaves that of the weights in `flat.grad`, in memory
-        that the next call overwrites. None where only autograd can do it (another device, activation or dtype).
+        The latter takes the gradients of the outputs and writes that of the weights to `flat.grad`, in memory that
+        the next call overwrites. None for an unsupported device, activation or dtype: use autograd.
         """
         if not self._fast(x):
             return None
@@ -123,7 +122,7 @@ class StackedMLP(nn.Module):
         return _Node.apply(x, self.flat.detach() if frozen else self.flat, self, layers, chosen)
 
     def _fast(self, x: Tensor) -> bool:
-        flat = self._parameters["flat"]  # looking up an attribute of a module costs as much as a small product
+        flat = self._parameters["flat"]  # attribute look-up of a module costs as much as a small product
         assert flat is not None
         return (
             self._compiled
@@ -141,7 +140,7 @@ class StackedMLP(nn.Module):
         return self._views[1]
 
     def _gradient(self) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
-        """Memory for a gradient of `flat`, and its views; every call hands out the same."""
+        """A buffer for the gradient of `flat`, and its views; every call returns the same buffer."""
         if self._memory is None:
             memory = torch.empty_like(self.flat, requires_grad=False)
             self._memory = memory, _split(memory, self.sizes)
@@ -152,13 +151,13 @@ class StackedMLP(nn.Module):
 
 
 class _Node(torch.autograd.Function):
-    """All layers of all towers as one node; the derivative is autograd's, but cannot be differentiated again."""
+    """All layers of all MLPs as one node; the gradient equals autograd's, but cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, flat: Tensor, towers: StackedMLP, layers: Any, chosen: Any) -> tuple[Tensor, ...]:
         ctx.towers, ctx.layers, ctx.chosen = towers, layers, chosen
         activations = [_through(x, layers[i], towers.activation) for i in chosen]
-        outputs = tuple(a.pop() for a in activations)  # kept here they would hold their own graph alive for ever
+        outputs = tuple(a.pop() for a in activations)  # kept here they would keep their own graph alive
         ctx.activations = activations
         ctx.save_for_backward(x, flat)
         return outputs
@@ -166,7 +165,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        x, _ = ctx.saved_tensors  # raises if a weight was changed since
+        x, _ = ctx.saved_tensors  # raises if a weight was changed in between
         towers, layers = ctx.towers, ctx.layers
         inputs, weights = ctx.needs_input_grad[:2]
         result, places = towers._gradient()
@@ -196,14 +195,14 @@ def _layers(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[Layer]]:
 
 
 def _plain(x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Tensor:
-    """One tower, in torch alone."""
+    """One MLP, in plain torch."""
     for weight, bias in layers[:-1]:
         x = ACTIVATIONS[activation](nn.functional.linear(x, weight, bias))
     return nn.functional.linear(x, *layers[-1])
 
 
 def _few(x: np.ndarray, layers: Sequence[Layer], activation: str) -> np.ndarray:
-    """One tower over few rows, in numpy alone."""
+    """One MLP over few rows, in numpy."""
     last = len(layers) - 1
     for i, layer in enumerate(layers):
         x = np.dot(x, layer.array_t)
@@ -214,7 +213,7 @@ def _few(x: np.ndarray, layers: Sequence[Layer], activation: str) -> np.ndarray:
 
 
 def _through(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
-    """The output of every layer of one tower. Each row's bits do not depend on the other rows."""
+    """The output of every layer of one MLP. A row's bits do not depend on the other rows."""
     outputs, last = [], len(layers) - 1
     for i, layer in enumerate(layers):
         if large := _large(layer.weight):
@@ -240,9 +239,9 @@ def _back(
     activation: str,
     inputs: bool,
 ) -> Tensor:
-    """Write the gradient of one tower's weights to `places`, if any; returns that of its inputs if they want one."""
+    """Write the gradient of one MLP's weights to `places`, if given; return that of its inputs if `inputs`."""
     for i in reversed(range(len(layers))):
-        if i < len(layers) - 1:  # in place: it is the scratch written below, one layer up
+        if i < len(layers) - 1:  # in place: `grad` is the scratch memory of the layer above
             if activation == "tanh":
                 torch.ops.aten.tanh_backward.grad_input(grad, activations[i], grad_input=grad)
             else:
@@ -262,7 +261,7 @@ def _back(
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """`a @ b`, in numpy where it is narrow and small (and numpy stays on one thread)."""
+    """`a @ b`, in numpy if narrow and small (numpy then uses one thread)."""
     if min(out.shape) <= FEW_COLUMNS and a.numel() * b.shape[1] <= 2**18:
         np.dot(a.numpy(), b.numpy(), out=out.numpy())
         return out
@@ -276,7 +275,7 @@ def _large(weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
-    """A linear layer, and what follows it ("relu"), by oneDNN; without autograd."""
+    """A linear layer and an activation ("relu" or "none") by oneDNN, without autograd."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
     return result
 
@@ -285,7 +284,7 @@ _kept = threading.local()
 
 
 def _scratch(slot: int, like: Tensor) -> Tensor:
-    """Memory of the shape of `like` that the next call may overwrite: fresh pages cost more than the product."""
+    """Memory with the shape of `like` that the next call may overwrite: allocating costs more than the product."""
     held = getattr(_kept, f"slot{slot}", None)
     if held is None or held.numel() < like.numel():
         held = torch.empty(like.numel())

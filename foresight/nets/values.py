@@ -1,19 +1,19 @@
-"""Action values as outputs: what Q(s, ·) is, a number, atoms or quantiles an action, and how it is fitted.
+"""Action values as outputs: Q(s, ·) as a scalar, atoms or quantiles per action, and the loss of each.
 
-All have one face, so that Q-learning is written once:
+All have the same interface, so that Q-learning is written once:
 
 - `mean()` `[..., A]`: the values by which actions are compared;
 - `pick(action)`: the value of one action, `[...]`;
 - `backup(reward, discount)`: of picked values, the Bellman target reward + discount · Z, as data;
-- `loss(target)` `[...]`: how far picked values are from such a target;
-- `sample(generator)`, `[..., A]`: a return, drawn.
+- `loss(target)` `[...]`: the loss of picked values for such a target;
+- `sample(generator)`, `[..., A]`: a sampled return.
 
-The heads beside them turn the `size` numbers that stand for each value, `[..., A, size]`, into these outputs.
+The heads map network outputs `[..., A, size]` to these outputs.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,26 +23,26 @@ from foresight.ops import distributional, value
 
 
 class Values(Protocol):
-    """The face that all action values have."""
+    """The interface of all action values."""
 
     def mean(self) -> Tensor:
         """The values by which actions are compared."""
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """A return, drawn."""
+        """A sampled return."""
 
-    def pick(self, action: Tensor) -> Any:
+    def pick(self, action: Tensor) -> Self:
         """The value of one action."""
 
     def backup(self, reward: Tensor, discount: Tensor) -> Tensor:
         """The Bellman target, as data."""
 
     def loss(self, target: Tensor) -> Tensor:
-        """How far picked values are from a target."""
+        """The loss of picked values for a target."""
 
 
 class Points:
-    """A number each: Huber's loss (δ = 1), which is the error clipping of DQN (Mnih et al. 2015)."""
+    """A scalar per action: Huber's loss (δ = 1), which is the error clipping of DQN (Mnih et al. 2015)."""
 
     __slots__ = ("value",)
 
@@ -50,15 +50,15 @@ class Points:
         self.value = value
 
     def mean(self) -> Tensor:
-        """The numbers."""
+        """The values."""
         return self.value
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """The numbers: there is no spread."""
+        """The values: they have no spread."""
         return self.value
 
     def pick(self, action: Tensor) -> Points:
-        """The number of one action, `[...]`."""
+        """The value of one action, `[...]`."""
         return Points(self.value.gather(-1, action.unsqueeze(-1)).squeeze(-1))
 
     def backup(self, reward: Tensor, discount: Tensor) -> Tensor:
@@ -66,12 +66,12 @@ class Points:
         return (reward + discount * self.value).detach()
 
     def loss(self, target: Tensor) -> Tensor:
-        """Huber's, of the error."""
+        """Huber's loss of the error."""
         return value.huber_loss(self.value, target)
 
 
 class Atoms:
-    """A categorical over `atoms` `[K]` each (C51, Bellemare et al. 2017, arXiv:1707.06887); `logits` `[..., K]`."""
+    """A categorical over `atoms` `[K]` per action, `logits` `[..., K]` (C51, Bellemare et al. 2017, arXiv:1707.06887)."""
 
     __slots__ = ("atoms", "logits")
 
@@ -83,7 +83,7 @@ class Atoms:
         return (self.logits.softmax(-1) * self.atoms).sum(-1)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """An atom, drawn."""
+        """A sampled atom."""
         noise = torch.empty_like(self.logits, requires_grad=False).exponential_(generator=generator).log_()
         return self.atoms[(self.logits - noise).argmax(-1)]
 
@@ -92,7 +92,7 @@ class Atoms:
         return Atoms(_pick(self.logits, action), self.atoms)
 
     def backup(self, reward: Tensor, discount: Tensor) -> Tensor:
-        """Probabilities `[..., K]`: moved by the Bellman equation and projected on the atoms (eq. 7)."""
+        """Probabilities `[..., K]`: the Bellman update, projected on the atoms (eq. 7)."""
         return distributional.project(self.logits.softmax(-1).detach(), self.atoms, reward, discount)
 
     def loss(self, target: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Atoms:
 
 
 class Quantiles:
-    """K quantiles each, at the levels (i + ½) / K (QR-DQN, Dabney et al. 2018, arXiv:1710.10044); `[..., K]`."""
+    """K quantiles per action, at the levels (i + ½) / K (QR-DQN, Dabney et al. 2018, arXiv:1710.10044); `[..., K]`."""
 
     __slots__ = ("quantiles",)
 
@@ -113,7 +113,7 @@ class Quantiles:
         return self.quantiles.mean(-1)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """A quantile, drawn."""
+        """A sampled quantile."""
         shape, device = self.quantiles.shape, self.quantiles.device
         index = torch.randint(shape[-1], shape[:-1], generator=generator, device=device)
         return self.quantiles.gather(-1, index.unsqueeze(-1)).squeeze(-1)
@@ -132,7 +132,7 @@ class Quantiles:
 
 
 class PointHead(nn.Module):
-    """One number for each value."""
+    """A scalar for each value."""
 
     size = 1
 
@@ -150,7 +150,7 @@ class AtomHead(nn.Module):
         super().__init__()
         if size < 2 or not low < high:
             raise UserError(
-                f"Atoms go from a low value to a higher one, at least 2 of them: not {size}, {low}, {high}."
+                f"C51 needs at least 2 atoms from a low to a higher value, not {size} from {low} to {high}."
             )
         self.size = size
         self.register_buffer("atoms", torch.linspace(low, high, size))
@@ -166,7 +166,7 @@ class QuantileHead(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         if size < 1:
-            raise UserError(f"There must be at least 1 quantile, not {size}.")
+            raise UserError(f"QR-DQN needs at least 1 quantile, not {size}.")
         self.size = size
 
     def forward(self, y: Tensor) -> Quantiles:

@@ -1,8 +1,8 @@
-"""Advantages from rewards alone: how much better a row or a completion was than its peers.
+"""Advantages from rewards alone: how much better a step or a completion was than its group.
 
 Groups are `[P, G]`: P prompts (or start states), G samples of each. A reward of NaN means "could not be
 scored": it is left out of the group's baseline and gets advantage 0. A group whose rewards are all equal
-has nothing to teach and gets exactly 0, whatever rounding does to its mean.
+gives no gradient: its advantages are exactly 0, whatever rounding does to its mean.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from torch import Tensor
 
 
 def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
-    """Zero mean and unit standard deviation over all real entries: (x - mean) / (std + eps).
+    """Zero mean and unit standard deviation over all unmasked entries: (x - mean) / (std + eps).
 
-    Shapes: x, mask any one shape (mask None: all entries are real); returns the same shape, 0 where mask is
+    Shapes: x, mask any one shape (mask None: no entry is masked); returns the same shape, 0 where mask is
     0. The standard deviation is the unbiased one, and 0 for a single entry. As in the code of PPO (Huang et
     al. 2022, "The 37 implementation details of PPO", detail 7).
     """
     if mask is None:
         centered, count = x - x.mean(), x.numel()
         return centered / ((centered.square().sum() / max(count - 1, 1)).sqrt() + eps)
-    gone = mask == 0
-    real = x.masked_fill(gone, 0)
-    total = (~gone).sum()
-    centered = (real - real.sum() / total.clamp(min=1)).masked_fill(gone, 0)
+    masked = mask == 0
+    filled = x.masked_fill(masked, 0)
+    total = (~masked).sum()
+    centered = (filled - filled.sum() / total.clamp(min=1)).masked_fill(masked, 0)
     return centered / ((centered.square().sum() / (total - 1).clamp(min=1)).sqrt() + eps)
 
 
@@ -48,7 +48,7 @@ def group_scaled(rewards: Tensor, eps: float = 1e-4) -> Tensor:
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:
-    """A = r - mean of the others in the group = n / (n - 1) · (r - mean of the group), n the scored ones.
+    """A = r - mean of the others in the group = n / (n - 1) · (r - mean of the group), n the number scored.
 
     Shapes: rewards `[P, G]`; returns `[P, G]`; 0 where there are no others. Source: RLOO, Kool et al. 2019;
     Ahmadian et al. 2024 (arXiv:2402.14740), §3.
@@ -58,7 +58,7 @@ def leave_one_out(rewards: Tensor) -> Tensor:
 
 
 def differs(rewards: Tensor) -> Tensor:
-    """Whether a group has two scored rewards that differ, so that it has something to teach.
+    """Whether a group has two scored rewards that differ: only such a group gives a gradient.
 
     Shapes: rewards `[P, G]`; returns `[P]`, bool. The condition of DAPO's dynamic sampling, Yu et al. 2025
     (arXiv:2503.14476), eq. 11.
@@ -69,7 +69,7 @@ def differs(rewards: Tensor) -> Tensor:
 
 
 def overlong(length: Tensor, limit: int, buffer: int) -> Tensor:
-    """What a completion loses for coming near the limit: 0, then linearly down to -1 over the last `buffer` tokens.
+    """Penalty for a completion near the length limit: 0, then linearly down to -1 over the last `buffer` tokens.
 
         0 where |o| ≤ limit - buffer,    ((limit - buffer) - |o|) / buffer beyond
 
@@ -82,9 +82,9 @@ def _centered(rewards: Tensor) -> tuple[Tensor, Tensor]:
     """`(r - mean over the scored ones [P, G], how many were scored [P, 1])`."""
     scored = ~rewards.isnan()
     count = scored.sum(1, keepdim=True)
-    known = rewards.masked_fill(~scored, 0)
-    mean = known.sum(1, keepdim=True) / count.clamp(min=1)
+    filled = rewards.masked_fill(~scored, 0)
+    mean = filled.sum(1, keepdim=True) / count.clamp(min=1)
     highest = rewards.masked_fill(~scored, -torch.inf).amax(1, keepdim=True)
     lowest = rewards.masked_fill(~scored, torch.inf).amin(1, keepdim=True)
-    # highest <= lowest, not std == 0: the mean of equal numbers may round to another number.
-    return (known - mean).masked_fill(~scored | (highest <= lowest), 0), count
+    # highest <= lowest, not std == 0: the mean of equal values may round to another value.
+    return (filled - mean).masked_fill(~scored | (highest <= lowest), 0), count

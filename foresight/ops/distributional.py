@@ -7,21 +7,21 @@ from torch import Tensor
 
 
 def project(probs: Tensor, atoms: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-    """The distribution of reward + discount · Z, moved back to the atoms of Z: each mass to its two neighbors.
+    """The distribution of reward + discount · Z, projected on the atoms of Z: each mass goes to its two neighbors.
 
         m_i = Σ_j [1 - |clip(r + γ z_j) - z_i| / Δz]₀¹ · p_j
 
     Shapes: probs `[..., K]`, atoms `[K]` evenly spaced and increasing, reward and discount `[...]`; returns
-    `[..., K]`, which sums to what `probs` sums to. What falls outside the atoms counts as the outermost one.
+    `[..., K]`, with the same sum as `probs`. Mass outside the atoms goes to the outermost one.
     Source: Bellemare et al. 2017 (arXiv:1707.06887), eq. 7.
 
     Becomes `transforms.two_hot` of the reward when discount is 0.
     """
     low, high, last = atoms[0], atoms[-1], len(atoms) - 1
     moved = (reward.unsqueeze(-1) + discount.unsqueeze(-1) * atoms).clamp(low, high)
-    place = ((moved - low) * (last / (high - low))).clamp(0, last)
-    below = place.floor().clamp(max=last - 1)
-    share = place - below  # of the upper neighbor
+    position = ((moved - low) * (last / (high - low))).clamp(0, last)
+    below = position.floor().clamp(max=last - 1)
+    share = position - below  # of the upper neighbor
     index = below.long()
     out = torch.zeros_like(probs).scatter_add(-1, index, probs * (1 - share))
     return out.scatter_add(-1, index + 1, probs * share)

@@ -1,16 +1,16 @@
-"""How far one distribution is from another: estimators from samples, and exact values.
+"""KL divergences: estimators from samples, and exact values.
 
-In all of them x was drawn from the first distribution π, and the second is the reference:
+In all of them x is drawn from the first distribution π, and the second is the reference:
 KL(π ‖ π_ref) = E_{x~π}[log π(x) - log π_ref(x)].
 
 Source of k1, k2, k3: Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html). An
-estimator may be used in two places, and they want different ones:
+estimator may be used in two places, which need different ones:
 
 - in the *reward*, detached: `k1`, the only one whose mean is the KL and whose score-function gradient is
   therefore the gradient of the KL;
 - in the *loss*, differentiated: `k2`, whose gradient (log π - log π_ref) · ∇log π is, on average over
-  x ~ π, the gradient of KL(π ‖ π_ref). The gradient of `k1` is zero on average, so it does nothing but
-  add noise; that of `k3` is the gradient of the *other* divergence, KL(π_ref ‖ π).
+  x ~ π, the gradient of KL(π ‖ π_ref). The gradient of `k1` is zero on average: it only adds noise. That of
+  `k3` is the gradient of the *other* divergence, KL(π_ref ‖ π).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def k2(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
 def k3(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
     """e^d - d - 1 with d = log π_ref - log π: never negative, unbiased as a value. Any one shape.
 
-    d is clamped to ±20, so that a token which the policy all but ruled out cannot give inf. The KL term of
+    d is clamped to ±20, so that a token of almost no probability cannot give inf. The KL term of
     GRPO (Shao et al. 2024, arXiv:2402.03300, eq. 4).
     """
     difference = (ref_logprob - logprob).clamp(-20, 20)
@@ -42,17 +42,17 @@ def k3(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
 def categorical(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """Exact KL between categoricals: Σ_a π(a) (log π(a) - log π_ref(a)).
 
-    Shapes: logits, ref_logits `[..., A]`, normalized or not; returns `[...]`. An action that π rules out
-    (logit -inf) adds 0; one that only π_ref rules out makes the KL infinite.
+    Shapes: logits, ref_logits `[..., A]`, normalized or not; returns `[...]`. An action with
+    logit -inf under π adds 0; one with logit -inf under π_ref only makes the KL infinite.
     """
     logprob, ref_logprob = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-    ruled_out = logprob == -torch.inf
-    difference = logprob.masked_fill(ruled_out, 0) - ref_logprob.masked_fill(ruled_out, 0)
+    impossible = logprob == -torch.inf
+    difference = logprob.masked_fill(impossible, 0) - ref_logprob.masked_fill(impossible, 0)
     return (logprob.exp() * difference).sum(-1)
 
 
 def normal(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> Tensor:
-    """Exact KL between normals with independent dimensions, summed over them.
+    """Exact KL between normals with independent dimensions.
 
         Σ_i  log(σ_ref / σ) + (σ² + (μ - μ_ref)²) / (2 σ_ref²) - ½
 

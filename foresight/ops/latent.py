@@ -13,38 +13,38 @@ def scale_gradient(x: Tensor, factor: float) -> Tensor:
 
 
 def straight_through(x: Tensor) -> Tensor:
-    """One-hot of the largest number of x `[..., C]`, with the gradient of x (Bengio et al. 2013, arXiv:1308.3432)."""
+    """One-hot of the argmax of x `[..., C]`, with the gradient of x (Bengio et al. 2013, arXiv:1308.3432)."""
     hard = functional.one_hot(x.argmax(-1), x.shape[-1]).to(x.dtype)
     return hard + (x - x.detach())
 
 
 def unit_interval(x: Tensor, eps: float = 1e-5) -> Tensor:
-    """x `[..., D]` scaled to [0, 1] by the lowest and the highest of its D numbers.
+    """x `[..., D]` scaled to [0, 1] by the minimum and maximum of its D elements.
 
-    Source: MuZero (arXiv:1911.08265), appendix G: latents have the range of the actions that join them.
+    Source: MuZero (arXiv:1911.08265), appendix G: latents have the same range as the actions.
     """
     low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
     return (x - low) / (high - low + eps)
 
 
 def unroll_masks(discount: Tensor, cut: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`(alive, over)`: what the rows of a piece are, seen from its first one. Shapes: all `[B, T]`.
+    """`(alive, over)`: masks over the steps of a segment. Shapes: all `[B, T]`.
 
-    - `alive` is 1 where the row still belongs to the episode of row 0;
-    - `over` is 1 where that episode has terminated before (discount 0): an absorbing state, whose value and rewards
-      are 0. After a time limit neither is 1: what would have followed is not known.
-    A row with `mask` 0 (its action was ignored) is neither, and nothing is known of what follows it.
+    - `alive` is 1 where the step still belongs to the episode of step 0;
+    - `over` is 1 where that episode has already terminated (discount 0): an absorbing state, whose value and rewards
+      are 0. After a time limit neither is 1: the continuation is unknown.
+    A step with `mask` 0 (its action was ignored) is neither, and the steps after it are unknown.
     """
     real = torch.ones_like(cut) if mask is None else mask
     end = torch.maximum(cut, 1 - real)
-    first = end * (end.cumsum(1) == 1)  # 1 at the row that ends the episode
+    first = end * (end.cumsum(1) == 1)  # 1 at the step that ends the episode
     alive = (functional.pad(end.cumsum(1)[:, :-1], (1, 0)) == 0).to(cut.dtype) * real
     over = functional.pad((first * real * (discount == 0)).cumsum(1)[:, :-1], (1, 0))
     return alive, over.to(cut.dtype)
 
 
 def cross_entropy(logits: Tensor, weights: Tensor) -> Tensor:
-    """-Σ_a π(a) ln p(a) of the policy π that a search found, where p = softmax(logits).
+    """-Σ_a π(a) ln p(a) of the search policy π, where p = softmax(logits).
 
     Shapes: both `[..., A]`; returns `[...]`. Source: MuZero (arXiv:1911.08265), eq. 1.
     """
@@ -60,7 +60,7 @@ def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def shrunk_horizon(age: Tensor, total: float, n: int, share: float = 0.3) -> Tensor:
-    """Off-policy correction: of n steps, how many a row of this `age` (in updates) may use before it bootstraps.
+    """Off-policy correction: how many of n steps a transition of this `age` (in updates) uses before it bootstraps.
 
         clip(n - ⌊age / (share · total)⌋, 1, n)
 
@@ -70,10 +70,10 @@ def shrunk_horizon(age: Tensor, total: float, n: int, share: float = 0.3) -> Ten
 
 
 def value_prefix(reward: Tensor, alive: Tensor, horizon: int) -> Tensor:
-    """Undiscounted sums of rewards since the last multiple of `horizon` steps: what EfficientZero predicts.
+    """Undiscounted sums of rewards since the last multiple of `horizon` steps: EfficientZero's value prefix.
 
-    Shapes: reward, alive `[B, K]`; returns `[B, K]`; row k sums rows (k - k mod horizon) to k. Rewards of rows that
-    are not alive are 0. Source: EfficientZero (arXiv:2111.00210), §4.2.
+    Shapes: reward, alive `[B, K]`; returns `[B, K]`; step k sums steps (k - k mod horizon) to k. Rewards of
+    steps that are not alive are 0. Source: EfficientZero (arXiv:2111.00210), §4.2.
     """
     parts = (reward * alive).split(horizon, 1)
     return torch.cat([part.cumsum(1) for part in parts], 1)

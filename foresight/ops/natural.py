@@ -1,4 +1,4 @@
-"""The natural gradient: products with a curvature that is never written down, and a solver that needs only these."""
+"""The natural gradient: matrix-free products with the curvature, and conjugate gradients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Product = Callable[[Tensor], Tensor]  # `[N]` to `[N]`, linear
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """All tensors as one vector `[N]`, one after the other."""
+    """All tensors concatenated into one vector `[N]`."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def curvature(divergence: Tensor, parameters: Sequence[Tensor], damping: float = 0.0) -> Product:
     """The product v ↦ (F + damping · I) v, where F is the Hessian of `divergence` with respect to `parameters`.
 
-    Shapes: `divergence` a scalar that depends on the parameters, N numbers in all, twice differentiably; v `[N]`.
-    Two backward passes a product, and no matrix (Pearlmutter 1994). Where `divergence` is the mean of
+    Shapes: `divergence` a scalar, twice differentiable in the parameters, which have N elements in all; v `[N]`.
+    Two backward passes per product, no matrix is formed (Pearlmutter 1994). Where `divergence` is the mean of
     KL(π_old ‖ π) at π = π_old, F is the Fisher information matrix (Schulman et al. 2015, arXiv:1502.05477,
     appendix C).
     """
@@ -35,9 +35,9 @@ def curvature(divergence: Tensor, parameters: Sequence[Tensor], damping: float =
 def conjugate_gradient(product: Product, b: Tensor, iterations: int = 10, tolerance: float = 1e-10) -> Tensor:
     """x with A x ≈ b, for the symmetric positive definite A that `product` multiplies by.
 
-    Shapes: b `[N]`; returns `[N]`. Starts at 0 and ends after `iterations`, or where the squared length of the
-    residual b - A x is below `tolerance`. Exact after N iterations but for rounding, and after any number x does not
-    point away from b. Source: Hestenes & Stiefel 1952.
+    Shapes: b `[N]`; returns `[N]`. Starts at 0 and stops after `iterations`, or when the squared norm of the
+    residual b - A x is below `tolerance`. Exact up to rounding after N iterations, and x·b ≥ 0 after any number.
+    Source: Hestenes & Stiefel 1952.
 
     Becomes one step of steepest descent, b · (b·b) / (b·A b), when iterations is 1.
     """

@@ -1,6 +1,6 @@
-"""Losses on preferences, one number a pair or an answer: what is better, by a score or by a policy's own odds.
+"""Preference losses, one value per pair or per answer: from scores, or from a policy's log-probabilities.
 
-`difference` D `[B]` is how much more than the reference a policy prefers the chosen answer to the rejected one:
+`difference` D `[B]` is the policy's log-ratio of chosen to rejected answer, less that of the reference:
 
     D = (log π(y_c|x) - log π_ref(y_c|x)) - (log π(y_r|x) - log π_ref(y_r|x))
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-NEARLY_SURE = -1e-6  # a mean log-probability nearer to 0 counts as this: the odds of what is certain are infinite
+NEARLY_SURE = -1e-6  # upper bound of a mean log-probability: at probability 1 the odds are infinite
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0) -> Tensor:
-    """-log σ(s_c - s_r - m): the chosen answer's score ought to be higher by m.
+    """-log σ(s_c - s_r - m): the chosen answer should score higher by m.
 
     Shapes: all `[B]`; returns `[B]`. Source: Bradley & Terry 1952; with a margin: Llama 2, Touvron et al. 2023
     (arXiv:2307.09288), eq. 2.
@@ -26,7 +26,7 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0
 
 
 def centering(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """(s_c + s_r)²: the loss above knows only differences, so this says where zero is.
+    """(s_c + s_r)²: centers the scores at 0, as `bradley_terry` depends on differences only.
 
     Shapes: all `[B]`; returns `[B]`. Source: Eisenstein et al. 2023 (arXiv:2312.09244), eq. 2.
     """
@@ -45,10 +45,10 @@ def sigmoid(difference: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
 
 
 def ipo(difference: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
-    """IPO: (D - 1 / (2β))², so that the odds stop growing once they are as large as the penalty allows.
+    """IPO: (D - 1 / (2β))², so that D stops growing at 1 / (2β).
 
     Shapes: difference `[B]`; returns `[B]`. Source: Azar et al. 2023 (arXiv:2310.12036), eq. 17. Their D is of whole
-    sequences; TRL's is a mean over tokens (see `dpo.Config.length_normalized`). `smoothing` has no meaning here.
+    sequences; TRL's is a mean over tokens (see `dpo.Config.length_normalized`). `smoothing` is ignored.
     """
     return (difference - 1 / (2 * beta)).square()
 
@@ -57,7 +57,7 @@ def hinge(difference: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
     """max(0, 1 - β D): no gradient once the margin is reached.
 
     Shapes: difference `[B]`; returns `[B]`. Source: SLiC, Zhao et al. 2023 (arXiv:2305.10425), as DPO's variant in
-    Liu et al. 2023 (arXiv:2309.06657), §3.2. `smoothing` has no meaning here.
+    Liu et al. 2023 (arXiv:2309.06657), §3.2. `smoothing` is ignored.
     """
     return functional.relu(1 - beta * difference)
 
@@ -72,8 +72,8 @@ def kto(
 ) -> Tensor:
     """KTO: λ_D (1 - σ(β (r - z))) of a desirable answer and λ_U (1 - σ(β (z - r))) of an undesirable one.
 
-    r is log π(y|x) - log π_ref(y|x), and z the point from which people count gains and losses, that has no gradient.
-    An answer far from z on either side has next to no gradient: what is hopeless and what is learned are let be.
+    r is log π(y|x) - log π_ref(y|x), and z the reference point that separates gains from losses; it has no gradient.
+    The gradient vanishes for an answer far from z on either side.
 
     Shapes: log_ratio `[B]`, desirable `[B]` bool; returns `[B]`. Source: Ethayarajh et al. 2024 (arXiv:2402.01306),
     eq. 8.
@@ -84,9 +84,10 @@ def kto(
 
 
 def odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """ORPO's -log σ(log odds(y_c) - log odds(y_r)) with odds(y) = P(y) / (1 - P(y)), P the mean a token.
+    """ORPO's -log σ(log odds(y_c) - log odds(y_r)) with odds(y) = P(y) / (1 - P(y)), P the mean per token.
 
-    Shapes: mean log-probabilities of a token, log P, `[B]` each, at most 0; returns `[B]`. Source: Hong et al. 2024
+
+    Shapes: mean log-probabilities per token, log P, `[B]` each, at most 0; returns `[B]`. Source: Hong et al. 2024
     (arXiv:2403.07691), eq. 3, 4 and 7.
     """
     return -functional.logsigmoid(_log_odds(chosen) - _log_odds(rejected))
@@ -97,4 +98,4 @@ def _log_odds(logprob: Tensor) -> Tensor:
     return logprob - torch.log(-torch.expm1(logprob))
 
 
-LOSSES = ("sigmoid", "ipo", "hinge")  # those that DPO may use, by name
+LOSSES = ("sigmoid", "ipo", "hinge")  # DPO's choices

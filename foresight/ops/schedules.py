@@ -1,7 +1,7 @@
-"""Numbers that change over a run: pure functions of `progress`, the share of the run that is over.
+"""Schedules: pure functions of `progress`, the fraction of the run that is done.
 
-Progress is in [0, 1] and clamped to it, so a run that goes on past its planned end keeps the final value. A
-step count becomes progress as step / steps.
+Progress is clamped to [0, 1], so a run that continues past its planned end keeps the final value. For a step
+count, progress is step / steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def constant(progress: float, start: float, end: float | None = None) -> float:
-    """`start`, always. It takes and ignores the arguments of the others, so that any of them fits its place."""
+    """`start`, always. Takes and ignores the arguments of the others, so that it can replace them."""
     return start
 
 
@@ -27,19 +27,19 @@ def cosine(progress: float, start: float, end: float = 0.0) -> float:
 
 
 def exponential(progress: float, start: float, end: float) -> float:
-    """start · (end / start)^p: an equal factor for an equal share of the run.
+    """start · (end / start)^p: the same factor over equal parts of the run.
 
     Raises ValueError if start and end are not both positive or both negative.
     """
     if start * end <= 0:
-        raise ValueError(f"An exponential schedule cannot go from {start} to {end}: both must have one sign.")
+        raise ValueError(f"An exponential schedule cannot go from {start} to {end}: both must have the same sign.")
     return start * (end / start) ** _clamped(progress)
 
 
 def piecewise(progress: float, points: Sequence[tuple[float, float]]) -> float:
-    """Straight lines through `points`, pairs (progress, value) in order of progress; flat before and after them.
+    """Straight lines through `points`, pairs (progress, value) in order of progress; constant before and after them.
 
-    Two points at one progress make a jump, to the later one's value. Raises ValueError without points or if
+    Two points at the same progress make a jump to the value of the later one. Raises ValueError without points or if
     they are out of order.
     """
     if not points or any(a[0] > b[0] for a, b in itertools.pairwise(points)):
@@ -54,7 +54,7 @@ def piecewise(progress: float, points: Sequence[tuple[float, float]]) -> float:
 
 
 def warmup(step: int, steps: int) -> float:
-    """The factor min(1, (step + 1) / steps): for the first `steps` steps, counted from 0, less than or equal to 1.
+    """The warmup factor min(1, (step + 1) / steps); `step` counts from 0.
 
     Never 0, so the first update is not wasted; 1 if `steps` is 0.
     """
@@ -68,7 +68,7 @@ def planned(base: float, step: int, steps: int, rise: int = 0, anneal: bool = Fa
 
 
 def passed(before: int, after: int, every: int) -> int:
-    """How many multiples of `every` lie in (before, after]: how often what happens every so many steps is due."""
+    """How many multiples of `every` lie in (before, after]."""
     return after // every - before // every
 
 

@@ -1,17 +1,17 @@
-"""Temporal differences: one update rule, and the targets that it moves toward.
+"""Temporal-difference learning: one update rule and its targets.
 
     q(s, a) ← q(s, a) + α · (target − q(s, a))                                              (`moved`)
 
     Sarsa             r + γ q(s', a')                         the action that will be taken
     Expected Sarsa    r + γ Σ_a' π(a'|s') q(s', a')           its expectation
     Q-learning        r + γ max_a' q(s', a')                  the best action
-    n-step Sarsa      r_1 + γ r_2 + ... + γⁿ q(s_n, a_n)      n rewards first
-    Monte Carlo       r_1 + γ r_2 + γ² r_3 + ...              nothing but rewards
+    n-step Sarsa      r_1 + γ r_2 + ... + γⁿ q(s_n, a_n)      n rewards, then q
+    Monte Carlo       r_1 + γ r_2 + γ² r_3 + ...              rewards only
 
 (Sutton & Barto 2018, chapters 5 to 7; Zhao, "Mathematical Foundations of Reinforcement Learning", table 7.2.) They
-differ in what stands for the value of the successor, and in how many rewards come before it; Double Q-learning lets
-one table choose and another one judge. Shapes: scalars `[B, T]`, `discount` as in a `Trajectory` (0 where the episode
-ended, else γ), action values `[B, T, A]` of the *true successor*. An action that does not exist has the value -inf.
+differ in the value of the successor and in the number of rewards before it. In Double Q-learning one table selects
+the action and another evaluates it. Shapes: scalars `[B, T]`, `discount` as in a `Trajectory` (0 where the episode
+ended, else γ), action values `[B, T, A]` of the *true successor*. An invalid action has the value -inf.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foresight.ops import returns
 
 
 def moved(value: Tensor, target: Tensor, step_size: float | Tensor) -> Tensor:
-    """The update rule: value + α · (target − value). All of one shape; α a number, or 1/n for a sample mean.
+    """The update rule: value + α · (target − value). All of one shape; α a scalar, or 1/n for a sample mean.
 
     Source: Sutton & Barto 2018, eq. 2.4. Becomes the target itself when α is 1.
     """
@@ -33,7 +33,7 @@ def moved(value: Tensor, target: Tensor, step_size: float | Tensor) -> Tensor:
 def td(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
     """TD(0): r + γ v(s'). `[B, T]`. Source: Sutton & Barto 2018, eq. 6.2.
 
-    Every target below with one reward is this, for its own choice of `next_value`.
+    Every one-step target below is this, with its own `next_value`.
     """
     return reward + discount * next_value
 
@@ -59,13 +59,13 @@ def q_learning(reward: Tensor, discount: Tensor, next_q: Tensor) -> Tensor:
     return td(reward, discount, next_q.amax(-1))
 
 
-def double_q_learning(reward: Tensor, discount: Tensor, next_q: Tensor, judge_q: Tensor) -> Tensor:
-    """Double Q-learning: r + γ q'(s', argmax_a' q(s', a')). `next_q` chooses, `judge_q` q' says what it is worth.
+def double_q_learning(reward: Tensor, discount: Tensor, next_q: Tensor, eval_q: Tensor) -> Tensor:
+    """Double Q-learning: r + γ q'(s', argmax_a' q(s', a')). `next_q` selects the action, `eval_q` q' evaluates it.
 
-    Equally good choices count equally. Source: van Hasselt 2010; Sutton & Barto 2018, eq. 6.10. Becomes `q_learning`
-    when the two tables are one.
+    Ties count equally. Source: van Hasselt 2010; Sutton & Barto 2018, eq. 6.10. Becomes `q_learning`
+    when the two tables are the same.
     """
-    return td(reward, discount, expected(judge_q, greedy(next_q)))
+    return td(reward, discount, expected(eval_q, greedy(next_q)))
 
 
 def n_step_sarsa(
@@ -77,7 +77,7 @@ def n_step_sarsa(
     n: int,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """n-step Sarsa: n rewards, then q of the pair that follows them, or fewer where the episode ends first.
+    """n-step Sarsa: n rewards, then q of the next pair; fewer where the episode ends first.
 
     Source: Sutton & Barto 2018, eq. 7.4. Becomes `sarsa` when n is 1 and `monte_carlo` when n is the whole episode.
     """
@@ -85,7 +85,7 @@ def n_step_sarsa(
 
 
 def monte_carlo(reward: Tensor, discount: Tensor, cut: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Monte Carlo: all rewards to the end of the episode, and nothing else. Source: Sutton & Barto 2018, eq. 3.8."""
+    """Monte Carlo: all rewards to the end of the episode. Source: Sutton & Barto 2018, eq. 3.8."""
     return returns.discounted_return(reward, discount, cut, None, mask)
 
 
@@ -95,23 +95,23 @@ def taken(q: Tensor, action: Tensor) -> Tensor:
 
 
 def expected(q: Tensor, policy: Tensor) -> Tensor:
-    """Σ_a π(a|s) q(s, a): `[..., A]` both, gives `[...]`. An action of probability 0 counts nothing, even at -inf."""
+    """Σ_a π(a|s) q(s, a): `[..., A]` both, gives `[...]`. An action of probability 0 adds 0, even at -inf."""
     return torch.where(policy > 0, policy * q, 0.0).sum(-1)
 
 
 def greedy(q: Tensor) -> Tensor:
-    """The policy of the best actions, equally likely where several are: `[..., A]` gives `[..., A]`."""
+    """The greedy policy; ties are equally likely: `[..., A]` gives `[..., A]`."""
     best = (q == q.amax(-1, keepdim=True)).to(q.dtype)
     return best / best.sum(-1, keepdim=True)
 
 
 def epsilon_greedy(q: Tensor, epsilon: float) -> Tensor:
-    """ε-greedy: with probability ε any of the actions that exist, else a best one. `[..., A]` gives `[..., A]`.
+    """ε-greedy: with probability ε a uniform valid action, else a greedy one. `[..., A]` gives `[..., A]`.
 
     Source: Sutton & Barto 2018, §2.2 and eq. 5.2. Becomes `greedy` when ε is 0.
     """
-    exists = (q > -torch.inf).to(q.dtype)
-    return epsilon * exists / exists.sum(-1, keepdim=True) + (1 - epsilon) * greedy(q)
+    valid = (q > -torch.inf).to(q.dtype)
+    return epsilon * valid / valid.sum(-1, keepdim=True) + (1 - epsilon) * greedy(q)
 
 
 def soft_maximum(q: Tensor, temperature: float) -> Tensor:

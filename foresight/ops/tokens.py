@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, where the vocabulary is so wide that no second `[N, V]` tensor is affordable."""
+"""Log-probabilities of tokens without a second `[N, V]` tensor, for large vocabularies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ROWS = 64  # worked on at a time
+ROWS = 64  # per slice
 
 
 def token_logprob(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -17,7 +17,7 @@ def token_logprob(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> t
         ∂ log p(token) / ∂z = (onehot(token) - p) / τ        ∂H / ∂z = -p (log p + H) / τ
 
     Shapes: logits z `[N, V]` of any float type, tokens `[N]`; returns `[N]` and `[N]`, float32 or wider. A logit of
-    -inf rules a token out. Computed in slices of rows; the backward pass keeps the logits alone, in their own type.
+    -inf gives probability 0. Computed in slices of rows; the backward pass keeps only the logits, in their own dtype.
     """
     return _TokenLogprob.apply(logits, tokens, temperature)
 
@@ -38,7 +38,7 @@ class _TokenLogprob(torch.autograd.Function):
             mass = weights.sum(-1)
             total = highest[:, 0] + mass.log()
             chosen.append(scaled.gather(-1, picked[:, None])[:, 0] - total)
-            # H = log Z - E[z]; a token that is ruled out weighs 0, which -inf must not turn into NaN.
+            # H = log Z - E[z]; a token at -inf has weight 0, and 0 · -inf would be NaN.
             finite = scaled.clamp(min=torch.finfo(scaled.dtype).min)
             entropies.append(total - weights.mul_(finite).sum(-1) / mass)
             totals.append(total)
@@ -60,7 +60,7 @@ class _TokenLogprob(torch.autograd.Function):
         for i, (into, rows, picked, total, weight, entropy) in enumerate(zip(*parts, strict=True)):
             logp = _wide(rows, ctx.temperature) - total[:, None]
             pull = weight[:, None]
-            if outer_entropy is not None:  # a token that is ruled out weighs 0, which -inf must not turn into NaN
+            if outer_entropy is not None:  # clamped: a token at -inf has weight 0, and 0 · -inf would be NaN
                 slope = outer_entropy[i * ROWS : i * ROWS + len(rows), None] / ctx.temperature
                 pull = pull + slope * (logp.clamp(min=torch.finfo(logp.dtype).min) + entropy[:, None])
             grad = logp.exp_().mul_(-pull)
@@ -77,7 +77,7 @@ def token_divergence(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     Shapes: logits z and target `[N, V]` of any float type; returns `[N]` and `[N]`, float32 or wider. Source: Hinton et
     al. 2015 (arXiv:1503.02531), eq. 1, less the constant entropy of the target. The overlap is the chance that a draft
     from p is accepted as a sample of p* (Leviathan et al. 2023, arXiv:2211.17192, theorem 3.5). Computed in slices of
-    rows; the backward pass keeps both logits in their own types. Becomes `ops.kl.categorical` of (target, logits).
+    rows; the backward pass keeps both logits in their own dtypes. Becomes `ops.kl.categorical` of (target, logits).
     """
     return _TokenDivergence.apply(logits, target)
 
@@ -87,10 +87,10 @@ class _TokenDivergence(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         distances, overlaps = [], []
         for rows, wanted in zip(logits.split(ROWS), target.split(ROWS), strict=True):
-            logp, goal = _wide(rows, 1.0).log_softmax(-1), _wide(wanted, 1.0).log_softmax(-1)
-            lowest = torch.finfo(logp.dtype).min  # a token that is ruled out weighs 0, which -inf must not turn to NaN
-            mass = goal.exp()
-            distances.append((mass * (goal.clamp(min=lowest) - logp.clamp(min=lowest))).sum(-1))
+            logp, target_logp = _wide(rows, 1.0).log_softmax(-1), _wide(wanted, 1.0).log_softmax(-1)
+            lowest = torch.finfo(logp.dtype).min  # a token at -inf has weight 0, and 0 · -inf would be NaN
+            mass = target_logp.exp()
+            distances.append((mass * (target_logp.clamp(min=lowest) - logp.clamp(min=lowest))).sum(-1))
             overlaps.append(torch.minimum(mass, logp.exp()).sum(-1))
         ctx.save_for_backward(logits, target)
         overlap = torch.cat(overlaps)

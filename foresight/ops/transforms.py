@@ -1,4 +1,4 @@
-"""Transforms of numbers: squashing, two-hot coding, and the statistics by which things are scaled."""
+"""Transforms: squashing, two-hot encoding, and running statistics for scaling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def symexp(x: Tensor) -> Tensor:
 
 
 def signed_hyperbolic(x: Tensor, eps: float = 1e-3) -> Tensor:
-    """h(x) = sign(x) (√(|x| + 1) - 1) + ε x: a root far out, and still invertible. Any shape.
+    """h(x) = sign(x) (√(|x| + 1) - 1) + ε x: a square root far out, still invertible. Any shape.
 
     Source: Pohlen et al. 2018 (arXiv:1805.11593), §3.2; used by R2D2 and MuZero (appendix F, ε = 0.001).
     Inverse: `signed_parabolic`.
@@ -39,10 +39,10 @@ def signed_parabolic(x: Tensor, eps: float = 1e-3) -> Tensor:
 
 
 def two_hot(x: Tensor, bins: Tensor) -> Tensor:
-    """Weights on the two bins around x, such that their mean is x.
+    """Weights on the two bins around x, with mean x.
 
-    Shapes: x `[...]`, bins `[K]` strictly increasing, K ≥ 2; returns `[..., K]`. Outside the bins x counts
-    as the nearest one. Source: MuZero (arXiv:1911.08265), appendix F; DreamerV3 (arXiv:2301.04104).
+    Shapes: x `[...]`, bins `[K]` strictly increasing, K ≥ 2; returns `[..., K]`. Outside the bins x is
+    clamped to the nearest one. Source: MuZero (arXiv:1911.08265), appendix F; DreamerV3 (arXiv:2301.04104).
 
     Becomes one-hot when x is on a bin.
     """
@@ -58,20 +58,20 @@ def two_hot_decode(probs: Tensor, bins: Tensor) -> Tensor:
     """The mean of the bins under `probs`, the inverse of `two_hot` inside the bins.
 
     Shapes: probs `[..., K]`, bins `[K]`; returns `[...]`. Each bin is added to its mirror image first, so that
-    uniform probabilities over symmetric bins give exactly 0 even where the outer bins are huge: a fresh head
-    predicts nothing (DreamerV3's own code does the same).
+    uniform probabilities over symmetric bins give exactly 0 even where the outer bins are huge: a new head
+    predicts 0 (as in DreamerV3's code).
     """
     terms = probs * bins
     return 0.5 * (terms + terms.flip(-1)).sum(-1)
 
 
 def percentile_scale(x: Tensor, previous: Tensor | None = None, rate: float = 0.01, q: float = 0.05) -> Tensor:
-    """A slow estimate of the spread of x: the exponential average of its (1 - q) minus its q quantile.
+    """A running estimate of the range of x: the exponential average of its (1 - q) minus its q quantile.
 
         S' = (1 - rate) · S + rate · (Per(x, 1 - q) - Per(x, q))
 
-    Shapes: x any shape, previous a scalar or None (a first estimate: the spread of x itself); returns a
-    scalar without gradient. Divide advantages by S.clamp(min=1), so that small returns are not blown up.
+    Shapes: x any shape, previous a scalar or None (the first estimate is the range of x itself); returns a
+    scalar without gradient. Divide advantages by S.clamp(min=1), so that small returns are not scaled up.
     Source: DreamerV3 (arXiv:2301.04104), "Actor learning".
     """
     flat = x.detach().flatten().float()
@@ -80,7 +80,7 @@ def percentile_scale(x: Tensor, previous: Tensor | None = None, rate: float = 0.
 
 
 class Moments(NamedTuple):
-    """How many rows were seen, and their mean and (biased) variance: `n` a scalar, `mean`, `var` `[...]`."""
+    """Number of rows, their mean and (biased) variance: `n` a scalar, `mean`, `var` `[...]`."""
 
     n: Tensor
     mean: Tensor
@@ -95,7 +95,7 @@ def moments(x: Tensor) -> Moments:
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """The moments of two sets of rows together, from the moments of each.
+    """The moments of the union of two sets of rows.
 
         n = n_a + n_b,  δ = μ_b - μ_a
         μ = μ_a + δ n_b / n,  σ² = (n_a σ_a² + n_b σ_b² + δ² n_a n_b / n) / n

@@ -146,7 +146,7 @@ def maximization_bias() -> MDP:
     return from_table("Bias", table, np.eye(3)[0])
 
 
-@sabotaged_by("foresight.ops.targets.double_q_learning", change("judge_q", lambda q: q + 1.0))
+@sabotaged_by("foresight.ops.targets.double_q_learning", change("eval_q", lambda q: q + 1.0))
 def test_two_tables_do_not_overestimate() -> None:
     """The value of the noisy state is -0.1, whatever is done there. One table thinks more of it, two do not."""
     mdp, fields = (

@@ -155,7 +155,7 @@ def test_a_shared_trunk():
 
 
 def test_spaces_without_a_policy_or_a_normalizer_are_named():
-    with pytest.raises(UserError, match="No policy for actions of Text"):
+    with pytest.raises(UserError, match="Unsupported action space Text"):
         encoders.policy_head(gs.Text(3))
     with pytest.raises(UserError, match="normalize_obs"):
         encoders.normalizer(gs.Discrete(3))

@@ -199,7 +199,7 @@ def test_spaces_that_cannot_be_are_named(name):
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_an_action_space_without_a_policy_is_named(name):
-    with pytest.raises(UserError, match="No policy for actions of Text"):
+    with pytest.raises(UserError, match="Unsupported action space Text"):
         _module(name).build(_config(name), Spaces(gs.Box(0, 1, (2,), np.float32), gs.Text(3)))
 
 

@@ -170,5 +170,5 @@ def test_mistakes_are_named(options, says):
 
 
 def test_an_action_space_without_a_policy_is_named():
-    with pytest.raises(UserError, match="No policy for actions of Text"):
+    with pytest.raises(UserError, match="Unsupported action space Text"):
         ppo.build(SMALL, Spaces(gs.Box(0, 1, (2,), np.float32), gs.Text(3)))
