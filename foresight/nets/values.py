@@ -71,7 +71,7 @@ class Points:
 
 
 class Atoms:
-    """A categorical over `atoms` `[K]` per action, `logits` `[..., K]` (C51, Bellemare et al. 2017, arXiv:1707.06887)."""
+    """A categorical over `atoms` `[K]`; `logits` `[..., K]` (C51, Bellemare et al. 2017, arXiv:1707.06887)."""
 
     __slots__ = ("atoms", "logits")
 

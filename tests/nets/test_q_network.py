@@ -185,7 +185,7 @@ def test_mistakes_are_explained() -> None:
         QNetwork(IMAGE, 2, PointHead(), images="natur")
     with pytest.raises(UserError, match="at least one hidden layer"):
         QNetwork(VECTOR, 2, PointHead(), (), sigma=0.5)
-    with pytest.raises(UserError, match="low value to a higher one"):
+    with pytest.raises(UserError, match="2 atoms from a low to a higher value"):
         AtomHead(51, 1.0, 1.0)
     with pytest.raises(UserError, match="at least 1 quantile"):
         QuantileHead(0)

@@ -161,5 +161,5 @@ def test_mistakes_are_named(module, config, make, options, says) -> None:
 def test_actions_of_the_wrong_kind_are_named() -> None:
     with pytest.raises(UserError, match=r"real numbers.*takes Discrete.*sac_discrete"):
         sac.build(SAC, choice().spaces)
-    with pytest.raises(UserError, match=r"finite number of actions.*takes Box.*Use sac or ppo"):
+    with pytest.raises(UserError, match=r"Discrete actions.*takes Box.*Use sac or ppo"):
         sac_discrete.build(DISCRETE, aim().spaces)

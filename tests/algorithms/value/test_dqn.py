@@ -166,5 +166,5 @@ def test_more_mistakes_are_named() -> None:
     with pytest.raises(UserError, match="Did you mean 'atoms'"):
         dqn.build(dataclasses.replace(DQN, values="atom"), choice().spaces)
     for module, config in ((dqn, DQN), (rainbow, RAINBOW)):
-        with pytest.raises(UserError, match=r"finite number of actions.*takes Box.*Use sac or ppo"):
+        with pytest.raises(UserError, match=r"Discrete actions.*takes Box.*Use sac or ppo"):
             module.build(config, CONTINUOUS)
