@@ -68,7 +68,7 @@ def data(
         raise UserError("One server has one model's weights: give --completer with one --model.")
     env = make(task, "text", **fields.options(env_options))
     machine.keep_memory(PASSING)
-    where = machine.pick_device(device, "text")
+    where = machine.pick_device(device)
     policies = [pretrained.load(name, where) for name in model]  # one that is not there is told at once
     if completer is not None:
         policies[0].completer = server.Server(completer, policies[0], say=screen.say)

@@ -50,19 +50,17 @@ def play(
 
     agent = runner.load(run, checkpoint, device, completer)
     kind = agent.settings.kind
-    if prompt is not None and kind != "text":
+    if prompt is not None and kind not in PROMPTED:
         raise UserError(f"--prompt is for language runs; {agent.settings.algorithm} acts in '{agent.settings.env}'.")
-    if gif is not None and kind in ("text", "game"):
+    if gif is not None and kind not in DRAWN:
         raise UserError("--gif is for environments and grids, not for a language model or a game.")
     try:
-        if kind == "control":
-            _watch(agent, Path(run), gif, seed)
-        elif kind == "tabular":
-            _sweeps(agent, gif)
-        elif kind == "game":
-            games.sit(agent, side == "first", simulations, _lines(keep_empty=True))
+        if kind in DRAWN:
+            DRAWN[kind](agent, Path(run), gif, seed)
+        elif kind in PROMPTED:
+            PROMPTED[kind](agent, prompt, tokens)
         else:
-            _talk(agent, prompt, tokens)
+            games.sit(agent, side == "first", simulations, _lines(keep_empty=True))
     except KeyboardInterrupt:
         screen.stdout().print()  # what comes next begins on a line of its own
         raise
@@ -89,7 +87,7 @@ def _watch(agent: Any, run: Path, gif: str | None, seed: int) -> None:
         env.close()
 
 
-def _sweeps(agent: Any, gif: str | None) -> None:
+def _sweeps(agent: Any, run: Path, gif: str | None, seed: int) -> None:
     """Run the algorithm once more, from the beginning, and show the table after every sweep."""
     steps = agent.module.train(agent.config, agent.env)
     if gif is not None:
@@ -140,6 +138,11 @@ def _talk(agent: Any, prompt: str | None, tokens: int | None) -> None:
         console.print(f"Trained on '{task}'. Every line is a prompt of its own; an empty one ends.", style="dim")
     for line in _lines():
         print(agent.act(line), flush=True)
+
+
+# How a run of each kind of environment is played; a run of any other kind is played against.
+DRAWN = {"control": _watch, "tabular": _sweeps}
+PROMPTED = {"text": _talk}
 
 
 def _lines(keep_empty: bool = False) -> Iterator[str]:

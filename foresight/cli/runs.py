@@ -11,6 +11,7 @@ import tyro
 from foresight.cli import screen
 from foresight.cli.train import measured
 from foresight.errors import UserError
+from foresight.runtime import kinds
 
 
 def plot(
@@ -99,7 +100,7 @@ def eval_(
     agent = runner.load(run, checkpoint, device, completer)
     try:
         found = agent.evaluate(episodes, seed)
-        shown = not json and agent.settings.kind == "text" and hasattr(agent.module, "picture")
+        shown = not json and "eval" in kinds.get(agent.settings.kind).pictures and hasattr(agent.module, "picture")
         picture = agent.module.picture(agent.state, agent.env) if shown else ""
     finally:
         agent.close()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from foresight.cli import fields, screen
 from foresight.errors import UserError
-from foresight.runtime import catalog, legacy, settings
+from foresight.runtime import catalog, kinds, legacy, settings
 from foresight.training.options import build_config, flatten
 
 ENOUGH = 5  # points that are worth a curve
@@ -85,11 +85,11 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
     args, notes = legacy.arguments(entry.name, args)
     for note in notes:
         screen.stderr().print(note, style="dim", highlight=False)
-    kinds = {f.name: f.type for f in fields.describe(config, entry.path)}
+    hints = {f.name: f.type for f in fields.describe(config, entry.path)}
     common = [f.name for f in dataclasses.fields(Options)]
-    switches = [key for key, kind in kinds.items() if kind == "bool"] + ["record", "json"]
-    given = fields.explicit(args, [*kinds, *common], switches)
-    args = fields.whole_numbers(args, [key for key, kind in kinds.items() if kind.startswith("int")])
+    switches = [key for key, kind in hints.items() if kind == "bool"] + ["record", "json"]
+    given = fields.explicit(args, [*hints, *common], switches)
+    args = fields.whole_numbers(args, [key for key, kind in hints.items() if kind.startswith("int")])
     shape = dataclasses.make_dataclass("train", [("run", Options), (entry.name, config)])
     parsed: Any = tyro.cli(
         shape,
@@ -100,7 +100,7 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
         config=(tyro.conf.OmitArgPrefixes,),
     )
     values = flatten(getattr(parsed, entry.name))
-    return parsed.run, {key: values[key] for key in kinds if key in given}
+    return parsed.run, {key: values[key] for key in hints if key in given}
 
 
 def resume(
@@ -143,7 +143,7 @@ def report(finished: Any, json: bool) -> None:
         screen.emit(summary)
         return
     console = screen.stdout()
-    if finished.settings.kind == "tabular":
+    if "train" in kinds.get(finished.settings.kind).pictures:
         agent = finished.load()
         if hasattr(agent.module, "picture"):
             console.print("\n" + agent.module.picture(agent.state, agent.env), markup=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foresight.data.trajectory import tree_map
 from foresight.errors import UserError
-from foresight.runtime import catalog, environments, machine, paths
+from foresight.runtime import catalog, environments, kinds, machine, paths
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.evaluation.evaluate import Evaluation, evaluate
 from foresight.runtime.settings import Settings
@@ -39,11 +39,11 @@ class Agent:
         try:
             self.env = environments.single(self.settings)
         except UserError as error:
-            if self.settings.kind != "text" or not paths.missing(self.settings.places):
+            if not paths.missing(self.settings.places):
                 raise
             self._lacks, self.env = error, environments.silent(self.settings)
         self.spaces = environments.spaces(self.env)
-        place = machine.pick_device(device, self.settings.kind)
+        place = machine.pick_device(device, gpu=kinds.get(self.settings.kind).gpu)
         self.state = self.module.build(self.config, self.spaces, place)
         self.step: int = checkpoint.restore(found, self.state, place)["step"]
         if completer is not None:
@@ -60,15 +60,10 @@ class Agent:
         completion (or a list); positions of a game (of `world`) give an array of actions. Raises UserError where the
         shape is not the world's.
         """
-        if self.settings.kind == "text":
-            single = not isinstance(obs, list | tuple)
-            asked = [self.env.ask(x) if isinstance(x, str | list) else x for x in ([obs] if single else obs)]
-            completions, _, _ = self.module.act(self.state, asked, explore=explore)
-            return completions[0] if single else completions
-        if self.settings.kind == "game":  # positions of `world`
-            with torch.no_grad():
-                return self.module.act(self.state, obs, None, explore=explore)[0].numpy()
-        batch, single = self._batch(obs)
+        return kinds.get(self.settings.kind).act(self, obs, explore)
+
+    def act_on(self, batch: Any, single: bool, explore: bool = False) -> Any:
+        """The actions for a batch of observations, as an array; the first alone where `single`."""
         device = machine.device_of(self.state)
         placed = tree_map(lambda x: x.to(device), batch)
         with torch.no_grad():
@@ -98,10 +93,8 @@ class Agent:
         """Free what the world holds."""
         environments.close(self.env)
 
-    def _batch(self, obs: Any) -> tuple[Any, bool]:
-        if self.settings.kind == "tabular":
-            states = torch.as_tensor(np.asarray(obs), dtype=torch.int64)
-            return states.reshape(-1), states.ndim == 0
+    def batch(self, obs: Any) -> tuple[Any, bool]:
+        """Observations of a control environment as a batch of tensors, and whether `obs` was a single one."""
         space = self.spaces.obs
         if isinstance(obs, dict):
             parts = {name: _fit(obs[name], space.spaces[name], name) for name in space.spaces}

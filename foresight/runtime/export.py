@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from foresight import errors
 from foresight.errors import UserError
 from foresight.nets.stacked_mlp import StackedMLP
-from foresight.runtime import card, run
+from foresight.runtime import card, kinds, run
 
 FORMATS = ("torchscript", "onnx", "merged", "adapter")
 FOLDERS = ("merged", "adapter")  # of a language model
@@ -66,7 +66,7 @@ def export(
         return _folder(Path(path), kind, Path(path) / kind if out is None else Path(out), checkpoint)
     agent = run.load(path, checkpoint, device="cpu")
     try:
-        if agent.settings.kind != "control":
+        if kind not in kinds.get(agent.settings.kind).exports:
             raise UserError(
                 f"Only policies that act in environments can be exported, not one for '{agent.settings.env}'."
             )
@@ -80,7 +80,7 @@ def export(
 
 def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
     found = run.Run(path)
-    if found.settings.kind != "text":
+    if kind not in kinds.get(found.settings.kind).exports:
         raise UserError(f"'{kind}' is for language models, and {path} is a run on '{found.settings.env}'.")
     if kind == "adapter" and not found.settings.config.get("lora"):
         raise UserError(f"{path} has no adapter: train with --lora, or export it as merged.")
@@ -106,7 +106,7 @@ def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
 def prepare(agent: Any) -> tuple[Exported, tuple[Tensor, ...], dict[str, list[str]]]:
     """The policy of an `Agent`, inputs to try it on (two worlds), and the names of its inputs and outputs."""
     space = agent.spaces.obs
-    obs, _ = agent._batch(_example(space))
+    obs, _ = agent.batch(_example(space))
     with torch.no_grad():
         _, _, carry = agent.module.act(agent.state, obs, None, explore=False)
     policy = Exported(agent.module, agent.state, obs, carry).eval()

@@ -18,13 +18,13 @@ from foresight.errors import UserError
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # the names of mallopt's options in malloc.h
 
 
-def pick_device(wanted: str, kind: str) -> str:
-    """The device for a run. "auto" is CUDA if there is one, and always the CPU for tables.
+def pick_device(wanted: str, gpu: bool = True) -> str:
+    """The device for a run. "auto" is CUDA if there is one and `gpu` is true, otherwise the CPU.
 
     MPS has no float64 and must be asked for. Raises UserError for one that this machine does not have.
     """
     if wanted == "auto":
-        return "cuda" if kind != "tabular" and torch.cuda.is_available() else "cpu"
+        return "cuda" if gpu and torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=wanted)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -19,10 +19,10 @@ import yaml
 
 from foresight import distributed
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.runtime import bench, card, catalog, environments, log, machine, paths, profile, settings
+from foresight.runtime import bench, catalog, environments, kinds, log, machine, paths, profile, settings
 from foresight.runtime.checkpoints import checkpoint
-from foresight.runtime.distributed import actors, ray_cluster, torchrun
-from foresight.runtime.evaluation import evaluate, record
+from foresight.runtime.distributed import actors, ray_cluster
+from foresight.runtime.evaluation import evaluate
 from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.runtime.health import Health, unlearned
 from foresight.runtime.progress import Progress
@@ -65,10 +65,11 @@ class Session:
         self.callbacks = tuple(callbacks)
         self.profile = profile.Profile()
         self.path, self.settings, self.keep, self.record, self.start = path, resolved, keep, record, start
+        self.kind = kinds.get(resolved.kind)
         self.entry = catalog.entry(resolved.algorithm)
         self.module = catalog.module(resolved.algorithm)
         self.config = build_config(self.module.Config, **resolved.config)
-        self.device = machine.pick_device(resolved.device, resolved.kind)
+        self.device = machine.pick_device(resolved.device, self.kind.gpu)
         self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
         self.stretch = checkpoint_every is None
         self.total = int(getattr(self.config, "steps", 0))
@@ -77,6 +78,7 @@ class Session:
             f"{self.entry.name} on {resolved.typed().env}", self.total, self.entry.unit, shown, quiet=not show
         )
         self.services = services
+        self.served = path / SERVED  # from which a server loads weights
         self.log: log.Log | None = None
         self.seconds = self.evaluation_seconds = 0.0  # of training, and of measuring
         self.begun = False  # whether a step was made, so that there is something to keep
@@ -108,22 +110,11 @@ class Session:
                 self.log = log.Log(self.path, self.services, self.settings.document())
                 self.log.truncate(first if self.start is not None else -1)
                 self.progress.head(self.settings.note)
-                if self.settings.kind == "text":
-                    from foresight.envs.text.worker import GIVEN  # late: only language runs have rows and rewards
-                    from foresight.training import corpus
-
-                    self.progress.head(corpus.about(str(getattr(self.config, "data", "")), env))
-                    if GIVEN in str(settings.written(self.settings.env_options)):
-                        self.progress.head(
-                            "The reward function was given from Python and is not found again: to resume or evaluate "
-                            "this run later, put it at the top of a file."
-                        )
+                for note in self.kind.notes(self.settings, self.config, env):
+                    self.progress.head(note)
                 self.progress.start(first)
                 evaluation_env = environments.evaluation(self.settings, env)
-                if self.settings.kind == "text" and hasattr(state, "policy"):
-                    from foresight.planning.generation import rollout  # late: only language models have prompts
-
-                    rollout.check_lengths(state.policy, env, self.config)
+                self.kind.checked(state, env, self.config)
                 if self.baseline is None:
                     self.baseline = self._measure(state, evaluation_env, untrained=True)
                 state = self._loop(state, env, evaluation_env, interruption)
@@ -142,7 +133,7 @@ class Session:
                 raise type(error)(f"{error} {saved} When this is mended: foresight resume {self.path}") from error
             finally:
                 self.progress.close()
-                shutil.rmtree(self.path / SERVED, ignore_errors=True)
+                shutil.rmtree(self.served, ignore_errors=True)
                 if self.log is not None:
                     self.log.close()
                 environments.close(env)
@@ -153,16 +144,7 @@ class Session:
         """A new State, or the one in the checkpoint that the run starts from."""
         machine.seed_everything(self.settings.seed)
         state = self.module.build(self.config, environments.spaces(env), self.device)
-        if self.settings.completer is not None:
-            from foresight.planning.generation import server  # late: only language models have one
-
-            server.attach(state, self.settings.completer, self.path / SERVED, self.progress.note)
-        elif self.settings.kind == "text" and distributed.processes() > 1:
-            from foresight.planning.generation import all_gather  # late: only language models sample together
-
-            all_gather.attach(state)
-        if self.settings.kind == "control" and distributed.processes() > 1:
-            torchrun.share_(state)
+        self.kind.connected(self, state)
         if self.start is None:
             if hasattr(self.module, "read_files"):  # a file that is refused is refused before there is a run
                 self.module.read_files(state)
@@ -206,7 +188,7 @@ class Session:
         profile_due = Every(PROFILE_EVERY)
         try:
             while True:
-                back = evaluate.remember(state) if self.entry.kind == "text" else None
+                back = evaluate.remember(state) if self.kind.repeats else None
                 item = next(steps, None)
                 back, self.begun = None, True  # whatever fails from here on, this step is made
                 if item is None:
@@ -214,11 +196,8 @@ class Session:
                 machine.keep_memory(PASSING)
                 step, metrics, state = item
                 self._check_finite(step, metrics)
-                # Rows of tables hold no seconds: those of a resumed run are equal to those of an uninterrupted one.
-                if self.settings.kind == "control" and profile_due(self.seconds):
-                    metrics = {**metrics, **self.profile.shares()}
-                if self.settings.kind == "text":
-                    metrics = {**metrics, **self.profile.pace()}
+                # Tabular runs log no seconds: the metrics of a resumed run equal those of an uninterrupted one.
+                metrics = {**metrics, **self.kind.timings(self.profile, profile_due(self.seconds))}
                 self.log.row(step, self.seconds, metrics)
                 self.progress.update(step, metrics)
                 if tidying_due(time.monotonic() - began):
@@ -257,21 +236,11 @@ class Session:
             self.progress.status("")
             with profile.learning(self.module, self.profile):
                 yield from self._timed(actors.train(self.module, self.config, state, fleet, self.profile))
-        elif self.settings.kind == "control":
-            watched = profile.Watch(env)
-            with profile.learning(self.module, self.profile):
-                steps = self.module.train(self.config, watched, state=state, device=self.device)
-                yield from self._timed(steps, watched, "inference")
-        elif self.settings.kind == "tabular":
-            with profile.learning(self.module, self.profile):
-                steps = self.module.train(self.config, env, state=state, device=self.device)
-                yield from self._timed(steps, rest="walking")
-        elif self.settings.kind == "text":
-            with profile.language(self.module, self.profile):
-                steps = self.module.train(self.config, env, state=state, device=self.device)
-                yield from self._timed(steps, rest="other")
-        else:
-            yield from self._timed(self.module.train(self.config, env, state=state, device=self.device))
+            return
+        profiling, env, rest = self.kind.profiled(self.module, env, self.profile)
+        with profiling:
+            steps = self.module.train(self.config, env, state=state, device=self.device)
+            yield from self._timed(steps, env if isinstance(env, profile.Watch) else None, rest)
 
     def _timed(
         self, steps: Any, watched: profile.Watch | None = None, rest: str | None = None
@@ -294,8 +263,7 @@ class Session:
 
     def _finish(self, state: Any, evaluation_env: Any) -> None:
         step = int(getattr(state, "step", self.total))
-        if self.settings.kind == "control" and distributed.processes() > 1:
-            torchrun.check_equal(state)
+        self.kind.verified(state)
         if self.saved != step:
             self._save(state, step)
         if self.measured is None or self.measured[0] != step:
@@ -310,8 +278,8 @@ class Session:
         if sentence := unlearned(self.settings, step, updates, self.baseline, self.measured[1]):
             self.progress.note(sentence)
         summary = _summary(self, step, self.measured[1])
-        if exported is not None and self.settings.kind == "text" and distributed.rank() == 0:
-            card.write(exported, self.settings, summary)
+        if exported is not None:
+            self.kind.described(exported, self.settings, summary)
         checkpoint.write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.record:
             self._record(state)
@@ -336,9 +304,7 @@ class Session:
         before = time.perf_counter()
         self.progress.status("measuring the baseline" if untrained else "evaluating")
         function = evaluate.baseline if untrained else evaluate.evaluate
-        result = function(self.module, state, env, self.settings.episodes, self.settings.seed)
-        if self.settings.kind == "text":
-            result = distributed.broadcast(result)
+        result = self.kind.agreed(function(self.module, state, env, self.settings.episodes, self.settings.seed))
         self.progress.status("")
         if untrained:
             self.progress.note(f"before training: {result}")
@@ -387,18 +353,15 @@ class Session:
         return "there is no checkpoint yet" if self.saved is None else f"the last good checkpoint is at {self.saved:,}"
 
     def _record(self, state: Any) -> None:
-        if self.settings.kind != "control":
+        if self.kind.record is None:
             return
-        env = environments.single(self.settings, render=True)
+        self.progress.status("recording")
         try:
-            self.progress.status("recording")
-            frames = record.episode(self.module, state, env, self.settings.seed)
-            record.write(self.path / "media" / "result.mp4", frames)
+            self.kind.record(self.module, state, self.settings, self.path / "media" / "result.mp4")
         except UserError as error:
             self.progress.note(str(error))
         finally:
             self.progress.status("")
-            environments.close(env)
 
 
 def _saved(step: int | None, unit: str) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import shlex
 import types
 import typing
@@ -15,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, legacy, paths
+from foresight.runtime import catalog, kinds, legacy, paths
+from foresight.runtime.kinds.kind import fold
 from foresight.training.options import field_types, flatten
 
 RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; others: Config
 COUNTED = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of an algorithm whose model answers
-GAME = re.compile(r"[a-z][a-z0-9_]*")  # the name of a game for two; those of Gymnasium's worlds have capitals
-VERSIONED = re.compile(r"-v\d+$")  # the end of a Gymnasium name
-EPISODES = {"control": 20, "tabular": 1, "text": None, "game": 20}  # of an evaluation; None means all that are held out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,13 +97,13 @@ class Settings:
         if self.preset:
             words += ["--preset", self.preset]
         if self.env not in (preset.get("env"), preset.get("task")):
-            words += ["--task" if self.kind == "text" else "--env", self.env]
+            words += [f"--{kinds.get(self.kind).word}", self.env]
         known = preset.get("env_options") or {}
         options = [
             f"{key}={json.dumps(written(value))}" for key, value in self.env_options.items() if known.get(key) != value
         ]
         words += ["--env-options", *options] if options else []
-        evaluation = {"episodes": EPISODES.get(self.kind), "every": None, **(preset.get("evaluation") or {})}
+        evaluation = {"episodes": kinds.get(self.kind).episodes, "every": None, **(preset.get("evaluation") or {})}
         if self.episodes != evaluation["episodes"]:
             words += ["--evaluation-episodes", str(self.episodes)]
         if self.evaluate_every != evaluation["every"]:
@@ -182,11 +179,12 @@ def resolve(
     if evaluate_every is not None and evaluate_every < 0:
         raise UserError(f"--evaluate-every must be at least 0, not {evaluate_every}.")
     entry = catalog.entry(algorithm)
-    if completer is not None and entry.kind != "text":
+    usual = kinds.get(entry.kind)
+    if completer is not None and not usual.completer:
         raise UserError(f"--completer is for language runs; {entry.name} acts in a '{entry.kind}' world.")
     given = given or {}
-    env_word, other_word = ("task", "env") if entry.kind == "text" else ("env", "task")
-    name, wrong = (task, env) if entry.kind == "text" else (env, task)
+    env_word, other_word = ("task", "env") if usual.word == "task" else ("env", "task")
+    name, wrong = (task, env) if usual.word == "task" else (env, task)
     if wrong is not None:
         raise UserError(f"{entry.name} acts in a '{entry.kind}' world: choose it with {env_word}, not {other_word}.")
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
@@ -194,18 +192,18 @@ def resolve(
     known = catalog.presets(algorithm)
     found = None
     if preset is None and name is not None:
-        preset = found = _preset_for(name, given.get("model"), known, folded=entry.kind != "text")
+        preset = found = _preset_for(name, given.get("model"), known, folded=usual.folded)
     elif preset is not None and preset not in known:
-        near = [one for one in known if _fold(one) == _fold(preset)]
+        near = [one for one in known if fold(one) == fold(preset)]
         if len(near) != 1:
             raise unknown(f"preset of {entry.name}", preset, known)
         preset = near[0]
     chosen = known.get(preset or "", {})
-    if name is not None and "env" in chosen and _fold(name) == _fold(chosen["env"]):
+    if name is not None and "env" in chosen and fold(name) == fold(chosen["env"]):
         name = chosen["env"]  # as it is written there: environments, unlike people, know upper from lower case
     if name is None:
         name = chosen.get("task", chosen.get("env"))
-    if name is None and entry.kind == "text":  # data to learn from are a task too, with held-out rows of their own
+    if name is None and usual.data:  # data to learn from are a task too, with held-out rows of their own
         name = given.get("data") or chosen.get("data") or None
     if name is None:
         options = f", or a preset: {', '.join(known)}" if known else ""
@@ -217,25 +215,19 @@ def resolve(
     _check(config)
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("kind", entry.kind)  # some algorithms act in worlds of two kinds
-    if kind == "control" and GAME.fullmatch(_fold(name)) and not VERSIONED.search(name):
-        kind, name = _game_or(kind, name, entry)
-    elif kind == "game":
-        name = _fold(name)
+    other, name = kinds.get(kind).named(name, entry)
+    kind = other or kind
     own = dict(chosen.get("env_options") or {})
     if "board_size" in (env_options or {}):  # another name of the same
         own.pop("size", None)
-    note = (
-        _applied(found, "task" if entry.kind == "text" else "env", algorithm, chosen, given, env_options)
-        if found
-        else ""
-    )
+    note = _applied(found, env_word, algorithm, chosen, given, env_options) if found else ""
     return Settings(
         algorithm=str(entry.path) if algorithm.endswith(".py") else algorithm,  # found again from anywhere
         kind=kind,
         env=name,
         preset=preset,
         env_options={**own, **(env_options or {})},
-        episodes=episodes if episodes is not None else evaluation.get("episodes", EPISODES.get(kind)),
+        episodes=episodes if episodes is not None else evaluation.get("episodes", kinds.get(kind).episodes),
         evaluate_every=evaluate_every if evaluate_every is not None else evaluation.get("every"),
         device=device,
         config=config,
@@ -243,7 +235,7 @@ def resolve(
         actors=actors,
         ray=ray,
         completer=completer,
-        places=paths.of(name, config, {**own, **(env_options or {})}) if kind == "text" else {},
+        places=paths.of(name, config, {**own, **(env_options or {})}) if kinds.get(kind).files else {},
     )
 
 
@@ -267,29 +259,6 @@ def _applied(
 def _plain(value: Any) -> str:
     """A value as it would be typed."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _game_or(kind: str, name: str, entry: catalog.Entry) -> tuple[str, str]:
-    """The kind of a world with the name of a game, and that name as the game has it, in whatever case it was written.
-
-    Raises UserError for a game that other algorithms play.
-    """
-    from foresight.envs.games.game import TITLES  # late: it brings torch
-
-    folded = _fold(name)
-    if not entry.games and folded in TITLES:
-        others = [one.name for one in catalog.algorithms().values() if one.games or one.kind == "game"]
-        raise UserError(
-            f"{TITLES[folded]} is a game for two, which {entry.name} does not play: {', '.join(others)} do."
-        )
-    if not entry.games:
-        return kind, name
-    return ("game", folded) if folded in TITLES or GAME.fullmatch(name) else (kind, name)
-
-
-def _fold(name: str) -> str:
-    """A name without what people write as they like: case, and whether words are joined by a hyphen or a blank."""
-    return name.lower().replace("-", "_").replace(" ", "_")
 
 
 def _check(config: dict[str, Any]) -> None:
@@ -385,7 +354,7 @@ def coerce(algorithm: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _preset_for(env: str, model: str | None, known: dict[str, dict[str, Any]], folded: bool = False) -> str | None:
     """The first preset for this world (and this model, if one is named); with `folded` also in another case."""
-    ways: list[Callable[[str], str]] = [str, _fold] if folded else [str]
+    ways: list[Callable[[str], str]] = [str, fold] if folded else [str]
     for way in ways:
         for name, preset in known.items():
             names = [way(one) for one in (name, preset.get("env"), preset.get("task")) if one is not None]

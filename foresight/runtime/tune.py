@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, run, settings
+from foresight.runtime import catalog, kinds, run, settings
 from foresight.runtime.evaluation import evaluate
 from foresight.training.options import field_types
 
@@ -141,7 +141,7 @@ def tune(
     values = {field: _plain(space.get(field), value) for field, value in best.params.items()}
     command = shlex.join(
         ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
-        + ([] if resolved.preset else ["--task" if resolved.kind == "text" else "--env", resolved.env])
+        + ([] if resolved.preset else [f"--{kinds.get(resolved.kind).word}", resolved.env])
         + [word for field, value in values.items() for word in settings.option(field, value)]
         + ([] if steps is None else settings.option("steps", steps))
     )
@@ -256,7 +256,7 @@ def _told(fields: Mapping[str, Any]) -> str:
 def _write(found: Found, resolved: settings.Settings, number: int, steps: int | None) -> None:
     """The best trial as a preset."""
     preset = dict(catalog.presets(resolved.algorithm).get(resolved.preset or "", {}))
-    preset |= {"task" if resolved.kind == "text" else "env": resolved.env, **found.fields}
+    preset |= {kinds.get(resolved.kind).word: resolved.env, **found.fields}
     preset |= {} if steps is None else {"steps": steps}
     preset["source"] = f"foresight tune: the best of {found.complete} whole trials (number {number}), {found.value:.6g}"
     text = yaml.safe_dump({f"{resolved.preset or resolved.env}-tuned": preset}, sort_keys=False, allow_unicode=True)

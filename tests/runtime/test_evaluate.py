@@ -20,7 +20,7 @@ import foresight
 from foresight.envs.base import Feedback, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime.evaluation import evaluate as module
+from foresight.runtime.evaluation import returns
 from foresight.runtime.evaluation.evaluate import Evaluation, baseline, evaluate, undisturbed
 from tests.algorithms.policy.worlds import hidden_choice
 from tests.sabotage import sabotaged_by
@@ -114,7 +114,7 @@ def test_lives_are_not_episodes_and_clipped_rewards_are_not_returns() -> None:
 
 
 def test_an_episode_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST", 50)
+    monkeypatch.setattr(returns, "LONGEST", 50)
     algorithm, state = control()
     assert evaluate(algorithm, state, Scripted([[10**9], [20]]), 2).values == (50, 20)
 

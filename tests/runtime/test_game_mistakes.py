@@ -49,15 +49,15 @@ def test_self_play_goes_on_after_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_games_are_found_by_their_names() -> None:
-    assert settings.resolve("muzero", env="othello").env == "game"
-    assert settings.resolve("gumbel_muzero", env="connect_four").env == "game"
-    assert settings.resolve("muzero", env="CartPole-v1").env == "control"
+    assert settings.resolve("muzero", env="othello").kind == "game"
+    assert settings.resolve("gumbel_muzero", env="connect_four").kind == "game"
+    assert settings.resolve("muzero", env="CartPole-v1").kind == "control"
     for name in ("efficientzero", "sampled_muzero"):
-        with pytest.raises(UserError, match=f"a game for two, which {name} does not play: .*alphazero.*muzero.* do"):
+        with pytest.raises(UserError, match=f"a two-player game, which {name} does not play: .*alphazero.*muzero.* do"):
             settings.resolve(name, env="tic_tac_toe")
 
 
-@sabotaged_by("foresight.runtime.settings._fold", lambda f: lambda name: name)
+@sabotaged_by("foresight.runtime.settings.fold", lambda f: lambda name: name)
 def test_a_preset_is_found_in_any_case() -> None:
     for name in ("Othello", "othello", "OTHELLO"):
         found = settings.resolve("alphazero", env=name)
@@ -78,7 +78,7 @@ def test_a_preset_that_was_not_named_says_in_the_first_line_what_it_sets(tmp_pat
     run.train("alphazero", env="Tic-Tac-Toe", out=tmp_path / "a", **{**given, "env_options": {"opponent": "random"}})
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
-        "using the preset 'tic_tac_toe', because of --env; it sets buffer=20000, learning_rate=0.003"
+        "using the preset 'tic_tac_toe', because of --env; it sets replay_size=20000, learning_rate=0.003"
     )  # simulations, play_simulations, channels, blocks, batch, steps and opponent were given
     one = settings.resolve("alphazero", env="hex", env_options={"board_size": 7})
     assert one.env_options == {"opponent": "mcts:1000", "board_size": 7}  # and not the preset's size beside it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -22,9 +23,8 @@ from foresight.envs.text.worker import function
 from foresight.errors import LostError, UserError
 from foresight.nets.language import pretrained
 from foresight.planning.generation.speculative import speculate
-from foresight.runtime import run, settings
+from foresight.runtime import kinds, run, settings
 from foresight.runtime.agent import Agent
-from foresight.runtime.evaluation import evaluate
 from foresight.training import corpus, graded
 from tests import tiny_language
 
@@ -245,7 +245,8 @@ def test_what_was_learned_before_a_mistake_is_saved_and_goes_on_as_if_nothing_we
     assert logged("step") == logged("whole")
 
     with monkeypatch.context() as patch:  # the first evaluation is the baseline
-        patch.setattr(evaluate, "_text", at(2, evaluate._text, LostError("A server went away.")))
+        scored = at(2, kinds.KINDS["text"].evaluate, LostError("A server went away."))
+        patch.setitem(kinds.KINDS, "text", dataclasses.replace(kinds.KINDS["text"], evaluate=scored))
         with pytest.raises(LostError, match="The checkpoint at 3 updates is saved"):
             trained("evaluation")
     run.resume(tmp_path / "evaluation", show=False)
@@ -316,7 +317,7 @@ def test_what_a_person_asks_is_asked_as_in_training():
     """A run whose completions are traces learned from prompts that ask for one."""
     seen: list[Any] = []
     agent = Agent.__new__(Agent)
-    agent.settings, agent.state, agent.env = SimpleNamespace(env="text"), None, text.make("addition", trace=True)
+    agent.settings, agent.state, agent.env = SimpleNamespace(kind="text"), None, text.make("addition", trace=True)
     agent.module = SimpleNamespace(act=lambda state, obs, explore: (seen.extend(obs) or ["answer"], {}, None))
     one = agent.env.test[0]
     question = next(row.question for row in text.make("addition").test if row.answer == one.answer)

@@ -17,7 +17,7 @@ PRESETS = [
     (name, preset)
     for name in sorted(catalog.algorithms())
     for preset in catalog.presets(name)
-    if settings.resolve(name, preset=preset).env != "text"
+    if settings.resolve(name, preset=preset).kind != "text"
 ]
 
 

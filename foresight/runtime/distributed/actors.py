@@ -45,7 +45,7 @@ from foresight.data import trees
 from foresight.envs.games import selfplay
 from foresight.errors import UserError
 from foresight.ops import schedules
-from foresight.runtime import catalog, environments, profile
+from foresight.runtime import catalog, environments, kinds, profile
 from foresight.runtime.settings import Settings
 from foresight.training.options import build_config
 
@@ -181,7 +181,7 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], A
     if count < 1:
         raise UserError(f"--actors must be at least 1, not {count}.")
     if (
-        resolved.kind not in ("control", "game")
+        not kinds.get(resolved.kind).actors
         or "obs" not in inspect.signature(getattr(module, "rollout", lambda: None)).parameters
     ):
         said = "\ndef rollout(state: State, env: Env, obs"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from foresight.errors import UserError
+from foresight.runtime import kinds
 from foresight.runtime.settings import Settings
 
 # Equally many gradient steps in every process, all through `optim.join_`: nothing that is seen decides how many.
@@ -47,7 +48,7 @@ def together(settings: Settings) -> Iterator[tuple[Settings, Path | None]]:
         yield settings, None
         return
     _check(settings)
-    if settings.kind == "control":
+    if kinds.get(settings.kind).replicas:
         settings = settings.reseeded(settings.seed + EVALUATION_SEED * int(os.environ["RANK"]))
     cuda = settings.device != "cpu" and torch.cuda.is_available()
     if cuda:
@@ -85,7 +86,7 @@ def _weights(state: Any) -> Iterator[Tensor]:
 
 
 def _check(settings: Settings) -> None:
-    if settings.kind == "control":
+    if kinds.get(settings.kind).replicas:
         if settings.algorithm not in JOINED:
             known = ", ".join(JOINED)
             raise UserError(f"Over several processes {known} can learn: run {settings.algorithm} without torchrun.")

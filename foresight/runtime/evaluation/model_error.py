@@ -15,6 +15,7 @@ from foresight.errors import UserError
 from foresight.nets.outputs import Categorical
 from foresight.runtime import environments, machine, run
 from foresight.runtime.evaluation.evaluate import EVALUATION_SEED, undisturbed
+from foresight.runtime.kinds import control
 from foresight.runtime.results import plot
 from foresight.training import muzero_targets
 
@@ -36,9 +37,9 @@ def measure(
         if not hasattr(module, "reanalyze"):
             raise UserError(f"{agent.settings.algorithm} learns no model to search in: muzero and its heirs do.")
         world = environments.evaluation(
-            dataclasses.replace(agent.settings, episodes=environments.EVALUATION_ENVS), agent.env
+            dataclasses.replace(agent.settings, episodes=control.EVALUATION_ENVS), agent.env
         )
-        env = selfplay.env(world, environments.EVALUATION_ENVS)
+        env = selfplay.env(world, control.EVALUATION_ENVS)
         place = machine.device_of(state)
 
         def act(obs: Any, carry: Any) -> tuple[Tensor, dict[str, Tensor], Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from foresight.envs.games.game import Chooser, Game
 from foresight.errors import UserError
 from foresight.planning.games import opponents
-from foresight.runtime import run
+from foresight.runtime import kinds, run
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.evaluation import match
 from foresight.runtime.settings import Settings
@@ -24,10 +24,10 @@ def player(name: str, game: Game | None, seed: int = 0, simulations: int | None 
             raise UserError("Name a run first: the opponents play whatever game it plays.")
         return opponents.make(name, game, seed), game
     agent = run.load(run.find(name))
-    if agent.settings.kind != "game":
+    if not kinds.get(agent.settings.kind).matches:
         raise UserError(f"{name} is a run of {agent.settings.algorithm} on {agent.settings.env}, which is no game.")
     if game is not None and (agent.env.name, agent.env.options) != (game.name, game.options):
-        raise UserError(f"{name} plays {_called(agent.world)}, but the other player plays {_called(game)}.")
+        raise UserError(f"{name} plays {_called(agent.env)}, but the other player plays {_called(game)}.")
     if game is not None and (type(agent.env), agent.env.shape) != (type(game), game.shape):
         raise UserError(f"{name} was trained with other rules= than the other player: it sees other boards.")
     if game is not None and hasattr(agent.state, "game"):
@@ -55,7 +55,7 @@ def checkpoints(name: str, count: int, simulations: int | None = None) -> tuple[
     """
     path = run.find(name)
     agent = run.load(path)
-    if agent.settings.kind != "game":
+    if not kinds.get(agent.settings.kind).matches:
         raise UserError(f"{name} is a run of {agent.settings.algorithm} on {agent.settings.env}, which is no game.")
     steps = list(checkpoint.all_steps(path / "checkpoints"))
     if count < 2 or len(steps) < 2:

@@ -1,0 +1,76 @@
+"""Returns of episodes in control environments, of any policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foresight.runtime.evaluation.evaluate import EVALUATION_SEED, Evaluation
+
+LONGEST = 108_000  # steps of an episode that does not end by itself (30 minutes of Atari frames)
+Act = Callable[[Any, Any], tuple[Any, Any]]  # (obs, carry) -> (action, carry)
+
+
+def random_policy(env: Any, seed: int) -> Act:
+    """Uniformly random actions (normally distributed where the space has no bounds), of those that are allowed."""
+    from gymnasium.vector.utils import batch_space
+
+    from foresight.nets import encoders
+
+    if key := encoders.mask_key(env.spaces.obs):
+        head, generator = encoders.policy_head(env.spaces.action), torch.Generator().manual_seed(seed)
+
+        def allowed(obs: Any, carry: Any) -> tuple[Tensor, Any]:
+            mask = torch.as_tensor(obs[key]).cpu() > 0
+            return head(torch.zeros(mask.shape), mask).sample(generator), carry
+
+        return allowed
+    space = batch_space(env.spaces.action, env.num_envs)
+    space.seed(seed)
+    return lambda obs, carry: (torch.as_tensor(np.asarray(space.sample())), carry)
+
+
+def evaluate(
+    env: Any, act: Act, episodes: int, seed: int, reset_carry: Callable[[Any, Tensor], Any] | None
+) -> Evaluation:
+    """Every world has a fixed quota of episodes. Taking the first to end instead would prefer short ones."""
+    quota = [episodes // env.num_envs + (i < episodes % env.num_envs) for i in range(env.num_envs)]
+    values: list[list[float]] = [[] for _ in quota]
+    running, length = [0.0] * env.num_envs, [0] * env.num_envs
+    obs, carry = env.reset(seed + EVALUATION_SEED), None
+    while any(len(done) < wanted for done, wanted in zip(values, quota, strict=True)):
+        action, carry = act(obs, carry)
+        feedback = env.step(action)
+        obs = feedback.obs
+        rewards, real = feedback.reward.tolist(), feedback.mask.tolist()
+        for i in range(env.num_envs):
+            running[i] += rewards[i] * real[i]
+            length[i] += int(real[i])
+        ended = _ended(feedback)
+        reported = feedback.info.get("episode_return")
+        for k, i in enumerate(ended):
+            # What the world reports is whole where the reward that is shown is clipped.
+            values[i].append(float(reported[k]) if reported is not None else running[i])
+            running[i], length[i] = 0.0, 0
+        for i in range(env.num_envs):
+            if length[i] >= LONGEST:
+                values[i] += [running[i]] * (quota[i] - len(values[i]))
+        if carry is not None and bool(feedback.cut.any()):
+            if reset_carry is None:
+                raise TypeError("An algorithm that has a carry must define reset_carry(carry, cut).")
+            carry = reset_carry(carry, feedback.cut)
+    kept = [value for done, wanted in zip(values, quota, strict=True) for value in done[:wanted]]
+    return Evaluation.of("return", kept)
+
+
+def _ended(feedback: Any) -> list[int]:
+    """The worlds whose episode (not only one life of it) ended, in the order in which returns are reported."""
+    engine = feedback.info.get("engine")
+    over = engine.get("game_over") if isinstance(engine, dict) else None
+    if over is None:
+        over = (feedback.cut * feedback.mask).numpy()
+    return [int(i) for i in np.flatnonzero(np.asarray(over))]

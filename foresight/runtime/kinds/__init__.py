@@ -1,0 +1,19 @@
+"""The kinds of environment, one module each: the only place that knows how their runs differ.
+
+Each module defines `KIND`, a `Kind`. Modules import torch and environments inside functions, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+from foresight.errors import unknown
+from foresight.runtime.kinds import control, game, tabular, text
+from foresight.runtime.kinds.kind import Kind
+
+KINDS: dict[str, Kind] = {"control": control.KIND, "tabular": tabular.KIND, "text": text.KIND, "game": game.KIND}
+
+
+def get(name: str) -> Kind:
+    """The kind by its name, as `KIND` in an algorithm file. Raises UserError for a name that does not exist."""
+    if name not in KINDS:
+        raise unknown("kind of environment", name, KINDS)
+    return KINDS[name]

@@ -1,0 +1,71 @@
+"""Games: the rules of two-player games, which an agent plays against itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from foresight.runtime.kinds.kind import Kind, fold, made
+
+if TYPE_CHECKING:
+    from foresight.runtime.agent import Agent
+    from foresight.runtime.evaluation.evaluate import Evaluation
+    from foresight.runtime.settings import Settings
+
+
+def _training(settings: Settings) -> Any:
+    from foresight.planning.games import opponents
+
+    env = made(settings)
+    opponents.make(env.opponent, env)  # raises now, not at the first evaluation, if there is no such opponent
+    return env
+
+
+def _evaluate(module: Any, state: Any, game: Any, episodes: int | None, seed: int) -> Evaluation:
+    from foresight.runtime.evaluation import evaluate
+
+    if hasattr(module, "measure"):
+        return evaluate.measured(module, state, game)
+    return _score(module, state, game, episodes, seed)
+
+
+def _score(module: Any, state: Any, game: Any, episodes: int | None, seed: int, random: bool = False) -> Evaluation:
+    """The score of the State's play (or, with `random`, of random play) against the game's opponent."""
+    from foresight.planning.games import opponents
+    from foresight.runtime.evaluation import match
+    from foresight.runtime.evaluation.evaluate import EVALUATION_SEED, Evaluation
+
+    other = opponents.make(game.opponent, game, seed + EVALUATION_SEED)
+    one = opponents.make("random", game, seed) if random else match.chooser(module, state)
+    mine = getattr(state, "game", None)
+    try:
+        if hasattr(state, "game"):
+            state.game = game  # whose positions it is shown
+        result = match.play(game, one, other, max(2, episodes or 2), seed=seed)
+    finally:
+        if hasattr(state, "game"):
+            state.game = mine
+    won, drawn, lost = result.counts
+    also = {"won": float(won), "drawn": float(drawn), "lost": float(lost)}
+    return dataclasses.replace(Evaluation.of(f"score against {game.opponent}", list(result.scores)), also=also)
+
+
+def _act(agent: Agent, obs: Any, explore: bool) -> Any:
+    """Actions for a batch of positions of `agent.env`."""
+    import torch
+
+    with torch.no_grad():
+        return agent.module.act(agent.state, obs, None, explore=explore)[0].numpy()
+
+
+KIND = Kind(
+    actors=True,
+    named=lambda name, entry: (None, fold(name)),
+    training_env=_training,
+    evaluation_env=lambda settings, env: made(settings),  # a game may store the positions in play, and drop others'
+    single_env=lambda settings, render: made(settings),
+    evaluate=_evaluate,
+    baseline=lambda module, state, env, episodes, seed: _score(module, state, env, episodes, seed, random=True),
+    act=_act,
+    matches=True,
+)

@@ -1,0 +1,75 @@
+"""Tabular: explicit MDPs, whose policies are evaluated exactly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from foresight.errors import UserError
+from foresight.runtime.kinds.kind import Kind, Timed, made
+
+if TYPE_CHECKING:
+    from foresight.runtime.agent import Agent
+    from foresight.runtime.evaluation.evaluate import Evaluation
+    from foresight.runtime.profile import Profile
+
+
+def _profiled(module: Any, env: Any, times: Profile) -> Timed:
+    from foresight.runtime import profile
+
+    return profile.learning(module, times), env, "walking"
+
+
+def _evaluate(module: Any, state: Any, env: Any, episodes: int | None, seed: int) -> Evaluation:
+    import torch
+
+    from foresight.runtime import machine
+    from foresight.runtime.evaluation import evaluate
+
+    if hasattr(module, "measure"):
+        return evaluate.measured(module, state, env)
+    env = env.to(machine.device_of(state))
+    policy, _, _ = module.act(state, torch.arange(env.states, device=env.reward.device), explore=False)
+    return _value(env, policy, state.config.gamma)
+
+
+def _baseline(module: Any, state: Any, env: Any, episodes: int | None, seed: int) -> Evaluation:
+    from foresight.runtime.evaluation import evaluate
+
+    if hasattr(module, "measure"):
+        return evaluate.evaluate(module, state, env, episodes, seed)
+    return _value(env, env.uniform(), state.config.gamma)
+
+
+def _value(env: Any, policy: Any, gamma: float) -> Evaluation:
+    """Exact, by the Bellman equation of the policy (`[S]` or `[S, A]`): nothing is sampled, so n is 1."""
+    from foresight.planning.dynamic import bellman
+    from foresight.runtime.evaluation.evaluate import Evaluation
+
+    try:
+        figures = bellman.evaluate(env, policy, gamma)
+    except UserError:  # gamma is 1 and the policy (a random one, or an early one) may never end an episode
+        horizon = env.time_limit or 10 * env.states
+        figures = {"value": bellman.expected_return(env, policy, gamma, horizon)}
+    value = figures.pop("value")
+    return Evaluation("value", value, 0.0, 1, (value,), figures)
+
+
+def _act(agent: Agent, obs: Any, explore: bool) -> Any:
+    import numpy as np
+    import torch
+
+    states = torch.as_tensor(np.asarray(obs), dtype=torch.int64)
+    return agent.act_on(states.reshape(-1), states.ndim == 0, explore)
+
+
+KIND = Kind(
+    episodes=1,
+    gpu=False,
+    training_env=made,
+    single_env=lambda settings, render: made(settings),
+    profiled=_profiled,
+    evaluate=_evaluate,
+    baseline=_baseline,
+    act=_act,
+    pictures=("train",),
+)

@@ -1,0 +1,126 @@
+"""Text: prompts that a language model completes and a grader scores."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foresight.errors import UserError
+from foresight.runtime.kinds.kind import Kind, Timed, made
+
+if TYPE_CHECKING:
+    from foresight.runtime.agent import Agent
+    from foresight.runtime.evaluation.evaluate import Evaluation
+    from foresight.runtime.profile import Profile
+    from foresight.runtime.session import Session
+    from foresight.runtime.settings import Settings
+
+
+def _notes(settings: Settings, config: Any, env: Any) -> list[str]:
+    from foresight.envs.text.worker import GIVEN
+    from foresight.runtime.settings import written
+    from foresight.training import corpus
+
+    notes = [corpus.about(str(getattr(config, "data", "")), env)]
+    if GIVEN in str(written(settings.env_options)):
+        notes.append(
+            "The reward function was given from Python and cannot be found again: to resume or evaluate this run "
+            "later, define it at the top level of a file."
+        )
+    return notes
+
+
+def _connected(session: Session, state: Any) -> None:
+    from foresight import distributed
+    from foresight.planning.generation import all_gather, server
+
+    if session.settings.completer is not None:
+        server.attach(state, session.settings.completer, session.served, session.progress.note)
+    elif distributed.processes() > 1:
+        all_gather.attach(state)
+
+
+def _checked(state: Any, env: Any, config: Any) -> None:
+    from foresight.planning.generation import rollout
+
+    if hasattr(state, "policy"):
+        rollout.check_lengths(state.policy, env, config)
+
+
+def _profiled(module: Any, env: Any, times: Profile) -> Timed:
+    from foresight.runtime import profile
+
+    return profile.language(module, times), env, "other"
+
+
+def _evaluate(module: Any, state: Any, task: Any, episodes: int | None, seed: int) -> Evaluation:
+    """Greedy completions of held-out examples. One that cannot be scored (NaN) is left out; it does not count as 0."""
+    from foresight.runtime.evaluation import evaluate
+
+    if hasattr(module, "measure"):
+        return evaluate.measured(module, state, task)
+    Evaluation = evaluate.Evaluation
+    examples = list(task.test)[: episodes or None]
+    if not examples:
+        raise UserError("The task has no held-out examples to evaluate on.")
+    if getattr(task, "grader", True) is None and hasattr(module, "assess"):
+        metric, values = module.assess(state, examples)
+        return Evaluation.of(metric, values)
+    completions, _, _ = module.act(state, examples, explore=False)
+    rewards = [float(reward) for reward in task.grade(examples, completions)]
+    metric, scored = getattr(task, "metric", "reward"), [reward for reward in rewards if not math.isnan(reward)]
+    return Evaluation.of(metric, scored) if scored else Evaluation(metric, math.nan, math.nan, 0)
+
+
+def _baseline(module: Any, state: Any, env: Any, episodes: int | None, seed: int) -> Evaluation:
+    from foresight.runtime.evaluation import evaluate
+
+    return evaluate.evaluate(module, state, env, episodes, seed)
+
+
+def _agreed(result: Evaluation) -> Evaluation:
+    from foresight import distributed
+
+    agreed: Evaluation = distributed.broadcast(result)
+    return agreed
+
+
+def _described(folder: Path, settings: Settings, summary: dict[str, Any]) -> None:
+    from foresight import distributed
+    from foresight.runtime import card
+
+    if distributed.rank() == 0:
+        card.write(folder, settings, summary)
+
+
+def _act(agent: Agent, obs: Any, explore: bool) -> Any:
+    single = not isinstance(obs, list | tuple)
+    asked = [agent.env.ask(x) if isinstance(x, str | list) else x for x in ([obs] if single else obs)]
+    completions, _, _ = agent.module.act(agent.state, asked, explore=explore)
+    return completions[0] if single else completions
+
+
+KIND = Kind(
+    word="task",
+    episodes=None,
+    folded=False,
+    data=True,
+    files=True,
+    completer=True,
+    training_env=made,
+    single_env=lambda settings, render: made(settings),
+    notes=_notes,
+    connected=_connected,
+    checked=_checked,
+    repeats=True,
+    profiled=_profiled,
+    timings=lambda times, due: times.pace(),
+    evaluate=_evaluate,
+    baseline=_baseline,
+    agreed=_agreed,
+    described=_described,
+    act=_act,
+    exports=("merged", "adapter"),
+    pictures=("eval",),
+)
