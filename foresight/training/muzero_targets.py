@@ -9,7 +9,7 @@ Source: MuZero (arXiv:1911.08265), appendices F and G; reanalysis is of arXiv:21
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +22,13 @@ from foresight import errors
 from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
-from foresight.envs.base import Env, Episodes, Spaces, require_end
+from foresight.envs.base import Episodes, Feedback, Spaces, require_end
 from foresight.envs.games import selfplay
 from foresight.envs.games.game import Game, Plays
 from foresight.errors import NotFinite, UserError
 from foresight.nets import encoders
 from foresight.nets.models.muzero import LatentModel
-from foresight.ops import diagnostics, latent, returns
+from foresight.ops import latent, returns
 from foresight.planning.search import memory, selection
 from foresight.training import optim
 
@@ -161,46 +161,29 @@ def temperature(state: Any) -> float:
     return float(temperatures[min(max(4 * state.step // state.config.steps - 1, 0), len(temperatures) - 1)])
 
 
-@torch.no_grad()
-def rollout(
-    state: Any, env: Env, obs: Any, act: Callable[..., Any], keep: tuple[str, ...] = ("weights",)
-) -> tuple[Trajectory, Any]:
-    """`collect_steps` of every world from `obs` on, chosen by `act`: rows `[B, T]`, and what was seen last.
-
-    Rows keep the true successor (`next_obs`), and of what `act` says beside the action what `keep` names.
-    """
-    rows = []
-    for _ in range(state.config.collect_steps):
-        action, extras, _ = act(state, obs, explore=True)
-        action = action.cpu()
-        feedback = env.step(action.clone())
-        extras = {name: extras[name].cpu() for name in keep} | {"next_obs": feedback.final_obs}
-        rows.append(
-            {
-                "obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount,
-                "cut": feedback.cut, "mask": feedback.mask, "extras": extras,
-            }
-        )  # fmt: skip
-        state.step += env.num_envs
-        state.episodes.note(feedback.info)
-        obs = feedback.obs
-    return Trajectory(**trees.stack(rows)), obs
+def transition(obs: Any, action: Tensor, feedback: Feedback, extras: Named) -> dict[str, Any]:
+    """One step of all envs as fields of a `Trajectory`, `[B, ...]`, on the CPU, with the true successor `next_obs`."""
+    extras = {name: x.cpu() for name, x in extras.items()} | {"next_obs": feedback.final_obs}
+    return {
+        "obs": obs, "action": action, "reward": feedback.reward, "discount": feedback.discount,
+        "cut": feedback.cut, "mask": feedback.mask, "extras": extras,
+    }  # fmt: skip
 
 
-def learn(state: Any, rows: Trajectory, update: Callable[..., dict[str, float]]) -> dict[str, float]:
-    """Remember `rows` `[B, T]`, then one `update` for every `update_every` env steps after `warmup`.
-
-    Returns the means of what the updates say, and the last returns.
-    """
-    config, watched = state.config, []
-    state.replay.add(rows.map(lambda x: x.cpu()))
-    while (
+def due(state: Any) -> bool:
+    """Whether a gradient step is due: one for every `train_every` env steps after `learning_starts`."""
+    config = state.config
+    return bool(
         state.step >= config.learning_starts
         and state.updates < (state.step - config.learning_starts) // config.train_every
-    ):
-        batch = state.replay.sample(config.batch_size, config.unroll_steps + config.n_steps, state.shuffler)
-        watched.append(update(state, batch.map(lambda x: x.to(state.generator.device))))
-    return {**diagnostics.mean(watched), **state.episodes.metrics()}
+    )
+
+
+def sample(state: Any) -> Trajectory:
+    """`batch_size` sequences of K + n transitions, drawn uniformly from the replay: `[B, K + n]`."""
+    config = state.config
+    batch = state.replay.sample(config.batch_size, config.unroll_steps + config.n_steps, state.shuffler)
+    return batch.map(lambda x: x.to(state.generator.device))
 
 
 def restart(state: Any) -> None:
@@ -246,38 +229,6 @@ def policies(state: Any, batch: Trajectory, reanalyze: Callable[[Any, Any], Name
         return kept
     found = reanalyze(state, trees.tree_map(lambda x: x[:pieces, :rows].flatten(0, 1), batch.obs))
     return {name: torch.cat([found[name].unflatten(0, (pieces, rows)), kept[name][pieces:]]) for name in keep}
-
-
-def losses(
-    network: LatentModel,
-    batch: Trajectory,
-    actions: Tensor,
-    goals: Sequence[Tensor],
-    policy: Callable[[Tensor], Named],
-) -> Named:
-    """MuZero's loss over pieces: the model is unrolled along what was done, and told what it should have said.
-
-        s⁰ = h(o_t),  (r^k, s^k) = g(s^{k-1}, a_{t+k-1}),  (p^k, v^k) = f(s^k)
-
-    What comes back through g is halved at its start, from the second on (appendix G and the pseudocode).
-    Shapes: `actions` `[B, K or more, F]` features; `goals`: `(alive, known, value)` of `targets`. `policy` is given the
-    policy's numbers `[B, K + 1, W]`; it returns its terms by name, `[B, K + 1]`. Returns all as scalars.
-    """
-    alive, known, value = goals
-    unroll = alive.shape[1] - 1
-    hidden, on_the_way = [network.represent(row(batch.obs, 0))], []
-    before = hidden[0]
-    for k in range(unroll):
-        after, features = network.advance(before, actions[:, k])
-        hidden.append(after)
-        on_the_way.append(features)
-        before = latent.scale_gradient(after, 0.5)
-    ahead = network.head(torch.stack(hidden, 1))  # of all states at once: many small layers cost more than a large one
-    reward = batch.reward[:, :unroll] * alive[:, :unroll]
-    terms = {name: alive * term for name, term in policy(network.policy(ahead)).items()}
-    terms["value_loss"] = known * network.value.loss(ahead, value)
-    terms["reward_loss"] = known[:, :unroll] * network.reward.loss(torch.stack(on_the_way, 1), reward)
-    return summed(terms, unroll)
 
 
 def row(obs: Any, k: int) -> Any:

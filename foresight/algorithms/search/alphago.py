@@ -355,13 +355,13 @@ def update(state: State) -> dict[str, float]:
 
 
 def train(
-    config: Config, game: Game, state: State | None = None, device: str | torch.device = "cpu"
+    config: Config, env: Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """The three stages, a row of the log every ten steps."""
     if state is None:
-        state = build(config, game, device)
-    Plays.of(game).load_state_dict(state.plays.state_dict())  # a State of another game is refused
-    state.game = game
+        state = build(config, env, device)
+    Plays.of(env).load_state_dict(state.plays.state_dict())  # a State of another game is refused
+    state.game = env
     last = min(config.steps, config.supervised + config.reinforce + config.regress)
     while state.step < last:
         metrics = update(state)

@@ -339,12 +339,12 @@ def learn(state: State, played: Played) -> dict[str, float]:
 
 
 def train(
-    config: Config, game: Game, state: State | None = None, device: str | torch.device = "cpu"
+    config: Config, env: Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Play a move in all games, learn from as many positions as are owed, until `steps`."""
     if state is None:
-        state = build(config, game, device)
-    state.game = game
+        state = build(config, env, device)
+    state.game = env
     position = begin(state)
     while state.step < config.steps:
         before = state.finished

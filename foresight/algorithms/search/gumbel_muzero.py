@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from foresight import errors
+from foresight.data import trees
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Env, Spaces, require_num_envs
 from foresight.envs.games import selfplay
 from foresight.envs.games.game import Game
 from foresight.errors import UserError
-from foresight.ops import latent
+from foresight.ops import diagnostics, latent
 from foresight.planning.search.mcts import Gumbel, search
 from foresight.training import muzero_targets
 
@@ -133,12 +134,29 @@ def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
-    """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
-    *goals, weights = targets(state, batch)
-    return muzero_targets.losses(
-        state.network, batch, state.network.eye[batch.action], goals,
-        lambda logits: {"policy_loss": latent.cross_entropy(logits, weights)},
-    )  # fmt: skip
+    """The terms of the loss over sequences `[B, K + n]`, each a scalar.
+
+    The model is unrolled along the K actions taken. The gradient back through g is halved from the second step on
+    (MuZero, appendix G).
+    """
+    network, steps = state.network, state.config.unroll_steps
+    alive, known, value, weights = targets(state, batch)
+    actions = network.eye[batch.action]
+    states, features = [network.represent(muzero_targets.row(batch.obs, 0))], []
+    before = states[0]
+    for k in range(steps):
+        after, on_the_way = network.advance(before, actions[:, k])  # the reward is read from `on_the_way`
+        states.append(after)
+        features.append(on_the_way)
+        before = latent.scale_gradient(after, 0.5)
+    head = network.head(torch.stack(states, 1))  # all K + 1 at once: faster than K + 1 small calls
+    reward = batch.reward[:, :steps] * alive[:, :steps]
+    terms = {
+        "policy_loss": alive * latent.cross_entropy(network.policy(head), weights),
+        "value_loss": known * network.value.loss(head, value),
+        "reward_loss": known[:, :steps] * network.reward.loss(torch.stack(features, 1), reward),
+    }
+    return muzero_targets.summed(terms, steps)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -153,14 +171,28 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 restart = muzero_targets.restart
 
 
+@torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
-    return muzero_targets.rollout(state, env, obs, act)
+    """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
+    rows = []
+    for _ in range(state.config.collect_steps):
+        action, extras, _ = act(state, obs, explore=True)
+        action = action.cpu()
+        feedback = env.step(action.clone())
+        rows.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
+        state.step += env.num_envs
+        state.episodes.note(feedback.info)
+        obs = feedback.obs
+    return Trajectory(**trees.stack(rows)), obs
 
 
 def learn(state: State, rows: Trajectory) -> dict[str, float]:
-    """Remember rows `[B, T]`, then take the gradient steps that are due; means of what they said."""
-    return muzero_targets.learn(state, rows, update)
+    """Store transitions `[B, T]`, then take the gradient steps that are due: the means of their metrics."""
+    state.replay.add(rows.map(lambda x: x.cpu()))
+    metrics = []
+    while muzero_targets.due(state):
+        metrics.append(update(state, muzero_targets.sample(state)))
+    return {**diagnostics.mean(metrics), **state.episodes.metrics()}
 
 
 def train(

@@ -91,12 +91,12 @@ def update(state: State, score: float) -> dict[str, float]:
 
 
 def train(
-    config: Config, game: Game, state: State | None = None, device: str | torch.device = "cpu"
+    config: Config, env: Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """One game a step against the game's opponent, with the first move in every other one."""
     if state is None:
-        state = build(config, game, device)
-    state.game = game
+        state = build(config, env, device)
+    game = state.game = env
     while state.step < config.steps:
         first = state.step % 2 == 0
         opponent = opponents.make(game.opponent, game, config.seed + state.step)

@@ -24,12 +24,14 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
+from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
 from foresight.nets.models.muzero import LatentModel
+from foresight.ops import diagnostics, latent
 from foresight.planning.search.mcts import PUCT, Dirichlet, SearchResult, search
 from foresight.planning.search.sampled import SampledActions, root_actions
 from foresight.training import muzero_targets
@@ -131,7 +133,7 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     """
     found, drawn = _search(state, state.network, obs, explore)
     taken = drawn[torch.arange(len(drawn), device=drawn.device), found.action]
-    action = taken if _choices(state) else state.low + (taken + 1) / 2 * (state.high - state.low)
+    action = taken if _is_discrete(state) else state.low + (taken + 1) / 2 * (state.high - state.low)
     return action, {"actions": drawn, "weights": found.weights, "value": found.value, "taken": taken}, carry
 
 
@@ -164,17 +166,30 @@ def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
-    """The terms of the loss over pieces `[B, K + n]`, each a scalar; `entropy` is to be raised."""
-    *goals, weights, actions = targets(state, batch)
-
-    def policy(numbers: Tensor) -> dict[str, Tensor]:
-        wide = numbers.unsqueeze(2).expand(-1, -1, state.config.samples, -1)
-        fitted = -(weights * state.head(wide).logp(actions)).sum(-1)
-        return {"policy_loss": fitted, "entropy": state.head(numbers).entropy()}
-
+    """The terms of the loss over sequences `[B, K + n]`, each a scalar; `entropy` is maximized."""
+    network, steps = state.network, state.config.unroll_steps
+    alive, known, value, weights, drawn = targets(state, batch)
     taken = batch.extras["taken"]
-    features = state.network.eye[taken] if _choices(state) else taken
-    return muzero_targets.losses(state.network, batch, features, goals, policy)
+    actions = network.eye[taken] if _is_discrete(state) else taken
+    states, features = [network.represent(muzero_targets.row(batch.obs, 0))], []
+    before = states[0]
+    for k in range(steps):
+        after, on_the_way = network.advance(before, actions[:, k])  # the reward is read from `on_the_way`
+        states.append(after)
+        features.append(on_the_way)
+        before = latent.scale_gradient(after, 0.5)  # MuZero, appendix G
+    head = network.head(torch.stack(states, 1))  # all K + 1 at once: faster than K + 1 small calls
+    parameters = network.policy(head)  # [B, K + 1, W]
+    policy = state.head(parameters)
+    of_each_draw = state.head(parameters.unsqueeze(2).expand(-1, -1, state.config.samples, -1))
+    reward = batch.reward[:, :steps] * alive[:, :steps]
+    terms = {
+        "policy_loss": alive * -(weights * of_each_draw.logp(drawn)).sum(-1),
+        "entropy": alive * policy.entropy(),
+        "value_loss": known * network.value.loss(head, value),
+        "reward_loss": known[:, :steps] * network.reward.loss(torch.stack(features, 1), reward),
+    }
+    return muzero_targets.summed(terms, steps)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -188,14 +203,28 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 restart = muzero_targets.restart
 
 
+@torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
-    return muzero_targets.rollout(state, env, obs, act, KEPT)
+    """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
+    rows = []
+    for _ in range(state.config.collect_steps):
+        action, extras, _ = act(state, obs, explore=True)
+        action = action.cpu()
+        feedback = env.step(action.clone())
+        rows.append(muzero_targets.transition(obs, action, feedback, {name: extras[name] for name in KEPT}))
+        state.step += env.num_envs
+        state.episodes.note(feedback.info)
+        obs = feedback.obs
+    return Trajectory(**trees.stack(rows)), obs
 
 
 def learn(state: State, rows: Trajectory) -> dict[str, float]:
-    """Remember rows `[B, T]`, then take the gradient steps that are due; means of what they said."""
-    return muzero_targets.learn(state, rows, update)
+    """Store transitions `[B, T]`, then take the gradient steps that are due: the means of their metrics."""
+    state.replay.add(rows.map(lambda x: x.cpu()))
+    metrics = []
+    while muzero_targets.due(state):
+        metrics.append(update(state, muzero_targets.sample(state)))
+    return {**diagnostics.mean(metrics), **state.episodes.metrics()}
 
 
 def train(
@@ -212,5 +241,5 @@ def train(
         yield state.step, learn(state, rows), state
 
 
-def _choices(state: State) -> bool:
+def _is_discrete(state: State) -> bool:
     return isinstance(state.head, CategoricalHead)

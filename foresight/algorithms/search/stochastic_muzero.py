@@ -32,7 +32,7 @@ from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Env, Spaces, require_end, require_num_envs
 from foresight.nets import encoders
 from foresight.nets.models.stochastic_muzero import ChanceModel
-from foresight.ops import latent
+from foresight.ops import diagnostics, latent
 from foresight.planning.search.mcts import PUCT, Dirichlet, search
 from foresight.training import muzero_targets
 
@@ -182,14 +182,28 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 restart = muzero_targets.restart
 
 
+@torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`collect_steps` of every world from `obs` on: rows `[B, T]`, and the observation to go on from."""
-    return muzero_targets.rollout(state, env, obs, act)
+    """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
+    rows = []
+    for _ in range(state.config.collect_steps):
+        action, extras, _ = act(state, obs, explore=True)
+        action = action.cpu()
+        feedback = env.step(action.clone())
+        rows.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
+        state.step += env.num_envs
+        state.episodes.note(feedback.info)
+        obs = feedback.obs
+    return Trajectory(**trees.stack(rows)), obs
 
 
 def learn(state: State, rows: Trajectory) -> dict[str, float]:
-    """Remember rows `[B, T]`, then take the gradient steps that are due; means of what they said."""
-    return muzero_targets.learn(state, rows, update)
+    """Store transitions `[B, T]`, then take the gradient steps that are due: the means of their metrics."""
+    state.replay.add(rows.map(lambda x: x.cpu()))
+    metrics = []
+    while muzero_targets.due(state):
+        metrics.append(update(state, muzero_targets.sample(state)))
+    return {**diagnostics.mean(metrics), **state.episodes.metrics()}
 
 
 def train(

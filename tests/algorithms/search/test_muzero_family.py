@@ -24,7 +24,6 @@ from foresight.ops import transforms
 from foresight.planning.search import sampled
 from foresight.planning.search.mcts import search
 from foresight.runtime.checkpoints import checkpoint
-from foresight.training import muzero_targets
 from tests.algorithms.states import refusal
 from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled
 
@@ -166,16 +165,19 @@ def test_a_number_is_learned_through_its_categorical() -> None:
 
 
 @sabotaged_by("foresight.ops.latent.scale_gradient", change("factor", lambda _: 1.0))
-def test_the_gradient_into_the_dynamics_is_halved() -> None:
+def test_the_gradient_into_the_dynamics_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The heads at s¹ see g whole, those at s² through one halving: 1 + ½ (1 + ½), as steps count ½ each (G)."""
-    line = SimpleNamespace(
-        represent=lambda x: x, advance=lambda x, _: (x, x), head=lambda x: x, policy=lambda x: x,
+    _, _, state = small(sampled_muzero, unroll_steps=2, samples=2)
+    state.network = SimpleNamespace(
+        represent=lambda x: x, advance=lambda x, _: (x, x), head=lambda x: x, policy=lambda x: 0 * x.expand(-1, -1, 2),
         value=SimpleNamespace(loss=lambda x, _: x.sum(-1)), reward=SimpleNamespace(loss=lambda x, _: 0 * x.sum(-1)),
     )  # fmt: skip
     obs, ones = torch.rand(1, 3, 1, requires_grad=True), torch.ones(1, 3)
-    batch = Trajectory(obs, torch.zeros(1, 3), ones, ones, 0 * ones)
-    terms = muzero_targets.losses(line, batch, torch.zeros(1, 3, 2), (ones, ones, ones), lambda _: {})
-    terms["value_loss"].backward()
+    batch = Trajectory(obs, ones, ones, ones, 0 * ones, extras={"taken": torch.zeros(1, 3, 1)})
+    weights, drawn = torch.full((1, 3, 2), 0.5), torch.zeros(1, 3, 2, 1)
+    monkeypatch.setattr(sampled_muzero, "targets", lambda *_: (ones, ones, ones, weights, drawn))
+    sampled_muzero.loss(state, batch)["value_loss"].backward()
+    assert obs.grad is not None
     assert obs.grad[0, :, 0].tolist() == [1.75, 0, 0]
 
 
