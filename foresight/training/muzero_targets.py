@@ -1,7 +1,7 @@
-"""What MuZero and its heirs share: rows of experience, what an unroll of the model over them is to match, and its loss.
+"""What MuZero and its variants share: targets, masks, absorbing states, reanalysis, and the gradient step.
 
-`state` is the State of such an algorithm: the one here, or one with the same fields and more. A piece is K + n rows
-that follow each other: the model is unrolled over the first K, and the returns of the first K + 1 need up to n more.
+`state` is the State of one of these algorithms: the one below, or one with more fields. A sequence has K + n
+consecutive transitions: the model is unrolled over the first K, and the returns of the first K + 1 need up to n more.
 
 Source: MuZero (arXiv:1911.08265), appendices F and G; reanalysis is of arXiv:2104.06294.
 """
@@ -37,68 +37,66 @@ Named = dict[str, Tensor]
 
 @dataclass
 class State:
-    """All that a run is."""
+    """Everything a checkpoint holds."""
 
     config: Any
     network: Any  # the model that is searched
-    target: Any  # its slow copy: values to bootstrap with, and reanalysis
+    target: Any  # the target network: bootstrap values and reanalysis
     optimizer: torch.optim.Adam
     replay: Replay
-    generator: torch.Generator  # noise and actions of the searches
-    shuffler: torch.Generator  # draws the pieces, on the CPU
+    generator: torch.Generator  # search noise and actions
+    shuffler: torch.Generator  # samples the replay, on the CPU
     step: int = 0
     updates: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
-    plays: Plays = field(default_factory=Plays)  # the game that the weights are for, if it is one
-    game: Any = field(default=None, metadata={"save": False})  # whose positions `act` is given, if it is one
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
+    plays: Plays = field(default_factory=Plays)  # the game the weights belong to, if any
+    game: Any = field(default=None, metadata={"save": False})  # `act` then also takes its positions
 
 
 def check(config: Any, *also: str) -> None:
-    """Raise UserError for settings with which nothing can be unrolled; the fields `also` must be at least 1 too."""
+    """Raise UserError for an invalid Config. The fields named in `also` must be at least 1 too."""
     names = ("num_envs", "unroll_steps", "n_steps", "batch_size", "train_every", "collect_steps", "target_every")
     errors.at_least(1, config, *names, "simulations", "replay_size", "latent_size", "support", *also)
     errors.at_least(0, config, "max_lag")
     length = config.unroll_steps + config.n_steps
     if config.learning_starts < config.num_envs * length:
         raise UserError(
-            f"learning_starts is {config.learning_starts}: before the first update every world needs {length} rows "
-            f"(unroll_steps + "
-            f"n_steps), so {config.num_envs * length} env steps."
+            f"learning_starts is {config.learning_starts}, but the first update needs {length} transitions per env "
+            f"(unroll_steps + n_steps). Set it to at least {config.num_envs * length}."
         )
     if config.replay_size < config.num_envs * length:
         raise UserError(
-            f"replay_size is {config.replay_size}: every world needs {length} rows in it (unroll_steps + n_steps), "
-            f"so at least "
-            f"{config.num_envs * length}."
+            f"replay_size is {config.replay_size}, but the replay needs {length} transitions per env "
+            f"(unroll_steps + n_steps). Set it to at least {config.num_envs * length}."
         )
-    temperatures = getattr(config, "temperatures", (1.0,))  # Gumbel searches have none
+    temperatures = getattr(config, "temperatures", (1.0,))  # Gumbel search has none
     if not temperatures or not all(temperature >= 0 for temperature in temperatures):
-        raise UserError(f"temperatures must be numbers of at least 0, one or more, not {tuple(temperatures)}.")
+        raise UserError(f"temperatures must be one or more numbers of at least 0, not {tuple(temperatures)}.")
     if hasattr(config, "dirichlet_alpha"):
         selection.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
     if hasattr(config, "value_scale"):
-        selection.Gumbel(config.considered, config.value_scale)  # which says what it cannot be
+        selection.Gumbel(config.considered, config.value_scale)  # raises if invalid
     play = getattr(config, "play_simulations", None) or 0
     if play < 0:
         raise UserError(f"play_simulations must be 0 (the raw policy) or more, not {play}.")
-    memory.require(config.num_envs, config.simulations, 1, 4 * config.latent_size)  # at the very least
+    memory.require(config.num_envs, config.simulations, 1, 4 * config.latent_size)  # a lower bound
     memory.require(1, play, 1, 4 * config.latent_size, more=" in play")
     if not 0 <= config.reanalyze <= 1:
-        raise UserError(f"reanalyze is a share: between 0 and 1, not {config.reanalyze}.")
+        raise UserError(f"reanalyze must be between 0 and 1, not {config.reanalyze}.")
     if not 0 < config.learning_rate_decay <= 1:
         raise UserError(
-            f"learning_rate_decay is the last rate's share of the first: above 0, at most 1 (a constant rate), not "
+            f"learning_rate_decay must be above 0 and at most 1 (a constant learning rate), not "
             f"{config.learning_rate_decay}."
         )
 
 
 def spaces_of(spaces: Spaces | Game) -> tuple[Spaces, Game | None]:
-    """What an agent sees and does, and the game if that is where it acts: both sides of it (`envs.games.selfplay`)."""
+    """The spaces of the agent, and the game if there is one: the agent plays both sides (`envs.games.selfplay`)."""
     return (spaces, None) if isinstance(spaces, Spaces) else (selfplay.spaces(spaces), spaces)
 
 
-def seen(state: Any, obs: Any) -> tuple[Any, Tensor | None]:
-    """What the network is shown of `obs` (positions of the State's game, too) and which actions are legal there."""
+def observe(state: Any, obs: Any) -> tuple[Any, Tensor | None]:
+    """The network's input for `obs` (or for positions of the State's game), and the legal actions, if given."""
     game = getattr(state, "game", None)
     if game is not None and not isinstance(obs, dict):
         obs = selfplay.observe(game, obs)
@@ -107,9 +105,9 @@ def seen(state: Any, obs: Any) -> tuple[Any, Tensor | None]:
 
 
 def latent_model(config: Any, obs: Space[Any], actions: int, policy: int, players: int = 1) -> LatentModel:
-    """The model for actions of so many features, and a policy of so many numbers. Equal seeds give equal weights.
+    """A model for `actions` action features and a policy output of width `policy`. Equal seeds give equal weights.
 
-    With two `players`, who take turns, what follows a step is worth the opposite to whoever made it.
+    With two `players`, who take turns, the discount is -gamma: values are those of the player to move.
     """
     gamma = config.gamma if players == 1 else -config.gamma
     with torch.random.fork_rng(devices=[]):
@@ -118,8 +116,8 @@ def latent_model(config: Any, obs: Space[Any], actions: int, policy: int, player
         return LatentModel(encoder, actions, policy, config.latent_size, config.hidden, config.support, gamma)
 
 
-def parts(config: Any, network: torch.nn.Module, device: str | torch.device) -> dict[str, Any]:
-    """The fields of a State that stand around its `network`, and that too, on `device`."""
+def components(config: Any, network: torch.nn.Module, device: str | torch.device) -> dict[str, Any]:
+    """The State fields of `network` on `device`: target network, optimizer, replay, generators."""
     network = network.to(device)
     rate, decay = config.learning_rate, config.weight_decay
     return {
@@ -132,31 +130,31 @@ def parts(config: Any, network: torch.nn.Module, device: str | torch.device) -> 
     }
 
 
-def choices(space: Space[Any], title: str) -> int:
-    """How many actions there are. Raises UserError for a space that is not discrete; `title` is who says so."""
+def num_actions(space: Space[Any], title: str) -> int:
+    """The number of actions. Raises UserError, with the algorithm's `title`, if the space is not discrete."""
     if not isinstance(space, Discrete):
-        raise UserError(f"{title} needs discrete actions, not {space}: use sampled_muzero.")
+        raise UserError(f"{title} needs discrete actions, not {space}. Use sampled_muzero.")
     return int(space.n)
 
 
-def begin(config: Any, spaces: Spaces | Game, title: str, device: str | torch.device) -> State:
-    """The State of MuZero itself, of control or a game for two. Raises UserError as `choices` and `require_end` do."""
+def build(config: Any, spaces: Spaces | Game, title: str, device: str | torch.device) -> State:
+    """The State of MuZero for control or a two-player game. Raises UserError as `num_actions` and `require_end` do."""
     spaces, game = spaces_of(spaces)
     require_end(spaces, config.gamma)
-    actions = choices(spaces.action, title)
+    actions = num_actions(spaces.action, title)
     network = latent_model(config, spaces.obs, actions, actions, players=1 if game is None else 2)
-    return State(config, **parts(config, network, device), plays=Plays.of(game), game=game)
+    return State(config, **components(config, network, device), plays=Plays.of(game), game=game)
 
 
-def effort(config: Any, explore: bool, simulations: int | None) -> int:
-    """Simulations of one search: those asked for, or `play_simulations` (if that is set) where nothing is explored."""
+def num_simulations(config: Any, explore: bool, simulations: int | None) -> int:
+    """Simulations per search: `simulations` if given, else `play_simulations` (if set) when not exploring."""
     if simulations is not None:
         return simulations
     return config.simulations if explore or config.play_simulations is None else int(config.play_simulations)
 
 
 def temperature(state: Any) -> float:
-    """The temperature of acting: the first of `temperatures`, and from the half on the next each quarter (app. D)."""
+    """The temperature of acting: the first of `temperatures`, then the next at 1/2 and at 3/4 of training (app. D)."""
     temperatures = state.config.temperatures
     return float(temperatures[min(max(4 * state.step // state.config.steps - 1, 0), len(temperatures) - 1)])
 
@@ -187,57 +185,59 @@ def sample(state: Any) -> Trajectory:
 
 
 def restart(state: Any) -> None:
-    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    """The envs reset: the newest transitions in the replay have no successors."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
 def targets(state: Any, batch: Trajectory, n: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`(alive, known, value)` `[B, K + 1]` of pieces `[B, K + n]`.
+    """`(alive, known, value)` `[B, K + 1]` of sequences `[B, K + n]`.
 
-    - `alive` is 1 where a row belongs to the first row's episode;
-    - `known` also where that episode has terminated: an absorbing state, whose value and rewards are 0;
-    - `value`: the return of `n` steps (of each piece, where it is a Tensor int64 `[B]`), with the slow copy's values.
+    - `alive`: 1 where a step belongs to the episode of the first one;
+    - `known`: 1 there and after that episode terminated: absorbing states, whose value and rewards are 0;
+    - `value`: the `n`-step return (int64 `[B]`: one n per sequence), bootstrapped with the target network.
     """
-    config, rows = state.config, state.config.unroll_steps + 1
-    alive, over = (x[:, :rows] for x in latent.unroll_masks(batch.discount, batch.cut, batch.mask))
+    config, steps = state.config, state.config.unroll_steps + 1
+    alive, over = (x[:, :steps] for x in latent.unroll_masks(batch.discount, batch.cut, batch.mask))
     flat = trees.tree_map(lambda x: x.flatten(0, 1), batch.extras["next_obs"])
     next_value = state.target.root(flat)[1].view(batch.shape)
 
-    def ahead(steps: int) -> Tensor:
+    def n_step(n: int) -> Tensor:
         discount = config.gamma * batch.discount
-        return returns.n_step_return(batch.reward, discount, batch.cut, next_value, steps, batch.mask)[:, :rows]
+        return returns.n_step_return(batch.reward, discount, batch.cut, next_value, n, batch.mask)[:, :steps]
 
     if isinstance(n, int):
-        value = ahead(n)
+        value = n_step(n)
     else:
-        each = torch.stack([ahead(steps) for steps in range(1, config.n_steps + 1)])
+        each = torch.stack([n_step(m) for m in range(1, config.n_steps + 1)])
         value = each[n - 1, torch.arange(len(n), device=n.device)]
     return alive, torch.maximum(alive, over), value * alive
 
 
 @torch.no_grad()
-def policies(state: Any, batch: Trajectory, reanalyze: Callable[[Any, Any], Named], keep: tuple[str, ...]) -> Named:
-    """What acting found at the first K + 1 rows, `[B, K + 1, ...]`: the extras that `keep` names.
+def policy_targets(
+    state: Any, batch: Trajectory, reanalyze: Callable[[Any, Any], Named], keep: tuple[str, ...]
+) -> Named:
+    """Policy targets of the first K + 1 steps, `[B, K + 1, ...]`: the extras named by `keep`.
 
-    In a share `config.reanalyze` of the pieces it is what `reanalyze` finds now, which is given the state and
-    observations `[N, ...]`, and returns the same names, `[N, ...]`.
+    A share `config.reanalyze` of the sequences gets fresh targets from `reanalyze(state, obs)`, which takes
+    observations `[N, ...]` and returns the same names, `[N, ...]`. The others keep those found when acting.
     """
-    rows, pieces = state.config.unroll_steps + 1, int(state.config.reanalyze * batch.shape[0])
-    kept = {name: batch.extras[name][:, :rows] for name in keep}
-    if not pieces:
+    steps, fresh = state.config.unroll_steps + 1, int(state.config.reanalyze * batch.shape[0])
+    kept = {name: batch.extras[name][:, :steps] for name in keep}
+    if not fresh:
         return kept
-    found = reanalyze(state, trees.tree_map(lambda x: x[:pieces, :rows].flatten(0, 1), batch.obs))
-    return {name: torch.cat([found[name].unflatten(0, (pieces, rows)), kept[name][pieces:]]) for name in keep}
+    found = reanalyze(state, trees.tree_map(lambda x: x[:fresh, :steps].flatten(0, 1), batch.obs))
+    return {name: torch.cat([found[name].unflatten(0, (fresh, steps)), kept[name][fresh:]]) for name in keep}
 
 
-def row(obs: Any, k: int) -> Any:
-    """Row k of every piece `[B, T, ...]`: observations `[B, ...]`."""
+def at_step(obs: Any, k: int) -> Any:
+    """Step k of sequences `[B, T, ...]`: observations `[B, ...]`."""
     return trees.tree_map(lambda x: x[:, k], obs)
 
 
 def summed(terms: Named, unroll: int) -> Named:
-    """Terms `[B, K + 1]` or `[B, K]` as scalars: those of steps that were unrolled count 1 / K each (appendix G)."""
+    """Terms `[B, K + 1]` or `[B, K]` as scalars: each of the K unrolled steps has weight 1 / K (appendix G)."""
 
     def total(term: Tensor) -> Tensor:
         return term[:, :-unroll].sum(1) + term[:, -unroll:].sum(1) / unroll
@@ -246,9 +246,9 @@ def summed(terms: Named, unroll: int) -> Named:
 
 
 def descend(state: Any, loss: Tensor) -> None:
-    """One gradient step of the network; at every `target_every` of them the slow copy becomes equal to it.
+    """One gradient step; every `target_every` of them the target network is copied from the network.
 
-    Raises UserError for a loss that is not finite, and leaves the network alone.
+    Raises UserError, before any step, if the loss is not finite.
     """
     if not loss.isfinite():
         raise NotFinite(f"The loss is not finite after {state.updates} updates.")
@@ -265,35 +265,35 @@ def descend(state: Any, loss: Tensor) -> None:
 def model_errors(
     model: Any, batch: Trajectory, actions: Tensor, next_obs: Any, depth: int, policy: Callable[[Tensor], Any]
 ) -> dict[str, Tensor]:
-    """How far a model is from what happened after 0 to `depth` steps of its own, `[depth + 1]`: means over all starts.
+    """Errors of a model after 0 to `depth` of its own steps, `[depth + 1]`: means over all start steps.
 
-    - `value`: |v^k - v(o_{t+k})|, from what the model says when it sees the observation there;
+    - `value`: |v^k - v(o_{t+k})|, compared with the model's value of the real observation;
     - `policy`: KL(p(o_{t+k}) ‖ p^k) in nats, likewise;
-    - `reward`: |r^k - u_{t+k-1}|, of the reward that came; 0 at depth 0.
+    - `reward`: |r^k - u_{t+k-1}|, compared with the real reward; 0 at depth 0.
 
     Shapes: `batch` `[B, T]` with a mask, T > depth; `actions` `[B, T, ...]` as `model.step` takes them; `next_obs`
-    `[B, T, ...]`, the true successors; `policy` makes an Output of the model's numbers. Starts whose episode ended
-    before a depth do not count there; NaN where none is left. A model with a `follow` is told what was seen before and
-    after each step: which outcome chance had.
+    `[B, T, ...]`, the true successors; `policy` turns the model's policy output into an Output. Starts whose episode
+    ended before a depth are left out there; NaN where none is left. A model with `follow` also gets the observations
+    before and after each step, which show the chance outcome.
     """
     starts = batch.shape[1] - depth
-    numbers, value, _ = model.root(trees.tree_map(lambda x: x.flatten(0, 1), batch.obs))
-    numbers, value = numbers.unflatten(0, batch.shape), value.unflatten(0, batch.shape)
+    logits, value, _ = model.root(trees.tree_map(lambda x: x.flatten(0, 1), batch.obs))
+    logits, value = logits.unflatten(0, batch.shape), value.unflatten(0, batch.shape)
     follow = getattr(model, "follow", None) or (lambda state, action, *_: model.step(state, action))
 
     def at(x: Any, k: int) -> Any:
-        """Row k of every piece, `[B * starts, ...]`."""
+        """Step k after every start, `[B * starts, ...]`."""
         return trees.tree_map(lambda y: y[:, k : k + starts].flatten(0, 1), x)
 
     assert batch.mask is not None
-    pieces = (x.unfold(1, depth + 1, 1).flatten(0, 1) for x in (batch.discount, batch.cut, batch.mask))
-    alive, _ = latent.unroll_masks(*pieces)
+    windows = (x.unfold(1, depth + 1, 1).flatten(0, 1) for x in (batch.discount, batch.cut, batch.mask))
+    alive, _ = latent.unroll_masks(*windows)
     *_, state = model.root(at(batch.obs, 0))
-    rows = [(torch.zeros_like(alive[:, 0]),) * 3]
+    errors_at = [(torch.zeros_like(alive[:, 0]),) * 3]
     for k in range(1, depth + 1):
-        state, reward, _, said, v = follow(state, at(actions, k - 1), at(batch.obs, k - 1), at(next_obs, k - 1))
-        apart = policy(at(numbers, k)).kl(policy(said))
-        rows.append(((v - at(value, k)).abs(), apart, (reward - at(batch.reward, k - 1)).abs()))
-    before = torch.cat([alive[:, :1], alive[:, :-1]], 1)  # the reward on the way to where an episode ends counts
-    named = zip(("value", "policy", "reward"), zip(*rows, strict=True), (alive, alive, before), strict=True)
+        state, reward, _, predicted, v = follow(state, at(actions, k - 1), at(batch.obs, k - 1), at(next_obs, k - 1))
+        kl = policy(at(logits, k)).kl(policy(predicted))
+        errors_at.append(((v - at(value, k)).abs(), kl, (reward - at(batch.reward, k - 1)).abs()))
+    before = torch.cat([alive[:, :1], alive[:, :-1]], 1)  # the last reward of an episode counts
+    named = zip(("value", "policy", "reward"), zip(*errors_at, strict=True), (alive, alive, before), strict=True)
     return {name: (torch.stack(x, 1) * there).sum(0) / there.sum(0) for name, x, there in named}

@@ -23,14 +23,16 @@ def test_each_unrolled_step_counts_one_over_k() -> None:
     assert {name: x.item() for name, x in found.items()} == {"value": 22.0, "reward": 20.0}
 
 
-@sabotaged_by("foresight.training.muzero_targets.policies", flip_sign)
+@sabotaged_by("foresight.training.muzero_targets.policy_targets", flip_sign)
 @pytest.mark.parametrize(("share", "pieces"), [(0.0, 0), (0.5, 2), (0.6, 2), (1.0, 4)])
 def test_a_share_of_the_pieces_is_searched_again(share: float, pieces: int) -> None:
     state = SimpleNamespace(config=SimpleNamespace(reanalyze=share, unroll_steps=2))
     obs = torch.arange(20.0).view(4, 5, 1)
     zeros, weights = torch.zeros(4, 5), -torch.ones(4, 5, 1)
     batch = Trajectory(obs, zeros, zeros, zeros, zeros, extras={"weights": weights})
-    found = muzero_targets.policies(state, batch, lambda _, seen: {"weights": 100 + seen}, ("weights",))["weights"]
+    found = muzero_targets.policy_targets(state, batch, lambda _, seen: {"weights": 100 + seen}, ("weights",))[
+        "weights"
+    ]
     assert found.shape == (4, 3, 1)
     assert torch.equal(found[:pieces], 100 + obs[:pieces, :3]) and (found[pieces:] == -1).all()
     assert share == 0.0 or found[0, 1] == 101

@@ -144,7 +144,7 @@ def test_a_learned_model_plays_too(tmp_path: Path) -> None:
 
 
 @sabotaged_by(
-    "foresight.training.muzero_targets.effort", lambda f: lambda config, explore, given: f(config, True, given)
+    "foresight.training.muzero_targets.num_simulations", lambda f: lambda config, explore, given: f(config, True, given)
 )
 @pytest.mark.parametrize("name", ["muzero", "gumbel_muzero"])
 def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp_path: Path, capsys: Any) -> None:

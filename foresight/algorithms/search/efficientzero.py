@@ -2,17 +2,15 @@
 
     minimize  Σ_{k=0..K} [ CE(p^k, π_{t+k}) + c_v · l(v^k, z_{t+k}) ] + Σ_{k=1..K} [ l(x^k, Σ u_{t+j}) - c_s · cos_k ]
 
-where x^k is the value prefix, the sum of rewards since the last reset, which an LSTM predicts; cos is between the
-predictor of the unrolled latent's projection and the projection of the latent of what was really seen (no gradient into
+where x^k is the value prefix, the sum of rewards since the last reset, predicted by an LSTM; cos is between the
+predicted projection of the unrolled latent and the projection of the latent of the real observation (no gradient into
 the latter). The rest is MuZero (arXiv:1911.08265).
 
-What is kept: the value prefix with its resets every `lstm_horizon` steps, in the unroll and in the search;
-self-supervised consistency through a normalized projection and a predictor (SimSiam); off-policy correction, by which
-old rows bootstrap after fewer steps; policy targets searched again with a slow copy of the network, which also gives
-the values.
+Kept: the value prefix with its resets every `lstm_horizon` steps, in the unroll and in the search; self-supervised
+consistency through a normalized projection and a predictor (SimSiam); off-policy correction: old transitions bootstrap
+after fewer steps; reanalyzed policy targets from a target network, which also gives the bootstrap values.
 
-Otherwise than there: a time limit is no termination; replay is uniform, without priorities; Adam; images are not
-augmented.
+Different here: a time limit is not a termination; uniform replay without priorities; Adam; no image augmentation.
 """
 
 from __future__ import annotations
@@ -37,32 +35,32 @@ from foresight.training import muzero_targets
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "prefix_loss", "consistency")
-ACTING = ("network",)  # the fields of State that actors are sent
-RULE = PUCT(normalize="tree", first_play="parent")  # an action never tried counts as its node: LightZero
+ACTING = ("network",)  # State fields sent to actors
+RULE = PUCT(normalize="tree", first_play="parent")  # untried actions have their parent's value: LightZero
 
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: LightZero's CartPole where nothing else is said, with the paper's coefficients."""
+    """Defaults: LightZero's CartPole unless noted, with the paper's coefficients."""
 
-    steps: int = 50_000  # env steps in all worlds together
+    steps: int = 50_000  # env steps, all envs together
     seed: int = 0
-    num_envs: int = 8  # worlds that act together, one search for all of them
-    simulations: int = 25  # of each search; LightZero
-    gamma: float = 0.997  # a step; the paper, appendix G
+    num_envs: int = 8  # envs stepped together, one batched search for all of them
+    simulations: int = 25  # per search; LightZero
+    gamma: float = 0.997  # per step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
-    n_steps: int = 5  # of the returns of fresh rows; the paper, appendix A
-    shrink: float = 0.3  # share of training by which a row's returns lose a step; the paper's code
-    batch_size: int = 128  # pieces a gradient step
-    train_every: int = 4  # env steps for each gradient step
-    collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
-    max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
+    n_steps: int = 5  # of the returns of new transitions; the paper, appendix A
+    shrink: float = 0.3  # share of training after which a transition's return is one step shorter; the paper's code
+    batch_size: int = 128  # sequences per gradient step
+    train_every: int = 4  # env steps per gradient step
+    collect_steps: int = 32  # steps per env between rounds of updates, and in an actor's message
+    max_lag: int = 1  # rounds of updates by which the actors' weights may be old; 0: synchronous
     learning_starts: int = 1_000  # env steps before the first gradient step
-    replay_size: int = 100_000  # rows kept, of all worlds together
-    reanalyze: float = 0.99  # share of policy targets searched again; the paper's code
-    target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
+    replay_size: int = 100_000  # transitions, all envs together
+    reanalyze: float = 0.99  # share of policy targets that are recomputed; the paper's code
+    target_every: int = 200  # gradient steps between target network updates; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
-    learning_rate_decay: float = 1.0  # its factor at the end, reached evenly; 0.1 ** (1000 / 350) in appendix G
+    learning_rate_decay: float = 1.0  # factor at the end, exponential; 0.1 ** (1000 / 350) in appendix G
     weight_decay: float = 1e-4  # appendix G
     max_grad_norm: float = 10.0  # LightZero
     value_coef: float = 0.25  # c_v; the paper, appendix A
@@ -71,24 +69,24 @@ class Config:
     lstm_size: int = 64  # its width; 512 on Atari
     dirichlet_alpha: float = 0.25  # appendix C; muzero-general's CartPole
     dirichlet_fraction: float = 0.25  # appendix C
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, half and three quarters on; appendix D
-    latent_size: int = 64  # numbers of a state
-    hidden: tuple[int, ...] = (128,)  # layers of each function
-    support: int = 20  # bins on each side of 0, for h(x): 20 reaches ±422; 300 in the paper
-    images: str = "nature"  # the encoder of pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, 1/2 and 3/4 of training; appendix D
+    latent_size: int = 64  # latent dimensions
+    hidden: tuple[int, ...] = (128,)  # hidden layers of each function
+    support: int = 20  # bins on each side of 0, of h(x): 20 reaches ±422; 300 in the paper
+    images: str = "nature"  # image encoder: "nature", "nips" or "impala"
+    threads: int = 1  # torch CPU threads
 
 
-State = muzero_targets.State  # the network and its slow copy, optimizer, replay, generators, counts
+State = muzero_targets.State  # network, target network, optimizer, replay, generators, counters
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer, replay. Raises UserError for actions that are not discrete."""
+    """Networks, optimizer, replay. Raises UserError if the actions are not discrete."""
     muzero_targets.check(config, "lstm_horizon", "lstm_size")
     if config.batch_size * config.unroll_steps < 2:
-        raise UserError("Consistency is measured over a batch: batch times unroll_steps must be at least 2.")
+        raise UserError("batch_size times unroll_steps must be at least 2: consistency is computed over a batch.")
     require_end(spaces, config.gamma)
-    actions = muzero_targets.choices(spaces.action, "EfficientZero")
+    actions = muzero_targets.num_actions(spaces.action, "EfficientZero")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = encoders.encoder(spaces.obs, config.hidden, "relu", config.images)
@@ -102,17 +100,17 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             config.support,
             config.gamma,
         )  # fmt: skip
-    return State(config, **muzero_targets.parts(config, network, device))
+    return State(config, **muzero_targets.components(config, network, device))
 
 
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """Search from every row of `obs`; with `explore` noise and temperature, else the most visited action.
+    """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited action is played.
 
-    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]`, the root's.
+    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]` of the root.
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
-    obs, legal = muzero_targets.seen(state, obs)
+    obs, legal = muzero_targets.observe(state, obs)
     found = search(
         state.network, obs, config.simulations, RULE, legal=legal,
         noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
@@ -123,53 +121,53 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 @torch.no_grad()
 def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`(alive, known, value, weights)` of the first K + 1 rows of pieces `[B, K + n]`; weights `[B, K + 1, A]`.
+    """`(alive, known, value, weights)` of the first K + 1 steps of sequences `[B, K + n]`; weights `[B, K + 1, A]`.
 
-    See `unroll.targets`: old rows bootstrap after fewer steps.
+    See `muzero_targets.targets`. Old transitions bootstrap after fewer steps.
     """
     config, age = state.config, state.updates - batch.extras["born"][:, 0]
     total = max((config.steps - config.learning_starts) / config.train_every, 1.0)
     steps = latent.shrunk_horizon(age, total, config.n_steps, config.shrink)
     alive, known, value = muzero_targets.targets(state, batch, steps)
-    return alive, known, value, muzero_targets.policies(state, batch, reanalyze, ("weights",))["weights"]
+    return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
 
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
-    """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    obs, legal = muzero_targets.seen(state, obs)
+    """Policy targets of observations `[N, ...]`, from a new search with the target network."""
+    obs, legal = muzero_targets.observe(state, obs)
     return {"weights": search(state.target, obs, state.config.simulations, RULE, legal=legal).weights}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
-    """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
+    """The terms of the loss over sequences `[B, K + n]`, each a scalar."""
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
     prefix = latent.value_prefix(batch.reward[:, :steps], alive[:, :steps], state.config.lstm_horizon)
-    hidden = network.represent(muzero_targets.row(batch.obs, 0))
-    latents, sums = [hidden["latent"]], []
+    hidden = network.represent(muzero_targets.at_step(batch.obs, 0))
+    latents, features = [hidden["latent"]], []
     for k in range(steps):
         hidden = network.advance(hidden, batch.action[:, k])
         hidden["latent"] = latent.scale_gradient(hidden["latent"], 0.5)
         latents.append(hidden["latent"])
-        sums.append(hidden["h"])
+        features.append(hidden["h"])
         hidden = network.renew(hidden)
-    states = torch.stack(latents, 1)  # of all steps: many small layers cost more than a large one
-    ahead, reached = network.head(states), states[:, 1:]
-    with torch.no_grad():  # the successor itself: also where an episode ended with it
+    states = torch.stack(latents, 1)
+    head, reached = network.head(states), states[:, 1:]  # all K + 1 at once: faster than K + 1 small calls
+    with torch.no_grad():  # the true successor, also at the end of an episode
         real = trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), batch.extras["next_obs"])
-        seen = network.project(network.represent(real)["latent"])
-    agreed = latent.negative_cosine(network.predictor(network.project(reached.flatten(0, 1))), seen)
+        target = network.project(network.represent(real)["latent"])
+    consistency = latent.negative_cosine(network.predictor(network.project(reached.flatten(0, 1))), target)
     terms = {
-        "policy_loss": alive * latent.cross_entropy(network.policy(ahead), weights),
-        "value_loss": known * network.value.loss(ahead, value),
-        "prefix_loss": known[:, :steps] * network.prefix.loss(torch.stack(sums, 1), prefix),
-        "consistency": alive[:, :steps] * agreed.view(-1, steps),
+        "policy_loss": alive * latent.cross_entropy(network.policy(head), weights),
+        "value_loss": known * network.value.loss(head, value),
+        "prefix_loss": known[:, :steps] * network.prefix.loss(torch.stack(features, 1), prefix),
+        "consistency": alive[:, :steps] * consistency.view(-1, steps),
     }
     return muzero_targets.summed(terms, steps)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """One gradient step on pieces `[B, K + n]` of the replay."""
+    """One gradient step on sequences `[B, K + n]` from the replay."""
     terms = loss(state, batch)
     muzero_targets.descend(
         state,
@@ -213,7 +211,7 @@ def learn(state: State, rows: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
+    """Alternate rollouts and gradient steps until `steps`. A given `state` resumes with its replay and new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

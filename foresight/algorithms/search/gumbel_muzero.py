@@ -3,16 +3,16 @@
     play      argmax_a  g(a) + logits(a) + σ(q̂(a))           among the m actions of highest g + logits, g ~ Gumbel
     minimize  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v + KL(π'_{t+k} ‖ p^k) ] + Σ_{k=1..K} l(r^k, u_{t+k})
 
-where π' = softmax(logits + σ(completedQ)) improves the policy however few simulations there are, and Sequential
-Halving spends them on the m drawn actions. Model, returns and unroll are MuZero's (arXiv:1911.08265).
+where π' = softmax(logits + σ(completedQ)) improves the policy with any number of simulations, and Sequential Halving
+divides them among the m sampled actions. Model, returns and unroll are MuZero's (arXiv:1911.08265).
 
-What is kept: drawing without replacement by Gumbel noise, Sequential Halving at the root, the deterministic rule below
-it, completed values with v_mix, π' as the target, no Dirichlet noise and no temperature; games for two, with a
-model whose discount is -γ, as in `muzero`; reanalysis of a share of the targets with a slow copy of the network.
+Kept: sampling without replacement by Gumbel noise, Sequential Halving at the root, the deterministic rule below it,
+completed values with v_mix, π' as the target, no Dirichlet noise and no temperature; two-player games with discount
+-γ, as in `muzero`; reanalysis of a share of the targets with a target network.
 
-Otherwise than there: games for two may begin with random moves (arXiv:2306.03408), where the paper plays the first 30
-moves of Go in proportion to visits (appendix F); a time limit is no termination; replay is uniform; Adam. KL and
-cross-entropy differ by a constant, so the loss is the latter. Playing without exploring takes the noise away.
+Different here: two-player games may start with random moves (arXiv:2306.03408), where the paper plays the first 30
+moves of Go in proportion to visits (appendix F); a time limit is not a termination; uniform replay; Adam. The loss is
+the cross-entropy, which differs from the KL by a constant. Without exploration there is no noise.
 """
 
 from __future__ import annotations
@@ -36,97 +36,94 @@ from foresight.planning.search.mcts import Gumbel, search
 from foresight.training import muzero_targets
 
 KIND = "control"
-GAMES = True  # and games for two
+GAMES = True  # also two-player games
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
-ACTING = ("network",)  # the fields of State that actors are sent
+ACTING = ("network",)  # State fields sent to actors
 
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: LightZero's CartPole where nothing else is said, with the paper's search."""
+    """Defaults: LightZero's CartPole unless noted, with the paper's search."""
 
-    steps: int = 50_000  # env steps in all worlds together
+    steps: int = 50_000  # env steps, all envs together
     seed: int = 0
-    num_envs: int = 8  # worlds that act together, one search for all of them
-    simulations: int = 8  # of each search; 2 to 16 in the paper's figure 2
-    play_simulations: int | None = None  # of a search in play and evaluation; None: as many as in training
-    considered: int = 16  # m, actions drawn at the root; §3 of the paper
+    num_envs: int = 8  # envs stepped together, one batched search for all of them
+    simulations: int = 8  # per search; 2 to 16 in the paper's figure 2
+    play_simulations: int | None = None  # per search in play and evaluation; None: as in training
+    considered: int = 16  # m, actions sampled at the root; §3 of the paper
     value_scale: float = 0.1  # c_scale; mctx, the paper's Atari
     max_visit_init: float = 50.0  # c_visit; §3.4
-    value_normalization: str = (
-        "siblings"  # what values are scaled by: "siblings" (mctx), "tree" as in MuZero, or "none"
-    )
-    openings: int = 0  # random moves, at most, before a game of self-play, not learned from; arXiv:2306.03408
-    gamma: float = 0.997  # a step; the paper, appendix G
+    value_normalization: str = "siblings"  # scale of values: "siblings" (mctx), "tree" (MuZero), or "none"
+    openings: int = 0  # at most so many random moves start a self-play game, not trained on; arXiv:2306.03408
+    gamma: float = 0.997  # per step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
-    batch_size: int = 128  # pieces a gradient step
-    train_every: int = 4  # env steps for each gradient step
-    collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
-    max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
+    batch_size: int = 128  # sequences per gradient step
+    train_every: int = 4  # env steps per gradient step
+    collect_steps: int = 32  # steps per env between rounds of updates, and in an actor's message
+    max_lag: int = 1  # rounds of updates by which the actors' weights may be old; 0: synchronous
     learning_starts: int = 1_000  # env steps before the first gradient step
-    replay_size: int = 100_000  # rows kept, of all worlds together
-    reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
-    target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
+    replay_size: int = 100_000  # transitions, all envs together
+    reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
+    target_every: int = 200  # gradient steps between target network updates; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
-    learning_rate_decay: float = 1.0  # its factor at the end, reached evenly; 0.1 ** (1000 / 350) in appendix G
+    learning_rate_decay: float = 1.0  # factor at the end, exponential; 0.1 ** (1000 / 350) in appendix G
     weight_decay: float = 1e-4  # appendix G
     max_grad_norm: float = 10.0  # LightZero
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
-    latent_size: int = 64  # numbers of a state
-    hidden: tuple[int, ...] = (128,)  # layers of each function
-    support: int = 20  # bins on each side of 0, for h(x): 20 reaches ±422; 300 in the paper
-    images: str = "nature"  # the encoder of pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU
+    latent_size: int = 64  # latent dimensions
+    hidden: tuple[int, ...] = (128,)  # hidden layers of each function
+    support: int = 20  # bins on each side of 0, of h(x): 20 reaches ±422; 300 in the paper
+    images: str = "nature"  # image encoder: "nature", "nips" or "impala"
+    threads: int = 1  # torch CPU threads
 
 
-State = muzero_targets.State  # the network and its slow copy, optimizer, replay, generators, counts
+State = muzero_targets.State  # network, target network, optimizer, replay, generators, counters
 
 
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer, replay. Raises UserError for actions that are not discrete, and too many openings."""
+    """Networks, optimizer, replay. Raises UserError if actions are not discrete or `openings` is too large."""
     muzero_targets.check(config, "considered")
     errors.at_least(0, config, "openings")
     longest = 1 if isinstance(spaces, Spaces) else spaces.longest
     if config.openings >= longest:
         raise UserError(
-            f"openings is {config.openings}: these are random moves before a game for two, which must leave one to be "
-            f"played (here at most {longest - 1})."
+            f"openings is {config.openings}: random moves that start a two-player game must leave at least one move to "
+            f"play (here at most {longest - 1})."
         )
-    return muzero_targets.begin(config, spaces, "Gumbel MuZero", device)
+    return muzero_targets.build(config, spaces, "Gumbel MuZero", device)
 
 
 def act(
     state: State, obs: Any, carry: None = None, explore: bool = False, simulations: int | None = None
 ) -> tuple[Tensor, dict[str, Any], None]:
-    """Search from every row of `obs`; with `explore` under Gumbel noise, else without.
+    """Search from each row of `obs`, with Gumbel noise if `explore`.
 
-    Extras: `weights` `[B, A]`, the policy target, `value` `[B]`, the root's, `visits`, `prior` `[B, A]`, and `tree`.
-    `simulations` are the Config's unless given (`unroll.effort`); in a game `obs` may be positions.
+    Extras: `weights` `[B, A]`, the policy target; `value` `[B]` of the root; `visits`, `prior` `[B, A]`; `tree`.
+    `simulations` defaults to the Config's (`muzero_targets.num_simulations`). In a game `obs` may be positions.
     """
-    obs, legal = muzero_targets.seen(state, obs)
-    found = search(
-        state.network, obs, muzero_targets.effort(state.config, explore, simulations), _rule(state.config), legal=legal,
-        generator=state.generator if explore else None,
-    )  # fmt: skip
+    obs, legal = muzero_targets.observe(state, obs)
+    count = muzero_targets.num_simulations(state.config, explore, simulations)
+    generator = state.generator if explore else None
+    found = search(state.network, obs, count, _rule(state.config), legal=legal, generator=generator)
     extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
     return found.action, {**extras, "prior": found.tree.prior[:, 0], "tree": found.tree}, carry
 
 
 @torch.no_grad()
 def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`(alive, known, value, weights)` of the first K + 1 rows of pieces `[B, K + n]`; weights `[B, K + 1, A]`.
+    """`(alive, known, value, weights)` of the first K + 1 steps of sequences `[B, K + n]`; weights `[B, K + 1, A]`.
 
-    See `unroll.targets`.
+    See `muzero_targets.targets`.
     """
     alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
-    return alive, known, value, muzero_targets.policies(state, batch, reanalyze, ("weights",))["weights"]
+    return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
 
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
-    """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    obs, legal = muzero_targets.seen(state, obs)
+    """Policy targets of observations `[N, ...]`, from a new search with the target network."""
+    obs, legal = muzero_targets.observe(state, obs)
     found = search(
         state.target, obs, state.config.simulations, _rule(state.config), legal=legal, generator=state.generator
     )
@@ -142,7 +139,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
     actions = network.eye[batch.action]
-    states, features = [network.represent(muzero_targets.row(batch.obs, 0))], []
+    states, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], []
     before = states[0]
     for k in range(steps):
         after, on_the_way = network.advance(before, actions[:, k])  # the reward is read from `on_the_way`
@@ -160,7 +157,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """One gradient step on pieces `[B, K + n]` of the replay."""
+    """One gradient step on sequences `[B, K + n]` from the replay."""
     terms = loss(state, batch)
     muzero_targets.descend(
         state, terms["policy_loss"] + state.config.value_coef * terms["value_loss"] + terms["reward_loss"]
@@ -198,7 +195,7 @@ def learn(state: State, rows: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: Env | Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
+    """Alternate rollouts and gradient steps until `steps`. A given `state` resumes with its replay and new episodes."""
     env = selfplay.env(env, config.num_envs, config.openings)
     if state is None:
         state = build(config, env.game if isinstance(env, selfplay.SelfPlay) else env.spaces, device)

@@ -6,16 +6,15 @@
 where s^0 = h(o_t), (r^k, s^k) = g(s^{k-1}, a_{t+k-1}), (p^k, v^k) = f(s^k); π are the visits of a search, and z is the
 n-step return, z_t = u_t + γ u_{t+1} + … + γⁿ v_{t+n}.
 
-What is kept: the latent model and its search with PUCT, values normalized over the tree, no legal moves inside it;
-games for two, whose model has the discount -γ, as each step is the other's, so that values are always the mover's, and
-are compared by the bounds [-1, 1] that are known of them;
-Dirichlet noise and a falling temperature; numbers as two-hot categoricals of the signed hyperbolic transform
-(appendix F); latents scaled to [0, 1], every unrolled step's loss over K, the gradient into the dynamics halved
-(appendix G); absorbing states after a termination, of value and reward 0; reanalysis: a share of the policy targets is
-searched again with a slow copy of the network, which also gives the values that the returns bootstrap with.
+Kept: the latent model and its PUCT search, with values normalized over the tree and legal moves only at the root;
+two-player games with discount -γ, so that values are those of the player to move and lie in the known bounds [-1, 1];
+Dirichlet noise and a falling temperature; scalars as two-hot categoricals of the signed hyperbolic transform
+(appendix F); latents scaled to [0, 1], unrolled losses weighted 1/K, the gradient into the dynamics halved (appendix
+G); absorbing states of value and reward 0 after a termination; reanalysis: a share of the policy targets comes from a
+new search with a target network, which also gives the bootstrap values.
 
-Otherwise than there: a time limit is no termination (what would follow it is left out, and its return bootstraps with
-the final observation); replay is uniform (LightZero's default); Adam.
+Different here: a time limit is not a termination (later steps are masked, and the return bootstraps with the final
+observation); uniform replay (LightZero's default); Adam.
 """
 
 from __future__ import annotations
@@ -37,73 +36,73 @@ from foresight.planning.search.mcts import PUCT, Dirichlet, search
 from foresight.training import muzero_targets
 
 KIND = "control"
-GAMES = True  # and games for two
+GAMES = True  # also two-player games
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
-ACTING = ("network",)  # the fields of State that actors are sent
-RULE = PUCT(normalize="tree", first_play="parent")  # an action never tried counts as its node: LightZero
-# Values of games lie in [-1, 1], the pseudocode's known bounds; a tree that knows only its own takes a slight edge for
-# a sure win. Not scaled to [0, 1] they are twice as wide, and so is the bonus. docs/muzero.md has both at tic-tac-toe.
+ACTING = ("network",)  # State fields sent to actors
+RULE = PUCT(normalize="tree", first_play="parent")  # untried actions have their parent's value: LightZero
+# Game values lie in [-1, 1], the pseudocode's known bounds: normalized by the tree's own bounds, a slight edge would
+# look like a sure win. The range is twice that of [0, 1], so c_init is doubled. docs/muzero.md compares both.
 BOARD = PUCT(c_init=2.5, normalize="none", first_play="parent")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: LightZero's CartPole where nothing else is said, with the paper's search."""
+    """Defaults: LightZero's CartPole unless noted, with the paper's search."""
 
-    steps: int = 50_000  # env steps in all worlds together
+    steps: int = 50_000  # env steps, all envs together
     seed: int = 0
-    num_envs: int = 8  # worlds that act together, one search for all of them
-    simulations: int = 25  # of each search; LightZero
-    play_simulations: int | None = None  # of a search in play and evaluation; None: as many as in training
-    gamma: float = 0.997  # a step; the paper, appendix G
+    num_envs: int = 8  # envs stepped together, one batched search for all of them
+    simulations: int = 25  # per search; LightZero
+    play_simulations: int | None = None  # per search in play and evaluation; None: as in training
+    gamma: float = 0.997  # per step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
-    batch_size: int = 128  # pieces a gradient step
-    train_every: int = 4  # env steps for each gradient step
-    collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
-    max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
+    batch_size: int = 128  # sequences per gradient step
+    train_every: int = 4  # env steps per gradient step
+    collect_steps: int = 32  # steps per env between rounds of updates, and in an actor's message
+    max_lag: int = 1  # rounds of updates by which the actors' weights may be old; 0: synchronous
     learning_starts: int = 1_000  # env steps before the first gradient step
-    replay_size: int = 100_000  # rows kept, of all worlds together
-    reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
-    target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
+    replay_size: int = 100_000  # transitions, all envs together
+    reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
+    target_every: int = 200  # gradient steps between target network updates; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
-    learning_rate_decay: float = 1.0  # its factor at the end, reached evenly; 0.1 ** (1000 / 350) in appendix G
+    learning_rate_decay: float = 1.0  # factor at the end, exponential; 0.1 ** (1000 / 350) in appendix G
     weight_decay: float = 1e-4  # appendix G
     max_grad_norm: float = 10.0  # LightZero
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
     dirichlet_alpha: float = 0.25  # appendix C; muzero-general's CartPole
     dirichlet_fraction: float = 0.25  # appendix C
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, half and three quarters on; appendix D
-    latent_size: int = 64  # numbers of a state
-    hidden: tuple[int, ...] = (128,)  # layers of each function
-    support: int = 20  # bins on each side of 0, for h(x): 20 reaches ±422; 300 in the paper
-    images: str = "nature"  # the encoder of pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, 1/2 and 3/4 of training; appendix D
+    latent_size: int = 64  # latent dimensions
+    hidden: tuple[int, ...] = (128,)  # hidden layers of each function
+    support: int = 20  # bins on each side of 0, of h(x): 20 reaches ±422; 300 in the paper
+    images: str = "nature"  # image encoder: "nature", "nips" or "impala"
+    threads: int = 1  # torch CPU threads
 
 
-State = muzero_targets.State  # the network and its slow copy, optimizer, replay, generators, counts
+State = muzero_targets.State  # network, target network, optimizer, replay, generators, counters
 
 
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer, replay. Raises UserError for actions that are not discrete."""
+    """Networks, optimizer, replay. Raises UserError if the actions are not discrete."""
     muzero_targets.check(config)
-    return muzero_targets.begin(config, spaces, "MuZero", device)
+    return muzero_targets.build(config, spaces, "MuZero", device)
 
 
 def act(
     state: State, obs: Any, carry: None = None, explore: bool = False, simulations: int | None = None
 ) -> tuple[Tensor, dict[str, Any], None]:
-    """Search from every row of `obs`; with `explore` noise and temperature, else the most visited action.
+    """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited action is played.
 
-    Extras: `weights` `[B, A]`, the policy target, `value` `[B]`, the root's, `visits`, `prior` `[B, A]`, and `tree`.
-    `simulations` are the Config's unless given (`unroll.effort`); in a game `obs` may be positions.
+    Extras: `weights` `[B, A]`, the policy target; `value` `[B]` of the root; `visits`, `prior` `[B, A]`; `tree`.
+    `simulations` defaults to the Config's (`muzero_targets.num_simulations`). In a game `obs` may be positions.
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
-    obs, legal = muzero_targets.seen(state, obs)
+    obs, legal = muzero_targets.observe(state, obs)
     found = search(
-        state.network, obs, muzero_targets.effort(config, explore, simulations), _rule(state), legal=legal,
+        state.network, obs, muzero_targets.num_simulations(config, explore, simulations), _rule(state), legal=legal,
         noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
@@ -113,17 +112,17 @@ def act(
 
 @torch.no_grad()
 def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`(alive, known, value, weights)` of the first K + 1 rows of pieces `[B, K + n]`; weights `[B, K + 1, A]`.
+    """`(alive, known, value, weights)` of the first K + 1 steps of sequences `[B, K + n]`; weights `[B, K + 1, A]`.
 
-    See `unroll.targets`.
+    See `muzero_targets.targets`.
     """
     alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
-    return alive, known, value, muzero_targets.policies(state, batch, reanalyze, ("weights",))["weights"]
+    return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
 
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
-    """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    obs, legal = muzero_targets.seen(state, obs)
+    """Policy targets of observations `[N, ...]`, from a new search with the target network."""
+    obs, legal = muzero_targets.observe(state, obs)
     return {"weights": search(state.target, obs, state.config.simulations, _rule(state), legal=legal).weights}
 
 
@@ -136,7 +135,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
     actions = network.eye[batch.action]
-    states, features = [network.represent(muzero_targets.row(batch.obs, 0))], []
+    states, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], []
     before = states[0]
     for k in range(steps):
         after, on_the_way = network.advance(before, actions[:, k])  # the reward is read from `on_the_way`
@@ -154,7 +153,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """One gradient step on pieces `[B, K + n]` of the replay."""
+    """One gradient step on sequences `[B, K + n]` from the replay."""
     terms = loss(state, batch)
     muzero_targets.descend(
         state, terms["policy_loss"] + state.config.value_coef * terms["value_loss"] + terms["reward_loss"]
@@ -192,7 +191,7 @@ def learn(state: State, rows: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: Env | Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
+    """Alternate rollouts and gradient steps until `steps`. A given `state` resumes with its replay and new episodes."""
     env = selfplay.env(env, config.num_envs)
     if state is None:
         state = build(config, env.game if isinstance(env, selfplay.SelfPlay) else env.spaces, device)

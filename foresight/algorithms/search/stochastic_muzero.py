@@ -3,18 +3,17 @@ X6D9bAHhBQ1).
 
     minimize  MuZero's loss + Σ_{k<K} [ l(Q^k, z_{t+k}) · c_v + CE(σ^k, c_{t+k+1}) + β ‖c_{t+k+1} - e_{t+k+1}‖² ]
 
-where an action leads from a state to an afterstate, as^k = φ(s^k, a_{t+k}); (σ^k, Q^k) = ψ(as^k) say what chance may do
-there and what it is worth; and a code c of what chance did leads on, (s^{k+1}, r^{k+1}) = g(as^k, c_{t+k+1}). Codes
-are learned: c_t is the one-hot maximum of e_t = e(o_{t-1}, o_t), with the gradient of e. The rest is MuZero
-(arXiv:1911.08265).
+where an action leads from a state to an afterstate, as^k = φ(s^k, a_{t+k}); (σ^k, Q^k) = ψ(as^k) are the distribution
+of chance outcomes and the value there; and the code c of an outcome leads to the next state, (s^{k+1}, r^{k+1}) =
+g(as^k, c_{t+k+1}). Codes are learned: c_t is the one-hot maximum of e_t = e(o_{t-1}, o_t), with the gradient of e. The
+rest is MuZero (arXiv:1911.08265).
 
-What is kept: chance nodes in the tree, at which codes are tried in proportion to σ; a fixed set of one-hot codes, the
+Kept: chance nodes in the tree, where codes are tried in proportion to σ; a fixed set of one-hot codes, the
 straight-through gradient into their encoder, and the commitment term; afterstate values; MuZero's search, returns and
-unroll, and reanalysis of a share of the targets with a slow copy of the network.
+unroll, and reanalysis of a share of the targets with a target network.
 
-Otherwise than there: e sees the two newest observations (LightZero), in the paper all of them; no Gumbel noise on it;
-a time limit is no termination; replay is uniform; Adam. A simulation adds one node, of either kind, so that it takes
-two to see one step ahead.
+Different here: e gets the two newest observations (LightZero), in the paper all of them; no Gumbel noise on e; a time
+limit is not a termination; uniform replay; Adam. A simulation adds one node of either kind, so one env step takes two.
 """
 
 from __future__ import annotations
@@ -39,77 +38,77 @@ from foresight.training import muzero_targets
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss", "chance_loss")
-ACTING = ("network",)  # the fields of State that actors are sent
+ACTING = ("network",)  # State fields sent to actors
 
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: those of `muzero`, and the paper's codes."""
+    """Defaults: those of `muzero`, with the paper's codes."""
 
-    steps: int = 50_000  # env steps in all worlds together
+    steps: int = 50_000  # env steps, all envs together
     seed: int = 0
-    num_envs: int = 8  # worlds that act together, one search for all of them
-    simulations: int = 50  # of each search, two to a step ahead; 100 for 2048 in the paper
-    codes: int = 32  # outcomes of chance that the model can tell apart; the paper
-    gamma: float = 0.997  # a step; MuZero, appendix G
+    num_envs: int = 8  # envs stepped together, one batched search for all of them
+    simulations: int = 50  # per search, two per env step; 100 for 2048 in the paper
+    codes: int = 32  # chance outcomes; the paper
+    gamma: float = 0.997  # per step; MuZero, appendix G
     unroll_steps: int = 5  # K; MuZero, appendix G
     n_steps: int = 5  # of the returns; 10 in the paper's 2048
-    batch_size: int = 128  # pieces a gradient step
-    train_every: int = 4  # env steps for each gradient step
-    collect_steps: int = 32  # steps of each world between two rounds of updates, and in a message of an actor
-    max_lag: int = 1  # rounds of updates that a policy of actors may be old; 0: they wait, as without actors
+    batch_size: int = 128  # sequences per gradient step
+    train_every: int = 4  # env steps per gradient step
+    collect_steps: int = 32  # steps per env between rounds of updates, and in an actor's message
+    max_lag: int = 1  # rounds of updates by which the actors' weights may be old; 0: synchronous
     learning_starts: int = 1_000  # env steps before the first gradient step
-    replay_size: int = 100_000  # rows kept, of all worlds together
-    reanalyze: float = 0.5  # share of policy targets searched again; 0.8 of the updates in arXiv:2104.06294
-    target_every: int = 200  # gradient steps between copies of the network; 100 in LightZero
+    replay_size: int = 100_000  # transitions, all envs together
+    reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
+    target_every: int = 200  # gradient steps between target network updates; 100 in LightZero
     learning_rate: float = 3e-3  # Adam; LightZero
-    learning_rate_decay: float = 1.0  # its factor at the end, reached evenly; 0.1 ** (1000 / 350) in appendix G
+    learning_rate_decay: float = 1.0  # factor at the end, exponential; 0.1 ** (1000 / 350) in appendix G
     weight_decay: float = 1e-4  # MuZero, appendix G
     max_grad_norm: float = 10.0  # LightZero
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
     commitment_coef: float = 1.0  # β; LightZero
     dirichlet_alpha: float = 0.25  # MuZero, appendix C; muzero-general's CartPole
     dirichlet_fraction: float = 0.25  # MuZero, appendix C; 0.1 in the paper's 2048
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, half and three quarters on
-    latent_size: int = 64  # numbers of a state
-    hidden: tuple[int, ...] = (128,)  # layers of each function
-    support: int = 20  # bins on each side of 0, for h(x): 20 reaches ±422; 300 in MuZero
-    images: str = "nature"  # the encoder of pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, 1/2 and 3/4 of training
+    latent_size: int = 64  # latent dimensions
+    hidden: tuple[int, ...] = (128,)  # hidden layers of each function
+    support: int = 20  # bins on each side of 0, of h(x): 20 reaches ±422; 300 in MuZero
+    images: str = "nature"  # image encoder: "nature", "nips" or "impala"
+    threads: int = 1  # torch CPU threads
 
 
-State = muzero_targets.State  # the network and its slow copy, optimizer, replay, generators, counts
+State = muzero_targets.State  # network, target network, optimizer, replay, generators, counters
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer, replay. Raises UserError for actions that are not discrete."""
+    """Networks, optimizer, replay. Raises UserError if the actions are not discrete."""
     muzero_targets.check(config, "codes")
     require_end(spaces, config.gamma)
-    actions = muzero_targets.choices(spaces.action, "Stochastic MuZero")
+    actions = muzero_targets.num_actions(spaces.action, "Stochastic MuZero")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = encoders.encoder(spaces.obs, config.hidden, "relu", config.images)
-        watcher = encoders.encoder(spaces.obs, (), "relu", config.images)  # vectors as they are
+        watcher = encoders.encoder(spaces.obs, (), "relu", config.images)  # vectors pass through
         network = ChanceModel(
             encoder, watcher, actions, config.codes, config.latent_size, config.hidden, config.support,
             config.gamma,
         )  # fmt: skip
-    return State(config, **muzero_targets.parts(config, network, device))
+    return State(config, **muzero_targets.components(config, network, device))
 
 
 def rule(config: Config) -> PUCT:
-    """MuZero's, with chance nodes. An action never tried counts as its node: LightZero."""
+    """MuZero's, with chance nodes. Untried actions have their parent's value (LightZero)."""
     return PUCT(normalize="tree", first_play="parent", chance=config.codes)
 
 
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """Search from every row of `obs`; with `explore` noise and temperature, else the most visited action.
+    """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited action is played.
 
-    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]`, the root's.
+    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]` of the root.
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
-    obs, legal = _seen(state, obs)
+    obs, legal = _observe(state, obs)
     found = search(
         state.network, obs, config.simulations, rule(config), legal=legal,
         noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
@@ -120,53 +119,53 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 @torch.no_grad()
 def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`(alive, known, value, weights)` of the first K + 1 rows of pieces `[B, K + n]`; weights `[B, K + 1, A]`.
+    """`(alive, known, value, weights)` of the first K + 1 steps of sequences `[B, K + n]`; weights `[B, K + 1, A]`.
 
-    See `unroll.targets`.
+    See `muzero_targets.targets`.
     """
     alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
-    return alive, known, value, muzero_targets.policies(state, batch, reanalyze, ("weights",))["weights"]
+    return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
 
 
 def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
-    """The policy targets of observations `[N, ...]`, searched anew with the slow copy of the network."""
-    obs, legal = _seen(state, obs)
+    """Policy targets of observations `[N, ...]`, from a new search with the target network."""
+    obs, legal = _observe(state, obs)
     found = search(state.target, obs, state.config.simulations, rule(state.config), legal=legal)
     return {"weights": found.weights[:, : state.network.actions]}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
-    """The terms of the loss over pieces `[B, K + n]`, each a scalar."""
+    """The terms of the loss over sequences `[B, K + n]`, each a scalar."""
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
     pair = (trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), obs) for obs in (batch.obs, batch.extras["next_obs"]))
-    seen = network.happening(*pair).view(len(alive), steps, -1)
-    code = latent.straight_through(seen)
-    hidden, afters, on_the_way = [network.represent(muzero_targets.row(batch.obs, 0))], [], []
-    before = hidden[0]
+    encoded = network.happening(*pair).view(len(alive), steps, -1)
+    code = latent.straight_through(encoded)
+    states, afterstates, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], [], []
+    before = states[0]
     for k in range(steps):
-        afters.append(network.act(before, batch.action[:, k]))
-        after, features = network.chance(afters[-1], code[:, k])
-        hidden.append(after)
-        on_the_way.append(features)
-        before = latent.scale_gradient(after, 0.5)  # as in `unroll.losses`
-    ahead = network.head(torch.stack(hidden, 1))  # of all steps: many small layers cost more than a large one
-    behind = network.after(torch.stack(afters, 1))
-    there, told = alive[:, :steps], known[:, :steps]
-    reward = batch.reward[:, :steps] * there
+        afterstates.append(network.act(before, batch.action[:, k]))
+        after, on_the_way = network.chance(afterstates[-1], code[:, k])  # the reward is read from `on_the_way`
+        states.append(after)
+        features.append(on_the_way)
+        before = latent.scale_gradient(after, 0.5)  # MuZero, appendix G
+    head = network.head(torch.stack(states, 1))  # all K + 1 at once: faster than K + 1 small calls
+    after_head = network.after(torch.stack(afterstates, 1))
+    step_alive, step_known = alive[:, :steps], known[:, :steps]
+    reward = batch.reward[:, :steps] * step_alive
     terms = {
-        "policy_loss": alive * latent.cross_entropy(network.policy(ahead), weights),
-        "value_loss": known * network.value.loss(ahead, value),
-        "reward_loss": told * network.reward.loss(torch.stack(on_the_way, 1), reward),
-        "after_loss": told * network.after_value.loss(behind, value[:, :steps]),
-        "chance_loss": there * latent.cross_entropy(network.outcome(behind), code.detach()),
-        "commitment": there * (code.detach() - seen).square().sum(-1),
+        "policy_loss": alive * latent.cross_entropy(network.policy(head), weights),
+        "value_loss": known * network.value.loss(head, value),
+        "reward_loss": step_known * network.reward.loss(torch.stack(features, 1), reward),
+        "after_loss": step_known * network.after_value.loss(after_head, value[:, :steps]),
+        "chance_loss": step_alive * latent.cross_entropy(network.outcome(after_head), code.detach()),
+        "commitment": step_alive * (code.detach() - encoded).square().sum(-1),
     }
     return muzero_targets.summed(terms, steps)
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """One gradient step on pieces `[B, K + n]` of the replay."""
+    """One gradient step on sequences `[B, K + n]` from the replay."""
     terms = loss(state, batch)
     muzero_targets.descend(
         state,
@@ -209,7 +208,7 @@ def learn(state: State, rows: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Collect, then learn, until `steps`. A given state goes on with new episodes and all that its replay holds."""
+    """Alternate rollouts and gradient steps until `steps`. A given `state` resumes with its replay and new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
@@ -220,7 +219,7 @@ def train(
         yield state.step, learn(state, rows), state
 
 
-def _seen(state: State, obs: Any) -> tuple[Any, Tensor | None]:
-    """See `unroll.seen`; beside the actions stand the outcomes of chance, of which none is ruled out."""
-    obs, legal = muzero_targets.seen(state, obs)
+def _observe(state: State, obs: Any) -> tuple[Any, Tensor | None]:
+    """See `muzero_targets.observe`. After the actions come the chance outcomes, all of them legal."""
+    obs, legal = muzero_targets.observe(state, obs)
     return obs, None if legal is None else functional.pad(legal, (0, state.config.codes), value=True)

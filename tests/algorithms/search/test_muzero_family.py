@@ -333,7 +333,7 @@ def _unmasked(seen: Any) -> Any:
     return lambda state, obs: (seen(state, obs)[0], None)
 
 
-@sabotaged_by("foresight.training.muzero_targets.seen", _unmasked)
+@sabotaged_by("foresight.training.muzero_targets.observe", _unmasked)
 @pytest.mark.parametrize("module", DISCRETE, ids=name)
 def test_only_what_is_legal_is_chosen_and_learned(module: ModuleType) -> None:
     state = module.build(module.Config(**SMALL), Bandit.spaces)
@@ -346,7 +346,7 @@ def test_only_what_is_legal_is_chosen_and_learned(module: ModuleType) -> None:
     assert weights.shape == (4, 50) and weights[illegal].abs().sum() == 0
 
 
-@sabotaged_by("foresight.training.muzero_targets.seen", _unmasked)
+@sabotaged_by("foresight.training.muzero_targets.observe", _unmasked)
 def test_sampled_muzero_chooses_what_is_legal_and_learns_it() -> None:
     settings = {**SMALL, "steps": 1600, "train_every": 8, "simulations": 12, "samples": 8, "learning_rate": 2e-2}
     config = sampled_muzero.Config(**{**settings, "n_steps": 1, "unroll_steps": 1, "reanalyze": 0.5})
@@ -362,14 +362,15 @@ def test_mistakes_are_told(module: ModuleType) -> None:
     env = make("Pendulum-v1", num_envs=2)
     with pytest.raises(UserError, match="discrete actions"):
         module.build(module.Config(), env.spaces)
-    with pytest.raises(UserError, match="choices or a bounded Box"):
+    with pytest.raises(UserError, match="discrete actions or a bounded 1-D Box"):
         spaces = env.spaces._replace(action=gs.Box(-np.inf, np.inf, (2,)))
         sampled_muzero.build(sampled_muzero.Config(), spaces)
     cart = make("CartPole-v1", num_envs=2)
     for wrong, message in [
-        ({"batch_size": 0}, "batch_size must be at least 1"), ({"learning_starts": 3}, "warmup is 3"), ({"reanalyze":
-        2.0}, "a share"),
-    ]:  # fmt: skip
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"learning_starts": 3}, "learning_starts is 3"),
+        ({"reanalyze": 2.0}, "reanalyze must be between 0 and 1, not 2"),
+    ]:
         with pytest.raises(UserError, match=message):
             module.build(module.Config(**wrong), cart.spaces)
     with pytest.raises(UserError, match="sample_temperature must be above 0"):

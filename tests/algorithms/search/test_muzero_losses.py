@@ -63,7 +63,7 @@ def test_each_step_counts_as_it_should(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)
-@sabotaged_by("foresight.training.muzero_targets.policies", lambda f: _late(f))
+@sabotaged_by("foresight.training.muzero_targets.policy_targets", lambda f: _late(f))
 def test_each_step_has_the_policy_target_of_its_row(module: ModuleType) -> None:
     """-ln p of the action that the search chose at that row: at rows 0, 1, 2 of one piece and 0, 1 of the other."""
     state, batch = prepared(module)
@@ -182,7 +182,7 @@ def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
     ones, nothing = torch.ones(4, 3), {key: torch.zeros_like(said[key]).unflatten(0, (4, 3)) for key in names}
     batch = Trajectory(seen, torch.zeros(4, 3), ones, ones, 0 * ones, ones, extras=nothing)
     state.generator.manual_seed(7)
-    again = muzero_targets.policies(state, batch, module.reanalyze, names)
+    again = muzero_targets.policy_targets(state, batch, module.reanalyze, names)
     for key in names:
         assert said[key].std() > 0.01
         torch.testing.assert_close(again[key].flatten(0, 1), said[key], atol=1e-6, rtol=0)
