@@ -1,4 +1,4 @@
-"""What MuZero and its heirs share: weights of the steps, the share that is searched again, the temperature."""
+"""What MuZero and its variants share: step weights, reanalysis, temperature, learning rate, model errors."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ def test_each_unrolled_step_counts_one_over_k() -> None:
 
 
 @sabotaged_by("foresight.training.muzero_targets.policy_targets", flip_sign)
-@pytest.mark.parametrize(("share", "pieces"), [(0.0, 0), (0.5, 2), (0.6, 2), (1.0, 4)])
-def test_a_share_of_the_pieces_is_searched_again(share: float, pieces: int) -> None:
+@pytest.mark.parametrize(("share", "fresh"), [(0.0, 0), (0.5, 2), (0.6, 2), (1.0, 4)])
+def test_a_share_of_the_sequences_is_reanalyzed(share: float, fresh: int) -> None:
     state = SimpleNamespace(config=SimpleNamespace(reanalyze=share, unroll_steps=2))
     obs = torch.arange(20.0).view(4, 5, 1)
     zeros, weights = torch.zeros(4, 5), -torch.ones(4, 5, 1)
     batch = Trajectory(obs, zeros, zeros, zeros, zeros, extras={"weights": weights})
-    found = muzero_targets.policy_targets(state, batch, lambda _, seen: {"weights": 100 + seen}, ("weights",))[
-        "weights"
-    ]
+
+    def reanalyze(_: Any, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"weights": 100 + obs}
+
+    found = muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
     assert found.shape == (4, 3, 1)
-    assert torch.equal(found[:pieces], 100 + obs[:pieces, :3]) and (found[pieces:] == -1).all()
+    assert torch.equal(found[:fresh], 100 + obs[:fresh, :3]) and (found[fresh:] == -1).all()
     assert share == 0.0 or found[0, 1] == 101
 
 
@@ -70,7 +72,7 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
 
 
 class Counting:
-    """Where the world counts by one, this model counts by `stride`; values are counts, rewards 0, logits (count, 0)."""
+    """The env counts by one, this model by `stride`; values are counts, rewards 0, logits (count, 0)."""
 
     def __init__(self, stride: float) -> None:
         self.stride = stride
@@ -84,7 +86,7 @@ class Counting:
 
 
 def counts() -> tuple[Trajectory, torch.Tensor]:
-    """Two worlds that count to six; the second's episode ends (a time limit) after row 2, and it begins again at 0."""
+    """Two envs that count to six; the second is truncated after step 2 and resets to 0."""
     obs = torch.tensor([[0.0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]]).unsqueeze(-1)
     after = torch.tensor([[1.0, 2, 3, 4, 5, 6], [1, 2, 3, 1, 2, 3]]).unsqueeze(-1)
     ones, cut = torch.ones(2, 6), torch.zeros(2, 6)
@@ -95,7 +97,7 @@ def counts() -> tuple[Trajectory, torch.Tensor]:
 @sabotaged_by("foresight.ops.latent.unroll_masks", change("cut", torch.zeros_like))
 @sabotaged_by("foresight.training.muzero_targets.model_errors", change("actions", lambda a: 0.5 * a))
 def test_errors_of_a_model_by_depth() -> None:
-    """Counting by two is wrong by k after k steps; counting by one is right, but that no reward was foreseen."""
+    """Counting by two is wrong by k after k steps; counting by one is right, except that it predicts no reward."""
     batch, after = counts()
     for stride in (1.0, 2.0):
         found = muzero_targets.model_errors(Counting(stride), batch, batch.action, after, 3, Categorical)
@@ -105,9 +107,11 @@ def test_errors_of_a_model_by_depth() -> None:
         assert found["policy"][0] == 0 and ((found["policy"][1:] > 0) == (wrong[1:] > 0)).all()
 
 
-def test_a_model_with_chance_is_told_what_happened() -> None:
+def test_a_model_with_chance_gets_the_real_outcome() -> None:
     class Dice(Counting):
-        def follow(self, state: torch.Tensor, _: torch.Tensor, next_obs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def follow(
+            self, state: torch.Tensor, action: Any, obs: Any, next_obs: torch.Tensor
+        ) -> tuple[torch.Tensor, ...]:
             return self.step(next_obs, torch.zeros(len(state)))
 
     batch, after = counts()

@@ -150,7 +150,7 @@ def test_positions_of_actors_are_learned_from_as_often_as_said() -> None:
             alphazero, dataclasses.replace(ZERO, steps=4_096), state, Mortal(inner, {3})
         )
     assert step == 4_096 and metrics["dropped_unrolls"] == metrics["actor_restarts"] == 1
-    assert taken == len(state.replay) // ZERO.batch and metrics["policy_loss"] > 0
+    assert taken == len(state.replay) // ZERO.batch_size and metrics["policy_loss"] > 0
 
 
 @pytest.mark.parametrize(

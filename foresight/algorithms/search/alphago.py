@@ -5,13 +5,13 @@
     v_θ:  minimize  (z - v_θ(s))²               over one position of every game that p_ρ ends
     V(leaf) = (1 - λ) v_θ(leaf) + λ z_rollout,   prior p_σ,   u = c_puct P √ΣN / (1 + N)
 
-The whole pipeline, a stage after the other; a step is one gradient step of whichever stage it is. Kept: three networks
-of their own; the pool of earlier policies as opponents; value positions from games that p_σ opens, one random move
-breaks off and p_ρ ends; p_σ (not p_ρ) as the prior, with softmax temperature 0.67; c_puct 5; the most visited move;
-symmetries in supervised learning. Otherwise than there: experts are SGF or PGN files of the user's, or a search with
-random playouts against itself; playouts are uniformly random, not a linear policy over patterns; a node is expanded
-at its first visit and one simulation follows the other, so there is no threshold and no virtual loss; the baseline b
-is the mean result of the same color in the same batch of games (the paper: 0, then v_θ on a second pass); Adam.
+The whole pipeline, one stage after the other; a step is one gradient step of the current stage. Kept: three separate
+networks; the pool of earlier policies as opponents; value positions from games started by p_σ, interrupted by one
+random move and finished by p_ρ; p_σ (not p_ρ) as the prior, with softmax temperature 0.67; c_puct 5; the most visited
+move; symmetries in supervised learning. Different here: expert games come from the user's SGF or PGN files, or from a
+search with random playouts against itself; playouts are uniformly random, not a linear policy over patterns; a node is
+expanded at its first visit and simulations are sequential, so there is no threshold and no virtual loss; the baseline b
+is the mean result of the same color in the same batch of games (the paper: 0, then v_θ on a second pass); AdamW.
 """
 
 from __future__ import annotations
@@ -38,47 +38,47 @@ from foresight.training import optim
 KIND = "game"
 UNIT = "updates"
 METRICS = ("accuracy", "wins", "value_error", "policy_loss", "value_loss")
-CONSTANT = float("inf")  # PUCT's c_base: an exploration that does not grow with the visits
+CONSTANT = float("inf")  # PUCT's c_base: exploration does not grow with the visits
 
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults fit small boards and minutes on two cores; the paper's numbers stand beside."""
+    """Defaults for small boards and minutes on two cores; the paper's values in parentheses."""
 
-    steps: int = 2_400  # gradient steps of all three stages together; fewer stop on the way
+    steps: int = 2_400  # gradient steps of all three stages; fewer stop early
     seed: int = 0
     supervised: int = 1_000  # steps of the first stage (340 million)
     reinforce: int = 400  # steps of the second, each a batch of games (10,000)
     regress: int = 1_000  # steps of the third (50 million)
-    games: str = ""  # an SGF or PGN file, or a folder of them; empty: the expert below plays against itself
-    expert_games: int = 600  # that the expert plays (160,000 games of strong players on KGS)
-    expert_simulations: int = 400  # random playouts of the expert at every move
-    random_moves: int = 2  # at the start of expert games, so that no two are alike
-    held_out: float = 0.1  # share of the expert games, and of the value positions, that only measures
+    games: str = ""  # an SGF or PGN file, or a folder of them; empty: games of the expert below
+    expert_games: int = 600  # played by the expert against itself (160,000 games of strong players on KGS)
+    expert_simulations: int = 400  # random playouts of the expert per move
+    random_moves: int = 2  # at the start of expert games, for variety
+    held_out: float = 0.1  # share of expert games and value positions used only for evaluation
     channels: int = 32  # of each network (192)
-    blocks: int = 2  # residual ones (13 plain convolutions)
+    blocks: int = 2  # residual blocks (13 plain convolutions)
     batch_size: int = 128  # of supervised and value steps (16, 32)
-    learning_rate: float = 2e-3  # Adam, supervised and value steps (SGD 0.003)
-    rl_games: int = 64  # of a REINFORCE step (128)
-    rl_learning_rate: float = 5e-4  # Adam
+    learning_rate: float = 2e-3  # AdamW, supervised and value steps (SGD 0.003)
+    rl_games: int = 64  # per REINFORCE step (128)
+    rl_learning_rate: float = 5e-4  # AdamW
     pool_every: int = 20  # REINFORCE steps between additions to the pool (500)
-    value_games: int = 6_000  # of which each gives one position (30 million)
-    per_game: int = 1  # positions that a game gives; the paper's figure 1b is about the harm of more (0: all)
-    weight_decay: float = 1e-4  # decoupled; none is told
-    max_grad_norm: float = 5.0  # none is told
-    play_simulations: int = 400  # of the search in play; 0 is the policy p_σ alone
-    mix: float = 0.5  # λ between value network (0) and rollout (1)
+    value_games: int = 6_000  # each gives one position (30 million)
+    per_game: int = 1  # positions per game: 1, or 0 for all (which overfits: the paper, figure 1b)
+    weight_decay: float = 1e-4  # decoupled; not reported in the paper
+    max_grad_norm: float = 5.0  # not reported in the paper
+    play_simulations: int = 400  # per move in play; 0 is p_σ alone
+    mix: float = 0.5  # λ: 0 is the value network, 1 the rollout
     c_puct: float = 5.0  # exploration in the tree
     softmax_temperature: float = 0.67  # of the prior; extended data table 5 (β)
-    threads: int = 1  # of torch
+    threads: int = 1  # torch CPU threads
 
 
 @dataclass
 class State:
-    """Three networks, their optimizers, the pool, and the data that the stages made."""
+    """Three networks, their optimizers, the pool, and the data of the stages."""
 
     config: Config
-    plays: Plays  # whose weights these are
+    plays: Plays  # the game the weights belong to
     sl: PolicyNet
     rl: PolicyNet
     value: ValueNet
@@ -90,15 +90,15 @@ class State:
     step: int = 0
     expert: Tensor | None = None  # actions of expert games, int64 [games, longest], -1 after the end
     pool: list[dict[str, Tensor]] = field(default_factory=list)  # weights of earlier p_ρ
-    positions: Tensor | None = None  # what the value network learns from: planes [N, C, H, W]
+    positions: Tensor | None = None  # training data of the value network: planes [N, C, H, W]
     outcomes: Tensor | None = None  # [N], for the player to move
-    owners: Tensor | None = None  # the game that each came from, int64 [N]
+    owners: Tensor | None = None  # the game of each position, int64 [N]
     game: Any = field(default=None, metadata={"save": False})
     rows: Any = field(default=None, metadata={"save": False})  # the expert games as planes and actions
 
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
-    """Networks and optimizers. Raises UserError for settings that make no sense."""
+    """Networks and optimizers. Raises UserError for an invalid Config."""
     _check(config, game)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -116,7 +116,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
 
 
 def read_files(state: State) -> None:
-    """Read the files of a new run's games before anything is measured. Raises UserError where one breaks the rules."""
+    """Read the game files of a new run before it starts. Raises UserError for a game that breaks the rules."""
     if state.config.games and state.config.supervised:
         state.expert = expert_games(state)
 
@@ -125,9 +125,9 @@ def read_files(state: State) -> None:
 def act(
     state: State, obs: Tensor, carry: None = None, explore: bool = False, simulations: int | None = None
 ) -> tuple[Tensor, dict[str, Any], None]:
-    """The most visited action of the search that mixes prior, value and rollout; with `explore` drawn from the visits.
+    """The most visited action of the search; with `explore`, one sampled from the visits.
 
-    Extras: `value` `[B]` of the player to move, `visits`, `prior` `[B, A]`, and `tree`.
+    Extras: `value` `[B]` for the player to move, `visits`, `prior` `[B, A]`, and `tree`.
     """
     count = state.config.play_simulations if simulations is None else simulations
     found = think(state, obs, count)
@@ -140,10 +140,10 @@ def act(
 
 @torch.inference_mode()
 def think(state: State, position: Tensor, simulations: int) -> SearchResult:
-    """The search of the paper, its leaves judged by the value network and by one random game each."""
+    """The paper's search: leaves are evaluated by the value network and by one random playout each."""
     config, game = state.config, state.game
 
-    def judge(leaves: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(leaves: Tensor) -> tuple[Tensor, Tensor]:
         planes = game.planes(leaves).to(_device(state))
         value = (1 - config.mix) * state.value(planes).cpu() if config.mix < 1 else torch.zeros(len(leaves))
         if config.mix > 0:
@@ -151,12 +151,12 @@ def think(state: State, position: Tensor, simulations: int) -> SearchResult:
         return state.sl(planes) / config.softmax_temperature, value
 
     rule = PUCT(config.c_puct, CONSTANT, normalize="none", first_play="zero")
-    return search(Rules(game, judge), position, simulations, rule)
+    return search(Rules(game, evaluate), position, simulations, rule)
 
 
 @torch.inference_mode()
-def drawn(state: State, network: PolicyNet, position: Tensor) -> Tensor:
-    """Actions drawn from a policy network, the legal ones only: int64 `[B]`."""
+def sampled(state: State, network: PolicyNet, position: Tensor) -> Tensor:
+    """Legal actions sampled from a policy network: int64 `[B]`."""
     logits = network(state.game.planes(position).to(_device(state))).cpu()
     prior = torch.softmax(logits.masked_fill(~state.game.legal(position), -torch.inf), -1)
     return torch.multinomial(prior, 1, generator=state.generator).squeeze(-1)
@@ -167,7 +167,7 @@ def drawn(state: State, network: PolicyNet, position: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def expert_games(state: State) -> Tensor:
-    """Games of the user's files, or of a search with random playouts against itself: actions, -1 after the end."""
+    """Games from the user's files, or of a search with random playouts against itself: actions, -1 after the end."""
     config, game = state.config, state.game
     if config.games:
         games = records.read(game, config.games)
@@ -193,7 +193,7 @@ def expert_games(state: State) -> Tensor:
 
 
 def expert_rows(state: State) -> tuple[Tensor, Tensor, Tensor]:
-    """Planes `[N, C, H, W]`, actions and games `[N]` of every expert move."""
+    """Planes `[N, C, H, W]`, actions `[N]` and games `[N]` of every expert move."""
     assert state.expert is not None
     game = state.game
     position = game.start(len(state.expert))
@@ -209,26 +209,26 @@ def expert_rows(state: State) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def imitate(state: State) -> dict[str, float]:
-    """One step of supervised learning, and the accuracy on games that it never sees."""
+    """One step of supervised learning, and the accuracy on held-out games."""
     config, (planes, actions, owners) = state.config, state.rows
-    kept = _learned(owners, config.held_out)
+    kept = _training(owners, config.held_out)
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
     rows = train[torch.randint(len(train), (config.batch_size,), generator=state.generator)]
-    seen, wanted = planes[rows], actions[rows]
+    inputs, expert = planes[rows], actions[rows]
     ways = state.game.symmetries
     way = torch.randint(len(ways), (len(rows),), generator=state.generator)
-    flat = seen.flatten(2)
+    flat = inputs.flatten(2)
     cells = torch.stack([w.cells for w in ways])[way]
-    seen = flat.gather(2, cells.unsqueeze(1).expand(-1, flat.shape[1], -1)).view_as(seen)
-    # Action a of the turned position is action `actions[a]` of the old one, so the old one is found by its inverse.
-    wanted = torch.stack([w.actions.argsort() for w in ways])[way].gather(1, wanted.unsqueeze(1)).squeeze(1)
-    logits = state.sl(seen.to(_device(state)))
-    loss = torch.nn.functional.cross_entropy(logits, wanted.to(logits.device))
-    optim.descend(state.sl_optimizer, _sound(loss).backward, config.max_grad_norm)
+    inputs = flat.gather(2, cells.unsqueeze(1).expand(-1, flat.shape[1], -1)).view_as(inputs)
+    # Action a of the transformed position is `actions[a]` of the original, so targets map by the inverse.
+    expert = torch.stack([w.actions.argsort() for w in ways])[way].gather(1, expert.unsqueeze(1)).squeeze(1)
+    logits = state.sl(inputs.to(_device(state)))
+    loss = torch.nn.functional.cross_entropy(logits, expert.to(logits.device))
+    optim.descend(state.sl_optimizer, _finite(loss).backward, config.max_grad_norm)
     metrics = {"policy_loss": float(loss.detach())}
     if state.step % 50 == 0 and len(test):
         with torch.inference_mode():
-            rows = test[:: -(-len(test) // 2048)]  # of all moves of the games: they stand ply by ply
+            rows = test[:: -(-len(test) // 2048)]  # moves are ordered by ply: a stride covers whole games
             guess = state.sl(planes[rows].to(_device(state))).argmax(-1).cpu()
         metrics["accuracy"] = float((guess == actions[rows]).float().mean())
     return metrics
@@ -238,7 +238,7 @@ def imitate(state: State) -> dict[str, float]:
 
 
 def reinforce(state: State) -> dict[str, float]:
-    """One REINFORCE step on a batch of games against a policy drawn from the pool, half of them with each color."""
+    """One REINFORCE step on a batch of games against a policy sampled from the pool, half of them with each color."""
     config, game = state.config, state.game
     if not state.pool:
         state.rl.load_state_dict(state.sl.state_dict())
@@ -254,7 +254,7 @@ def reinforce(state: State) -> dict[str, float]:
         for mine, network in ((True, state.rl), (False, opponent)):
             turn = live[ours == mine]
             if len(turn):
-                action = drawn(state, network, position[turn])
+                action = sampled(state, network, position[turn])
                 if mine:
                     planes.append(game.planes(position[turn]))
                     legals.append(game.legal(position[turn]))
@@ -270,7 +270,7 @@ def reinforce(state: State) -> dict[str, float]:
     logps = torch.log_softmax(logits.masked_fill(~torch.cat(legals).to(logits.device), -1e9), -1)
     chosen = logps.gather(1, torch.cat(actions).to(logits.device).unsqueeze(1)).squeeze(1)
     loss = -(chosen * (outcome - baseline)[owner].to(logits.device)).sum() / config.rl_games
-    optim.descend(state.rl_optimizer, _sound(loss).backward, config.max_grad_norm)
+    optim.descend(state.rl_optimizer, _finite(loss).backward, config.max_grad_norm)
     if (state.step - config.supervised + 1) % config.pool_every == 0:
         state.pool.append(_weights(state.rl))
     return {
@@ -284,9 +284,10 @@ def reinforce(state: State) -> dict[str, float]:
 
 @torch.inference_mode()
 def value_positions(state: State, games: int, per_game: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Planes, outcomes and games of positions of self-play of ρ, one of each game (`per_game` 0: all after the break).
+    """Planes, outcomes and games of self-play positions, one per game (`per_game` 0: all after the random move).
 
-    σ plays to a random time, then comes one random legal move, then ρ: the first position after it is the paper's.
+    σ plays up to a random time, then one random legal move is made, then ρ plays. The paper uses the first position
+    after the random move.
     """
     game, generator = state.game, state.generator
     half = max(2, _typical(state) - 2)
@@ -305,7 +306,7 @@ def value_positions(state: State, games: int, per_game: int) -> tuple[Tensor, Te
             (state.sl, live[t < breaks[live]]), (None, live[t == breaks[live]]), (state.rl, live[t > breaks[live]])
         ):  # fmt: skip
             if len(rows) and network is not None:
-                action[rows] = drawn(state, network, position[rows])
+                action[rows] = sampled(state, network, position[rows])
             elif len(rows):
                 legal = game.legal(position[rows]).float()
                 action[rows] = torch.multinomial(legal, 1, generator=generator).squeeze(-1)
@@ -318,15 +319,15 @@ def value_positions(state: State, games: int, per_game: int) -> tuple[Tensor, Te
 
 
 def regress(state: State) -> dict[str, float]:
-    """One step of the value network, and its squared error on games that it never sees."""
+    """One step of the value network, and its squared error on held-out games."""
     config = state.config
     assert state.positions is not None and state.outcomes is not None and state.owners is not None
-    kept = _learned(state.owners, config.held_out)
+    kept = _training(state.owners, config.held_out)
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
     rows = train[torch.randint(len(train), (config.batch_size,), generator=state.generator)]
     value = state.value(state.positions[rows].to(_device(state)))
     loss = (value - state.outcomes[rows].to(value.device)).square().mean()
-    optim.descend(state.value_optimizer, _sound(loss).backward, config.max_grad_norm)
+    optim.descend(state.value_optimizer, _finite(loss).backward, config.max_grad_norm)
     metrics = {"value_loss": float(loss.detach())}
     if state.step % 50 == 0 and len(test):
         with torch.inference_mode():
@@ -336,7 +337,7 @@ def regress(state: State) -> dict[str, float]:
 
 
 def update(state: State) -> dict[str, float]:
-    """One step of the stage that the State is in; what the stage learns from is made at its first step."""
+    """One step of the current stage. The data of a stage is generated at its first step."""
     config = state.config
     if state.step < config.supervised:
         if state.expert is None:
@@ -347,7 +348,7 @@ def update(state: State) -> dict[str, float]:
     if state.step < config.supervised + config.reinforce:
         return reinforce(state)
     if state.positions is None:
-        if not state.pool:  # no second stage: the experts' policy plays on
+        if not state.pool:  # no second stage: the supervised policy plays instead
             state.rl.load_state_dict(state.sl.state_dict())
         found = value_positions(state, config.value_games, config.per_game)
         state.positions, state.outcomes, state.owners = found
@@ -357,10 +358,10 @@ def update(state: State) -> dict[str, float]:
 def train(
     config: Config, env: Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """The three stages, a row of the log every ten steps."""
+    """The three stages, with metrics every ten steps."""
     if state is None:
         state = build(config, env, device)
-    Plays.of(env).load_state_dict(state.plays.state_dict())  # a State of another game is refused
+    Plays.of(env).load_state_dict(state.plays.state_dict())  # raises for a State of another game
     state.game = env
     last = min(config.steps, config.supervised + config.reinforce + config.regress)
     while state.step < last:
@@ -370,21 +371,21 @@ def train(
             yield state.step, metrics, state
 
 
-def _learned(owners: Tensor, held_out: float) -> Tensor:
-    """Whether a row is of a game that is learned from: every so many games one is held out."""
+def _training(owners: Tensor, held_out: float) -> Tensor:
+    """Whether a row belongs to a training game: one game in `1 / held_out` is held out."""
     kept = owners % round(1 / held_out) != 0 if held_out > 0 else torch.ones_like(owners, dtype=torch.bool)
-    return kept if kept.any() else ~kept  # a single game is learned from
+    return kept if kept.any() else ~kept  # a single game is used for training
 
 
-def _sound(loss: Tensor) -> Tensor:
-    """The loss. Raises LostError, before it reaches a weight, if it is no finite number: the run saves what it has."""
+def _finite(loss: Tensor) -> Tensor:
+    """The loss. Raises LostError if it is not finite, before it changes a weight; the run then saves its state."""
     if not loss.isfinite():
         raise LostError(f"The loss became {loss.item()}: try a lower learning rate or a smaller max_grad_norm.")
     return loss
 
 
 def _typical(state: State) -> int:
-    """How long an expert game is."""
+    """The mean length of an expert game."""
     assert state.expert is not None
     return int((state.expert >= 0).sum(1).float().mean())
 
@@ -412,9 +413,9 @@ def _check(config: Config, game: Game) -> None:
     playouts.require_room(game, config.expert_simulations, " (expert_simulations)")
     memory.require(1, config.play_simulations, game.actions, game.start(1).nbytes, more=" in play")
     if config.per_game not in (0, 1):
-        raise UserError(f"per_game is 1 position (the paper's) or 0, all of them, not {config.per_game}.")
+        raise UserError(f"per_game must be 1 (the paper) or 0 (all positions), not {config.per_game}.")
     if config.steps > config.supervised + config.reinforce + config.regress:
         raise UserError(
-            f"steps is {config.steps}, but the stages have {config.supervised} + {config.reinforce} + "
-            f"{config.regress} together. Make a stage longer."
+            f"steps is {config.steps}, but the stages together have {config.supervised} + {config.reinforce} + "
+            f"{config.regress}. Lower steps, or raise supervised, reinforce or regress."
         )

@@ -2,10 +2,10 @@
 
     a* = argmax_a N(s, a),   down the tree by  argmax_a  Q(s, a) + c √(ln N(s) / N(s, a))
 
-Planning alone: nothing is learned, and every move is searched from nothing. A new leaf is worth what one game of
-uniformly random moves from it brings. Kept: actions never tried come first; the most visited one is played. Left out:
-progressive bias, and what later work adds (RAVE, solving). `train` plays `steps` games against the game's opponent
-and reports the score, so that a run can be compared and played against like any other.
+Planning only: nothing is trained, and every move starts a new search. The value of a new leaf is the result of one
+uniformly random playout. Kept: untried actions come first; the most visited action is played. Left out: progressive
+bias, and later additions (RAVE, solving). `train` plays `steps` games against the game's opponent and reports the
+score, so that a run can be compared and played against like any other.
 """
 
 from __future__ import annotations
@@ -34,25 +34,27 @@ class Config:
 
     steps: int = 20  # games against the game's opponent
     seed: int = 0
-    simulations: int = 1000  # playouts a move
+    simulations: int = 1000  # playouts per move
     c: float = 2.0  # exploration, for results in [-1, 1]
 
 
 @dataclass
 class State:
-    """Random numbers and counts: there is nothing else to keep."""
+    """Random numbers and counters."""
 
     config: Config
-    random: np.ndarray  # `rollouts.stream`
+    random: np.ndarray  # `playouts.stream`
     step: int = 0
     points: float = 0.0
     game: Any = field(default=None, metadata={"save": False})
 
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
-    """Raises UserError for fewer than 1 simulation, and for more than memory holds."""
+    """Raises UserError for fewer than 1 simulation or more than memory holds."""
     if config.simulations < 1:
-        raise UserError(f"simulations must be at least 1, not {config.simulations}: there is no policy without them.")
+        raise UserError(
+            f"simulations must be at least 1, not {config.simulations}: MCTS has no policy without a search."
+        )
     playouts.require_room(game, config.simulations)
     return State(config, playouts.stream(config.seed), game=game)
 
@@ -60,12 +62,12 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
 def act(
     state: State, obs: Tensor, carry: None = None, explore: bool = False, simulations: int | None = None
 ) -> tuple[Tensor, dict[str, Any], None]:
-    """The most visited action at every position; with `explore` one drawn in proportion to the visits.
+    """The most visited action at each position; with `explore`, one sampled in proportion to the visits.
 
-    Extras: `value` `[B]` of the player to move, `visits`, `values`, `prior` `[B, A]` (uniform).
+    Extras: `value` `[B]` for the player to move, `visits`, `values`, `prior` `[B, A]` (uniform).
     """
     if simulations is not None and simulations < 1:
-        raise UserError("This agent is its search: give it at least 1 simulation.")
+        raise UserError(f"simulations must be at least 1, not {simulations}: MCTS has no policy without a search.")
     visits, values = playouts.uct(
         state.game, obs, simulations or state.config.simulations, state.random, state.config.c
     )
@@ -93,7 +95,7 @@ def update(state: State, score: float) -> dict[str, float]:
 def train(
     config: Config, env: Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """One game a step against the game's opponent, with the first move in every other one."""
+    """One game per step against the game's opponent, moving first in every other game."""
     if state is None:
         state = build(config, env, device)
     game = state.game = env

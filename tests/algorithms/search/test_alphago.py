@@ -114,7 +114,7 @@ def test_self_play_makes_the_policy_stronger() -> None:
     from foresight.runtime.evaluation import match
 
     result = match.play(
-        TTT, lambda p: ag.drawn(state, state.rl, p), lambda p: ag.drawn(state, state.sl, p), 200, seed=0
+        TTT, lambda p: ag.sampled(state, state.rl, p), lambda p: ag.sampled(state, state.sl, p), 200, seed=0
     )
     assert result.score > 0.62
 
