@@ -151,7 +151,7 @@ def test_the_search_mixes_value_and_rollout(trained: ag.State) -> None:
 def test_another_game_and_senseless_stages_are_refused(trained: ag.State) -> None:
     with pytest.raises(UserError, match=r"plays tic_tac_toe\(\), not hex"):
         next(ag.train(dataclasses.replace(SMALL, steps=30, regress=20), games.make("hex", size=3), trained))
-    with pytest.raises(UserError, match="steps is 99, but the stages have"):
+    with pytest.raises(UserError, match="steps is 99, but the stages together have"):
         ag.build(dataclasses.replace(SMALL, steps=99), TTT)
     with pytest.raises(UserError, match="mix must be between"):
         ag.build(dataclasses.replace(SMALL, mix=2.0), TTT)
