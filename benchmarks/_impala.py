@@ -15,12 +15,12 @@ def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
 
     from foresight.algorithms.policy import impala
     from foresight.envs.make import make
-    from foresight.runtime import profile, settings
+    from foresight.runtime import profile, resolve
     from foresight.runtime.distributed import actors as processes
-    from foresight.runtime.distributed import ray_cluster
+    from foresight.runtime.distributed import learner, ray_cluster
 
     torch.set_num_threads(1)
-    resolved = settings.resolve("impala", env=env, config=impala.Config(**given), actors=actors)
+    resolved = resolve.resolve("impala", env=env, config=impala.Config(**given), actors=actors)
     config = impala.Config(**resolved.config)
     world = make(env, num_envs=1)
     state = impala.build(config, world.spaces)
@@ -28,7 +28,7 @@ def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
     times, begun, first, metrics = profile.Profile(), 0.0, 0, {}
     fleet = ray_cluster.Fleet("impala", *processes.plan(resolved, actors), actors)
     with profile.learning(impala, times):
-        for step, metrics, _ in processes.train(impala, config, state, fleet, times):  # noqa: B007
+        for step, metrics, _ in learner.train(impala, config, state, fleet, times):  # noqa: B007
             if not begun and step >= config.steps // 5:
                 begun, first = time.perf_counter(), step
                 times.shares()

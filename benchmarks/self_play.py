@@ -26,9 +26,9 @@ def ours() -> dict[str, Any]:
 def measure(name: str, moves: int) -> dict[str, Any]:
     from foresight.algorithms.search import alphazero
     from foresight.envs.games import make as games
-    from foresight.runtime import settings
+    from foresight.runtime import resolve
 
-    config = alphazero.Config(**{**settings.resolve("alphazero", preset=name).config, "playout_steps": 0})
+    config = alphazero.Config(**{**resolve.resolve("alphazero", preset=name).config, "playout_steps": 0})
     game = games.make(name)
     state = alphazero.build(config, game)
     state.running.actions = [[] for _ in range(config.num_games)]

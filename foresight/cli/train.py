@@ -11,7 +11,7 @@ from rich.console import Console
 
 from foresight.cli import fields, screen
 from foresight.errors import UserError
-from foresight.runtime import catalog, kinds, legacy, settings
+from foresight.runtime import catalog, config_fields, kinds, legacy, resolve
 from foresight.training.options import build_config, flatten
 
 ENOUGH = 5  # points that are worth a curve
@@ -232,7 +232,7 @@ def _defaults(name: str, args: Sequence[str]) -> Any:
     preset, env, task, model = (fields.value(args, word) for word in ("preset", "env", "task", "model"))
     if preset or env or task:
         given = {"model": model} if model else {}
-        values = settings.resolve(name, preset=preset, env=env, task=task, given=given).config
+        values = resolve.resolve(name, preset=preset, env=env, task=task, given=given).config
     else:
-        values = settings.fields(name, {})
+        values = config_fields.fields(name, {})
     return build_config(catalog.config_class(name), **values)

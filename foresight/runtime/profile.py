@@ -185,3 +185,26 @@ def _learned(_: Any, state: Any, batch: Any, lengths: Any = None, *__: Any) -> t
 
 def _size(lengths: Tensor) -> tuple[int, int]:
     return lengths.numel(), int(lengths.sum())
+
+
+def steps(
+    steps: Iterator[Any],
+    times: Profile,
+    spend: Callable[[float], None],
+    watched: Watch | None = None,
+    rest: str | None = None,
+) -> Iterator[Any]:
+    """The same steps; `spend` receives the seconds of each. Those of no other section are added to section `rest`."""
+    while True:
+        known = times.total()
+        before, outside = perf_counter(), watched.seconds if watched else 0.0
+        item = next(steps, None)
+        spent = perf_counter() - before
+        spend(spent)
+        if watched:
+            times.add("environment", watched.seconds - outside)
+        if rest is not None:
+            times.add(rest, max(spent - (times.total() - known), 0.0))
+        if item is None:
+            return
+        yield item

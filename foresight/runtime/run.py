@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.runtime import catalog, settings
+from foresight.runtime import catalog, config_fields, resolve, settings
 from foresight.training.options import build_config
 
 HOLDS_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoints")
@@ -103,7 +103,7 @@ def train(
     Raises UserError for a user's mistake, `Interrupted` (a KeyboardInterrupt) after Ctrl-C has saved.
     """
     common = {"steps": steps, "seed": seed, "model": model}
-    resolved = settings.resolve(
+    resolved = resolve.resolve(
         name,
         preset=preset,
         env=env,
@@ -175,7 +175,7 @@ def resume(
         start, path = path, path.parent.parent
     resolved = settings.Settings.read(path)
     if steps is not None:
-        changed = settings.coerce(resolved.algorithm, {"steps": steps})
+        changed = config_fields.coerce(resolved.algorithm, {"steps": steps})
         resolved = dataclasses.replace(resolved, config={**resolved.config, **changed})
     if device is not None:
         resolved = dataclasses.replace(resolved, device=device)

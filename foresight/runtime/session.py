@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import re
-import resource
 import shutil
 import signal
 import time
@@ -15,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from foresight import distributed
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.runtime import bench, catalog, environments, kinds, log, machine, paths, profile, settings
+from foresight.runtime import catalog, environments, finite, kinds, log, machine, paths, profile, settings, summary
 from foresight.runtime.checkpoints import checkpoint
-from foresight.runtime.distributed import actors, ray_cluster
+from foresight.runtime.distributed import actors, learner, ray_cluster
 from foresight.runtime.evaluation import evaluate
 from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.runtime.health import Health, unlearned
@@ -36,7 +32,6 @@ LASTING, PASSING = 1 << 20, 1 << 25  # bytes from which a tensor gets pages of i
 PROFILE_EVERY = 1.0  # seconds between rows that say where the time goes
 SAVING_SHARE = 0.05  # of the time that saving may take, where the interval was not set
 SERVED = "served"  # the folder of the run from which a server loads the weights
-VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
 
 
 class Interrupted(KeyboardInterrupt):
@@ -73,7 +68,7 @@ class Session:
         self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
         self.stretch = checkpoint_every is None
         self.total = int(getattr(self.config, "steps", 0))
-        shown = tuple(dict.fromkeys(self.entry.metrics + (actors.SHOWN if resolved.actors else ())))
+        shown = tuple(dict.fromkeys(self.entry.metrics + (learner.SHOWN if resolved.actors else ())))
         self.progress = Progress(
             f"{self.entry.name} on {resolved.typed().env}", self.total, self.entry.unit, shown, quiet=not show
         )
@@ -105,7 +100,7 @@ class Session:
                         f"{self.path} has reached its {self.total:,} {self.entry.unit}. "
                         f"To go on: foresight resume {self.path} --steps {2 * self.total}"
                     )
-                write_config(self.path, self.settings)
+                summary.write_config(self.path, self.settings)
                 paths.keep(self.settings.places, self.settings.config, self.path)
                 self.log = log.Log(self.path, self.services, self.settings.document())
                 self.log.truncate(first if self.start is not None else -1)
@@ -235,31 +230,18 @@ class Session:
             )
             self.progress.status("")
             with profile.learning(self.module, self.profile):
-                yield from self._timed(actors.train(self.module, self.config, state, fleet, self.profile))
+                yield from self._timed(learner.train(self.module, self.config, state, fleet, self.profile))
             return
         profiling, env, rest = self.kind.profiled(self.module, env, self.profile)
         with profiling:
             steps = self.module.train(self.config, env, state=state, device=self.device)
             yield from self._timed(steps, env if isinstance(env, profile.Watch) else None, rest)
 
-    def _timed(
-        self, steps: Any, watched: profile.Watch | None = None, rest: str | None = None
-    ) -> Iterator[tuple[int, dict[str, Any], Any]]:
-        """The same steps; the seconds that belong to no other section count to section `rest`."""
-        steps = iter(steps)
-        while True:
-            known = self.profile.total()
-            before, outside = time.perf_counter(), watched.seconds if watched else 0.0
-            item = next(steps, None)
-            spent = time.perf_counter() - before
-            self.seconds += spent
-            if watched:
-                self.profile.add("environment", watched.seconds - outside)
-            if rest is not None:
-                self.profile.add(rest, max(spent - (self.profile.total() - known), 0.0))
-            if item is None:
-                return
-            yield item
+    def _timed(self, steps: Any, watched: profile.Watch | None = None, rest: str | None = None) -> Iterator[Any]:
+        return profile.steps(steps, self.profile, self._count, watched, rest)
+
+    def _count(self, seconds: float) -> None:
+        self.seconds += seconds
 
     def _finish(self, state: Any, evaluation_env: Any) -> None:
         step = int(getattr(state, "step", self.total))
@@ -277,10 +259,10 @@ class Session:
         updates = getattr(state, "updates", None)
         if sentence := unlearned(self.settings, step, updates, self.baseline, self.measured[1]):
             self.progress.note(sentence)
-        summary = _summary(self, step, self.measured[1])
+        reached = summary.document(self, step, self.measured[1])
         if exported is not None:
-            self.kind.described(exported, self.settings, summary)
-        checkpoint.write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+            self.kind.described(exported, self.settings, reached)
+        checkpoint.write_whole(self.path / "summary.json", json.dumps(reached, indent=2) + "\n")
         if self.record:
             self._record(state)
 
@@ -314,8 +296,7 @@ class Session:
     def _save(self, state: Any, step: int, best: bool = False) -> float:
         """Write a checkpoint; returns the seconds that it took."""
         began = time.perf_counter()
-        bad = _bad_weights(state)
-        if bad:
+        if bad := finite.bad_weights(state):
             raise UserError(self._poisoned(step, f"the weights of '{bad}'"))
         extra = {
             "seconds": self.seconds,
@@ -336,11 +317,10 @@ class Session:
         return took
 
     def _check_finite(self, step: int, metrics: dict[str, Any]) -> None:
-        for name, value in metrics.items():
-            if isinstance(value, float) and not math.isfinite(value) and VITAL.search(name):
-                assert self.log is not None
-                self.log.row(step, self.seconds, metrics)
-                raise UserError(self._poisoned(step, f"'{name}'"))
+        if name := finite.bad_metric(metrics):
+            assert self.log is not None
+            self.log.row(step, self.seconds, metrics)
+            raise UserError(self._poisoned(step, f"'{name}'"))
 
     def _poisoned(self, step: int, what: str) -> str:
         return (
@@ -366,49 +346,3 @@ class Session:
 
 def _saved(step: int | None, unit: str) -> str:
     return "There was no checkpoint yet." if step is None else f"The checkpoint at {step:,} {unit} is saved."
-
-
-def _summary(session: Session, step: int, evaluation: Any) -> dict[str, Any]:
-    resolved = session.settings.typed()
-    return {
-        "algorithm": resolved.algorithm,
-        "preset": resolved.preset,
-        "env": resolved.env,
-        **({"model": resolved.config["model"]} if "model" in resolved.config else {}),
-        "seed": resolved.seed,
-        "steps": step,
-        "unit": session.entry.unit,
-        **({"processes": distributed.processes()} if distributed.processes() > 1 else {}),
-        "seconds": round(session.seconds, 3),
-        "evaluation_seconds": round(session.evaluation_seconds, 3),
-        "baseline": session.baseline.document(),
-        "evaluation": evaluation.document(),
-        **({"profile": session.profile.document()} if any(session.profile.seconds.values()) else {}),
-        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
-        "command": resolved.command(),
-        "versions": bench.versions(),
-        "machine": {**bench.machine(), "device": session.device},
-    }
-
-
-def write_config(path: Path, resolved: settings.Settings) -> None:
-    """Write `config.yaml`. Raises UserError where the directory cannot be written."""
-    document = {**resolved.document(), "versions": bench.versions()}
-    try:
-        checkpoint.write_whole(path / "config.yaml", yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-    except OSError as error:
-        raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
-
-
-def _bad_weights(state: Any) -> str | None:
-    """The name of a module in the State that holds a weight that is not finite."""
-    for field in dataclasses.fields(state):
-        value = getattr(state, field.name)
-        if isinstance(value, torch.nn.Module):
-            for name, weight in value.named_parameters():
-                part = distributed.local(weight.detach())
-                if part.numel() and part.is_floating_point():
-                    low, high = torch.aminmax(part)
-                    if not (torch.isfinite(low) and torch.isfinite(high)):
-                        return f"{field.name}.{name}"
-    return None

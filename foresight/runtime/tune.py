@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, kinds, run, settings
+from foresight.runtime import catalog, config_fields, kinds, resolve, run, settings
 from foresight.runtime.evaluation import evaluate
 from foresight.training.options import field_types
 
@@ -94,7 +94,7 @@ def tune(
         raise UserError("Tuning needs Optuna: pip install 'foresight[tune]'") from error
     if trials < 1:
         raise UserError(f"--trials must be at least 1, not {trials}.")
-    resolved = settings.resolve(name, **dict[str, Any](env), given={} if steps is None else {"steps": steps})
+    resolved = resolve.resolve(name, **dict[str, Any](env), given={} if steps is None else {"steps": steps})
     space = search_space(name, resolved.config, ranges, only)
     label = f"tune-{catalog.entry(name).name}-{resolved.preset or resolved.env}".replace("/", "-")
     path = Path(out) if out is not None else Path("runs") / label
@@ -142,8 +142,8 @@ def tune(
     command = shlex.join(
         ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
         + ([] if resolved.preset else [f"--{kinds.get(resolved.kind).word}", resolved.env])
-        + [word for field, value in values.items() for word in settings.option(field, value)]
-        + ([] if steps is None else settings.option("steps", steps))
+        + [word for field, value in values.items() for word in config_fields.option(field, value)]
+        + ([] if steps is None else config_fields.option("steps", steps))
     )
     mean = float(best.user_attrs.get("mean", best.value or 0.0))
     found = Found(path, len(study.trials), len(complete), mean, values, command)
@@ -193,10 +193,10 @@ def _range(name: str, field: str, spoken: Any, config: Mapping[str, Any]) -> Ran
         raise unknown(f"field of {name}", field, config)
     if isinstance(spoken, list) and spoken:
         for value in spoken:
-            settings.coerce(name, {field: value})
+            config_fields.coerce(name, {field: value})
         return Range(choices=tuple(spoken))
     if isinstance(spoken, dict) and {"low", "high"} <= set(spoken) <= {"low", "high", "log"}:
-        low, high = (settings.coerce(name, {field: spoken[end]})[field] for end in ("low", "high"))
+        low, high = (config_fields.coerce(name, {field: spoken[end]})[field] for end in ("low", "high"))
         log = bool(spoken.get("log", False))
         if low < high and not (log and low <= 0):
             return Range(low, high, log=log, whole=isinstance(low, int))

@@ -8,7 +8,7 @@ import pytest
 
 from foresight.algorithms.policy import impala
 from foresight.envs.make import make
-from foresight.runtime.distributed import actors
+from foresight.runtime.distributed import actors, learner
 from foresight.runtime.evaluation import evaluate
 from tests.sabotage import sabotaged_by
 
@@ -36,7 +36,7 @@ def test_it_balances_a_pole_with_actors_that_lag() -> None:
     envs = lambda: make("CartPole-v1", num_envs=CONFIG.num_envs)  # noqa: E731
     fleet = actors.Inline([actors.Collector("impala", fields, envs, i, 0) for i in range(2)])
     state = impala.build(CONFIG, make("CartPole-v1", num_envs=1).spaces)
-    *_, (_, metrics, state) = actors.train(impala, CONFIG, state, fleet)
+    *_, (_, metrics, state) = learner.train(impala, CONFIG, state, fleet)
     assert metrics["lag"] == 3
     reached = evaluate.evaluate(impala, state, make("CartPole-v1", num_envs=16), 50).mean
     assert reached > 4 * _random(), f"reached {reached}"

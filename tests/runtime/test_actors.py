@@ -15,8 +15,8 @@ from foresight.algorithms.value import dqn, rainbow
 from foresight.envs.control import multi_task
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import profile, settings
-from foresight.runtime.distributed import actors
+from foresight.runtime import profile, resolve
+from foresight.runtime.distributed import actors, learner
 from foresight.runtime.session import Session
 from tests.algorithms.policy.worlds import choice
 from tests.algorithms.states import weights
@@ -51,7 +51,7 @@ def _apart(
     module: Any, config: Any, fleet: Any, task: str = "CartPole-v1"
 ) -> list[tuple[int, dict[str, float], torch.Tensor]]:
     state = module.build(config, make(task, num_envs=1).spaces)
-    return [(step, m, weights(s)) for step, m, s in actors.train(module, config, state, fleet)]
+    return [(step, m, weights(s)) for step, m, s in learner.train(module, config, state, fleet)]
 
 
 def _late(take: Any) -> Any:
@@ -105,7 +105,7 @@ def test_with_a_replay_too_lockstep_is_the_run_of_one_process(
 
 def _rows_of(config: dqn.Config, fleet: Any) -> Any:
     state = dqn.build(config, make("CartPole-v1", num_envs=1).spaces)
-    *_, (_, metrics, _) = actors.train(dqn, config, state, fleet)
+    *_, (_, metrics, _) = learner.train(dqn, config, state, fleet)
     return metrics, state.replay.rows, len(state.replay) // config.num_envs
 
 
@@ -114,7 +114,7 @@ def _shuffled(messages: Any) -> Any:
     return lambda self: messages(self)[:: -1 if self.version % 2 else 1]
 
 
-@sabotaged_by("foresight.runtime.distributed.actors._Learner.abreast", _shuffled)
+@sabotaged_by("foresight.runtime.distributed.learner._Learner.abreast", _shuffled)
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_in_the_replay_every_stream_is_one_world(max_lag: int) -> None:
     """Two actors share four worlds: at a row that is not cut, CartPole's next position follows from its velocity."""
@@ -247,7 +247,7 @@ def test_several_tasks_report_their_returns() -> None:
 
 def test_actors_share_the_worlds_of_an_on_policy_algorithm() -> None:
     """Two actors with half of the worlds each give PPO the batch that it was configured for."""
-    resolved = settings.resolve("ppo", env="CartPole-v1", given={**FIELDS, "minibatches": 2, "steps": 320}, actors=2)
+    resolved = resolve.resolve("ppo", env="CartPole-v1", given={**FIELDS, "minibatches": 2, "steps": 320}, actors=2)
     fields, envs = actors.plan(resolved, 2)
     assert fields["num_envs"] == 2 and envs().num_envs == 2
     fleet = actors.Inline([actors.Collector("ppo", fields, envs, i, 0) for i in range(2)])
@@ -266,14 +266,14 @@ def test_actors_share_the_worlds_of_an_on_policy_algorithm() -> None:
     ],
 )
 def test_a_plan_that_cannot_work_says_why(name: str, env: str, count: int, text: str) -> None:
-    resolved = settings.resolve(name, env=env, actors=count, given={"num_envs": 8} if name == "ppo" else {})
+    resolved = resolve.resolve(name, env=env, actors=count, given={"num_envs": 8} if name == "ppo" else {})
     with pytest.raises(UserError, match=text):
         actors.plan(resolved, count)
 
 
 def test_ray_needs_actors() -> None:
     with pytest.raises(UserError, match="--actors"):
-        settings.resolve("impala", env="CartPole-v1", ray="somewhere:6379")
+        resolve.resolve("impala", env="CartPole-v1", ray="somewhere:6379")
 
 
 def test_the_watch_counts_time_and_episodes_and_changes_nothing() -> None:
@@ -300,7 +300,7 @@ def test_a_profile_adds_up() -> None:
 def test_lag_and_lost_unrolls_are_on_the_screen(name: str, tmp_path: Path) -> None:
     task = "Pendulum-v1" if name == "sac" else "CartPole-v1"
     for count in (0, 1):
-        resolved = settings.resolve(name, env=task, actors=count)
+        resolved = resolve.resolve(name, env=task, actors=count)
         shown = Session(tmp_path, resolved, None, 3, False, False, ()).progress.metrics
         assert shown[0] == "return" and len(set(shown)) == len(shown)
         assert {"lag", "dropped_unrolls"} <= set(shown) or not count

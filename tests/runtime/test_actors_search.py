@@ -20,8 +20,8 @@ from foresight.envs.games import make as games
 from foresight.envs.games import selfplay
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import settings
-from foresight.runtime.distributed import actors
+from foresight.runtime import resolve
+from foresight.runtime.distributed import actors, learner
 from tests.algorithms.states import weights
 from tests.runtime.test_actors import Mortal, _late
 from tests.sabotage import change, flip_sign, sabotaged_by
@@ -75,7 +75,7 @@ def test_lockstep_is_the_run_of_one_process(module: Any, task: str) -> None:
     here = games.make(task) if task == "tic_tac_toe" else make(task, num_envs=4)
     together = [(step, m, weights(s)) for step, m, s in module.train(config, here)]
     state = built(module, config, task)
-    apart = [(step, m, weights(s)) for step, m, s in actors.train(module, config, state, fleet(module, config, task))]
+    apart = [(step, m, weights(s)) for step, m, s in learner.train(module, config, state, fleet(module, config, task))]
     assert [step for step, _, _ in apart] == [step for step, _, _ in together] and state.updates == 6
     for (_, metrics, moved), (_, expected, whole) in zip(apart, together, strict=True):
         assert torch.equal(moved, whole)
@@ -89,7 +89,7 @@ def test_actors_may_search_ahead_of_the_learner_with_its_newest_weights() -> Non
     config = muzero.Config(**{**FIELDS, "max_lag": 2})
     state, searchers = built(muzero, config, "CartPole-v1"), fleet(muzero, config, "CartPole-v1")
     held, lags = [vector(state)], []
-    for _, metrics, _ in actors.train(muzero, config, state, searchers):
+    for _, metrics, _ in learner.train(muzero, config, state, searchers):
         held.append(vector(state))
         lags.append(metrics["lag"])
     assert lags == [0, 1, 2, 2, 2, 2, 2, 2]
@@ -106,7 +106,7 @@ def test_finished_games_reach_the_learner_whole() -> None:
     config = dataclasses.replace(ZERO, learning_starts=10**6)
     *_, (step, expected, alone) = alphazero.train(config, games.make("tic_tac_toe"))
     state = built(alphazero, config, "tic_tac_toe")
-    *_, (came, metrics, _) = actors.train(alphazero, config, state, fleet(alphazero, config, "tic_tac_toe"))
+    *_, (came, metrics, _) = learner.train(alphazero, config, state, fleet(alphazero, config, "tic_tac_toe"))
     assert came == step == 1_024 and state.finished == alone.finished > 64
     assert {key: metrics[key] for key in expected} == expected
     assert len(state.replay) == len(alone.replay) == sum(_lengths(state))
@@ -146,7 +146,7 @@ def test_positions_of_actors_are_learned_from_as_often_as_said() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alphazero, "update", counted)
-        *_, (step, metrics, _) = actors.train(
+        *_, (step, metrics, _) = learner.train(
             alphazero, dataclasses.replace(ZERO, steps=4_096), state, Mortal(inner, {3})
         )
     assert step == 4_096 and metrics["dropped_unrolls"] == metrics["actor_restarts"] == 1
@@ -160,7 +160,7 @@ def test_positions_of_actors_are_learned_from_as_often_as_said() -> None:
      ("sampled_muzero", "Pendulum-v1", "num_envs"), ("efficientzero", "CartPole-v1", "num_envs")],
 )  # fmt: skip
 def test_a_preset_can_be_shared(name: str, preset: str, field: str) -> None:
-    whole = settings.resolve(name, preset=preset, actors=2)
+    whole = resolve.resolve(name, preset=preset, actors=2)
     fields, make_world = actors.plan(whole, 2)
     assert 2 * fields[field] == whole.config[field] and make_world().num_envs == fields[field]
     with pytest.raises(UserError, match=f"cannot share .* Change {field}"):
@@ -169,4 +169,4 @@ def test_a_preset_can_be_shared(name: str, preset: str, field: str) -> None:
 
 def test_what_plays_without_learning_is_refused() -> None:
     with pytest.raises(UserError, match=r"alphago does not act apart from learning; .*alphazero, .*muzero"):
-        actors.plan(settings.resolve("alphago", env="tic_tac_toe", actors=2), 2)
+        actors.plan(resolve.resolve("alphago", env="tic_tac_toe", actors=2), 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import catalog, settings
+from foresight.runtime import catalog, config_fields, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = list(catalog.algorithms())
@@ -33,13 +33,13 @@ def test_a_config_without_torch_is_the_real_one(name: str) -> None:
         (f.name, f.type, f.default) for f in dataclasses.fields(real)
     ]
     assert inspect.getsource(light) == inspect.getsource(real)  # help texts are made from the source
-    assert settings.fields(name, {}) == dataclasses.asdict(real())
+    assert config_fields.fields(name, {}) == dataclasses.asdict(real())
 
 
 def test_no_torch_for_names_and_fields() -> None:
     code = (
-        "import sys\nfrom foresight.runtime import catalog, settings, run\n"
-        "for name in catalog.algorithms():\n    settings.fields(name, {}); catalog.presets(name)\n"
+        "import sys\nfrom foresight.runtime import catalog, config_fields, resolve, run\n"
+        "for name in catalog.algorithms():\n    config_fields.fields(name, {}); catalog.presets(name)\n"
         "heavy = {'torch', 'gymnasium', 'transformers', 'numpy'} & set(sys.modules)\nassert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -48,7 +48,7 @@ def test_no_torch_for_names_and_fields() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_fits_its_algorithm_and_names_its_source(name: str) -> None:
     for preset, values in catalog.presets(name).items():
-        resolved = settings.resolve(name, preset=preset)
+        resolved = resolve.resolve(name, preset=preset)
         assert resolved.env and values.get("source"), f"{name}: {preset}"
 
 

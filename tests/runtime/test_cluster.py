@@ -28,8 +28,8 @@ from foresight.algorithms.value import dqn  # noqa: E402
 from foresight.envs.games import make as games  # noqa: E402
 from foresight.envs.make import make  # noqa: E402
 from foresight.errors import UserError  # noqa: E402
-from foresight.runtime import run, settings  # noqa: E402
-from foresight.runtime.distributed import actors, ray_cluster  # noqa: E402
+from foresight.runtime import resolve, run  # noqa: E402
+from foresight.runtime.distributed import actors, learner, ray_cluster  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def nodes() -> Iterator[Any]:
 
 
 def _fleet(nodes: Any, name: str, count: int, **given: Any) -> ray_cluster.Fleet:
-    resolved = settings.resolve(name, env="CartPole-v1", given=given, actors=count)
+    resolved = resolve.resolve(name, env="CartPole-v1", given=given, actors=count)
     fields, envs = actors.plan(dataclasses.replace(resolved, preset=None), count)
     return ray_cluster.Fleet(name, fields, envs, count, nodes.address)
 
@@ -82,7 +82,7 @@ def test_actors_of_several_nodes_die_and_the_learner_goes_on(nodes: Any) -> None
     assert len(homes) == 2  # one actor on each node
     state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
     seen, killed = [], False
-    for step, metrics, _ in actors.train(impala, config, state, fleet):
+    for step, metrics, _ in learner.train(impala, config, state, fleet):
         seen.append((step, metrics))
         if step > 2000 and not killed:
             os.kill(pids[0], signal.SIGKILL)
@@ -92,7 +92,7 @@ def test_actors_of_several_nodes_die_and_the_learner_goes_on(nodes: Any) -> None
         state.step = min(state.step, config.steps - 32)  # however long that takes
     last = seen[-1][1]
     assert last["actor_restarts"] == 1
-    assert 1 <= last["dropped_unrolls"] <= actors.AHEAD  # whole: every step that counts is a whole unroll's
+    assert 1 <= last["dropped_unrolls"] <= learner.AHEAD  # whole: every step that counts is a whole unroll's
     assert max(metrics["lag"] for _, metrics in seen) > 0
     fleet.close()
     _gone(pids)
@@ -115,7 +115,7 @@ def test_on_ray_too_it_is_the_synchronous_run(nodes: Any) -> None:
     config = ppo.Config(**given)
     *_, (_, _, together) = ppo.train(config, make("CartPole-v1", num_envs=4))
     state = ppo.build(config, make("CartPole-v1", num_envs=1).spaces)
-    *_, (_, metrics, apart) = actors.train(ppo, config, state, _fleet(nodes, "ppo", 1, **given))
+    *_, (_, metrics, apart) = learner.train(ppo, config, state, _fleet(nodes, "ppo", 1, **given))
     assert metrics["lag"] == 0
     for one, other in zip(apart.network.parameters(), together.network.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -131,7 +131,7 @@ def test_rows_for_a_replay_come_over_ray_in_their_order(nodes: Any) -> None:
     ends = []
     for _ in range(2):
         state = dqn.build(config, make("CartPole-v1", num_envs=1).spaces)
-        *_, (step, metrics, state) = actors.train(dqn, config, state, _fleet(nodes, "dqn", 2, **given))
+        *_, (step, metrics, state) = learner.train(dqn, config, state, _fleet(nodes, "dqn", 2, **given))
         assert (step, metrics["lag"], len(state.replay)) == (800, 1, 800)
         ends.append(torch.cat([p.detach().flatten() for p in state.network.parameters()]))
     assert torch.equal(*ends)
@@ -140,12 +140,12 @@ def test_rows_for_a_replay_come_over_ray_in_their_order(nodes: Any) -> None:
 def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
     """Two actors share the games of AlphaZero; one is killed, and what reaches the replay are whole games still."""
     given = {"num_games": 32, "simulations": 4, "channels": 4, "blocks": 1, "learning_starts": 10**6, "steps": 10**6}
-    resolved = settings.resolve("alphazero", env="tic_tac_toe", given=given, actors=2)
+    resolved = resolve.resolve("alphazero", env="tic_tac_toe", given=given, actors=2)
     fields, tables = actors.plan(resolved, 2)
     fleet = ray_cluster.Fleet("alphazero", fields, tables, 2, nodes.address)
     pids, killed, last = fleet.pids(), False, {}
     state = alphazero.build(alphazero.Config(**given), games.make("tic_tac_toe"))
-    for _, last, _ in actors.train(alphazero, alphazero.Config(**given), state, fleet):
+    for _, last, _ in learner.train(alphazero, alphazero.Config(**given), state, fleet):
         if not killed:
             os.kill(pids[0], signal.SIGKILL)
             killed = True
@@ -187,7 +187,7 @@ def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:
     fleet = ray_cluster.Fleet("impala", fields, lambda: _Broken(make("CartPole-v1", num_envs=4)), 1, nodes.address)
     state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
     with pytest.raises(UserError, match="Actor 0 failed: world 3 broke at step 20"):
-        list(actors.train(impala, config, state, fleet))
+        list(learner.train(impala, config, state, fleet))
     with pytest.raises(UserError, match="4 CPUs, too few for 5 actors"):
         ray_cluster.Fleet("impala", fields, lambda: None, 5, nodes.address)
 

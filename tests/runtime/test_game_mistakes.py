@@ -17,7 +17,7 @@ from foresight.cli.games import view
 from foresight.cli.main import main
 from foresight.envs.games import make as games
 from foresight.errors import NotFinite, UserError
-from foresight.runtime import run, settings
+from foresight.runtime import resolve, run
 from foresight.runtime.evaluation import match
 from tests.sabotage import sabotaged_by
 
@@ -49,25 +49,25 @@ def test_self_play_goes_on_after_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_games_are_found_by_their_names() -> None:
-    assert settings.resolve("muzero", env="othello").kind == "game"
-    assert settings.resolve("gumbel_muzero", env="connect_four").kind == "game"
-    assert settings.resolve("muzero", env="CartPole-v1").kind == "control"
+    assert resolve.resolve("muzero", env="othello").kind == "game"
+    assert resolve.resolve("gumbel_muzero", env="connect_four").kind == "game"
+    assert resolve.resolve("muzero", env="CartPole-v1").kind == "control"
     for name in ("efficientzero", "sampled_muzero"):
         with pytest.raises(UserError, match=f"a two-player game, which {name} does not play: .*alphazero.*muzero.* do"):
-            settings.resolve(name, env="tic_tac_toe")
+            resolve.resolve(name, env="tic_tac_toe")
 
 
-@sabotaged_by("foresight.runtime.settings.fold", lambda f: lambda name: name)
+@sabotaged_by("foresight.runtime.resolve.fold", lambda f: lambda name: name)
 def test_a_preset_is_found_in_any_case() -> None:
     for name in ("Othello", "othello", "OTHELLO"):
-        found = settings.resolve("alphazero", env=name)
+        found = resolve.resolve("alphazero", env=name)
         assert (found.preset, found.env, found.config["blocks"]) == ("othello", "othello", 4)
     for name in ("tic-tac-toe", "Tic Tac Toe"):
-        found = settings.resolve("muzero", env=name)
+        found = resolve.resolve("muzero", env=name)
         assert (found.preset, found.env, found.kind) == ("tic_tac_toe", "tic_tac_toe", "game")
-    assert settings.resolve("ppo", env="cartpole-v1").env == "CartPole-v1"
+    assert resolve.resolve("ppo", env="cartpole-v1").env == "CartPole-v1"
     try:
-        assert settings.resolve("ppo", preset="cartpole-V1").preset == "CartPole-v1"
+        assert resolve.resolve("ppo", preset="cartpole-V1").preset == "CartPole-v1"
     except UserError as error:
         raise AssertionError(str(error)) from error
 
@@ -80,10 +80,10 @@ def test_a_preset_that_was_not_named_says_in_the_first_line_what_it_sets(tmp_pat
     assert first == (
         "using the preset 'tic_tac_toe', because of --env; it sets replay_size=20000, learning_rate=0.003"
     )  # simulations, play_simulations, channels, blocks, batch, steps and opponent were given
-    one = settings.resolve("alphazero", env="hex", env_options={"board_size": 7})
+    one = resolve.resolve("alphazero", env="hex", env_options={"board_size": 7})
     assert one.env_options == {"opponent": "mcts:1000", "board_size": 7}  # and not the preset's size beside it
     assert one.note.startswith("using the preset 'hex5'") and "size=" not in one.note
-    assert not settings.resolve("alphazero", preset="hex5").note  # who names it knows it
+    assert not resolve.resolve("alphazero", preset="hex5").note  # who names it knows it
 
 
 def test_what_is_shown_first_is_what_is_played() -> None:

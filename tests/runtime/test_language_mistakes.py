@@ -23,7 +23,7 @@ from foresight.envs.text.worker import function
 from foresight.errors import LostError, UserError
 from foresight.nets.language import pretrained
 from foresight.planning.generation.speculative import speculate
-from foresight.runtime import kinds, run, settings
+from foresight.runtime import kinds, resolve, run
 from foresight.runtime.agent import Agent
 from foresight.training import corpus, graded
 from tests import tiny_language
@@ -107,7 +107,7 @@ def test_what_is_held_out_is_never_learned_from_however_it_is_graded(options, tm
 )
 def test_a_count_of_nothing_is_refused(name, field):
     with pytest.raises(UserError, match=f"{field} must be at least 1, not 0"):
-        settings.resolve(name, task="addition", given={field: 0})
+        resolve.resolve(name, task="addition", given={field: 0})
 
 
 def test_forms_that_others_write(tmp_path):

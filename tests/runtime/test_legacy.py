@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from foresight.cli import train as command
-from foresight.runtime import catalog, legacy, run, settings
+from foresight.runtime import catalog, config_fields, legacy, run, settings
 from foresight.runtime.settings import Settings
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
@@ -51,7 +51,7 @@ def test_a_run_of_before_is_resumed_and_written_with_present_names(name: str, tm
     written = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
     assert "world" not in written
     assert not set(written["config"]) & set(legacy.field_names(name))
-    assert written["config"].keys() <= settings.fields(name, {}).keys()
+    assert written["config"].keys() <= config_fields.fields(name, {}).keys()
 
 
 @sabotaged_by("foresight.runtime.legacy.field_names", lambda f: lambda algorithm: {})

@@ -17,7 +17,7 @@ from foresight.envs.games import make as games
 from foresight.envs.games.game import Chooser
 from foresight.errors import UserError
 from foresight.planning.games import opponents
-from foresight.runtime import settings
+from foresight.runtime import resolve
 from foresight.runtime.evaluation import match, model_error, players
 from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.runtime.health import unlearned
@@ -171,12 +171,12 @@ def test_a_run_that_learned_nothing_yet_says_so(tmp_path: Path, capsys: Any) -> 
     said = capsys.readouterr().err
     assert "nothing was learned yet in 128 env steps: the first gradient step comes after 1,000 env steps" in said
     assert "Its presets take 120,000 at CartPole-v1" in said
-    resolved = settings.resolve("muzero", env="Acrobot-v1")
+    resolved = resolve.resolve("muzero", env="Acrobot-v1")
     chance, same, better = (Evaluation("return", mean, 20.0, 20) for mean in (-498.0, -495.0, -97.0))
     told = unlearned(resolved, 50_000, 9_000, chance, same)
     assert told and "return -495 is no better than the -498 of random play. Its presets take 120,000 at Cart" in told
     assert unlearned(resolved, 100_000, 9_000, chance, better) is None
-    assert unlearned(settings.resolve("ppo", env="CartPole-v1"), 500, 0, chance, same) is None
+    assert unlearned(resolve.resolve("ppo", env="CartPole-v1"), 500, 0, chance, same) is None
 
 
 def test_the_simulations_of_a_result_are_those_of_its_agent() -> None:
@@ -186,7 +186,7 @@ def test_the_simulations_of_a_result_are_those_of_its_agent() -> None:
     assert players.simulations_of("connect_four") == shown["play_simulations"]
     for name in ("alphazero", "muzero"):
         shown = json.loads((results / f"{name}-tic_tac_toe.json").read_text())
-        assert settings.resolve(name, preset="tic_tac_toe").config["play_simulations"] == shown["simulations"]
+        assert resolve.resolve(name, preset="tic_tac_toe").config["play_simulations"] == shown["simulations"]
         aims = [one for suite in suites().values() for e in suite.experiments for one in e.figures if one.key == "lost"
                 and one.algorithm == name]  # fmt: skip
         assert aims and all(f"{shown['simulations']} simulations a move" in one.task for one in aims)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from foresight.errors import UserError
 from foresight.nets.language import lora, pretrained
 from foresight.runtime import paths as places
-from foresight.runtime import run, settings
+from foresight.runtime import resolve, run
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by
 
@@ -121,7 +121,7 @@ def test_tasks_that_come_along_are_no_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("addition", "smollm2"):
         (tmp_path / name).mkdir()
-    assert settings.resolve("grpo", task="addition", given={"model": "smollm2"}).places == {}
+    assert resolve.resolve("grpo", task="addition", given={"model": "smollm2"}).places == {}
 
 
 @sabotaged_by("foresight.runtime.run._remove", lambda f: lambda paths: None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foresight.errors import UserError
-from foresight.runtime import catalog, environments, settings
+from foresight.runtime import catalog, environments, resolve
 
 SMALL = {"replay_size": 1_000}  # what only takes memory
 OPTIONAL = ("ALE/",)  # worlds that extras bring
@@ -17,15 +17,15 @@ PRESETS = [
     (name, preset)
     for name in sorted(catalog.algorithms())
     for preset in catalog.presets(name)
-    if settings.resolve(name, preset=preset).kind != "text"
+    if resolve.resolve(name, preset=preset).kind != "text"
 ]
 
 
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
 def test_a_preset_builds_and_acts(name: str, preset: str) -> None:
-    fields = settings.resolve(name, preset=preset).config
+    fields = resolve.resolve(name, preset=preset).config
     given: dict[str, Any] = {key: value for key, value in SMALL.items() if key in fields}
-    resolved = settings.resolve(name, preset=preset, given=given)
+    resolved = resolve.resolve(name, preset=preset, given=given)
     if resolved.env.startswith(OPTIONAL):
         pytest.importorskip("ale_py")
     try:

@@ -20,7 +20,7 @@ import yaml
 
 import foresight
 from foresight.errors import UserError
-from foresight.runtime import profile, settings
+from foresight.runtime import profile, resolve
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.checkpoints.checkpoint import find as find_checkpoint
 from foresight.runtime.run import Run
@@ -253,14 +253,14 @@ def test_precedence_of_defaults_presets_and_arguments(tmp_path: Path) -> None:
         "        evaluation: {episodes: 7, every: 10}}\n"
         "other: {task: largest, decay: 0.5}\n"
     )
-    plain = settings.resolve(str(own), task="addition", preset=None, given={"batch": 2, "decay": None})
+    plain = resolve.resolve(str(own), task="addition", preset=None, given={"batch": 2, "decay": None})
     assert plain.preset == "small" and "small" in plain.note  # a world that has a preset uses it, and says so
     assert plain.config["learning_rate"] == 0.01 and plain.config["layers"] == (3, 4)  # the preset over the default
     assert plain.config["batch"] == 2 and plain.config["seed"] == 0  # the argument over the preset
     assert plain.env_options == {"high": 9} and plain.episodes == 7 and plain.evaluate_every == 10
-    said = settings.resolve(str(own), preset="other", given={"decay": None}, episodes=3, env_options={"numbers": 2})
+    said = resolve.resolve(str(own), preset="other", given={"decay": None}, episodes=3, env_options={"numbers": 2})
     assert said.config["decay"] is None and said.episodes == 3 and said.env_options == {"numbers": 2}
-    assert settings.resolve(str(own), preset="other", task="addition").env == "addition"
+    assert resolve.resolve(str(own), preset="other", task="addition").env == "addition"
     assert "--preset small" in plain.command() and "--batch 2" in plain.command()
     assert "--learning-rate" not in plain.command()  # the preset says it
 
@@ -273,13 +273,13 @@ def test_the_command_in_the_summary_repeats_the_run() -> None:
 
     said = {"hidden": (8, 8), "anneal_lr": False, "clip_value": None, "entropy_coef": 0.01, "steps": 5000, "seed": 4}
     options = {"time_limit": 99, "engine": "gymnasium"}
-    wanted = settings.resolve(
+    wanted = resolve.resolve(
         "ppo", env="CartPole-v1", given=said, episodes=7, evaluate_every=1000, device="cpu", env_options=options
     )
     words = shlex.split(wanted.command())
     assert words[:3] == ["foresight", "train", "ppo"]
     parsed, given = parse("ppo", words[3:])
-    again = settings.resolve(
+    again = resolve.resolve(
         "ppo",
         preset=parsed.preset,
         env=parsed.env,

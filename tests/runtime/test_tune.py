@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from foresight.errors import UserError
-from foresight.runtime import run, settings
+from foresight.runtime import config_fields, run
 
 optuna = pytest.importorskip("optuna")
 
@@ -95,7 +95,7 @@ def test_it_writes_a_preset_that_can_be_used(tmp_path: Path, ranges: Path, train
     ((name, preset),) = yaml.safe_load((found.path / tune.BEST).read_text()).items()
     assert name == "CartPole-v1-tuned" and preset["env"] == "CartPole-v1"
     assert preset["learning_rate"] == found.value and preset["hidden"] == found.fields["hidden"]
-    assert settings.fields("ppo", preset)["hidden"] == tuple(found.fields["hidden"])
+    assert config_fields.fields("ppo", preset)["hidden"] == tuple(found.fields["hidden"])
     assert found.command.startswith("foresight train ppo --preset CartPole-v1 ")
     assert f"--learning-rate {found.value}" in found.command
 
@@ -118,7 +118,7 @@ def test_a_search_in_which_nothing_works_says_why(tmp_path: Path, trained: list[
 
 
 def test_ranges_from_the_fields_themselves() -> None:
-    config = {**settings.fields("impala", {}), "learning_rate": 1e-3}
+    config = {**config_fields.fields("impala", {}), "learning_rate": 1e-3}
     guessed = {name: tune._guess(name, value, type(value)) for name, value in config.items()}
     assert guessed["learning_rate"] == tune.Range(1e-4, 1e-2, log=True)
     assert guessed["num_envs"] == tune.Range(choices=(2, 4, 8, 16, 32))
@@ -129,7 +129,7 @@ def test_ranges_from_the_fields_themselves() -> None:
 
 @pytest.mark.parametrize("name", [file.stem for file in (tune.catalog.ROOT / "presets" / "ranges").glob("*.yaml")])
 def test_the_ranges_that_come_along_fit_their_algorithms(name: str) -> None:
-    assert len(tune.search_space(name, settings.fields(name, {}))) > 3
+    assert len(tune.search_space(name, config_fields.fields(name, {}))) > 3
 
 
 MISTAKES = [

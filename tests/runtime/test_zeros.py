@@ -9,7 +9,7 @@ import pytest
 
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import catalog, environments, settings
+from foresight.runtime import catalog, environments, resolve
 from tests.sabotage import sabotaged_by
 
 PLANNERS = ("value_iteration", "policy_iteration", "truncated_policy_iteration", "soft_value_iteration")
@@ -61,5 +61,5 @@ def test_none_of_these_may_be_nothing(value: int) -> None:
 )
 def test_what_no_run_can_have(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        settings.resolve("dqn", env="CartPole-v1", **options)
+        resolve.resolve("dqn", env="CartPole-v1", **options)
     assert str(caught.value) == said

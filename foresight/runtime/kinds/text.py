@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _notes(settings: Settings, config: Any, env: Any) -> list[str]:
     from foresight.envs.text.worker import GIVEN
-    from foresight.runtime.settings import written
+    from foresight.runtime.config_fields import written
     from foresight.training import corpus
 
     notes = [corpus.about(str(getattr(config, "data", "")), env)]

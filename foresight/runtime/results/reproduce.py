@@ -165,12 +165,12 @@ def trained(
 ) -> Path:
     """Train a preset over its first `seeds` seeds (None: all) and write the JSON."""
     from foresight.runtime.checkpoints import checkpoint
-    from foresight.runtime import settings
+    from foresight.runtime import config_fields, resolve, settings
 
     steps = what.steps
     if quick:
         preset = catalog.presets(what.algorithm).get(what.preset, {})
-        steps = max(1, settings.fields(what.algorithm, preset)["steps"] // QUICK)
+        steps = max(1, config_fields.fields(what.algorithm, preset)["steps"] // QUICK)
     summaries = []
     for seed in range(1 if quick else min(seeds or what.seeds, what.seeds)):
         out = runs / f"{what.result}-{seed}"
@@ -206,11 +206,11 @@ def one(
     **fields: Any,
 ) -> dict[str, Any]:
     """The summary of one seed: read, resumed or made. A run of other settings in its place is kept aside."""
-    from foresight.runtime import run, settings
+    from foresight.runtime import config_fields, resolve, run, settings
 
     given = {**fields, "seed": seed, **({} if steps is None else {"steps": steps})}
     if (out / "config.yaml").is_file():
-        wanted = settings.resolve(name, preset=preset, env_options=env_options, episodes=episodes, given=given)
+        wanted = resolve.resolve(name, preset=preset, env_options=env_options, episodes=episodes, given=given)
         if changed := settings.differences(settings.Settings.read(out), wanted):
             print(f"{out} was trained with another {', '.join(changed)}: it is {_aside(out)} now", file=sys.stderr)
     elif any((out / part).exists() for part in run.HOLDS_A_RUN):

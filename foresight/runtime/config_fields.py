@@ -1,0 +1,159 @@
+"""Fields of a Config as values: defaults, types, checks, and how they are written. No torch here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import types
+import typing
+from typing import Any
+
+from foresight.errors import UserError, unknown
+from foresight.runtime import catalog, legacy
+from foresight.training.options import field_types, flatten
+
+RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; others: Config
+COUNTED = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
+SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of an algorithm whose model answers
+
+
+def written(options: Any, name: str = "env_options") -> Any:
+    """Options as they are written down: a function by its place. Raises UserError for what cannot be."""
+    if isinstance(options, dict):
+        return {str(key): written(value, str(key)) for key, value in options.items()}
+    if isinstance(options, list | tuple):
+        return [written(value, name) for value in options]
+    if options is None or isinstance(options, str | bool | int | float):
+        return options
+    if isinstance(options, os.PathLike):
+        return os.fspath(options)
+    if callable(options) and not isinstance(options, type):
+        from foresight.envs.text.worker import place_of  # late: only language tasks take functions
+
+        return place_of(options)
+    raise UserError(
+        f"The option '{name}' is {str(options)[:60]!r}, a {type(options).__name__}: give a text, a number, a list of "
+        "them, or a function."
+    )
+
+
+def fields(algorithm: str, preset: dict[str, Any]) -> dict[str, Any]:
+    """All fields of an algorithm's Config: its defaults under what `preset` says."""
+    kind = catalog.config_class(algorithm)
+    said = {name: value for name, value in preset.items() if name not in RUNTIME_KEYS}
+    try:
+        return {**flatten(kind()), **coerce(algorithm, said)}
+    except TypeError as error:
+        raise UserError(f"The Config of {algorithm} must have a default for every field ({error}).") from error
+
+
+def coerce(algorithm: str, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` in the types of the Config fields (YAML reads 1e-5 as text, JSON has no tuples).
+
+    Raises UserError for a field that does not exist or a value that does not fit.
+    """
+    kind = catalog.config_class(algorithm)
+    values = legacy.fields(catalog.entry(algorithm).name, values)
+    hints = field_types(kind)
+    names = list(hints)
+    out = {}
+    for name, value in values.items():
+        if name not in names:
+            raise unknown(f"field of {catalog.entry(algorithm).name}", name, names)
+        try:
+            out[name] = _convert(value, hints[name])
+        except (TypeError, ValueError, OverflowError) as error:  # int(inf) is the last
+            wanted = getattr(hints[name], "__name__", None) if not typing.get_args(hints[name]) else None
+            text = f"Field '{name}' of {catalog.entry(algorithm).name} must be {wanted or hints[name]}, not {value!r}."
+            raise UserError(text) from error
+    return out
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        for part in arguments:  # a value that already fits stays what it is
+            if part is type(value):
+                return value
+        for part in arguments:
+            try:
+                return _convert(value, part)
+            except (TypeError, ValueError, OverflowError):
+                continue
+        raise ValueError(value)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ValueError(value)
+        return value
+    if origin is tuple or hint is tuple:
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise TypeError(value)
+        if not arguments:
+            return tuple(value)
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        return tuple(_convert(part, kind) for part, kind in zip(value, kinds, strict=True))
+    if hint is type(None):
+        raise TypeError(value)
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise TypeError(value)
+        return value
+    if hint is float:
+        if isinstance(value, bool):
+            raise TypeError(value)
+        return float(value)
+    if hint is int:
+        if isinstance(value, bool) or float(value) != int(float(value)):
+            raise TypeError(value)
+        return value if isinstance(value, int) else int(float(value))
+    if hint is str and not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def check(config: dict[str, Any]) -> None:
+    """Raise UserError for a number that makes sense to no algorithm: each checks what is its own."""
+    for name, value in config.items():
+        several = value if isinstance(value, tuple | list) else (value,)
+        numbers = [x for x in several if isinstance(x, int | float)]
+        if any(x != x for x in numbers):
+            raise UserError(f"{name} must be a number, not {plain(value)}.")
+        samples = "max_new_tokens" in config and name in SAMPLING  # which has a stricter rule below
+        if "temperature" in name and not samples and any(x < 0 for x in numbers):
+            raise UserError(f"{name} must be at least 0, not {plain(value)}.")
+        if not isinstance(value, int | float):
+            continue
+        if (name.endswith("learning_rate") or name in ("steps", "threads", "learning_starts")) and not value >= 0:
+            raise UserError(f"{name} must be at least 0, not {value}.")
+        if samples and not value > 0:
+            raise UserError(f"{name} must be {'at least 1' if type(value) is int else 'more than 0'}, not {value}.")
+        if name in COUNTED and type(value) is int and value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}.")
+        if (name == "gamma" or name.endswith("_lambda")) and not 0 <= value <= 1:
+            raise UserError(f"{name} must be between 0 and 1, not {value}.")
+        if name.endswith("_fraction") and not 0 <= value <= 1:
+            raise UserError(f"{name} is a share: between 0 and 1, not {value}.")
+    begins, steps = config.get("learning_starts"), config.get("steps", math.inf)
+    if isinstance(begins, int) and begins > steps:
+        raise UserError(
+            f"learn_from is {begins:,}, but the run ends after {steps:,} steps: nothing would be learned. Lower "
+            "--learn-from, or raise --steps."
+        )
+
+
+def option(name: str, value: Any) -> list[str]:
+    """A Config field as the words of a command line."""
+    flag = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [flag if value else "--no-" + name.replace("_", "-")]
+    if isinstance(value, list | tuple):
+        return [flag, *(str(part) for part in value)]
+    return [flag, value if isinstance(value, str) else json.dumps(value) if value is not None else "None"]
+
+
+def plain(value: Any) -> str:
+    """A value as it would be typed."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

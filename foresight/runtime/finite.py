@@ -1,0 +1,35 @@
+"""Checks that training stayed finite: metrics at every step, weights at every checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from foresight import distributed
+
+VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
+
+
+def bad_metric(metrics: Mapping[str, Any]) -> str | None:
+    """The name of a loss, gradient norm, entropy or KL divergence that is NaN or infinite; None if all are finite."""
+    bad = (name for name, x in metrics.items() if isinstance(x, float) and not math.isfinite(x) and VITAL.search(name))
+    return next(bad, None)
+
+
+def bad_weights(state: Any) -> str | None:
+    """The name of a parameter in the State that holds NaN or infinity; None if all are finite."""
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, torch.nn.Module):
+            for name, weight in value.named_parameters():
+                part = distributed.local(weight.detach())
+                if part.numel() and part.is_floating_point():
+                    low, high = torch.aminmax(part)
+                    if not (torch.isfinite(low) and torch.isfinite(high)):
+                        return f"{field.name}.{name}"
+    return None

@@ -1,0 +1,50 @@
+"""`config.yaml` and `summary.json`: what a run is made from, and what it reached."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from foresight import distributed
+from foresight.errors import UserError
+from foresight.runtime import bench, settings
+from foresight.runtime.checkpoints import checkpoint
+
+if TYPE_CHECKING:
+    from foresight.runtime.session import Session
+
+
+def document(session: Session, step: int, evaluation: Any) -> dict[str, Any]:
+    """What goes into `summary.json`."""
+    resolved = session.settings.typed()
+    return {
+        "algorithm": resolved.algorithm,
+        "preset": resolved.preset,
+        "env": resolved.env,
+        **({"model": resolved.config["model"]} if "model" in resolved.config else {}),
+        "seed": resolved.seed,
+        "steps": step,
+        "unit": session.entry.unit,
+        **({"processes": distributed.processes()} if distributed.processes() > 1 else {}),
+        "seconds": round(session.seconds, 3),
+        "evaluation_seconds": round(session.evaluation_seconds, 3),
+        "baseline": session.baseline.document(),
+        "evaluation": evaluation.document(),
+        **({"profile": session.profile.document()} if any(session.profile.seconds.values()) else {}),
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
+        "command": resolved.command(),
+        "versions": bench.versions(),
+        "machine": {**bench.machine(), "device": session.device},
+    }
+
+
+def write_config(path: Path, resolved: settings.Settings) -> None:
+    """Write `config.yaml`. Raises UserError where the directory cannot be written."""
+    document = {**resolved.document(), "versions": bench.versions()}
+    try:
+        checkpoint.write_whole(path / "config.yaml", yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    except OSError as error:
+        raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
