@@ -39,8 +39,8 @@ def test_before_the_first_update_the_ratio_is_exactly_one(parts):
             policy.ratio(state.network(batch.obs)[0].logp(batch.action), batch.logprob), torch.ones(len(batch.reward))
         )
         _, watched = ppo.objective(state, batch, clip=0.0)
-        assert watched[ppo.WATCHED.index("approx_kl")] == 0
-        assert watched[ppo.WATCHED.index("clip_fraction")] == 0
+        assert watched[ppo.LOSS_METRICS.index("approx_kl")] == 0
+        assert watched[ppo.LOSS_METRICS.index("clip_fraction")] == 0
 
 
 def test_after_it_the_ratio_is_not_one():

@@ -2,17 +2,17 @@
 
     maximize  E_t[ log π(a_t|s_t) A_t ]  -  c₁ E_t[ ½ (V(s_t) - G_t)² ]  +  c₂ E_t[ H(π(·|s_t)) ]
 
-where G_t = r_t + γ r_{t+1} + ... + γᵏ V(s_{t+k}) goes on to the end of the segment and A_t = G_t - V(s_t), a constant.
+where G_t = r_t + γ r_{t+1} + ... + γᵏ V(s_{t+k}) extends to the end of the segment and A_t = G_t - V(s_t) is constant.
 
-What is kept (§4, algorithm S3): segments of a few steps; every row bootstraps from the end of its segment, so the
-first from the farthest; one gradient step on each segment; the entropy bonus; RMSProp without momentum. Instead of
-threads that update shared weights at their own pace, all worlds step together and one update waits for all of them:
-the A2C of OpenAI's baselines (2017), which found it no worse. `gae_lambda` below 1 is generalized advantage estimation
+What is kept (§4, algorithm S3): segments of a few steps; every step bootstraps from the end of its segment; one
+gradient step per segment; the entropy bonus; RMSProp without momentum. Instead of asynchronous threads, all
+environments step together and one update waits for all of them: the A2C of OpenAI's baselines (2017), which found it
+no worse. `gae_lambda` below 1 is generalized advantage estimation
 (Schulman et al. 2016, arXiv:1506.02438); 1 is the paper.
 
-A time limit is no termination: its row bootstraps with the value of its final observation. With `memory` (the paper's
-LSTM, §5.1, or another) the policy reads its past through a carry, which is emptied where an episode ends, in acting and
-in learning. Left out: asynchrony.
+A time limit is not a termination: its step bootstraps with the value of its final observation. With `memory` (the
+paper's LSTM, §5.1, or another) the policy has a recurrent state, the carry, which is reset where an episode ends, in
+acting and in training. Left out: asynchrony.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ METRICS = ("return", "length", "entropy", "value_loss", "explained_variance")
 class Config:
     """Defaults: stable-baselines3's A2C ("SB3"), which presets of rl-baselines3-zoo start from."""
 
-    steps: int = 500_000  # env steps in all worlds together
+    steps: int = 500_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # worlds stepped together (runtime makes the env with it); the paper has 16 threads
-    rollout_steps: int = 5  # steps of each world between two updates; §5.1 (t_max)
+    num_envs: int = 8  # parallel environments; the paper has 16 threads
+    rollout_steps: int = 5  # steps of each environment between two updates; §5.1 (t_max)
     learning_rate: float = 7e-4  # RMSProp; SB3
     anneal_lr: bool = False  # learning rate linearly to 0; the paper's Atari setting (§8)
     decay: float = 0.99  # of RMSProp's mean square; §8
     optimizer_epsilon: float = 1e-5  # added to RMSProp's root mean square; SB3
-    gamma: float = 0.99  # discount a step; §8
+    gamma: float = 0.99  # discount per step; §8
     gae_lambda: float = 1.0  # 1 is the paper's n-step return
     normalize_advantage: bool = False  # SB3
     entropy_coef: float = 0.0  # c₂; 0.01 on Atari (§8)
@@ -59,34 +59,34 @@ class Config:
     max_grad_norm: float = 0.5  # SB3
     normalize_obs: bool = False  # running mean and std, clip to ±10
     normalize_reward: bool = False  # running std of the discounted return, clip to ±10
-    hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; SB3
+    hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; SB3
     activation: str = "tanh"  # SB3
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.sequence.memory
-    memory_size: int = 64  # features of the memory
-    memory_layers: int = 1  # of the memory
-    memory_heads: int = 4  # of the attention
-    memory_window: int = 64  # env steps that attention sees before the present one
-    backbone: str = "shared"  # what has a memory: "shared" by both, "separate" ones, "actor" or "critic" alone
-    log_std: float = 0.0  # of continuous actions, at the start
-    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
+    memory_size: int = 64  # width of the memory
+    memory_layers: int = 1  # layers of the memory
+    memory_heads: int = 4  # heads of its attention
+    memory_window: int = 64  # past env steps in the attention window
+    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
+    log_std: float = 0.0  # of continuous actions, initial value
+    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
 
 
 @dataclass
 class State:
-    """All that a run is. `network` holds the observation statistics too, so a policy is saved with them."""
+    """Everything that is saved. `network` includes the observation statistics, so a policy is saved with them."""
 
     config: Config
     network: Any  # an ActorCritic, or a MemoryActorCritic where there is a memory
     optimizer: torch.optim.RMSprop
-    generator: torch.Generator  # draws the actions
+    generator: torch.Generator  # samples the actions
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Network, optimizer and generator. Raises UserError for spaces and settings that cannot be worked with."""
+    """Network, optimizer and generator. Raises UserError for spaces and settings that are not supported."""
     errors.at_least(1, config, "num_envs", "rollout_steps")
     require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
@@ -110,7 +110,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode. `reset_carry` where an episode was cut."""
+    """An action for every row of `obs`: sampled if `explore`, else the mode. Use `reset_carry` at a cut."""
     output, carry = state.network.step(obs, carry)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
@@ -120,10 +120,10 @@ reset_carry = memory.forget
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajectory, Any, Any]:
-    """`rollout_steps` of every world from `obs` on, with values; and the observation and the memory to go on from.
+    """`rollout_steps` of every environment from `obs` on, with values; also the next observation and the memory.
 
-    With a memory `extras` has what it takes to read the rows again: its state before the first one, `carry` `[B, ...]`,
-    and where episodes begin, `start` `[B, T]`.
+    With a memory, `extras` has its state before the first step, `carry` `[B, ...]`, and where episodes begin and it is
+    reset, `start` `[B, T]`.
     """
     config, network = state.config, state.network
     if carry is None:
@@ -139,7 +139,7 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajec
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
-    """One gradient step on one valued segment; `progress` in [0, 1] anneals the rate."""
+    """One gradient step on one segment with values; `progress` in [0, 1] anneals the learning rate."""
     config, network = state.config, state.network
     rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     for group in state.optimizer.param_groups:
@@ -148,32 +148,32 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     mask = batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
     reward = normalize.scaled(state.reward_scaler, batch)
-    gain, target = returns.gae(
+    advantages, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
     output, values, _ = network.read(batch.obs, batch.extras.get("carry"), batch.extras.get("start"))
     real = mask > 0
-    columns = (output.logp(batch.action), output.entropy(), values.value, batch.value, gain, target)
-    logprob, entropies, predicted, before, gain, target = (x[real] for x in columns)
+    columns = (output.logp(batch.action), output.entropy(), values.value, batch.value, advantages, target)
+    logprob, entropies, predicted, old_value, advantages, target = (x[real] for x in columns)
     if config.normalize_advantage:
-        gain = advantage.normalize(gain)
-    policy_loss = policy.reinforce(logprob, gain).mean()
+        advantages = advantage.normalize(advantages)
+    policy_loss = policy.reinforce(logprob, advantages).mean()
     value_loss = value.squared_loss(predicted, target).mean()
     entropy = entropies.mean()
-    total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-    optim.descend(state.optimizer, total.backward, config.max_grad_norm)
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
 
     if network.normalizer is not None:
         network.normalizer.update(batch.obs[real])
-    watched = torch.stack([policy_loss, value_loss, entropy, diagnostics.explained_variance(before, target)])
-    metrics = dict(zip(("policy_loss", "value_loss", "entropy", "explained_variance"), watched.tolist(), strict=True))
+    found = torch.stack([policy_loss, value_loss, entropy, diagnostics.explained_variance(old_value, target)])
+    metrics = dict(zip(("policy_loss", "value_loss", "entropy", "explained_variance"), found.tolist(), strict=True))
     return {**metrics, "learning_rate": rate}
 
 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act a little, update once, until `steps`. A given state goes on with new episodes."""
+    """Collect a segment, update once, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

@@ -50,10 +50,10 @@ METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance", "au
 class Config:
     """Defaults: the paper's appendix A (Procgen), but for worlds and steps that fit a small machine."""
 
-    steps: int = 1_000_000  # env steps in all worlds together; the paper: 100M
+    steps: int = 1_000_000  # env steps, summed over all environments; the paper: 100M
     seed: int = 0
-    num_envs: int = 8  # worlds stepped together (runtime makes the env with it); the paper: 4 workers x 64
-    rollout_steps: int = 256  # steps of each world between two updates
+    num_envs: int = 8  # parallel environments; the paper: 4 workers x 64
+    rollout_steps: int = 256  # steps of each environment between two updates
     policy_iterations: int = 32  # N_π, between two auxiliary phases
     policy_epochs: int = 1  # E_π
     value_epochs: int = 1  # E_V
@@ -61,7 +61,7 @@ class Config:
     minibatches: int = 8  # gradient steps in an epoch of the policy phase
     auxiliary_minibatches: int = 16  # gradient steps in an epoch of the auxiliary phase, for each iteration in it
     learning_rate: float = 5e-4  # Adam, of all three optimizers
-    gamma: float = 0.999  # discount a step
+    gamma: float = 0.999  # discount per step
     gae_lambda: float = 0.95  # of the advantages
     clip_ratio: float = 0.2  # ε
     entropy_coef: float = 0.01  # β_S
@@ -72,28 +72,28 @@ class Config:
     activation: str = "tanh"  # of the two trunks over vectors
     images: str = "impala"  # the trunks over pixels: "nature", "nips" or "impala"
     log_std: float = 0.0  # of continuous actions, at the start
-    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
+    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
 
 
 @dataclass
 class State:
-    """All that a run is."""
+    """Everything that is saved."""
 
     config: Config
     network: ActorCritic  # `body.policy` gives the policy and V_π, `body.value` gives V
     policy_optimizer: torch.optim.Adam
     value_optimizer: torch.optim.Adam
     auxiliary_optimizer: torch.optim.Adam  # of all weights
-    generator: torch.Generator  # draws the actions
-    shuffler: torch.Generator  # draws the minibatches, on the CPU
+    generator: torch.Generator  # samples the actions
+    shuffler: torch.Generator  # shuffles minibatches, on the CPU
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
     remembered: list[dict[str, Any]] = field(default_factory=list)  # `obs` and `target` of iterations since the phase
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizers and generators. Raises UserError for spaces and settings that cannot be worked with."""
+    """Networks, optimizers and generators. Raises UserError for spaces and settings that are not supported."""
     _check(config)
     require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
@@ -116,14 +116,14 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.inference_mode()
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    """An action for every row of `obs`: sampled if `explore`, else the mode."""
     output = state.network.policy(obs)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`rollout_steps` of every world from `obs` on, with `logprob` and values; and the observation to go on from."""
+    """`rollout_steps` of every environment from `obs` on, with `logprob` and values; the next observation."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -242,5 +242,6 @@ def _check(config: Config) -> None:
     rows = config.num_envs * config.rollout_steps
     if config.minibatches > rows:
         raise UserError(
-            f"{config.minibatches} minibatches need as many rows; {rows} (num_envs x rollout_steps) are too few."
+            f"minibatches is {config.minibatches}, but a rollout has only {rows} steps (num_envs x rollout_steps). "
+            f"Use --minibatches {rows} or less."
         )

@@ -5,34 +5,35 @@
 where ρ_t = π(a_t|s_t) / π_old(a_t|s_t), A is generalized advantage estimation and G = A + V_old.
 
 What is kept of "The 37 Implementation Details of PPO" (Huang et al. 2022), by their numbers:
-  1  vectorized worlds in segments of fixed length, which cut episodes       `rollout`
+  1  parallel environments in segments of fixed length, which cut episodes   `rollout`
   2  orthogonal weights: √2 in the body, 0.01 for the policy, 1 for the value  `nets.heads`, `nets.mlp`
   3  Adam with ε = 1e-5                                                       `build`
   4  learning rate annealed linearly to 0                                     `anneal_lr`
   5  GAE with the value as bootstrap, G = A + V_old                           `ops.returns.gae`
-  6  shuffled minibatches that together cover every row, several epochs       `Trajectory.minibatches`
+  6  shuffled minibatches that cover every step once per epoch                `Trajectory.minibatches`
   7  advantages normalized in every minibatch                                 `normalize_advantage`
   8  clipped surrogate                                                        `ops.policy.clipped_surrogate`
   9  clipped value loss (an option: `clip_value`)                             `ops.value.clipped_loss`
   10 one loss: policy, value and entropy                                      `objective`
   11 global gradient norm clipped to 0.5                                      `max_grad_norm`
-  12 losses, entropy, clip fraction and k3 KL as numbers to watch             `WATCHED`
-  13 a trunk each for policy and value (vectors), one for both (pixels: 21)   `nets.actor_critic`
+  12 losses, entropy, clip fraction and k3 KL as metrics                      `LOSS_METRICS`
+  13 trunks for policy and value apart (vectors), one for both (pixels: 21)   `nets.actor_critic`
   14 to 20, the Atari set (no-ops, skip, lives, fire, 84x84 gray, sign of the reward, 4 frames)  `envs.control.atari`
   22 bytes scaled to [0, 1]                                                   `nets.conv`
   23 to 25 normal actions, state-independent log-std, independent dims        `nets.outputs.Normal`
-  27 the world clips an action to its bounds; the learner keeps what it drew  `envs.base.Spaces`
+  27 environments clip actions to their bounds; the learner keeps the sample  `envs.base.Spaces`
   28 to 31 observations and rewards scaled by running statistics and clipped  `nets.normalize`
   37 several choices at once: independent categoricals                        `nets.outputs.MultiCategorical`
-and of their further ones: clip range annealing, early stop on a KL target, masks of invalid actions (the part
+and of their further details: clip range annealing, early stopping on a KL target, masks of invalid actions (the key
 `action_mask` of a dict observation).
 
-Otherwise than there: a time limit is no termination, its row bootstraps with the value of its final observation.
-Rows on which an engine only reset (`Feedback.mask` 0) are left out of losses and statistics. The running statistics
-change between iterations, so one policy acts and learns within each.
+Differences: a time limit is not a termination, its step bootstraps with the value of its final observation.
+Steps on which an environment only reset (`Feedback.mask` 0) are left out of losses and statistics. The running
+statistics change between iterations only, so the policy that acts is the one that is updated.
 
-With `memory` (details 32 to 36 for the LSTM; transformers alike) the policy reads its past through a carry, which is
-emptied where an episode ends, in acting and in learning; minibatches are then of whole sequences, one of each world.
+With `memory` (details 32 to 36 for the LSTM; the same for transformers) the policy has a recurrent state, the carry,
+which is reset where an episode ends, in acting and in training. Minibatches are then whole sequences, one per
+environment.
 """
 
 from __future__ import annotations
@@ -51,29 +52,29 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, precision
 from foresight.nets.sequence import memory
-from foresight.nets.sequence.memory import MemoryActorCritic
-from foresight.ops import advantage, diagnostics, fused, kl, policy, returns, schedules, value
-from foresight.training import optim
+from foresight.ops import advantage, diagnostics, kl, policy, returns, schedules, value
+from foresight.training import optim, twins
+from foresight.training.twins import twin
 
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance")
-WATCHED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # in every minibatch; detail 12
+LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # of every minibatch; detail 12
 
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: the paper's table 3 (MuJoCo) where nothing else is said; presets say what tasks want."""
+    """Defaults: the paper's table 3 (MuJoCo) unless noted; see the presets for tasks."""
 
-    steps: int = 1_000_000  # env steps in all worlds together
+    steps: int = 1_000_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # worlds stepped together (runtime makes the env with it); Huang et al., detail 1
-    rollout_steps: int = 128  # steps of each world between two updates (the paper's T)
+    num_envs: int = 8  # parallel environments; Huang et al., detail 1
+    rollout_steps: int = 128  # steps of each environment between two updates (the paper's T)
     epochs: int = 4  # passes over each rollout
-    minibatches: int = 4  # gradient steps in a pass
+    minibatches: int = 4  # gradient steps per epoch
     learning_rate: float = 3e-4  # Adam, table 3
     anneal_lr: bool = True  # learning rate linearly to 0; detail 4
-    gamma: float = 0.99  # discount a step, table 3
+    gamma: float = 0.99  # discount per step, table 3
     gae_lambda: float = 0.95  # table 3
     clip_ratio: float = 0.2  # ε, table 3
     anneal_clip: bool = False  # ε linearly to 0; the paper's Atari setting (table 5)
@@ -85,36 +86,36 @@ class Config:
     normalize_advantage: bool = True  # detail 7
     normalize_obs: bool = False  # details 28 and 29: running mean and std, clip to ±10
     normalize_reward: bool = False  # details 30 and 31: running std of the discounted return, clip to ±10
-    hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; §6.1
+    hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; §6.1
     activation: str = "tanh"  # §6.1
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.sequence.memory
-    memory_size: int = 64  # features of the memory
-    memory_layers: int = 1  # of the memory
-    memory_heads: int = 4  # of the attention
-    memory_window: int = 64  # env steps that attention sees before the present one
-    backbone: str = "shared"  # what has a memory: "shared" by both, "separate" ones, "actor" or "critic" alone
-    log_std: float = 0.0  # at the start; detail 24
-    precision: str = "float32"  # or "bfloat16", or "auto", the faster: the trunks run under autocast
-    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one a core)
+    memory_size: int = 64  # width of the memory
+    memory_layers: int = 1  # layers of the memory
+    memory_heads: int = 4  # heads of its attention
+    memory_window: int = 64  # past env steps in the attention window
+    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
+    log_std: float = 0.0  # initial value; detail 24
+    precision: str = "float32"  # or "bfloat16", or "auto", the faster one: the trunks run under autocast
+    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
 
 
 @dataclass
 class State:
-    """All that a run is. `network` holds the observation statistics too, so a policy is saved with them."""
+    """Everything that is saved. `network` includes the observation statistics, so a policy is saved with them."""
 
     config: Config
     network: Any  # an ActorCritic, or a MemoryActorCritic where there is a memory
     optimizer: torch.optim.Adam
-    generator: torch.Generator  # draws the actions
-    shuffler: torch.Generator  # draws the minibatches, on the CPU
+    generator: torch.Generator  # samples the actions
+    shuffler: torch.Generator  # shuffles minibatches, on the CPU
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Network, optimizer and generators. Raises UserError for spaces and settings that PPO cannot work with."""
+    """Network, optimizer and generators. Raises UserError for spaces and settings that PPO does not support."""
     _check(config)
     require_end(spaces, config.gamma)
     halved = precision.dtype(config.precision, device) is not None
@@ -138,7 +139,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.inference_mode()
 def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode. `reset_carry` where an episode was cut."""
+    """An action for every row of `obs`: sampled if `explore`, else the mode. Use `reset_carry` at a cut."""
     output, carry = state.network.step(obs, carry)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
@@ -148,11 +149,11 @@ reset_carry = memory.forget
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajectory, Any, Any]:
-    """`rollout_steps` of every world from `obs` on, evaluated; and the observation and the memory to go on from."""
+    """`rollout_steps` of every environment from `obs` on, evaluated; also the next observation and the memory."""
     if carry is None:
         carry = state.network.initial(env.num_envs)
 
-    def choose(obs: Any, carry: Any) -> tuple[Tensor, dict[str, Tensor], Any]:  # as `act`, but leaner
+    def choose(obs: Any, carry: Any) -> tuple[Tensor, dict[str, Tensor], Any]:  # `act` with less overhead
         output, carry = state.network.step(obs, carry)
         return output.sample(state.generator), {}, carry
 
@@ -165,11 +166,11 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajec
 
 @torch.no_grad()
 def evaluate(state: State, unroll: collect.Unroll) -> Trajectory:
-    """The rows with `logprob`, `value` and `next_value`.
+    """The rollout with `logprob`, `value` and `next_value`.
 
-    One pass over the batch instead of one at every step of the rollout: cheaper, and computed as `objective` computes
-    it, so that the first ratio is 1. With a memory the sequences are read from its state before the first row, `carry`
-    `[B, ...]`, and anew where episodes begin, `start` `[B, T]`; both are in `extras`.
+    One pass over the batch instead of one at every step: cheaper, and the same computation as in `objective`, so that
+    the first ratio is 1. With a memory, `extras` has its state before the first step, `carry` `[B, ...]`, and where
+    episodes begin and it is reset, `start` `[B, T]`.
     """
     rows, network = unroll.rows, state.network
     extras = {} if unroll.first is None else {"carry": unroll.first, "start": memory.starts(rows.cut)}
@@ -178,33 +179,23 @@ def evaluate(state: State, unroll: collect.Unroll) -> Trajectory:
     return rows.replace(logprob=output.logp(rows.action), value=values.value, next_value=next_value, extras=extras)
 
 
+@twin(twins.clipped_objective)
 def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[], object], Tensor]:
-    """The loss over N real rows or sequences: its backward pass, yet to be called, and the numbers of `WATCHED`."""
+    """The loss over N steps, or over sequences: its backward pass, still to be called, and its `LOSS_METRICS`."""
     config, network = state.config, state.network
-    gain, target, old_logprob, old_value = batch.extras["advantage"], batch.extras["target"], batch.logprob, batch.value
+    old_logprob, old_value = batch.logprob, batch.value
+    advantages, target = batch.extras["advantage"], batch.extras["target"]
     assert old_logprob is not None and old_value is not None
-    if isinstance(network.policy_head, heads.CategoricalHead) and (found := network.vjp(batch.obs)):
-        # The same as below for the commonest case, small networks on a CPU: differentiated by hand and compiled.
-        output, values, back = found
-        *grads, watched = fused.clipped_objective(
-            output.logits, values.value, batch.action, old_logprob, gain, target, old_value,
-            clip, config.clip_value, config.value_coef, config.entropy_coef, config.normalize_advantage,
-        )  # fmt: skip
-        return lambda: back(*grads), watched
-    if isinstance(network, MemoryActorCritic):
-        output, values, _ = network.read(batch.obs, batch.extras["carry"], batch.extras["start"])
-        logprob, entropies, predicted = output.logp(batch.action), output.entropy(), values.value
-        if batch.mask is not None:  # sequences are read whole, but only real rows are learned from
-            columns = (logprob, entropies, predicted, gain, target, old_logprob, old_value)
-            real = batch.mask > 0
-            logprob, entropies, predicted, gain, target, old_logprob, old_value = (x[real] for x in columns)
-    else:
-        output, values = network(batch.obs)
-        logprob, entropies, predicted = output.logp(batch.action), output.entropy(), values.value
+    output, values, _ = network.read(batch.obs, batch.extras.get("carry"), batch.extras.get("start"))
+    logprob, entropies, predicted = output.logp(batch.action), output.entropy(), values.value
+    if batch.mask is not None:  # a memory reads whole sequences; the loss is over their unmasked steps
+        columns = (logprob, entropies, predicted, advantages, target, old_logprob, old_value)
+        real = batch.mask > 0
+        logprob, entropies, predicted, advantages, target, old_logprob, old_value = (x[real] for x in columns)
     if config.normalize_advantage:
-        gain = advantage.normalize(gain)
+        advantages = advantage.normalize(advantages)
     ratio = policy.ratio(logprob, old_logprob)
-    policy_loss = policy.clipped_surrogate(ratio, gain, clip).mean()
+    policy_loss = policy.clipped_surrogate(ratio, advantages, clip).mean()
     if config.clip_value is None:
         value_loss = value.squared_loss(predicted, target).mean()
     else:
@@ -217,7 +208,7 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[]
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
-    """Epochs of clipped gradient steps on one evaluated rollout; `progress` in [0, 1] anneals rate and clip range."""
+    """Epochs of minibatch steps on one evaluated rollout; `progress` in [0, 1] anneals learning rate and clip range."""
     config = state.config
     rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     clip = schedules.linear(progress, config.clip_ratio, 0.0) if config.anneal_clip else config.clip_ratio
@@ -227,31 +218,31 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     mask = batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
     reward = normalize.scaled(state.reward_scaler, batch)
-    gain, target = returns.gae(
+    advantages, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
-    extras = {**batch.extras, "advantage": gain, "target": target}
-    learned = batch.replace(mask=None, next_value=None, extras=extras)
+    extras = {**batch.extras, "advantage": advantages, "target": target}
+    data = batch.replace(mask=None, next_value=None, extras=extras)
     if config.memory is not None:  # minibatches of whole sequences
-        rows = learned if mask.all() else learned.replace(mask=mask)
+        data = data if mask.all() else data.replace(mask=mask)
     else:
-        rows = learned.map(lambda x: x.flatten(0, 1))
+        data = data.map(lambda x: x.flatten(0, 1))
         if not mask.all():
             real = mask.flatten() > 0
-            rows = rows.map(lambda x: x[real])
+            data = data.map(lambda x: x[real])
 
-    watched: list[Tensor] = []
-    shuffled = (part for _ in range(config.epochs) for part in rows.minibatches(config.minibatches, state.shuffler))
+    losses: list[Tensor] = []
+    shuffled = (part for _ in range(config.epochs) for part in data.minibatches(config.minibatches, state.shuffler))
     for minibatch in shuffled:
-        backward, seen = objective(state, minibatch, clip)
-        watched.append(seen)
-        if config.target_kl is not None and seen[WATCHED.index("approx_kl")] > 1.5 * config.target_kl:
+        backward, loss = objective(state, minibatch, clip)
+        losses.append(loss)
+        if config.target_kl is not None and loss[LOSS_METRICS.index("approx_kl")] > 1.5 * config.target_kl:
             break
         optim.descend(state.optimizer, backward, config.max_grad_norm)
 
     if state.network.normalizer is not None:
-        state.network.normalizer.update(rows.obs if config.memory is None else batch.obs[mask > 0])
-    metrics = dict(zip(WATCHED, torch.stack(watched).mean(0).tolist(), strict=True))
+        state.network.normalizer.update(data.obs if config.memory is None else batch.obs[mask > 0])
+    metrics = dict(zip(LOSS_METRICS, torch.stack(losses).mean(0).tolist(), strict=True))
     explained = diagnostics.explained_variance(batch.value[mask > 0], target[mask > 0]).item()
     return {**metrics, "explained_variance": explained, "learning_rate": rate}
 
@@ -259,7 +250,7 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, evaluate, update, until `steps`. A given state goes on with new episodes."""
+    """Act, evaluate, update, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
@@ -278,12 +269,15 @@ def _check(config: Config) -> None:
     rows = config.num_envs * config.rollout_steps
     if config.minibatches > rows:
         raise UserError(
-            f"{config.minibatches} minibatches need as many rows; {rows} (num_envs x rollout_steps) are too few."
+            f"minibatches is {config.minibatches}, but a rollout has only {rows} steps (num_envs x rollout_steps). "
+            f"Use --minibatches {rows} or less."
         )
     if config.memory is not None and config.minibatches > config.num_envs:
         raise UserError(
-            f"With a memory, minibatches are of whole sequences: {config.minibatches} of them need as many worlds, "
-            f"and {config.num_envs} (num_envs) are too few."
+            f"With a memory, minibatches are whole sequences, one per environment: {config.minibatches} minibatches "
+            f"are too many for num_envs {config.num_envs}. Use --minibatches {config.num_envs} or less."
         )
     if config.memory is not None and config.precision != "float32":
-        raise UserError("A policy with a memory works in float32: leave precision as it is, or the memory out.")
+        raise UserError(
+            f"A policy with a memory needs precision float32, not {config.precision}. Leave out --precision."
+        )

@@ -3,18 +3,18 @@
     actor    ∇J(θ) = E_π[ q_w(s_t, a_t) ∇log π_θ(a_t|s_t) ]
     critic   minimize over w  E_π[ ½ (q_w(s_t, a_t) - G_t)² ],   G_t = r_t + γ q_w(s_{t+1}, a_{t+1}), a constant
 
-The simplest actor-critic: the policy gradient theorem with the action value learned by Sarsa beside the policy, on two
-time scales (Konda & Tsitsiklis 2000, "Actor-Critic Algorithms"; Zhao 2025, *Mathematical Foundations of Reinforcement
+The simplest actor-critic: the policy gradient theorem with an action value learned by Sarsa, on two time
+scales (Konda & Tsitsiklis 2000, "Actor-Critic Algorithms"; Zhao 2025, *Mathematical Foundations of Reinforcement
 Learning*, algorithm 10.1). No baseline is subtracted from q, which is why its gradient is noisy; `a2c` has one.
 
-What is kept: on-policy segments, the action that was really taken next in Sarsa's target, a learning rate each. Two
-options: `trace_lambda` above 0 makes the target the λ-return (Sarsa(λ)); `all_actions` sums the actor's gradient over
-all actions, Σ_a π(a|s) q_w(s, a), instead of drawing one: the same expectation with the noise of the draw gone (Allen
-et al. 2017, "Mean Actor Critic", arXiv:1709.00503).
+What is kept: on-policy segments, the next action taken in Sarsa's target, separate learning rates. Two options:
+`trace_lambda` above 0 makes the target the λ-return (Sarsa(λ)); `all_actions` sums the actor's gradient over all
+actions, Σ_a π(a|s) q_w(s, a), instead of sampling one: the same expectation without the sampling noise (Allen et al.
+2017, "Mean Actor Critic", arXiv:1709.00503).
 
-Where no next action was taken, at a time limit and at the end of a segment, the target has the mean over the policy,
-Σ_a π(a|s) q_w(s, a). Left out: compatible features (theorem 2), for which q_w would have to be linear in ∇log π;
-continuous actions, over which one network cannot list q.
+Where there is no next action, at a time limit and at the end of a segment, the target uses the mean over the policy,
+Σ_a π(a|s) q_w(s, a). Left out: compatible features (theorem 2), for which q_w must be linear in ∇log π; continuous
+actions, for which one network cannot output all q.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ METRICS = ("return", "length", "entropy", "value_loss")
 
 @dataclass(frozen=True)
 class Config:
-    """The papers are theory and have no such numbers: defaults are ours, found on CartPole-v1."""
+    """The papers are theory and have no hyperparameters: defaults are ours, tuned on CartPole-v1."""
 
-    steps: int = 200_000  # env steps in all worlds together
+    steps: int = 200_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # worlds stepped together (runtime makes the env with it)
-    rollout_steps: int = 16  # steps of each world between two updates
+    num_envs: int = 8  # parallel environments
+    rollout_steps: int = 16  # steps of each environment between two updates
     learning_rate: float = 1e-3  # Adam, of the actor: the slower time scale
     anneal_lr: bool = False  # learning rate of the actor linearly to 0
     value_learning_rate: float = 3e-3  # Adam, of the critic: the faster one
-    gamma: float = 0.99  # discount a step
+    gamma: float = 0.99  # discount per step
     trace_lambda: float = 0.0  # λ of the critic's target; 0 is Sarsa
     all_actions: bool = False  # the actor's gradient summed over all actions; Allen et al. 2017
     entropy_coef: float = 0.0  # weight of the entropy
@@ -67,24 +67,24 @@ class Config:
 
 @dataclass
 class State:
-    """All that a run is."""
+    """Everything that is saved."""
 
     config: Config
     network: ActorCritic  # its "value" is q(s, ·) `[..., A]`
     policy_optimizer: torch.optim.Adam
     value_optimizer: torch.optim.Adam
-    generator: torch.Generator  # draws the actions
+    generator: torch.Generator  # samples the actions
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizers and generator. Raises UserError for spaces and settings that cannot be worked with."""
+    """Networks, optimizers and generator. Raises UserError for spaces and settings that are not supported."""
     errors.at_least(1, config, "num_envs", "rollout_steps")
     require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(
-            f"qac has a value for every action, so it needs Discrete ones, not {spaces.action}. Try a2c, trpo or ppo."
+            f"qac learns a value per action, so it needs Discrete actions, not {spaces.action}. Use a2c, trpo or ppo."
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -108,21 +108,21 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 def q_values(network: ActorCritic, obs: Any) -> Tensor:
-    """q(s, ·) `[..., A]`: what the network has in place of a value."""
+    """q(s, ·) `[..., A]`: the network's value head."""
     values: Any = network.value(obs)
     return values
 
 
 @torch.inference_mode()
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    """An action for every row of `obs`: sampled if `explore`, else the mode."""
     output = state.network.policy(obs)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`rollout_steps` of every world from `obs` on; `value` is q(s_t, a_t), `next_value` that of the next pair."""
+    """`rollout_steps` of every environment from `obs` on; `value` is q(s_t, a_t), `next_value` q of the next pair."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -154,7 +154,7 @@ def critic_loss(state: State, rows: Trajectory, target: Tensor) -> Tensor:
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
-    """One step of the actor and one of the critic, both with the old q; `progress` in [0, 1] anneals the actor's."""
+    """One step of the actor and one of the critic, both with the old q; `progress` anneals the actor's rate."""
     config, mask = state.config, batch.mask
     assert batch.next_value is not None and mask is not None
     rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
@@ -169,14 +169,14 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     value_loss = critic_loss(state, rows, target)
     optim.descend(state.policy_optimizer, policy_loss.backward, config.max_grad_norm)
     optim.descend(state.value_optimizer, value_loss.backward, config.max_grad_norm)
-    watched = torch.stack([policy_loss.detach(), value_loss.detach(), entropy]).tolist()
-    return {**dict(zip(("policy_loss", "value_loss", "entropy"), watched, strict=True)), "learning_rate": rate}
+    metrics = torch.stack([policy_loss.detach(), value_loss.detach(), entropy]).tolist()
+    return {**dict(zip(("policy_loss", "value_loss", "entropy"), metrics, strict=True)), "learning_rate": rate}
 
 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act a little, update both once, until `steps`. A given state goes on with new episodes."""
+    """Collect a segment, update both once, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

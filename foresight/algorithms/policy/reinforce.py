@@ -50,12 +50,12 @@ FORMS = ("trajectory", "reward_to_go", "baseline")
 class Config:
     """Nothing here is from the paper, which has no such experiments: defaults are ours, found on CartPole-v1."""
 
-    steps: int = 200_000  # env steps in all worlds together, those that wait for the last episode included
+    steps: int = 200_000  # env steps, summed over all environments, those that wait for the last episode included
     seed: int = 0
     num_envs: int = 8  # episodes in a batch, one of each world
     form: str = "baseline"  # "trajectory", "reward_to_go" or "baseline"
     max_episode_steps: int = 1000  # steps after which an episode counts as cut by a time limit
-    gamma: float = 0.99  # discount a step
+    gamma: float = 0.99  # discount per step
     weigh_time: bool = False  # the factor γᵗ; Sutton & Barto 2018, §13.3
     normalize_advantage: bool = False  # ψ to mean 0 and standard deviation 1 over the batch; practice, biased
     learning_rate: float = 3e-3  # Adam, of the policy
@@ -73,19 +73,19 @@ class Config:
 
 @dataclass
 class State:
-    """All that a run is."""
+    """Everything that is saved."""
 
     config: Config
     network: ActorCritic  # its value is the baseline; the other two forms never ask it
     policy_optimizer: torch.optim.Adam
     value_optimizer: torch.optim.Adam
-    generator: torch.Generator  # draws the actions
+    generator: torch.Generator  # samples the actions
     step: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Network, optimizers and generator. Raises UserError for spaces and settings that cannot be worked with."""
+    """Network, optimizers and generator. Raises UserError for spaces and settings that are not supported."""
     _check(config)
     if config.form == "baseline":
         require_end(spaces, config.gamma)
@@ -112,7 +112,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.inference_mode()
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    """An action for every row of `obs`: sampled if `explore`, else the mode."""
     output = state.network.policy(obs)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
@@ -182,7 +182,7 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Whole episodes, then one step of the policy, until `steps`. A given state goes on with new episodes."""
+    """Whole episodes, then one step of the policy, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

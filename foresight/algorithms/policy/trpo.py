@@ -10,12 +10,12 @@ One step of the paper (appendix C):
      if there is none, θ_old is put back as it was
 
 What is kept: the single-path estimate of the objective (§5.1), the average KL (eq. 12), the line search on the true
-constraint. Otherwise than there: advantages by GAE with a value network fitted by Adam between the steps (Schulman et
+constraint. Differences: advantages by GAE with a value network fitted by Adam between the steps (Schulman et
 al. 2016, arXiv:1506.02438, fits it by a trust region too), normalized over the batch as in all later codes; the Fisher
 matrix is the Hessian of the KL by double differentiation, which equals the paper's JᵀMJ at θ_old. Left out: the "vine"
 estimate (§5.2), which needs a world that can be put back into a state.
 
-A time limit is no termination: its row bootstraps with the value of its final observation.
+A time limit is not a termination: its step bootstraps with the value of its final observation.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ METRICS = ("return", "length", "entropy", "kl", "explained_variance")
 class Config:
     """Defaults: sb3-contrib's TRPO ("contrib"), which presets of rl-baselines3-zoo start from."""
 
-    steps: int = 1_000_000  # env steps in all worlds together
+    steps: int = 1_000_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 2  # worlds stepped together (runtime makes the env with it)
-    rollout_steps: int = 1024  # steps of each world between two updates
-    gamma: float = 0.99  # discount a step; the paper, table 1
+    num_envs: int = 2  # parallel environments
+    rollout_steps: int = 1024  # steps of each environment between two updates
+    gamma: float = 0.99  # discount per step; the paper, table 1
     gae_lambda: float = 0.95  # contrib
     target_kl: float = 0.01  # δ, in nats; the paper, table 1
     damping: float = 0.1  # added to the diagonal of the Fisher matrix; contrib
@@ -75,20 +75,20 @@ class Config:
 
 @dataclass
 class State:
-    """All that a run is. `network` holds the observation statistics too, so a policy is saved with them."""
+    """Everything that is saved. `network` includes the observation statistics, so a policy is saved with them."""
 
     config: Config
     network: ActorCritic  # policy and value share no weights: fitting the value must not move the policy
     value_optimizer: torch.optim.Adam
-    generator: torch.Generator  # draws the actions
+    generator: torch.Generator  # samples the actions
     shuffler: torch.Generator  # draws the value network's minibatches, on the CPU
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer and generators. Raises UserError for spaces and settings that cannot be worked with."""
+    """Networks, optimizer and generators. Raises UserError for spaces and settings that are not supported."""
     _check(config)
     require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
@@ -117,14 +117,14 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.inference_mode()
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode."""
+    """An action for every row of `obs`: sampled if `explore`, else the mode."""
     output = state.network.policy(obs)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`rollout_steps` of every world from `obs` on, with values; returns them and the observation to go on from."""
+    """`rollout_steps` of every environment from `obs` on, with values; returns them the next observation."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -234,7 +234,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, step, fit, until `steps`. A given state goes on with new episodes."""
+    """Act, step, fit, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

@@ -13,7 +13,7 @@ The paper leaves each of them out in turn (its figure 3). So do `n_steps=1`, `pr
 `dueling=False`, and `sigma=None` (ε-greedy then). DQN with values as numbers or quantiles is `dqn`.
 
 What is left out: the Atari protocol of the paper as far as it is the environment's (see `envs.control.atari`).
-Otherwise than there: a time limit is no termination; noise is drawn once a batch, as in the authors' later code.
+Differences: a time limit is not a termination; noise is drawn once a batch, as in the authors' later code.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ REPORT = 1_000  # env steps between two yields
 class Config:
     """Defaults: the paper's table 1, where nothing else is said. Frames there are steps of 4 frames here."""
 
-    steps: int = 1_000_000  # env steps in all worlds together
+    steps: int = 1_000_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 1  # worlds stepped together
-    rollout_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
-    max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
+    num_envs: int = 1  # parallel environments
+    rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
+    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
     learning_rate: float = 6.25e-5  # Adam
     adam_epsilon: float = 1.5e-4  # of Adam
-    batch_size: int = 32  # transitions of a gradient step
-    replay_size: int = 1_000_000  # rows that are kept
+    batch_size: int = 32  # transitions per gradient step
+    replay_size: int = 1_000_000  # transitions kept
     learning_starts: int = 20_000  # env steps before the first update (80,000 frames)
     train_every: int = 4  # env steps between gradient steps
     target_every: int = 8_000  # env steps between two copies of the network (32,000 frames)
-    gamma: float = 0.99  # discount a step
+    gamma: float = 0.99  # discount per step
     n_steps: int = 3  # rewards before the bootstrap
     atoms: int = 51  # of the distribution of each value
     value_range: tuple[float, float] = (-10.0, 10.0)  # returns between which the atoms lie
@@ -74,7 +74,7 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)  # layers over vectors
     activation: str = "relu"  # of those layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU; 0 is one a core
+    threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
 @dataclass
@@ -88,9 +88,9 @@ class State:
     replay: Prioritized
     generator: torch.Generator  # draws the noise of the network that acts, and exploring actions
     inner: torch.Generator  # draws the noise within updates
-    sampler: torch.Generator  # draws transitions, on the CPU
+    sampler: torch.Generator  # samples the replay, on the CPU
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -134,13 +134,13 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 
 def restart(state: State) -> None:
-    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    """The environments were reset: the successors of the newest transitions are unknown."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
-    """`rollout_steps` of every world from `obs` on, and the observation to go on from."""
+    """`rollout_steps` of every environment from `obs` on, the next observation."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
     state.step += unroll.rows.reward.numel()
@@ -171,7 +171,7 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
 
 
 def learn(state: State, unroll: Unroll) -> dict[str, float]:
-    """Remember, then take the gradient steps that are due; what the last of them said."""
+    """Store the rollout, then run the updates that are due; returns the metrics of the last one."""
     config = state.config
     metrics: dict[str, float] = {}
     before = state.step - unroll.rows.reward.numel()
@@ -187,7 +187,7 @@ def learn(state: State, unroll: Unroll) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, remember, update, until `steps`. A given state goes on with new episodes."""
+    """Act, remember, update, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

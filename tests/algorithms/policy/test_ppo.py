@@ -30,7 +30,7 @@ def test_it_counts_steps_and_says_what_it_saw():
     assert [step for step, _, _ in seen] == list(range(64, 513, 64))
     for step, metrics, state in seen:
         assert state.step in (step, 512)
-        assert set(metrics) == {*ppo.WATCHED, "explained_variance", "learning_rate", "return", "length"}
+        assert set(metrics) == {*ppo.LOSS_METRICS, "explained_variance", "learning_rate", "return", "length"}
         assert all(isinstance(value, float) for value in metrics.values())
     assert set(ppo.METRICS) <= set(seen[0][1])
     rates = [metrics["learning_rate"] for _, metrics, _ in seen]
@@ -156,7 +156,7 @@ def test_normalizers_learn_in_training_only():
 
 MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds"),
-    ({"minibatches": 65}, "65 minibatches"),
+    ({"minibatches": 65}, "minibatches is 65"),
     ({"epochs": 0}, "epochs must be at least 1"),
     ({"precision": "half"}, "Unknown precision 'half'"),
     ({"activation": "tahn"}, "Did you mean 'tanh'"),
