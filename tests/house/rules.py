@@ -291,6 +291,57 @@ def anonymous(path: str, text: str) -> list[str]:
     ]
 
 
+# Words that are not the field's, and what to write instead. The glossary of a newcomer: nothing has to be translated.
+RETIRED = {
+    r"worlds?": "environment, env",
+    r"heirs?": "variants",
+    r"foresees?|foreseen|foretells?|foretold": "predict",
+    r"heed(s|ed|ing)?": "respect, apply",
+    r"dear(er|est)?": "expensive",
+    r"told|heard|hears": "reported, passed, given",
+    r"says|said": "gives, returns, reports, states",
+    r"learnt|learn(s|ed|ing)? from": "trained on",
+    r"anew|afresh": "again, resets",
+    r"go(es|ing)? on|went on": "continues, resumes",
+    r"whoever|nobody|everybody|anybody": "the user, the caller, or nothing",
+    r"opinions?": "predictions, estimates",
+    r"mend(s|ed|ing)?": "fix",
+    r"towers?": "trunk, MLP",
+    r"stretch(es)?": "segment, sequence, chunk",
+    r"judg(e|es|ed|ing|ments?)": "scored, reward model, evaluator",
+    r"comes? along": "bundled, ships with",
+    r"houses?|wings?|roofs?": "architecture, package, family",
+    r"numbers to watch": "metrics",
+}
+# Where they are the field's own.
+FIELDS_OWN = (
+    r"world models?",
+    r"(windy )?grid ?worlds?",
+    r"(open|real)[- ]worlds?",
+    r"llm[- ](as[- ]a[- ])?judges?",
+    r"house tests?",
+    r"go(es|ing)? on[- ]policy",
+)
+_RETIRED = {re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?![\w-])"): better for pattern, better in RETIRED.items()}
+_FIELDS_OWN = re.compile("(?i)" + "|".join(FIELDS_OWN))
+_CODE = re.compile(r"`[^`\n]*`|\]\([^)\s]*\)|https?://\S+")  # names, links: not prose
+
+
+def plain_words(path: str, text: str) -> list[str]:
+    """No retired word, but where it is the field's own, in a name in backticks, or in a block of code."""
+    bad, fenced = [], False
+    for n, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        if fenced and path.endswith(".md"):
+            continue
+        prose = _FIELDS_OWN.sub("", _CODE.sub("", line))
+        for pattern, better in _RETIRED.items():
+            if found := pattern.search(prose):
+                bad.append(f"{path}:{n}: {found.group(0)!r}: write {better}: {line.strip()[:80]}")
+    return bad
+
+
 @functools.cache
 def texts() -> dict[str, str]:
     """Every text file that belongs to the repository, by path."""
