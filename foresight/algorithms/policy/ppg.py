@@ -1,21 +1,21 @@
 """PPG: Phasic Policy Gradient, Cobbe et al. 2020 (arXiv:2009.04416).
 
-Policy and value have networks of their own, so that neither objective disturbs the other. What the value has learned
-about features is carried into the policy's network in a phase apart, through a second value head on it:
+Policy and value have separate networks, so that neither objective interferes with the other. A separate phase distills
+the features of the value into the policy's network, through a second value head on it:
 
     policy phase, N_π times (algorithm 1; each is an iteration of PPO with two networks):
         maximize over π  E_t[ min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) ] + β_S E_t[ H(π(·|s_t)) ],   E_π epochs
         minimize over V  E_t[ ½ (V(s_t) - G_t)² ],                                                E_V epochs
-    auxiliary phase, E_aux epochs over all rows of the N_π iterations:
+    auxiliary phase, E_aux epochs over all steps of the N_π iterations:
         minimize over π  E_t[ ½ (V_π(s_t) - G_t)² ] + β_clone E_t[ KL(π_old(·|s_t) ‖ π(·|s_t)) ],  the joint loss
         minimize over V  E_t[ ½ (V(s_t) - G_t)² ]
 
-where V_π is the auxiliary head and π_old the policy at the beginning of the phase.
+where V_π is the auxiliary head and π_old the policy at the start of the phase.
 
 What is kept: two networks ("dual"), the defaults of the paper's table A (Procgen) for every coefficient, advantages
-normalized over the batch, an optimizer of its own for the auxiliary phase as in the authors' code. Otherwise than
-there: auxiliary minibatches are of rows, not of segments, which is the same without a recurrent network; a time limit
-is no termination. Left out: the shared and the detached architecture of §3.5; the layers with normalized weights and
+normalized over the batch, a separate optimizer for the auxiliary phase as in the authors' code. Differences:
+auxiliary minibatches are of steps, not of segments, which is the same without a recurrent network; a time limit is
+not a termination. Left out: the shared and the detached architecture of §3.5; the layers with normalized weights and
 the two trunks of IMPALA's network at Procgen's settings: `images` "impala" is our own one.
 """
 
@@ -48,7 +48,7 @@ METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance", "au
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: the paper's appendix A (Procgen), but for worlds and steps that fit a small machine."""
+    """Defaults: the paper's appendix A (Procgen), with environments and steps for a small machine."""
 
     steps: int = 1_000_000  # env steps, summed over all environments; the paper: 100M
     seed: int = 0
@@ -58,8 +58,8 @@ class Config:
     policy_epochs: int = 1  # E_π
     value_epochs: int = 1  # E_V
     auxiliary_epochs: int = 6  # E_aux
-    minibatches: int = 8  # gradient steps in an epoch of the policy phase
-    auxiliary_minibatches: int = 16  # gradient steps in an epoch of the auxiliary phase, for each iteration in it
+    minibatches: int = 8  # gradient steps per epoch of the policy phase
+    auxiliary_minibatches: int = 16  # gradient steps per epoch of the auxiliary phase, times its iterations
     learning_rate: float = 5e-4  # Adam, of all three optimizers
     gamma: float = 0.999  # discount per step
     gae_lambda: float = 0.95  # of the advantages
@@ -123,7 +123,7 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`rollout_steps` of every environment from `obs` on, with `logprob` and values; the next observation."""
+    """`rollout_steps` of every environment from `obs` on, with `logprob` and values; also the next observation."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -136,7 +136,7 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
 
 
 def policy_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:
-    """`(loss, [entropy, k3 estimate of the KL])` of the policy phase over rows `[N]`."""
+    """`(loss, [entropy, k3 estimate of the KL])` of the policy phase over steps `[N]`."""
     config = state.config
     assert rows.logprob is not None
     output = state.network.policy(rows.obs)
@@ -149,12 +149,12 @@ def policy_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:
 
 
 def value_loss(state: State, obs: Any, target: Tensor) -> Tensor:
-    """Of the value's own network, over rows `[N]`, in both phases."""
+    """The loss of the value network over steps `[N]`, in both phases."""
     return value.squared_loss(state.network.value(obs).value, target).mean()
 
 
 def joint_loss(state: State, old: ActorCritic, obs: Any, target: Tensor) -> tuple[Tensor, Tensor]:
-    """`(auxiliary value loss of the policy's network, KL(π_old ‖ π))` over rows `[N]`; `old` is the network before."""
+    """`(auxiliary value loss of the policy's network, KL(π_old ‖ π))` over steps `[N]`; `old` is the network before."""
     auxiliary = state.network.value_head(state.network.body.policy.only(1, obs))  # type: ignore[union-attr, operator]
     with torch.no_grad():
         before = old.policy(obs)
@@ -163,30 +163,32 @@ def joint_loss(state: State, old: ActorCritic, obs: Any, target: Tensor) -> tupl
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """One iteration of the policy phase on one valued rollout, and the auxiliary phase if it was the N_π-th."""
+    """One iteration of the policy phase on one rollout with values; the auxiliary phase after every N_π-th."""
     config, mask = state.config, batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
     reward = normalize.scaled(state.reward_scaler, batch)
-    gain, target = returns.gae(
+    advantages, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
-    extras = {"advantage": advantage.normalize(gain, mask), "target": target}
+    extras = {"advantage": advantage.normalize(advantages, mask), "target": target}
     real = mask > 0
     rows = batch.replace(mask=None, next_value=None, extras=extras).map(lambda x: x[real])
 
-    seen, missed = [], []
+    policy_metrics, value_losses = [], []
     for _ in range(config.policy_epochs):
         for part in rows.minibatches(config.minibatches, state.shuffler):
-            loss, watched = policy_loss(state, part)
+            loss, found = policy_loss(state, part)
             optim.descend(state.policy_optimizer, loss.backward, config.max_grad_norm)
-            seen.append(torch.cat([loss.detach()[None], watched]))
+            policy_metrics.append(torch.cat([loss.detach()[None], found]))
     for _ in range(config.value_epochs):
         for part in rows.minibatches(config.minibatches, state.shuffler):
             error = value_loss(state, part.obs, part.extras["target"])
             optim.descend(state.value_optimizer, error.backward, config.max_grad_norm)
-            missed.append(error.detach())
-    metrics = dict(zip(("policy_loss", "entropy", "approx_kl"), torch.stack(seen).mean(0).tolist(), strict=True))
-    metrics["value_loss"] = torch.stack(missed).mean().item()
+            value_losses.append(error.detach())
+    metrics = dict(
+        zip(("policy_loss", "entropy", "approx_kl"), torch.stack(policy_metrics).mean(0).tolist(), strict=True)
+    )
+    metrics["value_loss"] = torch.stack(value_losses).mean().item()
     assert rows.value is not None
     metrics["explained_variance"] = diagnostics.explained_variance(rows.value, rows.extras["target"]).item()
 
@@ -197,9 +199,9 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 
 
 def auxiliary_phase(state: State) -> dict[str, float]:
-    """Distil the values of all rows since the last phase into the policy's network; the policy is to stay as it is.
+    """Distill the values of all steps since the last phase into the policy's network, while cloning the policy.
 
-    Returns means over the last epoch: the auxiliary head's error, and the `clone_kl` from the policy before the phase.
+    Returns means over the last epoch: the loss of the auxiliary head, and `clone_kl` from the policy before the phase.
     """
     config = state.config
     obs, target = (trees.concat([part[key] for part in state.remembered]) for key in ("obs", "target"))
@@ -209,9 +211,9 @@ def auxiliary_phase(state: State) -> dict[str, float]:
     for _ in range(config.auxiliary_epochs):
         seen = []
         for part in torch.randperm(len(target), generator=state.shuffler).to(target.device).chunk(count):
-            rows, goal = trees.pick(obs, part), target[part]
-            error, divergence = joint_loss(state, old, rows, goal)
-            loss = error + config.clone_coef * divergence + value_loss(state, rows, goal)
+            rows, part_target = trees.pick(obs, part), target[part]
+            error, divergence = joint_loss(state, old, rows, part_target)
+            loss = error + config.clone_coef * divergence + value_loss(state, rows, part_target)
             optim.descend(state.auxiliary_optimizer, loss.backward, config.max_grad_norm)
             seen.append(torch.stack([error, divergence]).detach())
     state.remembered = []
@@ -221,7 +223,7 @@ def auxiliary_phase(state: State) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Iterations of the policy phase, with auxiliary phases between them, until `steps`. A given state goes on."""
+    """Iterations of the policy phase, with auxiliary phases between them, until `steps`. A given state resumes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
@@ -238,7 +240,7 @@ def _check(config: Config) -> None:
     whole = ("num_envs", "rollout_steps", "policy_iterations", "policy_epochs", "value_epochs", "minibatches")
     errors.at_least(1, config, *whole, "auxiliary_minibatches")
     if config.auxiliary_epochs < 0:
-        raise UserError(f"auxiliary_epochs must not be negative, but it is {config.auxiliary_epochs}.")
+        raise UserError(f"auxiliary_epochs must be at least 0, not {config.auxiliary_epochs}.")
     rows = config.num_envs * config.rollout_steps
     if config.minibatches > rows:
         raise UserError(

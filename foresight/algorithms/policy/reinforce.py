@@ -2,21 +2,21 @@
 
     ∇J(θ) = E_π[ Σ_t ψ_t ∇log π(a_t|s_t) ]
 
-in three forms of ψ, all of one expectation and each of less variance than the one before:
+in three forms of ψ, all with the same expectation and each with less variance than the one before:
 
     trajectory      ψ_t = G_0                  the return of the whole episode
-    reward_to_go    ψ_t = γᵗ G_t               an action cannot change what came before it
-    baseline        ψ_t = γᵗ (G_t - b(s_t))    any function of the state may be subtracted; here b ≈ V
+    reward_to_go    ψ_t = γᵗ G_t               an action cannot affect earlier rewards
+    baseline        ψ_t = γᵗ (G_t - b(s_t))    any function of the state can be subtracted; here b ≈ V
 
 where G_t = r_t + γ r_{t+1} + ... to the end of the episode. Sutton & Barto 2018, §13.3 (the second form) and §13.4
 (the third, with b fitted to G by least squares); Williams 1992, theorem 1 (any baseline).
 
-What is kept: every batch is whole episodes of the current policy, one of each world; the gradient is their mean. The
-factor γᵗ of the discounted objective is an option (`weigh_time`): practice leaves it out, and so gives late states the
-weight of early ones (Nota & Thomas 2020, arXiv:1906.07073).
+What is kept: every batch is whole episodes of the current policy, one per environment; the gradient is their mean. The
+factor γᵗ of the discounted objective is an option (`weigh_time`): in practice it is left out, which gives late states
+the weight of early ones (Nota & Thomas 2020, arXiv:1906.07073).
 
-A time limit: without a value there is nothing to say of what would have followed, so in the first two forms it ends the
-episode. The third adds its baseline's value of the final observation there.
+A time limit ends the episode in the first two forms, which have no value to bootstrap from. The third bootstraps with
+its baseline's value of the final observation.
 
 Left out: eligibility traces for steps within an episode, and the REINFORCE of stochastic units inside a network.
 """
@@ -48,11 +48,11 @@ FORMS = ("trajectory", "reward_to_go", "baseline")
 
 @dataclass(frozen=True)
 class Config:
-    """Nothing here is from the paper, which has no such experiments: defaults are ours, found on CartPole-v1."""
+    """The paper has no such experiments: defaults are ours, tuned on CartPole-v1."""
 
-    steps: int = 200_000  # env steps, summed over all environments, those that wait for the last episode included
+    steps: int = 200_000  # env steps, summed over all environments, including those that wait for the last episode
     seed: int = 0
-    num_envs: int = 8  # episodes in a batch, one of each world
+    num_envs: int = 8  # parallel environments; a batch is one episode of each
     form: str = "baseline"  # "trajectory", "reward_to_go" or "baseline"
     max_episode_steps: int = 1000  # steps after which an episode counts as cut by a time limit
     gamma: float = 0.99  # discount per step
@@ -62,7 +62,7 @@ class Config:
     anneal_lr: bool = False  # learning rate of the policy linearly to 0
     value_learning_rate: float = 1e-2  # Adam, of the baseline
     value_steps: int = 10  # gradient steps of the baseline, on the whole batch, after each step of the policy
-    entropy_coef: float = 0.0  # weight of the entropy of every row
+    entropy_coef: float = 0.0  # weight of the entropy of every step
     max_grad_norm: float = 0.5  # SLM-Lab's reinforce_cartpole
     hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors
     activation: str = "tanh"  # of the trunks over vectors
@@ -76,12 +76,12 @@ class State:
     """Everything that is saved."""
 
     config: Config
-    network: ActorCritic  # its value is the baseline; the other two forms never ask it
+    network: ActorCritic  # its value is the baseline; unused in the other two forms
     policy_optimizer: torch.optim.Adam
     value_optimizer: torch.optim.Adam
     generator: torch.Generator  # samples the actions
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -119,7 +119,7 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 @torch.no_grad()
 def rollout(state: State, env: Env) -> Trajectory:
-    """One whole episode of every world `[B, T]`; `mask` says where it is over. Valued only if there is a baseline."""
+    """One whole episode of every environment `[B, T]`; `mask` is 0 after its end. Has values if there is a baseline."""
     config, device = state.config, state.generator.device
     choose = functools.partial(act, state, explore=True)
     unroll = collect.episodes(env, config.seed + state.step, choose, config.max_episode_steps, device, state.episodes)
@@ -132,7 +132,7 @@ def rollout(state: State, env: Env) -> Trajectory:
 
 
 def weights(config: Config, batch: Trajectory) -> tuple[Tensor, Tensor]:
-    """`(ψ, G)`, both `[B, T]`: what ∇log π of each row is multiplied by, and the returns."""
+    """`(ψ, G)`, both `[B, T]`: the weights of ∇log π, and the returns."""
     to_go = returns.discounted_return(
         batch.reward, config.gamma * batch.discount, batch.cut, batch.next_value, batch.mask
     )
@@ -156,7 +156,7 @@ def loss(state: State, rows: Trajectory, psi: Tensor, episodes: int) -> tuple[Te
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
-    """One step of the policy on a batch of episodes, then some of the baseline; `progress` in [0, 1] anneals."""
+    """One step of the policy on a batch of episodes, then some of the baseline; `progress` anneals the rate."""
     config, mask = state.config, batch.mask
     assert mask is not None
     rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate

@@ -3,17 +3,17 @@
     maximize over θ  L(θ) = E_t[ π_θ(a_t|s_t) / π_old(a_t|s_t) · A_t ]   subject to   E_t[ KL(π_old ‖ π_θ) ] ≤ δ
 
 One step of the paper (appendix C):
-  1  g = ∇L at θ_old, and the Fisher matrix F, the Hessian of the mean KL there; only products F v are ever computed
+  1  g = ∇L at θ_old, and the Fisher matrix F, the Hessian of the mean KL there, as products F v only
   2  conjugate gradients solve (F + damping · I) x ≈ g                             `ops.natural.conjugate_gradient`
   3  the largest step that the quadratic model of the KL allows: β = √(2δ / xᵀ(F + damping · I)x)
   4  backtracking line search over θ_old + 0.8ʲ β x: the first point where L improves and the true mean KL is at most δ;
-     if there is none, θ_old is put back as it was
+     if there is none, θ_old is restored
 
 What is kept: the single-path estimate of the objective (§5.1), the average KL (eq. 12), the line search on the true
 constraint. Differences: advantages by GAE with a value network fitted by Adam between the steps (Schulman et
 al. 2016, arXiv:1506.02438, fits it by a trust region too), normalized over the batch as in all later codes; the Fisher
 matrix is the Hessian of the KL by double differentiation, which equals the paper's JᵀMJ at θ_old. Left out: the "vine"
-estimate (§5.2), which needs a world that can be put back into a state.
+estimate (§5.2), which needs an environment that can be set to a state.
 
 A time limit is not a termination: its step bootstraps with the value of its final observation.
 """
@@ -36,6 +36,7 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize
 from foresight.nets.actor_critic import ActorCritic
+from foresight.nets.outputs import Output
 from foresight.ops import advantage, diagnostics, natural, policy, returns, value
 from foresight.training import optim
 
@@ -57,13 +58,13 @@ class Config:
     target_kl: float = 0.01  # δ, in nats; the paper, table 1
     damping: float = 0.1  # added to the diagonal of the Fisher matrix; contrib
     cg_iterations: int = 15  # of the conjugate gradients; contrib (the paper: 10)
-    subsample: int = 1  # the Fisher matrix from every so many rows; the paper: 10 (appendix C.1)
-    backtracks: int = 10  # points that the line search tries
-    backtrack_factor: float = 0.8  # from one to the next; contrib
+    subsample: int = 1  # the Fisher matrix uses every n-th step; the paper: 10 (appendix C.1)
+    backtracks: int = 10  # points of the line search
+    backtrack_factor: float = 0.8  # factor between these points; contrib
     normalize_advantage: bool = True  # contrib
     value_learning_rate: float = 1e-3  # Adam, of the value network; contrib
-    value_epochs: int = 10  # passes of the value network over each rollout; contrib
-    value_batch: int = 128  # rows of a minibatch of these; contrib
+    value_epochs: int = 10  # epochs of the value network on each rollout; contrib
+    value_batch: int = 128  # minibatch size of these; contrib
     normalize_obs: bool = False  # running mean and std, clip to ±10
     normalize_reward: bool = False  # running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors; contrib
@@ -124,7 +125,7 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
-    """`rollout_steps` of every environment from `obs` on, with values; returns them the next observation."""
+    """`rollout_steps` of every environment from `obs` on, with values; also the next observation."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -134,13 +135,13 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     return unroll.rows.replace(value=values, next_value=next_value), unroll.last
 
 
-def surrogate(output: Any, rows: Trajectory, old_logprob: Tensor, gain: Tensor) -> Tensor:
-    """L(θ), from the new policy's `output` on the rows; eq. 14 with A for Q."""
-    return (policy.ratio(output.logp(rows.action), old_logprob) * gain).mean()
+def surrogate(output: Output, rows: Trajectory, old_logprob: Tensor, advantages: Tensor) -> Tensor:
+    """L(θ), from the new policy's `output`; eq. 14 with A for Q."""
+    return (policy.ratio(output.logp(rows.action), old_logprob) * advantages).mean()
 
 
 def step_direction(config: Config, gradient: Tensor, fisher: natural.Product) -> Tensor:
-    """The full step β x `[N]`: along F⁻¹g, as far as the quadratic model of the KL allows; 0 if there is no way up."""
+    """The full step β x `[N]`, along F⁻¹g up to the KL limit of the quadratic model; 0 without an ascent direction."""
     x = natural.conjugate_gradient(fisher, gradient, config.cg_iterations)
     curvature = (x @ fisher(x)).item()
     if not (curvature > 0 and math.isfinite(curvature)):
@@ -149,22 +150,22 @@ def step_direction(config: Config, gradient: Tensor, fisher: natural.Product) ->
 
 
 @torch.no_grad()
-def line_search(state: State, rows: Trajectory, gain: Tensor, full: Tensor) -> dict[str, float]:
-    """Move the policy to the first point of the search that keeps both promises, or leave it where it was.
+def line_search(state: State, rows: Trajectory, advantages: Tensor, full: Tensor) -> dict[str, float]:
+    """Move the policy to the first point that meets both conditions of step 4, or leave it unchanged.
 
-    Returns `kl`, `improvement` (of L) and `step_fraction` (of the full step): all 0 where it failed.
+    Returns `kl`, `improvement` (of L) and `step_fraction` (of the full step): all 0 if no point does.
     """
     config, network, parameters = state.config, state.network, state.network.policy_parameters()
     start = natural.flatten(parameters)  # a copy
     old = network.policy(rows.obs)
     old_logprob = old.logp(rows.action)
-    before = surrogate(old, rows, old_logprob, gain)
+    before = surrogate(old, rows, old_logprob, advantages)
     fraction = 1.0
     for _ in range(config.backtracks if full.any() else 0):
         _put(parameters, start + fraction * full)
         new = network.policy(rows.obs)
         divergence = old.kl(new).mean().item()
-        improvement = (surrogate(new, rows, old_logprob, gain) - before).item()
+        improvement = (surrogate(new, rows, old_logprob, advantages) - before).item()
         if divergence <= config.target_kl and improvement > 0:  # both false for NaN
             return {"kl": divergence, "improvement": improvement, "step_fraction": fraction}
         fraction *= config.backtrack_factor
@@ -172,14 +173,14 @@ def line_search(state: State, rows: Trajectory, gain: Tensor, full: Tensor) -> d
     return {"kl": 0.0, "improvement": 0.0, "step_fraction": 0.0}
 
 
-def improve(state: State, rows: Trajectory, gain: Tensor) -> dict[str, float]:
-    """One step of the policy (1 to 4 above) on rows `[N]` with advantages `gain` `[N]`."""
+def improve(state: State, rows: Trajectory, advantages: Tensor) -> dict[str, float]:
+    """One step of the policy (1 to 4 above) on steps `[N]` with advantages `[N]`."""
     config, network, parameters = state.config, state.network, state.network.policy_parameters()
     with torch.no_grad():
         old = network.policy(rows.obs)
         old_logprob = old.logp(rows.action)
     new = network.policy(rows.obs)
-    objective = surrogate(new, rows, old_logprob, gain)
+    objective = surrogate(new, rows, old_logprob, advantages)
     gradient = natural.flatten(torch.autograd.grad(objective, parameters, retain_graph=config.subsample == 1))
     if config.subsample > 1:
         part = rows.map(lambda x: x[:: config.subsample])
@@ -189,11 +190,11 @@ def improve(state: State, rows: Trajectory, gain: Tensor) -> dict[str, float]:
     fisher = natural.curvature(old.kl(new).mean(), parameters, config.damping)
     full = step_direction(config, gradient, fisher)
     entropy = old.entropy().mean().item()
-    return {**line_search(state, rows, gain, full), "entropy": entropy}
+    return {**line_search(state, rows, advantages, full), "entropy": entropy}
 
 
 def fit_value(state: State, rows: Trajectory, target: Tensor) -> float:
-    """Epochs of least squares on the returns `[N]`; the mean loss of the last one."""
+    """Epochs of least squares on the returns `[N]`; returns the mean loss of the last epoch."""
     config = state.config
     losses: list[Tensor] = []
     data = rows.replace(extras={"target": target})
@@ -209,20 +210,20 @@ def fit_value(state: State, rows: Trajectory, target: Tensor) -> float:
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """One step of the policy on one valued rollout, then a fit of the value."""
+    """One step of the policy on one rollout with values, then a fit of the value."""
     config, mask = state.config, batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
     reward = normalize.scaled(state.reward_scaler, batch)
-    gain, target = returns.gae(
+    advantages, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
     real = mask > 0
     learned = batch.replace(mask=None, next_value=None)
-    rows, gain, target = learned.map(lambda x: x[real]), gain[real], target[real]
+    rows, advantages, target = learned.map(lambda x: x[real]), advantages[real], target[real]
     if config.normalize_advantage:
-        gain = advantage.normalize(gain)
+        advantages = advantage.normalize(advantages)
 
-    metrics = improve(state, rows, gain)
+    metrics = improve(state, rows, advantages)
     metrics["value_loss"] = fit_value(state, rows, target)
     if state.network.normalizer is not None:
         state.network.normalizer.update(rows.obs)
@@ -234,7 +235,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, step, fit, until `steps`. A given state resumes with new episodes."""
+    """Roll out, step the policy, fit the value, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
@@ -248,7 +249,7 @@ def train(
 
 
 def _put(parameters: Sequence[Tensor], vector: Tensor) -> None:
-    """Write a vector `[N]` into the parameters, one after the other."""
+    """Copy a vector `[N]` into the parameters, in order."""
     for parameter, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(part.view_as(parameter))
 
@@ -257,8 +258,8 @@ def _check(config: Config) -> None:
     whole = ("num_envs", "rollout_steps", "cg_iterations", "subsample", "backtracks", "value_epochs", "value_batch")
     errors.at_least(1, config, *whole)
     if not config.target_kl > 0:
-        raise UserError(f"target_kl is the size of the trust region and must be above 0, not {config.target_kl}.")
+        raise UserError(f"target_kl, the size of the trust region, must be above 0, not {config.target_kl}.")
     if config.damping < 0:
-        raise UserError(f"damping must not be negative, but it is {config.damping}.")
+        raise UserError(f"damping must be at least 0, not {config.damping}.")
     if not 0 < config.backtrack_factor < 1:
-        raise UserError(f"backtrack_factor must lie between 0 and 1, not at {config.backtrack_factor}.")
+        raise UserError(f"backtrack_factor must be between 0 and 1, not {config.backtrack_factor}.")

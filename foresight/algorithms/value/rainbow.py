@@ -2,18 +2,18 @@
 
     minimize  E_{n steps ~ p^ω}[ w · KL( Φ(R⁽ⁿ⁾ + γⁿ Z⁻(s_n, argmax_a E Z(s_n, a)))  ‖  Z(s, a) ) ]
 
-DQN with six papers at once, each of which is one line here:
-  Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)      the learning network chooses, the target values
+DQN with six extensions, each of which is one line here:
+  Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)      the online network selects, the target evaluates
   prioritized replay (Schaul et al. 2016, arXiv:1511.05952)   `Prioritized`; the loss is the priority
   dueling networks (Wang et al. 2016, arXiv:1511.06581)       `QNetwork(dueling=True)`
   n-step targets (Sutton 1988)                                `n_steps`
   C51 (Bellemare et al. 2017, arXiv:1707.06887)               `AtomHead`; Φ is its projection
   noisy networks (Fortunato et al. 2018, arXiv:1706.10295)    `sigma`; no ε
 The paper leaves each of them out in turn (its figure 3). So do `n_steps=1`, `priority_exponent=0`, `double=False`,
-`dueling=False`, and `sigma=None` (ε-greedy then). DQN with values as numbers or quantiles is `dqn`.
+`dueling=False`, and `sigma=None` (ε-greedy then). DQN with scalar or quantile values is `dqn`.
 
-What is left out: the Atari protocol of the paper as far as it is the environment's (see `envs.control.atari`).
-Differences: a time limit is not a termination; noise is drawn once a batch, as in the authors' later code.
+What is left out: the paper's Atari protocol, which is the environment's part (see `envs.control.atari`).
+Differences: a time limit is not a termination; noise is sampled once per batch, as in the authors' later code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REPORT = 1_000  # env steps between two yields
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: the paper's table 1, where nothing else is said. Frames there are steps of 4 frames here."""
+    """Defaults: the paper's table 1 unless noted. One step here is 4 frames there."""
 
     steps: int = 1_000_000  # env steps, summed over all environments
     seed: int = 0
@@ -62,15 +62,15 @@ class Config:
     target_every: int = 8_000  # env steps between two copies of the network (32,000 frames)
     gamma: float = 0.99  # discount per step
     n_steps: int = 3  # rewards before the bootstrap
-    atoms: int = 51  # of the distribution of each value
-    value_range: tuple[float, float] = (-10.0, 10.0)  # returns between which the atoms lie
-    priority_exponent: float = 0.5  # ω: 0 draws uniformly
+    atoms: int = 51  # atoms of each value distribution
+    value_range: tuple[float, float] = (-10.0, 10.0)  # range of the atoms
+    priority_exponent: float = 0.5  # ω: 0 samples uniformly
     priority_correction: float = 0.4  # importance weights are (1 / P) to this power, at first; 1 at the end
     sigma: float | None = 0.5  # σ₀ of the noisy layers; None: none, and ε-greedy
-    epsilon: float = 0.01  # share of random actions where nothing is noisy
-    double: bool = True  # the learning network chooses the successor's action
+    epsilon: float = 0.01  # share of random actions without noisy layers
+    double: bool = True  # the online network selects the next action
     dueling: bool = True  # streams of state value and advantage
-    max_grad_norm: float = 10.0  # of the whole gradient; as in the dueling paper, §4.2
+    max_grad_norm: float = 10.0  # of the global gradient norm; as in the dueling paper, §4.2
     hidden: tuple[int, ...] = (256, 256)  # layers over vectors
     activation: str = "relu"  # of those layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
@@ -79,22 +79,22 @@ class Config:
 
 @dataclass
 class State:
-    """All that a run is, the replay and its priorities too."""
+    """All that a run is, the replay and its priorities included."""
 
     config: Config
     network: QNetwork
     target: QNetwork
     optimizer: torch.optim.Adam
     replay: Prioritized
-    generator: torch.Generator  # draws the noise of the network that acts, and exploring actions
-    inner: torch.Generator  # draws the noise within updates
+    generator: torch.Generator  # samples the noise and exploratory actions in acting
+    inner: torch.Generator  # samples the noise in updates
     sampler: torch.Generator  # samples the replay, on the CPU
     step: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer and replay. Raises UserError for spaces and settings that Rainbow cannot work with."""
+    """Networks, optimizer and replay. Raises UserError for spaces and settings that Rainbow does not support."""
     _check(config)
     require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "Rainbow", "sac or ppo")
@@ -123,7 +123,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The action of the greatest mean for every row of `obs`; with `explore`, under weights drawn anew."""
+    """The greedy action for every row of `obs`; with `explore`, under newly sampled noise."""
     network = state.network
     noise = network.noise(state.generator) if explore else None
     action = network.best(network(obs, noise).mean(), obs)
@@ -148,26 +148,26 @@ def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
 
 
 def sample(state: State) -> Transitions:
-    """A batch to learn from; its weights become the full correction at the end of the run (arXiv 1511.05952, §3.4)."""
+    """A batch; its importance weights are annealed to the full correction over the run (arXiv 1511.05952, §3.4)."""
     config = state.config
     beta = schedules.linear(state.step / config.steps, config.priority_correction, 1.0)
     return state.replay.transitions(config.batch_size, config.gamma, beta, state.sampler).to(state.generator.device)
 
 
 def update(state: State, batch: Transitions) -> dict[str, float]:
-    """One gradient step, and the new priorities of its rows."""
+    """One gradient step, and the new priorities of its transitions."""
     network, target, generator = state.network, state.target, state.inner
     with torch.no_grad():
-        following = target(batch.next_obs, target.noise(generator))
-        choosing = network(batch.next_obs, network.noise(generator)) if state.config.double else following
-        choice = network.best(choosing.mean(), batch.next_obs)
-        goal = following.pick(choice).backup(batch.reward, batch.discount)
-    done = network(batch.obs, network.noise(generator)).pick(batch.action)
-    loss = done.loss(goal)  # the KL but for the entropy of the goal, which no weight changes
+        next_q = target(batch.next_obs, target.noise(generator))
+        online = network(batch.next_obs, network.noise(generator)) if state.config.double else next_q
+        next_action = network.best(online.mean(), batch.next_obs)
+        q_target = next_q.pick(next_action).backup(batch.reward, batch.discount)
+    q_taken = network(batch.obs, network.noise(generator)).pick(batch.action)
+    loss = q_taken.loss(q_target)  # the KL plus the entropy of the target, a constant
     optim.descend(state.optimizer, (batch.weight * loss).mean().backward, state.config.max_grad_norm)
-    state.replay.update(batch.key, loss + torch.special.xlogy(goal, goal).sum(-1))
+    state.replay.update(batch.key, loss + torch.special.xlogy(q_target, q_target).sum(-1))
     with torch.no_grad():
-        return {"loss": loss.mean().item(), "q": done.mean().mean().item()}
+        return {"loss": loss.mean().item(), "q": q_taken.mean().mean().item()}
 
 
 def learn(state: State, unroll: Unroll) -> dict[str, float]:
@@ -187,7 +187,7 @@ def learn(state: State, unroll: Unroll) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, remember, update, until `steps`. A given state resumes with new episodes."""
+    """Act, store, update, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

@@ -177,11 +177,11 @@ MISTAKES = [
     ("reinforce", {"max_episode_steps": 0}, "max_episode_steps must be at least 1"),
     ("off_policy_ac", {"epsilon": 1.5}, r"epsilon is a share of actions and must lie in \[0, 1\]"),
     ("off_policy_ac", {"max_ratio": 0.5}, "max_ratio must be at least 1"),
-    ("trpo", {"target_kl": 0.0}, "target_kl is the size of the trust region"),
-    ("trpo", {"damping": -0.1}, "damping must not be negative"),
-    ("trpo", {"backtrack_factor": 1.0}, "backtrack_factor must lie between 0 and 1"),
+    ("trpo", {"target_kl": 0.0}, "target_kl, the size of the trust region"),
+    ("trpo", {"damping": -0.1}, "damping must be at least 0"),
+    ("trpo", {"backtrack_factor": 1.0}, "backtrack_factor must be between 0 and 1"),
     ("ppg", {"minibatches": 65}, "minibatches is 65, but"),
-    ("ppg", {"auxiliary_epochs": -1}, "auxiliary_epochs must not be negative"),
+    ("ppg", {"auxiliary_epochs": -1}, "auxiliary_epochs must be at least 0"),
 ]
 
 
