@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from foresight.training.options import build_config
+
 MODEL = "FORESIGHT_BENCH_MODEL"  # the variable with another model's folder, to try a benchmark in seconds
 TRIES = 10  # of which the fastest counts as the limit
 
@@ -127,7 +129,9 @@ def trained(module: Any, kind: str, passes: int) -> dict[str, Any]:
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         task = make(str(write(folder, kind)))
-        config = module.Config(model(), steps=UPDATES + 1, batch_size=BATCH, learning_rate=1e-5, anneal_lr=False)
+        config = build_config(
+            module.Config, model(), steps=UPDATES + 1, batch_size=BATCH, learning_rate=1e-5, anneal_lr=False
+        )
         state = module.build(config)
         begun = time.perf_counter()
         for _ in module.train(config, task, state):

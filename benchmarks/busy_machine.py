@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from foresight.training.options import build_config
+
 UNIT = "completions/s"
 OTHERS = 2
 COUNTING = (
@@ -46,7 +48,7 @@ def ours() -> dict[str, Any]:
     from foresight.runtime.session import PASSING
 
     keep_memory(PASSING)  # as `foresight train` does
-    config = grpo.Config(model=_language.model(), steps=2 * UPDATES + 2, **SETTINGS)
+    config = build_config(grpo.Config, model=_language.model(), steps=2 * UPDATES + 2, **SETTINGS)
     steps = grpo.train(config, make("addition"), grpo.build(config))
     completions = SETTINGS["prompts"] * SETTINGS["group"]
 

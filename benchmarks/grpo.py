@@ -11,6 +11,8 @@ import resource
 import time
 from typing import Any
 
+from foresight.training.options import build_config
+
 UNIT = "completions/s"
 PEER = "trl"
 TARGET = 5.0
@@ -36,7 +38,7 @@ def ours() -> dict[str, Any]:
     from foresight.runtime.session import PASSING
 
     keep_memory(PASSING)  # as `foresight train` does
-    config = grpo.Config(steps=UPDATES + 1, **SETTINGS)
+    config = build_config(grpo.Config, steps=UPDATES + 1, **SETTINGS)
     task = make("addition")
     state = grpo.build(config)
     seconds, rewards, begun = [], [], time.perf_counter()

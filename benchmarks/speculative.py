@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from foresight.training.options import build_config
+
 UNIT = "tokens/s"
 PEER = "transformers"
 TARGET = 1.0
@@ -37,7 +39,8 @@ def ours() -> dict[str, Any]:
     from foresight.planning.generation.decoding import generate
     from foresight.planning.generation.speculative import speculate
 
-    config = mtp_critic.Config(
+    config = build_config(
+        mtp_critic.Config,
         steps=UPDATES,
         prompts=32,
         heads=HEADS,

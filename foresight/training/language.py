@@ -14,23 +14,21 @@ from foresight import distributed, errors
 from foresight.nets.language import checkpointing, lora, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.scorer import Scorer
+from foresight.training.options import Tuning
 
 OPTIMIZERS = ("adamw", "adamw8bit")
 
 
-def build(
-    config: Any, device: torch.device | str, weight_decay: float = 0.0
-) -> tuple[LanguageModel, torch.optim.Optimizer, torch.Generator]:
+def build(config: Any, device: torch.device | str) -> tuple[LanguageModel, torch.optim.Optimizer, torch.Generator]:
     """The policy that a Config describes, its optimizer, and the generator of its prompts and samples.
 
-    It reads the fields `model`, `precision`, `learning_rate` and `seed` and, where there are such, `lora`,
-    `lora_targets`, `gradient_checkpointing` and `optimizer`. Raises UserError as what it calls does.
+    Reads the fields `model`, `learning_rate`, `seed` and `tuning`. Raises UserError as what it calls does.
     """
-    policy = pretrained.load(config.model, device, config.precision, narrow=_rank(config) > 0)
+    tuning: Tuning = config.tuning
+    policy = pretrained.load(config.model, device, tuning.precision, narrow=tuning.lora > 0)
     _prepare(policy, config)
     generator = torch.Generator().manual_seed(config.seed)
-    kind = getattr(config, "optimizer", "adamw")
-    return policy, adamw(policy, config.learning_rate, weight_decay, kind), generator
+    return policy, adamw(policy, config.learning_rate, tuning), generator
 
 
 def scorer(
@@ -41,34 +39,31 @@ def scorer(
     generator: torch.Generator | None = None,
 ) -> Scorer:
     """A `Scorer` that learns, from the model `name` (see `pretrained.load_scorer`), with adapters if Config says so."""
-    found = pretrained.load_scorer(name, device, config.precision, std, generator, narrow=_rank(config) > 0)
+    tuning: Tuning = config.tuning
+    found = pretrained.load_scorer(name, device, tuning.precision, std, generator, narrow=tuning.lora > 0)
     _prepare(found.trunk, config)
     return found
 
 
 def _prepare(model: LanguageModel, config: Any) -> None:
-    if not _rank(config) and getattr(config, "lora_targets", None):
+    tuning: Tuning = config.tuning
+    if not tuning.lora and tuning.lora_targets:
         raise errors.UserError("--lora-targets says where adapters go, and there are none: give their rank, --lora 16.")
-    if _rank(config):
-        lora.add(model, _rank(config), config.lora_targets, torch.Generator().manual_seed(config.seed))
-    if getattr(config, "gradient_checkpointing", False):
+    if tuning.lora:
+        lora.add(model, tuning.lora, tuning.lora_targets, torch.Generator().manual_seed(config.seed))
+    if tuning.gradient_checkpointing:
         checkpointing.recompute(model.module)
     if distributed.processes() > 1:
         distributed.shard(model.module)
 
 
-def _rank(config: Any) -> int:
-    return getattr(config, "lora", 0)
+def adamw(model: nn.Module, learning_rate: float, tuning: Tuning) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over the trainable weights, with `tuning.weight_decay`.
 
-
-def adamw(
-    model: nn.Module, learning_rate: float, weight_decay: float = 0.0, kind: str = "adamw"
-) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over the weights that learn; `kind` is one of `OPTIMIZERS`.
-
-    Fused: one pass over memory that makes no temporaries, which is most of what an update costs on a CPU. Raises
-    UserError where there is no 8-bit one: bitsandbytes has it for accelerators.
+    Fused: one pass over memory without temporaries, which is most of what an update costs on a CPU. Raises UserError
+    for a `tuning.optimizer` outside `OPTIMIZERS`, and for the 8-bit one on a CPU or without bitsandbytes.
     """
+    kind, weight_decay = tuning.optimizer, tuning.weight_decay
     weights = [p for p in model.parameters() if p.requires_grad]
     if kind == "adamw":
         return torch.optim.AdamW(weights, lr=learning_rate, weight_decay=weight_decay, fused=True)

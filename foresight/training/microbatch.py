@@ -97,10 +97,10 @@ def fit(
     `loss(part, few)`, of the indices of a part and the batch of these, returns its share of the loss and sums for the
     metrics, which are divided by `count`. `model` is the one that computes.
     """
-    parts = split(batch, torch.arange(len(batch.length)), state.config.micro_tokens)
+    parts = split(batch, torch.arange(len(batch.length)), state.config.tuning.micro_tokens)
     with model.precision():  # around all parts, so that the weights are rounded once
         pieces = (functools.partial(loss, part, batch.select(part)) for part in parts)
-        return step(state.optimizer, pieces, _rate(state), state.config.max_grad_norm, count)
+        return step(state.optimizer, pieces, _rate(state), state.config.tuning.max_grad_norm, count)
 
 
 GroupLoss = Callable[[Any, TokenBatch, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Sums]]
@@ -178,7 +178,7 @@ def descend(
             tokens = sum(int(batch.length[part].sum()) for part in parts)
             with state.policy.precision():  # around all parts, so that the weights are rounded once
                 pieces = (functools.partial(piece, i, j) for j in range(len(parts)))
-                done.append(step(state.optimizer, pieces, _rate(state), state.config.max_grad_norm, tokens))
+                done.append(step(state.optimizer, pieces, _rate(state), state.config.tuning.max_grad_norm, tokens))
             if not math.isfinite(done[-1]["loss"] + done[-1]["grad_norm"]):
                 return metrics | done[-1]
         metrics = mean(done)
@@ -200,7 +200,7 @@ def plan(
     for some in order.tensor_split(count):
         if groups[some].any():
             weights[some] = weigh(scored[some])
-            steps.append(split(batch, some[groups[some]], state.config.micro_tokens))
+            steps.append(split(batch, some[groups[some]], state.config.tuning.micro_tokens))
     return steps, weights
 
 
@@ -224,5 +224,5 @@ def rows(whole: Tensor, part: Tensor, few: TokenBatch) -> Tensor:
 
 
 def _rate(state: Any) -> float:
-    config = state.config
-    return schedules.planned(config.learning_rate, state.step, config.steps, config.lr_warmup, config.anneal_lr)
+    config, tuning = state.config, state.config.tuning
+    return schedules.planned(config.learning_rate, state.step, config.steps, tuning.lr_warmup, tuning.anneal_lr)

@@ -15,6 +15,7 @@ from foresight.envs.text import make as text
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.generation import rollout
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by, scaled
 
@@ -120,8 +121,15 @@ def task(tmp_path):
 
 @pytest.mark.parametrize("module", [grpo, dapo])
 def test_parts_counts_and_difficulty_are_logged_by_every_sibling(module, task):
-    config = module.Config(
-        tiny_language.folder(), steps=4, prompts=3, group=4, max_new_tokens=6, precision="float32", learning_rate=1e-3
+    config = build_config(
+        module.Config,
+        tiny_language.folder(),
+        steps=4,
+        prompts=3,
+        group=4,
+        max_new_tokens=6,
+        precision="float32",
+        learning_rate=1e-3,
     )
     short = dataclasses.replace(task, train=[dataclasses.replace(e, prompt=e.prompt[-3:]) for e in task.train])
     rows = [metrics for _, metrics, _ in module.train(config, short)]

@@ -8,6 +8,7 @@ import torch
 
 from foresight.algorithms.language import kto, orpo
 from foresight.envs.text.task import Example, TextTask
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by, scaled
 
@@ -52,8 +53,14 @@ def test_orpo_rests_where_its_two_terms_balance():
     """Three of four pairs choose 2 over 3: SFT alone would give 2 three quarters, the odds ratio gives it less here."""
     pairs = [("2", "3"), ("2", "3"), ("2", "3"), ("3", "2")]
     rows = [Example(PROMPT, columns={"prompt": PROMPT, "chosen": c, "rejected": r}) for c, r in pairs]
-    config = orpo.Config(
-        tiny_language.folder(), steps=250, batch_size=4, learning_rate=1e-2, precision="float32", odds_ratio_coef=1.0
+    config = build_config(
+        orpo.Config,
+        tiny_language.folder(),
+        steps=250,
+        batch_size=4,
+        learning_rate=1e-2,
+        precision="float32",
+        odds_ratio_coef=1.0,
     )
     *_, (_, _, state) = orpo.train(config, TextTask("t", rows, [], None))
     share = _shares(state)
@@ -77,8 +84,13 @@ def _judged(labels: str) -> list[Example]:
 def test_an_answer_that_is_judged_both_ways_rests_at_the_reference():
     """Good once and bad twice, at twice the weight for good: gains and losses cancel wherever r is."""
     rows = _judged("+--:--+")
-    config = kto.Config(
-        tiny_language.folder(), batch_size=6, precision="float32", desirable_weight=1.0, undesirable_weight=0.5
+    config = build_config(
+        kto.Config,
+        tiny_language.folder(),
+        batch_size=6,
+        precision="float32",
+        desirable_weight=1.0,
+        undesirable_weight=0.5,
     )
     state = kto.build(config)
     batch = kto._corpus(state, rows).batch(range(6))
@@ -91,8 +103,14 @@ def test_kto_goes_with_the_majority_as_far_as_it_can():
     where that one is certain; half of them would be enough for a log-likelihood to stop at a share.
     """
     rows = _judged("++-:+--")
-    config = kto.Config(
-        tiny_language.folder(), steps=120, batch_size=6, learning_rate=1e-2, precision="float32", anneal_lr=False
+    config = build_config(
+        kto.Config,
+        tiny_language.folder(),
+        steps=120,
+        batch_size=6,
+        learning_rate=1e-2,
+        precision="float32",
+        anneal_lr=False,
     )
     state = kto.build(config)
     before = _shares(state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
 import json
@@ -16,6 +15,7 @@ import pytest
 
 from foresight.cli.main import main
 from foresight.runtime import catalog
+from foresight.training.options import field_types
 from tests.house import rules
 
 DOCS = rules.ROOT / "docs"
@@ -102,7 +102,7 @@ def test_presets_name_their_source_and_only_fields_that_exist() -> None:
     assert len(files) >= 2
     bad = []
     for file in files:
-        fields = {field.name for field in dataclasses.fields(catalog.config_class(file.stem))}
+        fields = set(field_types(catalog.config_class(file.stem)))
         for name, preset in catalog.presets(file.stem).items():
             bad += preset_complaints(f"{file.name}: {name}", preset, fields)
     assert bad == []

@@ -5,7 +5,6 @@ Prompts are ragged, two of them are equal, and some answers stop while others hi
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from types import ModuleType
 from typing import Any
@@ -31,6 +30,7 @@ from foresight.algorithms.language import (
 from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example
 from foresight.planning.generation.rollout import complete
+from foresight.training.options import build_config, field_types
 from tests import tiny_language
 
 FAMILY = (grpo, dr_grpo, dapo, rloo, cispo, gspo)  # a group is its own baseline
@@ -58,7 +58,7 @@ both = pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 
 def has(module: ModuleType, name: str) -> bool:
     """Whether the algorithm has this field."""
-    return any(field.name == name for field in dataclasses.fields(module.Config))
+    return name in field_types(module.Config)
 
 
 def build(module: ModuleType, **fields: Any) -> Any:
@@ -67,7 +67,7 @@ def build(module: ModuleType, **fields: Any) -> Any:
         "model": tiny_language.folder(0), "teacher": tiny_language.folder(1), "precision": "float32", "prompts": 4,
         "group": 4, "max_new_tokens": TOKENS, "minibatches": 1, "max_grad_norm": math.inf, "anneal_lr": False,
     }  # fmt: skip
-    state = module.build(module.Config(**{k: v for k, v in {**base, **fields}.items() if has(module, k)}))
+    state = module.build(build_config(module.Config, **{k: v for k, v in {**base, **fields}.items() if has(module, k)}))
     if module in SAMPLED:
         state.policy.stop_ids = STOPS
     return state

@@ -15,6 +15,7 @@ from foresight.errors import UserError
 from foresight.ops import kl
 from foresight.planning.generation.rollout import complete
 from foresight.runtime import run
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import flip_sign, returns, sabotaged_by, swap
 
@@ -23,7 +24,9 @@ PROMPTS = ["1+1?", "22+3?", "4?"]
 
 def _rollout(**fields):
     base = {"model": tiny_language.folder(0), "teacher": tiny_language.folder(1), "precision": "float32"}
-    state = distill.build(distill.Config(**{**base, "max_grad_norm": math.inf, "max_new_tokens": 6, **fields}))
+    state = distill.build(
+        build_config(distill.Config, **{**base, "max_grad_norm": math.inf, "max_new_tokens": 6, **fields})
+    )
     writer = state.policy if state.config.on_policy else state.teacher
     writer.stop_ids = [0, 5, 9, 14, 20]
     return state, complete(writer, PROMPTS, 2, 6, 1.0, state.generator)
@@ -101,7 +104,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(precision, soft):
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_the_student_comes_nearer_to_its_teacher(on_policy):
     task = TextTask("t", [Example(f"{i}?") for i in range(8)], [Example("9?")], lambda e, c: [0.0] * len(c))
-    config = distill.Config(
+    config = build_config(distill.Config,
         tiny_language.folder(0), tiny_language.folder(1), on_policy, steps=45, prompts=8, group=4, max_new_tokens=6,
         learning_rate=1e-2, precision="float32",
     )  # fmt: skip
@@ -112,12 +115,12 @@ def test_the_student_comes_nearer_to_its_teacher(on_policy):
 
 def test_a_teacher_is_needed_and_must_have_the_students_tokenizer(tmp_path):
     with pytest.raises(UserError, match="needs a teacher"):
-        distill.build(distill.Config(tiny_language.folder()))
+        distill.build(build_config(distill.Config, tiny_language.folder()))
     folder = tiny_language.write(tmp_path / "other")
     table = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(table.replace('"W"', '"X"'))
     with pytest.raises(UserError, match="another tokenizer"):
-        distill.build(distill.Config(tiny_language.folder(), str(folder), precision="float32"))
+        distill.build(build_config(distill.Config, tiny_language.folder(), str(folder), precision="float32"))
 
 
 @sabotaged_by("foresight.algorithms.language.distill._distance", flip_sign)

@@ -13,6 +13,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.generation.rollout import complete
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled
 
@@ -21,7 +22,7 @@ PROMPTS = ["1+1?", "22+3?", "4?", "4?"]  # two are equal: groups are told apart 
 
 def _config(**fields) -> grpo.Config:
     base = {"model": tiny_language.folder(), "precision": "float32", "prompts": 4, "group": 4, "max_new_tokens": 6}
-    return grpo.Config(**{**base, **fields})
+    return build_config(grpo.Config, **{**base, **fields})
 
 
 def _rollout(**fields) -> tuple[grpo.State, TokenBatch, torch.Tensor]:

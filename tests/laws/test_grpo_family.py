@@ -19,6 +19,7 @@ from foresight.ops import advantage, aggregate
 from foresight.ops.advantage import overlong
 from foresight.planning.generation.rollout import complete, roll_until
 from foresight.training import microbatch
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, loses_generator, returns, sabotaged_by, scaled
 
@@ -31,7 +32,7 @@ family = pytest.mark.parametrize("module", FAMILY, ids=lambda module: module.__n
 
 def _build(module: ModuleType, **fields):
     base = {"model": tiny_language.folder(), "precision": "float32", "prompts": 4, "group": 4, "max_new_tokens": TOKENS}
-    state = module.build(module.Config(**{**base, "max_grad_norm": math.inf, **fields}))
+    state = module.build(build_config(module.Config, **{**base, "max_grad_norm": math.inf, **fields}))
     state.policy.stop_ids = [0, 5, 9, 14, 20]  # so that completions differ in length
     return state
 
@@ -345,7 +346,7 @@ def test_dynamic_sampling_has_a_limit_and_says_how_full_it_is():
     assert seen == {"reward": 1.0, "batches": 3.0, "filled": 0.0}
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] < 1  # lengths differ
     fields = {"overlong_penalty": 0.0, "overlong_filter": False}
-    state.config = dapo.Config(tiny_language.folder(), precision="float32", **fields)
+    state.config = build_config(dapo.Config, tiny_language.folder(), precision="float32", **fields)
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] == 1
 
 

@@ -13,6 +13,7 @@ import torch
 from foresight.errors import UserError
 from foresight.planning.generation.rollout import complete
 from foresight.training import language
+from foresight.training.options import Tuning, build_config, field_types
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by
 
@@ -26,8 +27,8 @@ def _gradients(name: str, **fields) -> dict[str, torch.Tensor]:
         "model": tiny_language.folder(), "prompts": 3, "group": 4, "minibatches": 1, "max_new_tokens": 6,
         "max_grad_norm": math.inf, "precision": "float32", "overlong_filter": False,
     }  # fmt: skip
-    known = module.Config.__dataclass_fields__
-    state = module.build(module.Config(**{k: v for k, v in {**base, **fields}.items() if k in known}))
+    known = field_types(module.Config)
+    state = module.build(build_config(module.Config, **{k: v for k, v in {**base, **fields}.items() if k in known}))
     batch = complete(tiny_language.model(), ["1+1?", "22+3?", "4?"], 4, 6, generator=torch.Generator().manual_seed(0))
     caught: dict[str, torch.Tensor] = {}
     for key, part in vars(state).items():
@@ -71,7 +72,7 @@ def test_gradient_checkpointing_changes_no_gradient(name, precision, lora):
 def test_gradient_checkpointing_keeps_the_inputs_of_layers_alone():
     batch = complete(tiny_language.model(), ["1+1?", "22+3?", "4?"], 4, 6, generator=torch.Generator().manual_seed(0))
     plain, again = tiny_language.model(), tiny_language.model()
-    language.lean.recompute(again.module)
+    language.checkpointing.recompute(again.module)
     weights = sum(p.numel() * p.element_size() for p in plain.parameters())
     before, after = (_kept(lambda model=model: model.logprob(batch)) - weights for model in (plain, again))
     assert after < 0.5 * before
@@ -127,7 +128,7 @@ def test_an_optimizer_that_is_not_there_is_refused_with_what_to_do(monkeypatch):
         _gradients("grpo", optimizer="adamw8bit")
 
 
-@sabotaged_by("foresight.training.language.adamw", change("weight_decay", lambda decay: 0.0))
+@sabotaged_by("foresight.training.language.adamw", change("tuning", lambda tuning: Tuning(optimizer=tuning.optimizer)))
 def test_the_8_bit_optimizer_gets_the_weights_that_learn(monkeypatch):
     made: dict[str, object] = {}
 
@@ -140,6 +141,6 @@ def test_the_8_bit_optimizer_gets_the_weights_that_learn(monkeypatch):
         _gradients("grpo", optimizer="adamw8bit")
     model = torch.nn.Sequential(torch.nn.Linear(2, 3, device="meta"), torch.nn.Linear(3, 1, device="meta"))
     model[0].requires_grad_(False)
-    language.adamw(model, 1e-3, 0.1, "adamw8bit")
+    language.adamw(model, 1e-3, Tuning(weight_decay=0.1, optimizer="adamw8bit"))
     assert made.pop("weights") == list(model[1].parameters())
     assert made == {"lr": 1e-3, "weight_decay": 0.1}

@@ -19,6 +19,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.rollout import complete
 from foresight.runtime.checkpoints import checkpoint
 from foresight.training import language
+from foresight.training.options import build_config, field_types
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by, scaled
 
@@ -189,8 +190,10 @@ def _state(name: str, **fields):
         "prompts": 4, "group": 4, "minibatches": 2, "max_new_tokens": 6, "batch_size": 4, "steps": 3, "learning_rate":
         1e-2, "overlong_filter": False,
     }  # fmt: skip
-    known = module.Config.__dataclass_fields__
-    return module, module.build(module.Config(**{k: v for k, v in {**base, **fields}.items() if k in known}))
+    known = field_types(module.Config)
+    return module, module.build(
+        build_config(module.Config, **{k: v for k, v in {**base, **fields}.items() if k in known})
+    )
 
 
 def _task(name: str) -> TextTask:

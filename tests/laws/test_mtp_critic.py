@@ -14,6 +14,7 @@ from foresight.algorithms.language import mtp_critic
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.generation.rollout import complete
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import begins_anew, change, drop, flip_sign, sabotaged_by, scaled, shift, swap
 
@@ -24,7 +25,7 @@ REWARDS = torch.tensor([[1.0], [0.0], [0.5], [-1.0], [2.0], [0.0]])
 def _rollout(**fields):
     """A state whose heads and averages are far from each other and from 0, and six answers."""
     base = {"model": tiny_language.folder(), "precision": "float32", "max_new_tokens": 6, "max_grad_norm": math.inf}
-    state = mtp_critic.build(mtp_critic.Config(**{**base, **fields}))
+    state = mtp_critic.build(build_config(mtp_critic.Config, **{**base, **fields}))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for heads in (state.heads, state.averaged):
@@ -328,8 +329,8 @@ def test_an_answer_that_was_cut_off_can_be_punished():
 @pytest.mark.parametrize("fields", [{}, {"minibatches": 2, "epochs": 2}], ids=["once", "minibatches"])
 def test_a_mid_run_state_continues_bit_for_bit(fields):
     task = TextTask("t", [Example(p) for p in PROMPTS], [Example("9?")], lambda e, c: [float(x.count("a")) for x in c])
-    config = mtp_critic.Config(
-        tiny_language.folder(), steps=4, prompts=4, max_new_tokens=6, precision="float32", **fields
+    config = build_config(
+        mtp_critic.Config, tiny_language.folder(), steps=4, prompts=4, max_new_tokens=6, precision="float32", **fields
     )
     *_, (_, _, whole) = mtp_critic.train(config, task)
     halfway = next(state for step, _, state in mtp_critic.train(config, task) if step == 2)

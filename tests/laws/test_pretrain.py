@@ -15,6 +15,7 @@ from foresight.envs.text.make import make
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import pretrained
+from foresight.training.options import build_config
 from tests.sabotage import begins_anew, change, drop, flip_sign, sabotaged_by, scaled
 
 SMALL = {
@@ -167,7 +168,7 @@ def _peeking(query, key, value, allowed, dropout=0.0):
 def test_its_export_is_where_the_others_begin(tmp_path):
     state = _state(predict_tokens=2)
     pretrain.export(state, tmp_path / "export")
-    again = mtp_critic.build(mtp_critic.Config(str(tmp_path / "export"), heads=2, precision="float32"))
+    again = mtp_critic.build(build_config(mtp_critic.Config, str(tmp_path / "export"), heads=2, precision="float32"))
     pairs = ((state.policy, again.policy), (state.heads, again.heads))
     for one, other in pairs:
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))

@@ -13,6 +13,7 @@ from foresight.algorithms.language import reward_model, rlhf_ppo
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.generation.rollout import complete, roll
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled, swap
 
@@ -22,7 +23,9 @@ REWARDS = torch.tensor([[1.0], [0.0], [0.5], [-1.0], [2.0], [0.0]])
 
 def _rollout(**fields):
     base = {"model": tiny_language.folder(), "precision": "float32", "prompts": 6, "minibatches": 2}
-    state = rlhf_ppo.build(rlhf_ppo.Config(**{**base, "max_new_tokens": 6, "max_grad_norm": math.inf, **fields}))
+    state = rlhf_ppo.build(
+        build_config(rlhf_ppo.Config, **{**base, "max_new_tokens": 6, "max_grad_norm": math.inf, **fields})
+    )
     state.policy.stop_ids = [0, 5, 9, 14, 20]
     batch = complete(state.policy, PROMPTS, 1, 6, state.config.temperature, state.generator)
     assert 0 < batch.stopped.float().mean() < 1
@@ -168,7 +171,7 @@ def test_a_reward_model_judges_the_very_tokens_that_were_sampled(tmp_path):
     Wrong: it reads another answer, without its end or with two (TRL 5224).
     Decides: score = s(q, o) of the sampled ids, as the reward model itself gives it.
     """
-    judge = reward_model.build(reward_model.Config(tiny_language.folder(), seed=3, precision="float32"))
+    judge = reward_model.build(build_config(reward_model.Config, tiny_language.folder(), seed=3, precision="float32"))
     reward_model.export(judge, tmp_path / "judge")
     state, _ = _rollout(reward_model=str(tmp_path / "judge"))
     task = TextTask("t", [Example(p) for p in PROMPTS[:3]], [Example("9?")], lambda e, c: [0.5] * len(c))
@@ -184,8 +187,14 @@ def test_a_reward_model_judges_the_very_tokens_that_were_sampled(tmp_path):
 @sabotaged_by("foresight.algorithms.language.rlhf_ppo.train", begins_anew)
 def test_a_mid_run_state_continues_bit_for_bit():
     task = TextTask("t", [Example(p) for p in PROMPTS], [Example("9?")], lambda e, c: [float(x.count("a")) for x in c])
-    config = rlhf_ppo.Config(
-        tiny_language.folder(), steps=4, prompts=4, minibatches=2, max_new_tokens=6, precision="float32"
+    config = build_config(
+        rlhf_ppo.Config,
+        tiny_language.folder(),
+        steps=4,
+        prompts=4,
+        minibatches=2,
+        max_new_tokens=6,
+        precision="float32",
     )
     *_, (_, _, whole) = rlhf_ppo.train(config, task)
     halfway = next(state for step, _, state in rlhf_ppo.train(config, task) if step == 2)

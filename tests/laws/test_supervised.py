@@ -14,6 +14,7 @@ from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.training import corpus
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
 
@@ -35,7 +36,7 @@ STEPS = [
 
 def _build(module, **fields):
     base = {"model": tiny_language.folder(), "precision": "float32", "max_grad_norm": math.inf, "anneal_lr": False}
-    return module.build(module.Config(**{**base, **fields}))
+    return module.build(build_config(module.Config, **{**base, **fields}))
 
 
 def _gradient(module, state, *batch) -> tuple[list[torch.Tensor], dict[str, float]]:
@@ -335,7 +336,9 @@ supervised = pytest.mark.parametrize(("module", "rows"), CASES, ids=["sft", "dpo
 @supervised
 def test_a_mid_run_state_continues_bit_for_bit(module, rows):
     task = TextTask("t", rows[:5], rows[5:], None)
-    config = module.Config(tiny_language.folder(), steps=4, batch_size=4, learning_rate=1e-3, precision="float32")
+    config = build_config(
+        module.Config, tiny_language.folder(), steps=4, batch_size=4, learning_rate=1e-3, precision="float32"
+    )
     *_, (_, _, whole) = module.train(config, task)
     halfway = next(state for step, _, state in module.train(config, task) if step == 2)
     *_, (_, _, resumed) = module.train(config, task, copy.deepcopy(halfway))
@@ -350,8 +353,14 @@ def test_a_mid_run_state_continues_bit_for_bit(module, rows):
 def test_it_learns_what_it_is_shown(module, rows):
     """Held-out rows: right answers are digits, wrong ones are letters. Those of KTO are the ones that it learned."""
     task = TextTask("t", rows[:5], rows[5:], None)
-    config = module.Config(
-        tiny_language.folder(), steps=25, batch_size=5, learning_rate=3e-3, precision="float32", anneal_lr=False
+    config = build_config(
+        module.Config,
+        tiny_language.folder(),
+        steps=25,
+        batch_size=5,
+        learning_rate=3e-3,
+        precision="float32",
+        anneal_lr=False,
     )
     state = module.build(config)
     metric, before = module.assess(state, task.test)
@@ -366,7 +375,7 @@ def test_it_learns_what_it_is_shown(module, rows):
 def test_data_of_another_form_is_refused(module, rows):
     task = TextTask("t", [Example("1?", columns={"prompt": "1?"})], [], None)
     with pytest.raises(UserError, match="needs rows of the form"):
-        next(module.train(module.Config(tiny_language.folder(), precision="float32"), task))
+        next(module.train(build_config(module.Config, tiny_language.folder(), precision="float32"), task))
     graded = TextTask("t", rows, [], lambda e, c: [0.0] * len(c))
     with pytest.raises(UserError, match="give --data FILE"):
-        next(module.train(module.Config(tiny_language.folder(), precision="float32"), graded))
+        next(module.train(build_config(module.Config, tiny_language.folder(), precision="float32"), graded))

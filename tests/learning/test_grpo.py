@@ -6,6 +6,7 @@ import pytest
 
 from foresight.algorithms.language import cispo, dapo, dr_grpo, grpo, gspo, rloo
 from foresight.envs.text.task import Example, TextTask
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import flip_sign, sabotaged_by
 
@@ -25,7 +26,8 @@ def _learn(module, seed: int) -> None:
     )
     # No completion ends by itself, and near the optimum hardly a group differs.
     extra = {"overlong_filter": False, "overlong_penalty": 0.0, "max_batches": 2} if module is dapo else {}
-    config = module.Config(
+    config = build_config(
+        module.Config,
         tiny_language.folder(),
         steps=35,
         seed=seed,

@@ -10,6 +10,7 @@ from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
 from foresight.nets.language import mtp
 from foresight.ops.diagnostics import explained_variance
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, sabotaged_by, shift
 
@@ -33,8 +34,8 @@ def _greedy(state, task: TextTask) -> float:
 @sabotaged_by("foresight.ops.returns.gae", flip_sign)
 def test_it_learns_to_write_digits():
     task = _task(6)
-    config = mtp_critic.Config(
-        tiny_language.folder(), steps=20, max_new_tokens=6, learning_rate=1e-2, precision="float32"
+    config = build_config(
+        mtp_critic.Config, tiny_language.folder(), steps=20, max_new_tokens=6, learning_rate=1e-2, precision="float32"
     )
     untrained = _greedy(mtp_critic.build(config), task)
     *_, (_, _, state) = mtp_critic.train(config, task)
@@ -67,7 +68,8 @@ def _exact(policy, prompts: list[list[int]]) -> tuple[TokenBatch, torch.Tensor, 
 def test_its_values_become_the_exact_ones():
     """A language of two tokens, a policy that stands still: the value of every state is a sum over all answers."""
     task = _task(2)
-    config = mtp_critic.Config(
+    config = build_config(
+        mtp_critic.Config,
         tiny_language.folder(),
         steps=80,
         max_new_tokens=2,

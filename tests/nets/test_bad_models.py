@@ -16,6 +16,7 @@ from foresight.errors import UserError
 from foresight.nets.language import pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.training import corpus
+from foresight.training.options import build_config
 from tests import tiny_language
 
 TURNS = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
@@ -113,12 +114,12 @@ def test_a_padding_token_that_also_ends_is_learned_and_not_masked():
 
 
 def test_a_folder_without_the_weights_that_are_needed_is_refused(tmp_path):
-    judge = reward_model.build(reward_model.Config(model=tiny_language.folder(), precision="float32"))
+    judge = reward_model.build(build_config(reward_model.Config, model=tiny_language.folder(), precision="float32"))
     folder = reward_model.export(judge, tmp_path / "judge")
     fields = {"model": tiny_language.folder(), "precision": "float32"}
-    assert rlhf_ppo.build(rlhf_ppo.Config(**fields, reward_model=str(folder))).judge is not None
+    assert rlhf_ppo.build(build_config(rlhf_ppo.Config, **fields, reward_model=str(folder))).judge is not None
     with pytest.raises(UserError, match="is no reward model, since it has no head"):
-        rlhf_ppo.build(rlhf_ppo.Config(**fields, reward_model=tiny_language.folder()))
+        rlhf_ppo.build(build_config(rlhf_ppo.Config, **fields, reward_model=tiny_language.folder()))
     renamed = tmp_path / "renamed"
     shutil.copytree(tiny_language.folder(), renamed)
     weights = {f"other.{name}": x for name, x in load_file(renamed / "model.safetensors").items()}
@@ -132,7 +133,7 @@ def test_a_folder_without_the_weights_that_are_needed_is_refused(tmp_path):
 def test_transformers_reads_a_reward_model_at_the_token_that_we_read(kind, tmp_path):
     """The end of an answer is the padding, too, in the tiny model as in SmolLM2: transformers would read before it."""
     model = tiny_language.folder() if kind == "tiny" else str(_decoder(tmp_path / "decoder"))
-    state = reward_model.build(reward_model.Config(model=model, precision="float32"))
+    state = reward_model.build(build_config(reward_model.Config, model=model, precision="float32"))
     state.scorer.reset(1.0, torch.Generator().manual_seed(0))
     theirs = AutoModelForSequenceClassification.from_pretrained(reward_model.export(state, tmp_path / "judge"))
     ids, answer = corpus.encode(state.scorer.trunk, "1+1?", "2")

@@ -16,6 +16,7 @@ from foresight.nets.language import lora, pretrained
 from foresight.nets.language.decoder import Decoder, DecoderConfig, characters
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.rollout import complete
+from foresight.training.options import build_config
 from tests.sabotage import sabotaged_by, scaled
 
 SHAPE = {
@@ -146,8 +147,10 @@ def test_a_folder_of_it_loads_and_is_post_trained(experts, tmp_path):
         "t", [Example(f"{i}+1=") for i in range(8)], [Example("9=")], lambda e, c: [float(len(x)) for x in c]
     )
     for rank in (0, 4):
-        config = grpo.Config(str(tmp_path / "model"), steps=1, prompts=4, group=4, max_new_tokens=6, lora=rank,
-                             learning_rate=1e-2, precision="float32")  # fmt: skip
+        config = build_config(
+            grpo.Config, str(tmp_path / "model"), steps=1, prompts=4, group=4, max_new_tokens=6, lora=rank,
+            learning_rate=1e-2, precision="float32",
+        )  # fmt: skip
         state = grpo.build(config)
         before = copy.deepcopy(state.policy.state_dict())
         ((_, metrics, _),) = grpo.train(config, task, state)

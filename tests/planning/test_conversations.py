@@ -16,6 +16,7 @@ from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.generation import rollout
 from foresight.training import corpus
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.laws.test_supervised import _gradient, _row, _same
 from tests.sabotage import drop, sabotaged_by
@@ -51,7 +52,7 @@ def example(row: dict) -> Example:
 
 def build(module, template: str, **fields):
     base = {"model": tiny_language.folder(), "precision": "float32", "max_grad_norm": math.inf, "anneal_lr": False}
-    state = module.build(module.Config(**{**base, **fields}))
+    state = module.build(build_config(module.Config, **{**base, **fields}))
     state.policy.tokenizer.chat_template = template
     return state
 
@@ -117,7 +118,9 @@ def test_a_conversation_ends_where_there_is_no_room():
 def test_conversations_train_and_are_measured():
     state = build(sft, CHAT)
     rows = [example({"messages": TALK}), example({"prompt": "3?", "completion": "3"})]
-    steps = sft.train(sft.Config(state.config.model, steps=3, batch_size=2), TextTask("t", rows, rows, None), state)
+    steps = sft.train(
+        build_config(sft.Config, state.config.model, steps=3, batch_size=2), TextTask("t", rows, rows, None), state
+    )
     losses = [metrics["loss"] for _, metrics, _ in steps]
     assert losses[-1] < losses[0]
     name, values = sft.assess(state, rows)

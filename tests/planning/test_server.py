@@ -14,6 +14,7 @@ from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.generation import rollout
 from foresight.planning.generation.server import KEY, Server, ServerError, attach
+from foresight.training.options import build_config
 from tests import tiny_language
 from tests.openai_server import FORMS, Stub, serve
 from tests.sabotage import sabotaged_by
@@ -135,8 +136,15 @@ def test_a_stop_text_ends_a_row_without_a_stop_token(stub):
 def test_each_update_is_sampled_from(tmp_path):
     """The server begins with other weights altogether; the learner must never notice."""
     task = TextTask("t", [Example(p) for p in ("1?", "2?", "3?", "4?")], [Example("5?")], _count_a)
-    config = grpo.Config(
-        tiny_language.folder(), steps=4, prompts=4, group=4, max_new_tokens=6, precision="float32", learning_rate=1e-2
+    config = build_config(
+        grpo.Config,
+        tiny_language.folder(),
+        steps=4,
+        prompts=4,
+        group=4,
+        max_new_tokens=6,
+        precision="float32",
+        learning_rate=1e-2,
     )
     with serve(Stub(tiny_language.model(7))) as stub:
         state = grpo.build(config)

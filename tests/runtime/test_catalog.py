@@ -12,6 +12,7 @@ import pytest
 
 from foresight.errors import UserError
 from foresight.runtime import catalog, config_fields, resolve
+from foresight.training.options import flatten
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = list(catalog.algorithms())
@@ -33,7 +34,7 @@ def test_a_config_without_torch_is_the_real_one(name: str) -> None:
         (f.name, f.type, f.default) for f in dataclasses.fields(real)
     ]
     assert inspect.getsource(light) == inspect.getsource(real)  # help texts are made from the source
-    assert config_fields.fields(name, {}) == dataclasses.asdict(real())
+    assert config_fields.fields(name, {}) == flatten(real())
 
 
 def test_no_torch_for_names_and_fields() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import yaml
 from foresight.cli import train as command
 from foresight.runtime import catalog, config_fields, legacy, run, settings
 from foresight.runtime.settings import Settings
+from foresight.training.options import field_types
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
 
@@ -68,7 +68,7 @@ def test_values_of_before_are_read_under_their_present_names() -> None:
 
 def test_every_renamed_field_is_one_that_there_is() -> None:
     for names, renamed in legacy._FIELDS:
-        fields = {name: {f.name for f in dataclasses.fields(catalog.config_class(name))} for name in names}
+        fields = {name: set(field_types(catalog.config_class(name))) for name in names}
         for old, new in renamed.items():
             assert not any(old in present for present in fields.values()), f"{old} is both an old and a present name"
             assert any(new in present for present in fields.values()), f"{new} is no field of {names}"

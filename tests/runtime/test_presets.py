@@ -9,6 +9,7 @@ import torch
 
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments, resolve
+from foresight.training.options import build_config
 
 SMALL = {"replay_size": 1_000}  # what only takes memory
 OPTIONAL = ("ALE/",)  # worlds that extras bring
@@ -35,7 +36,7 @@ def test_a_preset_builds_and_acts(name: str, preset: str) -> None:
             pytest.skip(str(error))
         raise
     try:
-        state = module.build(catalog.config_class(name)(**resolved.config), environments.spaces(env))
+        state = module.build(build_config(catalog.config_class(name), **resolved.config), environments.spaces(env))
         assert state.config.steps >= 1
         if resolved.kind == "control":
             obs = env.reset(0)

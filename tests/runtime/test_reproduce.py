@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import math
@@ -18,6 +17,7 @@ import pytest
 from foresight.errors import UserError
 from foresight.runtime import bench, catalog, log
 from foresight.runtime.results import reproduce, results, suites, sutton_barto
+from foresight.training.options import field_types
 from tests.cli.conftest import call as call  # the command line as a fixture
 
 CORRIDOR = suites.Experiment("foresight.runtime.results.sutton_barto:short_corridor", "short-corridor")
@@ -49,7 +49,7 @@ def test_every_suite_names_what_exists() -> None:
         for run in suite.runs:
             assert run.preset in catalog.presets(run.algorithm), run
             assert run.seeds >= 1
-            fields = {field.name for field in dataclasses.fields(catalog.config_class(run.algorithm))}
+            fields = set(field_types(catalog.config_class(run.algorithm)))
             assert set(run.options) <= fields | {"env_options"}
             if run.needs:  # what it makes is what the preset reads
                 assert catalog.presets(run.algorithm)[run.preset]["data"] == str(suites.made_by(run.needs))

@@ -10,6 +10,7 @@ import pytest
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments, resolve
+from foresight.training.options import build_config
 from tests.sabotage import sabotaged_by
 
 PLANNERS = ("value_iteration", "policy_iteration", "truncated_policy_iteration", "soft_value_iteration")
@@ -41,7 +42,7 @@ def test_none_of_these_may_be_nothing(value: int) -> None:
     for name, field in NEVER:
         said = ""
         try:
-            catalog.module(name).build(catalog.config_class(name)(**{field: value}), _spaces(name))
+            catalog.module(name).build(build_config(catalog.config_class(name), **{field: value}), _spaces(name))
         except UserError as error:
             said = str(error)
         except (RuntimeError, ZeroDivisionError, ValueError) as error:

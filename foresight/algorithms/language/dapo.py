@@ -35,6 +35,7 @@ from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.planning.generation.rollout import answer, check_group, sample_until
 from foresight.training import language
 from foresight.training.microbatch import check_minibatches, learn
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -60,11 +61,7 @@ class Config:
     temperature: float = 1.0
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 1e-6 for 32B parameters)."""
-    lr_warmup: int = 0
-    """Updates over which the learning rate rises (paper: 20 rollouts)."""
-    anneal_lr: bool = False
-    """Whether the learning rate then falls linearly to 0."""
+    """Of AdamW (paper: 1e-6 for 32B parameters, lr_warmup of 20 rollouts)."""
     epochs: int = 1
     """Passes over each rollout (paper: 1); with one of one step no ratio leaves 1."""
     minibatches: int = 1
@@ -81,20 +78,8 @@ class Config:
     """Tokens before the limit over which the punishment grows (paper: 4096 of 20480)."""
     overlong_penalty: float = 1.0
     """The whole punishment, in units of reward (paper: 1). 0 is none."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-    lora: int = 0
-    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
-    lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
-    precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
-    optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 384
-    """Tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+    tuning: Tuning = Tuning()
+    """How the model is tuned (`training.options`)."""
 
 
 @dataclass

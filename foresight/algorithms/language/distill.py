@@ -32,6 +32,7 @@ from foresight.ops.policy import reinforce
 from foresight.planning.generation.rollout import answer, complete, roll
 from foresight.training import language
 from foresight.training.microbatch import descend, gather
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -64,24 +65,8 @@ class Config:
     """Of sampling, and of both models in the divergence."""
     learning_rate: float = 1e-5
     """Of AdamW."""
-    lr_warmup: int = 0
-    """Updates over which the learning rate rises."""
-    anneal_lr: bool = False
-    """Whether the learning rate then falls linearly to 0."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-    lora: int = 0
-    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
-    lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
-    precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
-    optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 384
-    """Tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+    tuning: Tuning = Tuning()
+    """How the model is tuned (`training.options`)."""
 
 
 @dataclass
@@ -101,7 +86,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     if not config.teacher:
         raise UserError("distill needs a teacher: --teacher FOLDER, such as the export/ of a run of grpo.")
     policy, optimizer, generator = language.build(config, device)
-    teacher = pretrained.load(config.teacher, device, config.precision).requires_grad_(False)
+    teacher = pretrained.load(config.teacher, device, config.tuning.precision).requires_grad_(False)
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(f"The teacher {config.teacher} has another tokenizer than {config.model}: it cannot teach it.")
     return State(config, policy, teacher, optimizer, generator)
@@ -124,7 +109,7 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 def _distance(state: State, reader: LanguageModel, batch: TokenBatch) -> Tensor:
     """How much likelier each token is to who wrote it than to `reader`: k1 of the two, `[P, G, T]`, 0 where padded."""
     config = state.config
-    read = gather(lambda few: reader.logprob(few, config.temperature)[0], batch, config.micro_tokens)
+    read = gather(lambda few: reader.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens)
     return kl.k1(batch.logprob, read) * batch.mask
 
 

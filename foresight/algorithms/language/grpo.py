@@ -34,6 +34,7 @@ from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.planning.generation.rollout import answer, check_group, sample
 from foresight.training import language
 from foresight.training.microbatch import check_minibatches, learn
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -62,10 +63,6 @@ class Config:
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6 for 7B parameters)."""
-    lr_warmup: int = 0
-    """Updates over which the learning rate rises."""
-    anneal_lr: bool = False
-    """Whether the learning rate then falls linearly to 0."""
     epochs: int = 1
     """Passes over each rollout, μ (paper: 1)."""
     minibatches: int = 1
@@ -74,22 +71,8 @@ class Config:
     """ε of the clipped ratio."""
     kl_coef: float = 0.0
     """β of the k3 penalty (paper: 0.04). Above 0, a frozen copy of the first policy is kept."""
-    weight_decay: float = 0.0
-    """Of AdamW."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-    lora: int = 0
-    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
-    lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
-    precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
-    optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 384
-    """Distinct tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+    tuning: Tuning = Tuning()
+    """How the model is tuned (`training.options`)."""
 
 
 @dataclass
@@ -108,7 +91,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load the policy, freeze a reference if there is a penalty, and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
-    policy, optimizer, generator = language.build(config, device, config.weight_decay)
+    policy, optimizer, generator = language.build(config, device)
     reference = language.frozen(policy) if config.kl_coef > 0 else None
     return State(config, policy, reference, optimizer, generator)
 

@@ -49,6 +49,7 @@ from foresight.planning.generation.rollout import answer, sample
 from foresight.training import language
 from foresight.training.microbatch import before_the_first, check_minibatches, plan, step
 from foresight.training.optim import track
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -80,11 +81,7 @@ class Config:
     learning_rate: float = 1e-5
     """Of the trunk's AdamW (grpo's)."""
     head_learning_rate: float = 1e-3
-    """Of the heads': they begin from nothing (RLHF's critics: 1e-5, from a whole model)."""
-    lr_warmup: int = 0
-    """Updates over which the learning rates rise."""
-    anneal_lr: bool = False
-    """Whether the learning rates then fall linearly to 0."""
+    """Of the heads', trained whole also with --lora, from nothing (RLHF's critics: 1e-5, from a whole model)."""
     epochs: int = 1
     """Passes over each rollout."""
     minibatches: int = 1
@@ -107,20 +104,8 @@ class Config:
     """Whether the gradient of the values is kept from the trunk."""
     token_coef: float = 0.1
     """β of token prediction (DeepSeek-V3: 0.3, then 0.1)."""
-    max_grad_norm: float = 1.0
-    """The gradients of trunk and heads are each scaled down to this norm."""
-    lora: int = 0
-    """Rank of adapters that learn while the trunk is frozen (LoRA); the heads learn whole. 0: all weights learn."""
-    lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
-    precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
-    optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 1024
-    """Distinct tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+    tuning: Tuning = Tuning(micro_tokens=1024)
+    """How the model is tuned (`training.options`)."""
 
 
 @dataclass
@@ -151,7 +136,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
             torch.manual_seed(config.seed)
             heads = mtp.heads_for(policy, config.heads)
     averaged = copy.deepcopy(heads).requires_grad_(False)
-    head_optimizer = language.adamw(heads, config.head_learning_rate, kind=config.optimizer)
+    head_optimizer = language.adamw(heads, config.head_learning_rate, config.tuning)
     return State(config, policy, heads, averaged, optimizer, head_optimizer, generator)
 
 
@@ -264,7 +249,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         "left_out_groups": (~scored.any((1, 2))).float().mean().item(),
         "unscorable": rewards.isnan().float().mean().item(),
     }
-    rise = schedules.planned(1.0, state.step, config.steps, config.lr_warmup, config.anneal_lr)
+    tuning = config.tuning
+    rise = schedules.planned(1.0, state.step, config.steps, tuning.lr_warmup, tuning.anneal_lr)
     before_the_first(state, steps, piece)
     for _ in range(config.epochs if steps else 0):
         done = []
@@ -272,12 +258,12 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
             tokens = sum(int(batch.length[part].sum()) for part in parts)
             with state.policy.precision():  # around all parts, so that the weights are rounded once
                 pieces = (functools.partial(piece, i, j) for j in range(len(parts)))
-                done.append(step(state.optimizer, pieces, config.learning_rate * rise, config.max_grad_norm, tokens))
+                done.append(step(state.optimizer, pieces, config.learning_rate * rise, tuning.max_grad_norm, tokens))
             if not math.isfinite(done[-1]["loss"] + done[-1]["grad_norm"]):
                 state.head_optimizer.zero_grad()
                 return metrics | done[-1]
             # The pieces left the heads' gradients behind; limited by themselves, so as not to hide the trunk's.
-            apart = step(state.head_optimizer, (), config.head_learning_rate * rise, config.max_grad_norm)
+            apart = step(state.head_optimizer, (), config.head_learning_rate * rise, tuning.max_grad_norm)
             done[-1]["head_grad_norm"] = apart["grad_norm"]
             track(state.averaged, state.heads, config.tau)
         metrics |= mean(done)

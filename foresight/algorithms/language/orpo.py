@@ -28,6 +28,7 @@ from foresight.planning.generation.rollout import answer
 from foresight.training import language
 from foresight.training.corpus import Corpus, corpus, examples, of_form
 from foresight.training.microbatch import fit
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -54,26 +55,10 @@ class Config:
     """λ: what the odds ratio weighs beside the demonstrations (TRL: 0.1)."""
     learning_rate: float = 1e-5
     """Of AdamW: that of SFT, whose term leads."""
-    lr_warmup: int = 0
-    """Updates over which the learning rate rises."""
-    anneal_lr: bool = True
-    """Whether the learning rate then falls linearly to 0."""
     max_new_tokens: int = 64
     """Tokens a completion may have when the model is asked."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-    lora: int = 0
-    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
-    lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
-    precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
-    optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 768
-    """Tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+    tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
+    """How the model is tuned (`training.options`)."""
 
 
 @dataclass

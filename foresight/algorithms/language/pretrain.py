@@ -39,6 +39,7 @@ from foresight.ops.tokens import token_logprob
 from foresight.planning.generation.rollout import answer, complete, texts
 from foresight.training import language
 from foresight.training.microbatch import step
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -130,7 +131,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
         policy = LanguageModel(module, decoder.characters(), precision.dtype(config.precision, device))
         heads = mtp.heads_for(policy, config.predict_tokens) if config.predict_tokens > 1 else None
     learns = nn.ModuleList([policy] if heads is None else [policy, heads])
-    optimizer = language.adamw(learns, config.learning_rate, config.weight_decay)
+    optimizer = language.adamw(learns, config.learning_rate, Tuning(weight_decay=config.weight_decay))
     return State(config, policy, heads, optimizer, torch.Generator().manual_seed(config.seed))
 
 

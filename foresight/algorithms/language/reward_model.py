@@ -32,6 +32,7 @@ from foresight.ops import preference
 from foresight.training import language
 from foresight.training.corpus import Corpus, corpus, encode, examples, of_form, step_ends, token_batch
 from foresight.training.microbatch import fit
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -61,24 +62,8 @@ class Config:
     """Whether the column `margin` is m, where there is one (Llama 2, arXiv:2307.09288)."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 9e-6 for 6B parameters)."""
-    lr_warmup: int = 0
-    """Updates over which the learning rate rises."""
-    anneal_lr: bool = True
-    """Whether the learning rate then falls linearly to 0."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-    lora: int = 0
-    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
-    lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
-    precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
-    optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 768
-    """Tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+    tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
+    """How the model is tuned (`training.options`)."""
 
 
 @dataclass
@@ -95,7 +80,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     """Load the trunk, draw a head, and make the optimizer."""
     generator = torch.Generator().manual_seed(config.seed)
     scorer = language.scorer(config, device, config.model, generator=generator)
-    return State(config, scorer, language.adamw(scorer, config.learning_rate, kind=config.optimizer))
+    return State(config, scorer, language.adamw(scorer, config.learning_rate, config.tuning))
 
 
 def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[float], dict, None]:

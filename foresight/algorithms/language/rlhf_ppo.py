@@ -38,6 +38,7 @@ from foresight.ops.value import clipped_loss
 from foresight.planning.generation.rollout import Rollout, answer, complete, sample
 from foresight.training import language
 from foresight.training.microbatch import check_minibatches, gather, split, step
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -69,13 +70,9 @@ class Config:
     temperature: float = 1.0
     """Of sampling, and of actor and reference in all that follows."""
     learning_rate: float = 1e-5
-    """Of the actor's AdamW (paper: 9.65e-6 for 1.3B parameters)."""
+    """Of the actor's AdamW (paper: 9.65e-6 for 1.3B parameters, lr_warmup 10)."""
     value_learning_rate: float = 2e-5
     """Of the critic's (paper: 9e-6)."""
-    lr_warmup: int = 0
-    """Updates over which the learning rates rise (paper: 10)."""
-    anneal_lr: bool = False
-    """Whether the learning rates then fall linearly to 0."""
     epochs: int = 1
     """Passes over each rollout (paper: 1)."""
     minibatches: int = 4
@@ -96,20 +93,8 @@ class Config:
     """Taken off the score of a completion that hit the limit (TRL: 1)."""
     whiten: bool = True
     """Whether the advantages of a rollout get zero mean and unit deviation."""
-    max_grad_norm: float = 1.0
-    """The gradients of actor and critic are each scaled down to this norm."""
-    lora: int = 0
-    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
-    lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
-    precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
-    optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 1024
-    """Tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+    tuning: Tuning = Tuning(micro_tokens=1024)
+    """How the model is tuned (`training.options`)."""
 
 
 @dataclass
@@ -134,13 +119,12 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     critic = language.scorer(config, device, config.critic or config.model, std=0.0)
     judge = None
     if config.reward_model:
-        judge = pretrained.load_scorer(config.reward_model, device, config.precision, trained=True).requires_grad_(
-            False
-        )
+        judge = pretrained.load_scorer(config.reward_model, device, config.tuning.precision, trained=True)
+        judge.requires_grad_(False)
     for scorer, name in ((critic, config.critic), (judge, config.reward_model)):
         if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(f"{name} has another tokenizer than {config.model}, so it cannot read its tokens.")
-    critic_optimizer = language.adamw(critic, config.value_learning_rate, kind=config.optimizer)
+    critic_optimizer = language.adamw(critic, config.value_learning_rate, config.tuning)
     return State(config, policy, critic, language.frozen(policy), judge, optimizer, critic_optimizer, generator)
 
 
@@ -177,10 +161,10 @@ def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, 
     config, last = state.config, batch.length[..., None] - 1
 
     def under(model: LanguageModel) -> Tensor:
-        return gather(lambda few: model.logprob(few, config.temperature)[0], batch, config.micro_tokens)
+        return gather(lambda few: model.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens)
 
     old, reference = under(state.policy), under(state.reference)
-    value = gather(state.critic.values, batch, config.micro_tokens)
+    value = gather(state.critic.values, batch, config.tuning.micro_tokens)
     distance = kl.k1(old, reference) * batch.mask
     mask = batch.scored(rewards, config.mask_truncated)
     score = rewards.nan_to_num() - config.missing_eos_penalty * ~batch.stopped
@@ -224,7 +208,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     """All gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config, device = state.config, state.policy.device
     targets, metrics = prepare(state, batch, rewards)
-    rise = schedules.planned(1.0, state.step, config.steps, config.lr_warmup, config.anneal_lr)
+    rise = schedules.planned(1.0, state.step, config.steps, config.tuning.lr_warmup, config.tuning.anneal_lr)
     passes: list[dict[str, float]] = []
     for _ in range(config.epochs):
         order = torch.randperm(len(batch.length), generator=state.generator)
@@ -234,21 +218,21 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                 continue  # a step on a gradient of 0 would still go where the last ones went
             weights = torch.zeros(targets.mask.shape)
             weights[groups] = per_token(mask)  # of the minibatch, before it is split
-            parts = split(batch, groups, config.micro_tokens)
+            parts = split(batch, groups, config.tuning.micro_tokens)
             pieces = [_part(batch, targets, weights, part, device) for part in parts]
             with state.policy.precision():
                 actor = step(
                     state.optimizer,
                     (functools.partial(policy_loss, state, *piece) for piece in pieces),
                     config.learning_rate * rise,
-                    config.max_grad_norm,
+                    config.tuning.max_grad_norm,
                     int(batch.length[groups].sum()),
                 )
                 critic = step(
                     state.critic_optimizer,
                     (functools.partial(value_loss, state, *piece) for piece in pieces),
                     config.value_learning_rate * rise,
-                    config.max_grad_norm,
+                    config.tuning.max_grad_norm,
                 )
             passes.append({**actor, "value_loss": critic["loss"], "critic_grad_norm": critic["grad_norm"]})
     return metrics | mean(passes)
@@ -267,7 +251,7 @@ def judged(state: State, rollout: Rollout) -> Tensor:
     """The reward `[P, G]` of a rollout: what the judge says of its very tokens, or else what the grader said."""
     if state.judge is None:
         return rollout.rewards
-    steps = gather(state.judge.steps, rollout.batch, state.config.micro_tokens)
+    steps = gather(state.judge.steps, rollout.batch, state.config.tuning.micro_tokens)
     return steps.gather(-1, rollout.batch.length[..., None] - 1)[..., 0]
 
 

@@ -33,6 +33,7 @@ from foresight.ops.policy import ratio, reinforce
 from foresight.planning.generation.rollout import answer, check_group, sample
 from foresight.training import language
 from foresight.training.microbatch import gather, learn
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -61,26 +62,10 @@ class Config:
     """Of sampling, and of the policy whose gradient is taken."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6)."""
-    lr_warmup: int = 0
-    """Updates over which the learning rate rises."""
-    anneal_lr: bool = False
-    """Whether the learning rate then falls linearly to 0."""
     kl_coef: float = 0.0
     """β of the KL in the reward. Above 0, a frozen copy of the first policy is kept."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-    lora: int = 0
-    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
-    lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
-    precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
-    optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 384
-    """Tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+    tuning: Tuning = Tuning()
+    """How the model is tuned (`training.options`)."""
 
 
 @dataclass
@@ -127,7 +112,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     metrics: dict[str, float] = {}
     if state.reference is not None:
         reference = state.reference
-        known = gather(lambda few: reference.logprob(few, config.temperature)[0], batch, config.micro_tokens)
+        known = gather(lambda few: reference.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens)
         distance = (kl.k1(batch.logprob, known) * batch.mask).sum(-1)
         rewards = rewards - config.kl_coef * distance
         metrics["kl"] = distance.sum().item() / batch.mask.sum().item()

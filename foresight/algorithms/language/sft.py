@@ -29,6 +29,7 @@ from foresight.planning.generation.rollout import answer
 from foresight.training import language
 from foresight.training.corpus import Corpus, examples, of_form, shown
 from foresight.training.microbatch import fit, rows
+from foresight.training.options import Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -53,31 +54,13 @@ class Config:
     max_tokens: int = 1024
     """Longer rows, prompt and completion together, are left out (and counted)."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 9.65e-6 for 1.3B parameters)."""
-    lr_warmup: int = 0
-    """Updates over which the learning rate rises."""
-    anneal_lr: bool = True
-    """Whether the learning rate then falls linearly to 0."""
-    weight_decay: float = 0.0
-    """Of AdamW (paper: 0.1)."""
+    """Of AdamW (paper: 9.65e-6 for 1.3B parameters, weight_decay 0.1)."""
     all_turns: bool = True
     """Whether every answer of a conversation (`messages`) is learned, or its last one alone."""
     max_new_tokens: int = 64
     """Tokens a completion may have when the model is asked."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-    lora: int = 0
-    """Rank of adapters that learn while the model is frozen (LoRA); 0: all weights learn."""
-    lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
-    precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps its input alone and is computed again for the gradient: less memory, the same numbers."""
-    optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
-    micro_tokens: int = 768
-    """Tokens in memory at once, prompts among them: less is slower and smaller, and changes no gradient."""
+    tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
+    """How the model is tuned (`training.options`)."""
 
 
 @dataclass
@@ -93,7 +76,7 @@ class State:
 
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimizer."""
-    return State(config, *language.build(config, device, config.weight_decay))
+    return State(config, *language.build(config, device))
 
 
 act = answer
