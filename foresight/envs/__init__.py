@@ -1,1 +1,1 @@
-"""Where experience comes from."""
+"""Environments: control, tabular, games and text."""

@@ -1,4 +1,4 @@
-"""Experience from a batch of worlds: unrolls of fixed length, or whole episodes, and their true successors."""
+"""Collects experience: rollouts of fixed length or whole episodes, with the true successors of their steps."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from foresight.data.trajectory import Trajectory, tree_map
 from foresight.envs.base import Env, Episodes
 from foresight.ops import returns
 
-# (observations `[B, ...]` on the device of the learner, carry) to (actions `[B, ...]` there, what to note of them,
-# carry): an algorithm's `act` with `explore`. Carries are None where there is no memory.
+# (observations `[B, ...]` on the learner's device, carry) to (actions `[B, ...]` there, extras to store, carry):
+# an algorithm's `act` with `explore`. The carry is None where there is no memory.
 Choose = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor], Any]]
 
 
 @dataclass(frozen=True)
 class Unroll:
-    """Rows `[B, T]` and what is needed to value the successor of each of them. It can be joined along the first dim.
+    """Steps `[B, T]` and what is needed to bootstrap from the successor of each. Batches join along the first dim.
 
-    - `rows`: `obs`, `action`, `reward`, `discount`, `cut`, `mask`, what else was noted when acting (`logprob`, or in
-      `extras`), and in `extras` the `limit`: 1 where a time limit cut and the next row does not show the successor, or
-      not to the same memory;
-    - `last` `[B, ...]`: what was seen after the last row: to go on from;
-    - `final` `[K, ...]`: the true successors of the rows with a `limit`, in the order of `limit.nonzero()`;
-    - `first`, `carry` `[B, ...]`: the memory before the first row and before `last`;
-    - `final_carry` `[K, ...]`: that before each of `final`. None, all three, where there is no memory.
+    - `rows`: `obs`, `action`, `reward`, `discount`, `cut`, `mask`, the `logprob` and `extras` of the policy, and in
+      `extras` also `limit`: 1 where a time limit cut and the next step does not show the successor, or not to the same
+      memory;
+    - `last` `[B, ...]`: the observation after the last step, to continue from;
+    - `final` `[K, ...]`: the true successors of the steps with a `limit`, in the order of `limit.nonzero()`;
+    - `first`, `carry` `[B, ...]`: the memory before the first step and before `last`;
+    - `final_carry` `[K, ...]`: the memory before each of `final`. All three are None where there is no memory.
     """
 
     rows: Trajectory
@@ -46,9 +46,9 @@ class Unroll:
 def segment(
     env: Env, obs: Any, choose: Choose, steps: int, device: torch.device, episodes: Episodes, carry: Any = None
 ) -> Unroll:
-    """`steps` of every world from `obs` on, on `device`. Episodes end and begin inside; a cut row says where.
+    """`steps` steps of every environment, from `obs`, on `device`. Episodes may end inside; `cut` marks where.
 
-    Those that end are noted in `episodes`. A memory (`carry`) is emptied where an episode is cut.
+    Finished episodes are added to `episodes`. A memory (`carry`) is reset where an episode is cut.
     """
     first, home = carry, device.type == "cpu"
     rows: list[tuple[Any, ...]] = []
@@ -70,11 +70,11 @@ def segment(
 
 @torch.no_grad()
 def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.device, finished: Episodes) -> Unroll:
-    """One episode of every world from its start; after at most `longest` steps it counts as cut by a time limit.
+    """One whole episode of every environment, cut after at most `longest` steps as if by a time limit.
 
-    T is the length of the longest one; worlds that end before it go on, but those rows have mask 0. Taking what ended
-    first instead would prefer short episodes. `seed` starts the episodes; those that end are noted in `finished`.
-    Memories are not for this.
+    T is the length of the longest episode. Environments that end earlier continue, with mask 0 on those steps: taking
+    the first episodes to end would favor short ones. `seed` is for the reset; finished episodes are added to
+    `finished`. Policies with a memory are not supported.
     """
     obs = env.reset(seed)
     alive = torch.ones(env.num_envs)
@@ -86,8 +86,8 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
         feedback = env.step(action.cpu())
         reported = list(zip(*(feedback.info.get(f"episode_{key}", []) for key in ("return", "length")), strict=True))
         ended = feedback.cut.nonzero().squeeze(-1).tolist()
-        if len(reported) == len(ended):  # fewer where only one life of a game ended
-            kept = [pair for world, pair in zip(ended, reported, strict=True) if alive[world]]
+        if len(reported) == len(ended):  # fewer where only a life of a game ended
+            kept = [pair for index, pair in zip(ended, reported, strict=True) if alive[index]]
             finished.note({"episode_return": [r for r, _ in kept], "episode_length": [n for _, n in kept]})
         if t + 1 == longest:
             feedback = feedback._replace(cut=torch.ones_like(feedback.cut))
@@ -101,7 +101,7 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
 
 
 def remember(replay: Replay | Prioritized, unroll: Unroll) -> None:
-    """Add the rows to `replay`, whose streams are the worlds of the unroll."""
+    """Add the steps to `replay`, one stream for each environment."""
     rows = unroll.rows
     limited = rows.extras["limit"].any(0).tolist()
     following = successor_obs(unroll) if any(limited) else None
@@ -115,10 +115,10 @@ _REMEMBERED = ("obs", "action", "reward", "discount", "cut", "mask")
 
 @torch.no_grad()
 def successors(unroll: Unroll, value: Tensor, evaluate: Callable[[Any, Any], Tensor]) -> Tensor:
-    """The value of every row's true successor, `[B, T]`, from the values of the rows.
+    """The value of every step's true successor, `[B, T]`, from the values of the steps.
 
-    `value` `[B, T]` is that of the rows themselves; `evaluate` says the value `[N]` of observations `[N, ...]` before
-    which the memory is a carry. Successors are the next rows, but final observations where a time limit cut.
+    `value` `[B, T]` is that of the steps; `evaluate` returns the value `[N]` of observations `[N, ...]` and the carry
+    before them. The successor is the next step, but the final observation where a time limit cut.
     """
     device = value.device
     next_value = returns.following(value, evaluate(trees.to(unroll.last, device), trees.to(unroll.carry, device)))
@@ -130,7 +130,7 @@ def successors(unroll: Unroll, value: Tensor, evaluate: Callable[[Any, Any], Ten
 
 @torch.no_grad()
 def successor_obs(unroll: Unroll) -> Any:
-    """The true successor of every row itself, `[B, T, ...]`: for those who value it later, or more than once."""
+    """The true successor of every step, `[B, T, ...]`, for algorithms that evaluate it later or more than once."""
     limit = unroll.rows.extras["limit"] > 0
     return _successor(unroll.rows.obs, unroll.last, unroll.final, limit)
 
@@ -144,14 +144,14 @@ def _successor(obs: Any, last: Any, final: Any, limit: Tensor) -> Any:
 
 
 class _Limits:
-    """Where time limits cut, what was seen there, and the memory before it."""
+    """Where time limits cut, the final observation there, and the memory before it."""
 
     def __init__(self) -> None:
         self.found: list[tuple[int, Tensor, Any, Any]] = []
 
     def add(self, t: int, limited: Tensor, final: Any, carry: Any) -> None:
         envs = limited.nonzero().squeeze(-1)
-        if len(envs):  # of hardly any step
+        if len(envs):  # rarely
             self.found.append((t, envs, trees.pick(final, envs), trees.pick(carry, envs)))
 
 

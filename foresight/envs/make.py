@@ -14,16 +14,16 @@ ENVS = {
 
 
 def make(name: str, kind: str = "control", **options: Any) -> Any:
-    """The environment `name`, of the `kind` that an algorithm acts in.
+    """The environment `name` of a `kind`.
 
-    - `"control"`: an `Env`, a batch of worlds behind one contract. Options: see `envs.control.build.make`
+    - `"control"`: an `Env`, a batch of environments. Options: see `envs.control.build.make`
       (`num_envs`, `engine`, `render`, `time_limit`, frame stacks, the Atari set, ...). Names joined by commas
-      are several tasks that share the worlds (see `envs.control.multi_task`);
+      are several tasks that share `num_envs` (see `envs.control.multi_task`);
     - `"tabular"`: an explicit model (P, R, gamma). Options: see `envs.tabular.grid.make`;
     - `"text"`: single-use episodes with a grader. Options: see `envs.text.make.make`;
-    - `"game"`: the rules of a game for two. Options: see `envs.games.make.make`.
+    - `"game"`: the rules of a two-player game. Options: see `envs.games.make.make`.
 
-    Raises UserError for a name, an option or a space that cannot be used, and for a missing package.
+    Raises UserError for an unknown name or option, an unsupported space and a missing package.
     """
     if kind not in ENVS:
         raise errors.unknown("kind of environment", kind, ENVS)

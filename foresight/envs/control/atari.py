@@ -1,4 +1,4 @@
-"""The Atari set (Mnih et al. 2015; Machado et al. 2018): the same options over ALE, EnvPool and Gymnasium."""
+"""Atari preprocessing (Mnih et al. 2015; Machado et al. 2018): the same options for ALE, EnvPool and Gymnasium."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ from foresight.envs.base import Env, Spaces
 from foresight.envs.control import engines, vector, wrappers
 from foresight.errors import UserError
 
-_FRAMES = 108_000  # frames before ALE itself cuts a game: 30 minutes at 60 Hz
+_FRAMES = 108_000  # frames after which ALE truncates a game: 30 minutes at 60 Hz
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The Atari set. Observations are `[frame_stack, size, size]` uint8, oldest first."""
+    """The Atari preprocessing. Observations are `[frame_stack, size, size]` uint8, oldest first."""
 
     game: str  # the ROM, such as "pong"
-    noop_max: int = 30  # a game starts with 1 to this many no-ops, so that games differ
-    frame_skip: int = 4  # frames an action; the observation is the maximum of the last two
-    episodic_life: bool = True  # a lost life has discount 0; the game goes on, so it is neither cut nor a return
-    fire_reset: bool = True  # press FIRE where a game waits for it at its start
-    image_size: int = 84  # pixels a side
+    noop_max: int = 30  # a game starts with 1 to this many no-ops, so games differ
+    frame_skip: int = 4  # frames per action; the observation is the maximum of the last two
+    episodic_life: bool = True  # a lost life has discount 0; the game continues: no cut, and no return
+    fire_reset: bool = True  # press FIRE if the game waits for it at its start
+    image_size: int = 84  # pixels per side
     gray: bool = True
     frame_stack: int = 4
-    repeat_action_probability: float = 0.0  # sticky actions; as the id says: 0.25 for ALE/*-v5
-    full_action_space: bool = False  # all 18 actions instead of those that do something
+    repeat_action_probability: float = 0.0  # sticky actions; default from the id: 0.25 for ALE/*-v5
+    full_action_space: bool = False  # all 18 actions instead of the game's minimal set
     time_limit: int = _FRAMES // 4  # actions
 
 
 def is_atari(name: str, spec: Any) -> bool:
-    """Whether the id is an Atari game seen as pixels: `ALE/Pong-v5`, `PongNoFrameskip-v4` or EnvPool's `Pong-v5`."""
+    """Whether the id is an Atari game with pixel observations: `ALE/Pong-v5`, `PongNoFrameskip-v4` or EnvPool's `Pong-v5`."""
     spec = _spec(name, spec)
     return spec is not None and "AtariEnv" in str(spec.entry_point) and spec.kwargs.get("obs_type") != "ram"
 
 
 def make(request: engines.Request, spec: Any, frame_stack: int | None) -> Env:
-    """Atari worlds in the engine asked for; `auto` is ALE's own vector engine, the fastest measured.
+    """Atari environments in the engine requested; `auto` is ALE's own vector engine, the fastest measured.
 
     Raises UserError for options that are not in `Options`.
     """
     if request.action_repeat != 1:
-        raise UserError("Atari repeats actions by its own option: say frame_skip instead of action_repeat.")
+        raise UserError(
+            f"action_repeat is {request.action_repeat}, but Atari has its own option: use frame_skip instead."
+        )
     options = _options(request, _spec(request.name, spec), frame_stack)
     engine = request.engine
     if engine == "auto":
@@ -75,7 +77,7 @@ def _spec(name: str, spec: Any) -> Any:
     if spec is None and name.endswith("-v5") and "/" not in name:
         try:
             spec = engines.find_spec(f"ALE/{name}")
-        except UserError:  # no ale_py, so no Atari; the caller says that the id is unknown
+        except UserError:  # no ale_py, so no Atari; the caller reports an unknown id
             return None
     return spec
 
@@ -99,7 +101,7 @@ def _options(request: engines.Request, spec: Any, frame_stack: int | None) -> Op
 def _ale(options: Options, num_envs: int) -> Any:
     from ale_py.vector_env import AtariVectorEnv  # late: optional
 
-    # Its own `episodic_life` restarts the whole game at every lost life: lives are counted in `Lives` instead.
+    # Its own `episodic_life` restarts the whole game at every lost life: `Lives` counts lives instead.
     return AtariVectorEnv(
         options.game,
         num_envs,
@@ -148,7 +150,7 @@ def _envpool(request: engines.Request, options: Options) -> Env:
 
 
 class Lives:
-    """Marks the rows where a life was lost and the game goes on; everything else is the engine's."""
+    """Marks the steps where a life was lost and the game continues; everything else is the engine's."""
 
     def __init__(self, engine: Any, count: bool) -> None:
         self._engine, self._count = engine, count
@@ -158,14 +160,14 @@ class Lives:
         return getattr(self._engine, name)
 
     def reset(self, *args: Any, **keywords: Any) -> Any:
-        """Reset all worlds or some."""
+        """Reset all environments or some."""
         obs, info = self._engine.reset(*args, **keywords)
-        if not args and "options" not in keywords:  # after a partial reset the next row may only gain lives
+        if not args and "options" not in keywords:  # after a partial reset the next step can only gain lives
             self._lives = np.array(info["lives"])
         return obs, info
 
     def step(self, action: np.ndarray) -> Any:
-        """Step all worlds; `info["life_lost"]` `[B]`."""
+        """Step all environments; `info["life_lost"]` `[B]`."""
         obs, reward, terminated, truncated, info = self._engine.step(action)
         lives = np.array(info["lives"])
         if self._count:
@@ -175,7 +177,7 @@ class Lives:
 
 
 class Preprocessed(gymnasium.Env[np.ndarray, Any]):
-    """One Gymnasium Atari game with the Atari set; slower than the vector engines, but it can be drawn."""
+    """One Gymnasium Atari game with the preprocessing; slower than the vector engines, but it can be rendered."""
 
     def __init__(self, options: Options, render: bool) -> None:
         self.options = options
@@ -202,7 +204,7 @@ class Preprocessed(gymnasium.Env[np.ndarray, Any]):
         self._fire = options.fire_reset and unwrapped.get_action_meanings()[1] == "FIRE"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """A new game after some no-ops; FIRE is pressed where the game waits for it."""
+        """A new game after some no-ops; FIRE is pressed if the game waits for it."""
         frame, info = self._env.reset(seed=seed)
         most = self.options.noop_max
         noops = int(self._env.unwrapped.np_random.integers(1, most + 1)) if most else 0

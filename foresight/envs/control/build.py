@@ -1,4 +1,4 @@
-"""`make` for control: picks the fastest engine that has the environment and applies the declared options."""
+"""`make` for control: picks the fastest engine that has the environment and applies the options."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def make(
     atari: bool = True,
     **options: Any,
 ) -> Env:
-    """A batch of `num_envs` worlds called `name` (a Gymnasium, EnvPool or `module:Name-v0` id).
+    """A batch of `num_envs` environments of the id `name` (a Gymnasium, EnvPool or `module:Name-v0` id).
 
     - `engine`: `native` (our own, for the ids in `engines.NATIVE` and `engines.OWN`), `envpool`, `ale` (ALE's
-      own vector engine), `gymnasium` (one process), `async` (a process a world, for heavy worlds), `vector` (the
+      own vector engine), `gymnasium` (one process), `async` (one process per environment, for slow ones), `vector` (the
       id's own vectorized form), or `auto`: the fastest that has the id;
-    - `render`: make `render()` work; the worlds are then always Gymnasium's;
-    - `time_limit`: actions before an episode is cut (a cut, not a termination); None keeps the id's own;
-    - `visible`: the numbers of a vector observation that are shown, e.g. `[0, 2]` (CartPole without velocities);
-    - `frame_stack`: show the last K observations, `[K, ...]` (Atari: 4 unless told otherwise);
-    - `action_repeat`: take every action this many times and sum the rewards (Atari has `frame_skip`);
-    - `flatten`: show one float vector, parts of a Dict in the order of their keys, Discrete as one-hot;
-    - `rescale_action`: the Box action space becomes [-1, 1], mapped linearly to the world's bounds;
-    - `clip_reward`: show the sign of the reward (Atari: on). `info["episode_return"]` is never clipped;
-    - `image_size`, `gray`: show pictures with so many pixels a side, and without colors (Atari: 84, and gray);
+    - `render`: make `render()` work; the engine is then always Gymnasium's;
+    - `time_limit`: actions before an episode is truncated; None keeps the id's own;
+    - `visible`: the indices of a vector observation to keep, e.g. `[0, 2]` (CartPole without velocities);
+    - `frame_stack`: stack the last K observations, `[K, ...]` (default for Atari: 4);
+    - `action_repeat`: repeat every action this many times and sum the rewards (Atari has `frame_skip`);
+    - `flatten`: one float vector: parts of a Dict in the order of their keys, Discrete as one-hot;
+    - `rescale_action`: the Box action space becomes [-1, 1], mapped linearly to the environment's bounds;
+    - `clip_reward`: clip the reward to its sign (Atari: on). `info["episode_return"]` is never clipped;
+    - `image_size`, `gray`: resize images to this many pixels a side, and make them gray (Atari: 84, gray);
     - `autoreset`: how the engines `gymnasium` and `async` reset: `same_step`, `next_step` or `partial`;
-    - `atari=False`: an Atari id as it is, without the Atari set (its options: see `atari.Options`);
+    - `atari=False`: an Atari id without the Atari preprocessing (its options: see `atari.Options`);
     - other `options` go to the environment itself (`continuous=True`, `map_name="8x8"`, ...).
 
-    Raises UserError for an unknown id, engine or option, a missing package and a space that is no tensor.
+    Raises UserError for an unknown id, engine or option, a missing package and an unsupported space.
     """
     if engine not in ENGINES:
         raise errors.unknown("engine", engine, ENGINES)
@@ -83,7 +83,7 @@ def make(
     return env
 
 
-# Gymnasium's worlds whose step never terminates.
+# Gymnasium's environments that never terminate.
 _ENDLESS = ("Pendulum-", "HalfCheetah-", "Swimmer-", "Reacher-", "Pusher-", "HumanoidStandup-")
 
 
@@ -92,7 +92,7 @@ def _continuing(name: str, options: dict[str, Any]) -> bool:
 
 
 def _start(request: engines.Request) -> Env:
-    """The worlds in the engine asked for, if it can do what was asked; `auto` is the fastest that can."""
+    """The environments in the engine requested; `auto` is the fastest that supports the options."""
     name, engine = request.name, request.engine
     plain = not request.render and request.action_repeat == 1
     if name in engines.OWN:
@@ -110,14 +110,14 @@ def _start(request: engines.Request) -> Env:
         env: Env = classic.make(name, request.num_envs, request.time_limit)
         return env
     if engine == "ale":
-        raise UserError(f"The engine 'ale' has Atari games with the Atari set only, not '{name}'.")
+        raise UserError(f"The engine 'ale' has only Atari games with the Atari preprocessing, not '{name}'.")
     return engines.envpool_env(request) if engine == "envpool" else engines.gymnasium_env(request, engine)
 
 
 def _own(request: engines.Request) -> Env:
-    """A world that only we have. Drawing it is not possible, and taking an action twice is not its task."""
+    """An environment that only this package has. It has no rendering and no action repeat."""
     if request.engine not in ("auto", "native") or request.action_repeat != 1:
-        raise UserError(f"'{request.name}' is our own world: it has engine='native' and no action_repeat.")
-    recall: Any = importlib.import_module("foresight.envs.control.memory_tasks")
-    env: Env = recall.make(request.name, request.num_envs, request.time_limit, **request.options)
+        raise UserError(f"'{request.name}' is built in: it has engine='native' and no action_repeat.")
+    memory_tasks: Any = importlib.import_module("foresight.envs.control.memory_tasks")
+    env: Env = memory_tasks.make(request.name, request.num_envs, request.time_limit, **request.options)
     return env

@@ -1,7 +1,7 @@
-"""CartPole-v1 and Pendulum-v1 as one compiled loop over the batch: Gymnasium's worlds at a few microseconds a step.
+"""CartPole-v1 and Pendulum-v1 as one compiled loop over the batch: Gymnasium's environments at a few microseconds a step.
 
 Dynamics, rewards, limits and the streams of random starts are Gymnasium's own: from equal seeds the episodes
-are those of `SyncVectorEnv` (world i is seeded with seed + i). A row that ends is reset inside the step.
+are those of `SyncVectorEnv` (environment i is seeded with seed + i). Environments that end are reset within the step.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from foresight.envs.base import Feedback, Spaces
 
 _CHUNK = 1 << 15  # bytes of observations that are allocated at once: a kept row keeps its chunk alive, and rows that
 # outlive two small collections of garbage bring on a full one, which takes 0.2 seconds
-_STARTS = 64  # initial states drawn ahead, per world
+_STARTS = 64  # initial states drawn ahead, per environment
 _FOREVER = np.iinfo(np.int64).max
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def _row(i, t, count, reward, terminated, scalars, state, starts, cursor, steps, returns, ended, limit):  # type: ignore[no-untyped-def]
-    """Write what came back in world i, and reset it where its episode ended. Returns how many ended so far."""
+    """Write the result of environment i, and reset it if its episode ended. Returns how many ended so far."""
     steps[i] += 1
     returns[i] += reward
     cut = terminated or steps[i] >= limit
@@ -101,14 +101,14 @@ def _pendulum_obs(state: np.ndarray) -> np.ndarray:
 _HIGH = np.array([4.8, np.inf, 12 * 2 * math.pi / 360 * 2, np.inf], dtype=np.float32)
 _TORQUE = gs.Box(-2.0, 2.0, (1,), np.float32)
 _SPEED = np.array([1.0, 1.0, 8.0], dtype=np.float32)
-_ENVS: dict[str, tuple[Any, Any, Spaces, np.ndarray]] = {  # step, what is seen, spaces, bounds of the start
+_ENVS: dict[str, tuple[Any, Any, Spaces, np.ndarray]] = {  # step, observation, spaces, bounds of the initial state
     "CartPole-v1": (_cartpole, _cartpole_obs, Spaces(gs.Box(-_HIGH, _HIGH), gs.Discrete(2)), np.full(4, 0.05)),
     "Pendulum-v1": (_pendulum, _pendulum_obs, Spaces(gs.Box(-_SPEED, _SPEED), _TORQUE), np.array([math.pi, 1.0])),
 }
 
 
 def make(name: str, num_envs: int, time_limit: int | None = None) -> Classic:
-    """The batch of worlds `name`; `time_limit` in actions, None keeps Gymnasium's."""
+    """A batch of `name`; `time_limit` in actions, None keeps Gymnasium's."""
     spec = gymnasium.registry[name]
     return Classic(name, num_envs, time_limit or spec.max_episode_steps or _FOREVER)
 
@@ -135,7 +135,7 @@ class Classic:
         self._t = self._rows
 
     def reset(self, seed: int) -> Tensor:
-        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, D]`."""
+        """Reset all environments; equal seeds give equal episodes. Returns obs `[B, D]`."""
         self._generators = [seeding.np_random(seed + i)[0] for i in range(self.num_envs)]
         for i in range(self.num_envs):
             self._draw(i)
@@ -146,7 +146,7 @@ class Classic:
         return torch.from_numpy(self._show(self._state).astype(np.float32))
 
     def step(self, action: Tensor) -> Feedback:
-        """Take `action` `[B]` (CartPole) or `[B, 1]` (Pendulum) in every world."""
+        """Take `action` `[B]` (CartPole) or `[B, 1]` (Pendulum) in every environment."""
         if action.shape != self._action_shape:  # the compiled loop would read past the end
             raise ValueError(f"'{self.name}' takes actions of shape {self._action_shape}, not {tuple(action.shape)}.")
         if not self._generators:
@@ -165,18 +165,18 @@ class Classic:
         return Feedback(obs, reward, discount, cut, self._mask, self._final[t], self._report(count))
 
     def render(self) -> None:
-        """None: `make(..., render=True)` gives Gymnasium's worlds, which can be drawn."""
+        """None: `make(..., render=True)` makes Gymnasium's environments, which can be rendered."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next steps depend on."""
+        """Everything that the next steps depend on."""
         arrays = {key: torch.from_numpy(getattr(self, "_" + key).copy()) for key in _SAVED}
         return {**arrays, "generators": [g.bit_generator.state for g in self._generators]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken."""
+        """Continue exactly where `state_dict` was taken."""
         for key in _SAVED:
             getattr(self, "_" + key)[:] = state[key].numpy()
         self._generators = []
@@ -186,7 +186,7 @@ class Classic:
             self._generators.append(generator)
 
     def _allocate(self) -> None:
-        """New memory for the next rows. Old rows belong to whoever kept them."""
+        """New memory for the next steps. Old steps belong to the caller."""
         shape = (self._rows, self.num_envs, self._features)
         obs, scalars = torch.empty(shape), torch.empty(self._rows, 3, self.num_envs)
         self._final = torch.empty(shape)

@@ -1,4 +1,4 @@
-"""Gymnasium and EnvPool started by the name of an environment, with errors that say what to do."""
+"""Gymnasium and EnvPool environments by their ids, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from foresight.envs.base import Env, Spaces
 from foresight.envs.control import vector
 from foresight.errors import UserError
 
-NATIVE = ("CartPole-v1", "Pendulum-v1")  # what `classic` has; named here because numba loads slowly
-OWN = ("TMazePassive-v0", "RepeatFirst-v0")  # what `recall` has, and no other engine
+NATIVE = ("CartPole-v1", "Pendulum-v1")  # in `classic`; listed here because numba is slow to import
+OWN = ("TMazePassive-v0", "RepeatFirst-v0")  # in `memory_tasks`, and in no other engine
 
-# Prefix of an id: the module that registers it, and our extra that brings it.
+# Prefix of an id: the module that registers it, and our extra that installs it.
 _PLUGINS = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
 _EXTRAS = {"ale_py": "atari", "ale-py": "atari", "minigrid": "minigrid", "box2d": "box2d", "mujoco": "mujoco"}
 AUTORESET = {
@@ -34,7 +34,7 @@ AUTORESET = {
 
 
 class Request(NamedTuple):
-    """What the caller of `control.make` asked an engine for."""
+    """The environment, engine and options that `control.build.make` was called with."""
 
     name: str
     num_envs: int
@@ -70,7 +70,7 @@ def load(module: str) -> Any:
 
 
 def missing(package: str) -> UserError:
-    """The error for an optional package that is not there."""
+    """The error for an optional package that is not installed."""
     what = f"'foresight[{_EXTRAS[package]}]'" if package in _EXTRAS else package
     return UserError(f"This environment needs the package '{package}'. Install it with: pip install {what}")
 
@@ -79,7 +79,7 @@ def missing(package: str) -> UserError:
 
 
 def gymnasium_env(request: Request, engine: str) -> Env:
-    """Gymnasium's own worlds: one after another, in processes (`async`), or the id's vectorized form."""
+    """Gymnasium's environments: in this process, in subprocesses (`async`), or the id's vectorized form."""
     if engine == "vector":
         venv = guard(request, lambda: _vector_form(request))
         mode = vector.gymnasium_autoreset(venv)
@@ -93,7 +93,7 @@ def gymnasium_env(request: Request, engine: str) -> Env:
 
 
 def gymnasium_vector(name: str, venv: Any, mode: str, fresh: bool) -> Env:
-    """The contract over a `gymnasium.vector.VectorEnv` that resets by `mode`."""
+    """An `Env` over a `gymnasium.vector.VectorEnv` with the autoreset `mode`."""
 
     def start(seed: int) -> tuple[Any, Any]:
         return venv, venv.reset(seed=seed)[0]
@@ -108,10 +108,10 @@ def gymnasium_vector(name: str, venv: Any, mode: str, fresh: bool) -> Env:
 
 
 def _single(request: Request) -> Any:
-    """One Gymnasium world with its options."""
+    """One Gymnasium environment with its options."""
     keywords = dict(request.options)
     if request.render:
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not look for a screen
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not open a window
         keywords["render_mode"] = "rgb_array"
     env = gymnasium.make(request.name, max_episode_steps=request.time_limit, disable_env_checker=True, **keywords)
     return env if request.action_repeat == 1 else Repeat(env, request.action_repeat)
@@ -143,7 +143,7 @@ class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._count = count
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One decision."""
+        """One action, repeated."""
         total = 0.0
         for _ in range(self._count):
             obs, reward, terminated, truncated, info = self.env.step(action)
@@ -154,7 +154,7 @@ class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def guard(request: Request, build: Callable[[], Any]) -> Any:
-    """Run `build`, and turn what Gymnasium raises for a user's mistake into one clear sentence."""
+    """Run `build`, and turn Gymnasium's errors for user mistakes into a UserError."""
     name = request.name
     try:
         return build()
@@ -176,7 +176,7 @@ def guard(request: Request, build: Callable[[], Any]) -> Any:
 
 
 def unknown(name: str) -> UserError:
-    """The error for an id that no engine has: the nearest ids, never all of them."""
+    """The error for an unknown id, with the nearest ids."""
     everything = {*NATIVE, *OWN, *gymnasium.registry, *envpool_ids()}
     near = difflib.get_close_matches(name, sorted(everything), n=8, cutoff=0.5)
     return errors.unknown("environment", name, near or ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "ALE/Pong-v5"])
@@ -187,7 +187,7 @@ def unknown(name: str) -> UserError:
 
 @functools.cache
 def envpool_ids() -> frozenset[str]:
-    """All ids that EnvPool has; none where it is not installed."""
+    """All ids that EnvPool has; none if it is not installed."""
     try:
         envpool = importlib.import_module("envpool")
     except ImportError:
@@ -196,18 +196,18 @@ def envpool_ids() -> frozenset[str]:
 
 
 def in_envpool(request: Request) -> bool:
-    """Whether EnvPool has the id, takes the options, and its spaces are ours."""
+    """Whether EnvPool has the id, takes the options, and its spaces are supported."""
     if request.name not in envpool_ids():
         return False
     try:
         spec = _declared(request.name)
     except UserError:
-        if request.name in gymnasium.registry:  # which may do without what is missing
+        if request.name in gymnasium.registry:  # Gymnasium may not need what is missing
             return False
         raise
     if not set(request.options) <= set(spec._config_keys):
         return False
-    try:  # several players and nested actions are not ours
+    try:  # several players and nested actions are not supported
         vector.observation_space(spec.gymnasium_observation_space, request.name)
         vector.action_space(spec.gymnasium_action_space, request.name)
     except (UserError, NotImplementedError):
@@ -216,7 +216,7 @@ def in_envpool(request: Request) -> bool:
 
 
 def _declared(name: str) -> Any:
-    """EnvPool's spec of `name`. Raises UserError for a library of the system that is missing, as Procgen's."""
+    """EnvPool's spec of `name`. Raises UserError for a missing system library, such as Procgen's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
         try:
@@ -226,11 +226,11 @@ def _declared(name: str) -> Any:
 
 
 def envpool_env(request: Request) -> Env:
-    """EnvPool, which resets a part of its worlds on demand: no row is lost.
+    """EnvPool, which resets some of its environments on demand: no step is lost.
 
-    Not all of its worlds heed `max_episode_steps`, and none tells a termination at the very step of the limit
-    from the limit. So time limits are kept here: the caller's, or else that of Gymnasium's id. Only ids that
-    Gymnasium does not limit keep EnvPool's own (MiniGrid's is part of its reward).
+    Not all of its environments apply `max_episode_steps`, and none distinguishes a termination at the step of the
+    limit from the limit. So time limits are applied here: the caller's, else that of Gymnasium's id. Only ids without
+    a limit in Gymnasium keep EnvPool's own (MiniGrid's is part of its reward).
     """
     envpool = load("envpool")
     registered = gymnasium.registry.get(request.name)
@@ -248,7 +248,9 @@ def envpool_env(request: Request) -> Env:
             raise UserError(f"EnvPool's '{request.name}' does not take these options: {', '.join(sorted(unused))}.")
         spaces = Spaces(_unbounded(spec.gymnasium_observation_space), spec.gymnasium_action_space)
     if spec.config.max_num_players > 1:
-        raise UserError(f"EnvPool's '{request.name}' is for several players; here a world has one.")
+        raise UserError(
+            f"EnvPool's '{request.name}' is for several players; only single-player environments are supported."
+        )
     if limit is not None:
         config["max_episode_steps"] = max(limit + 1, spec.config.max_episode_steps)
     n = request.num_envs
@@ -260,14 +262,14 @@ def envpool_env(request: Request) -> Env:
 
 
 def pool(name: str, num_envs: int, spaces: Spaces, build: Callable[[int], Any], limit: int | None = None) -> Env:
-    """The contract over an EnvPool, which is built anew for every seed because it takes seeds only then."""
+    """An `Env` over an EnvPool, which is rebuilt for every seed because it takes seeds only then."""
 
     def start(seed: int) -> tuple[Any, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
             try:
                 engine = build(seed)
-            except ImportError as error:  # some of its worlds need libraries of the system
+            except ImportError as error:  # some of its environments need system libraries
                 raise UserError(f"Environment '{name}': {error}") from error
             return engine, engine.reset()[0]
 
@@ -275,7 +277,7 @@ def pool(name: str, num_envs: int, spaces: Spaces, build: Callable[[int], Any], 
         first, info = engine.reset(rows.astype(np.int32))
         return _place(obs, first, info["env_id"])
 
-    # Every step's arrays are new memory, see tests/envs/test_contract.py.
+    # Every step returns new arrays, see tests/envs/test_contract.py.
     return vector.Vector(name, start, spaces, num_envs, vector.PARTIAL, reset_rows, fresh=True, limit=limit)
 
 
@@ -288,9 +290,9 @@ def _place(obs: Any, rows: Any, index: np.ndarray) -> Any:
 
 
 def _unbounded(space: Any) -> Any:
-    """Float bounds of EnvPool are not to be trusted (LunarLander says that all is positive): leave them out."""
+    """Drop the float bounds of EnvPool, which are unreliable (LunarLander's are all positive)."""
     if isinstance(space, gs.Dict):
-        # The text of a grid mission comes as bytes; Gymnasium's engine leaves it out too.
+        # The text of a grid mission is bytes; Gymnasium's engine drops it too.
         return gs.Dict({key: _unbounded(part) for key, part in space.spaces.items() if key != "mission"})
     if isinstance(space, gs.Box) and np.dtype(space.dtype).kind == "f":
         return gs.Box(-np.inf, np.inf, space.shape, np.float32)

@@ -1,4 +1,4 @@
-"""What is wrong with what an engine gave or raised, and in which of its worlds."""
+"""Finds the environment of a batch that raised or returned a bad observation, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gymnasium import spaces as gs
 
 
 def raised(error: Exception) -> tuple[int | None, str]:
-    """The number of the world behind an `error` of an engine, None where nobody knows, and what it did.
+    """The index of the environment behind an `error` of an engine (None if unknown), and what went wrong.
 
-    Worlds of one process keep what each of them showed, so one that shows something else than it declared is found
-    there. Otherwise the world's number stands in Gymnasium's loop over worlds, or over the answers of their processes.
+    Engines of one process keep the last observation of each environment, so one that does not fit its space is found
+    there. Otherwise the index is read from Gymnasium's loop over environments or over their processes.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     loops = [f for f in frames if f.f_globals.get("__name__", "").startswith("gymnasium.vector")]
@@ -31,25 +31,25 @@ def raised(error: Exception) -> tuple[int | None, str]:
 
 
 def misfit(seen: Any, space: Any) -> str | None:
-    """How an observation of one world differs in form from its `space`; None if it does not."""
+    """How an observation of one environment differs from its `space`; None if it fits."""
     if isinstance(space, gs.Dict):
         if not isinstance(seen, dict) or seen.keys() != space.spaces.keys():
             parts = sorted(seen) if isinstance(seen, dict) else type(seen).__name__
-            return f"it shows the parts {parts}, but declares {sorted(space.spaces)}"
+            return f"its observation has the parts {parts}, but it declares {sorted(space.spaces)}"
         found = ((key, misfit(seen[key], part)) for key, part in space.spaces.items())
         return next((f"{what} (part '{key}')" for key, what in found if what is not None), None)
     if space.shape is None or space.dtype is None:
         return None
     array = np.asarray(seen)
     if array.shape != space.shape:
-        return f"it shows an observation of shape {array.shape}, but declares {space.shape}"
+        return f"its observation has the shape {array.shape}, but it declares {space.shape}"
     if not np.can_cast(array.dtype, space.dtype, "same_kind"):
-        return f"it shows an observation of dtype {array.dtype}, but declares {space.dtype}"
+        return f"its observation has the dtype {array.dtype}, but it declares {space.dtype}"
     return None
 
 
 def not_a_number(obs: Any, reward: Any) -> tuple[int, str] | None:
-    """The first world with NaN in its `obs` `[B, ...]` or with a `reward` `[B]` that is not finite, and which it is."""
+    """The first environment with a NaN in `obs` `[B, ...]` or a `reward` `[B]` that is not finite, and which of them."""
     if reward is not None and not np.isfinite(reward).all():
         env = int(np.flatnonzero(~np.isfinite(reward))[0])
         return env, f"its reward is {float(reward[env])}"

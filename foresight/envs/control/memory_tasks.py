@@ -1,6 +1,6 @@
-"""Worlds that ask for memory and for nothing else, as whole batches: the passive T-maze and repeat-first.
+"""Batched tasks that test memory alone: the passive T-maze and repeat-first.
 
-Both show what decides at the first step only; a policy without memory can do no better than guess.
+Both show the deciding cue at the first step only; a policy without memory can only guess.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RIGHT, UP, LEFT, DOWN = range(4)
 class TMaze:
     """The passive T-maze of Ni et al. 2023 (arXiv:2307.03864), after Bakker 2001: a corridor of `length` steps.
 
-    Seen is `[junction, side]`: at the start side is where the goal will be, +1 (up) or -1 (down), and never again; in
-    the corridor both are 0; past it junction is 1 and side the arm. Actions: right, up, left, down; a wall stops.
+    The observation is `[junction, side]`. At the first step side is the side of the goal, +1 (up) or -1 (down); in the
+    corridor both are 0; at its end junction is 1 and side is the arm. Actions: right, up, left, down; walls block.
     An episode has length + 1 actions. The last one earns 1 in the arm of the goal and 0 elsewhere; every other one
-    that leaves the agent behind where going right all the time would have brought it costs 1 / length. So the best
-    return is 1, and 0.5 for a policy that cannot remember the goal.
+    costs 1 / length if the agent is behind where always going right would have brought it. So the best return is 1,
+    and 0.5 for a policy that cannot remember the goal.
     """
 
     spaces = Spaces(gs.Box(-1.0, 1.0, (2,), np.float32), gs.Discrete(4))
@@ -36,7 +36,7 @@ class TMaze:
         self.goal, self.x, self.y = (torch.zeros(num_envs, dtype=torch.int64) for _ in range(3))
 
     def begin(self, rows: Tensor, generator: torch.Generator) -> None:
-        """A new episode in the worlds `rows` (bool)."""
+        """Start a new episode in the environments `rows` (bool)."""
         goal = 2 * torch.randint(0, 2, rows.shape, generator=generator) - 1
         self.goal = torch.where(rows, goal, self.goal)
         self.x, self.y = self.x.masked_fill(rows, 0), self.y.masked_fill(rows, 0)
@@ -51,17 +51,17 @@ class TMaze:
         return torch.where(time == self.last, (self.y == self.goal).float(), late)
 
     def show(self, time: Tensor) -> Tensor:
-        """What is seen after `time` `[B]` actions of the episode."""
+        """The observation after `time` `[B]` actions of the episode."""
         junction = self.x == self.length
         side = torch.where(junction, self.y, torch.where(time == 0, self.goal, 0))
         return torch.stack([junction, side], 1).float()
 
 
 class RepeatFirst:
-    """Repeat-first of POPGym (Morad et al. 2023, arXiv:2303.01859): always say the first of the suits that you saw.
+    """Repeat-first of POPGym (Morad et al. 2023, arXiv:2303.01859): always answer with the first suit shown.
 
-    Each of `length` steps shows one of `suits` cards, drawn anew (POPGym deals a deck), and earns 1 / length where
-    the action is the suit of the first one, else -1 / length. The best return is 1; a policy without memory gets
+    Each of `length` steps shows one of `suits` cards, drawn independently (POPGym deals a deck), and earns 1 / length
+    if the action is the suit of the first one, else -1 / length. The best return is 1; a policy without memory gets
     2 / suits - 1, and a little more because the first step shows the answer.
     """
 
@@ -71,7 +71,7 @@ class RepeatFirst:
         self.first, self.card = (torch.zeros(num_envs, dtype=torch.int64) for _ in range(2))
 
     def begin(self, rows: Tensor, generator: torch.Generator) -> None:
-        """A new episode in the worlds `rows` (bool)."""
+        """Start a new episode in the environments `rows` (bool)."""
         card = torch.randint(0, self.suits, rows.shape, generator=generator)
         self.first, self.card = torch.where(rows, card, self.first), torch.where(rows, card, self.card)
 
@@ -81,33 +81,33 @@ class RepeatFirst:
         return (2 * (action == self.first).float() - 1) / self.length
 
     def show(self, time: Tensor) -> Tensor:
-        """The card that lies there."""
+        """The current card."""
         return self.card
 
 
-# The rules, what their options are by default, and which number must be at least what.
+# The rules, the defaults of their options, and the least value of each.
 ENVS: dict[str, tuple[Any, dict[str, int], dict[str, int]]] = {
     "TMazePassive-v0": (TMaze, {"length": 10}, {"length": 1}),
     "RepeatFirst-v0": (RepeatFirst, {"length": 51, "suits": 4}, {"length": 2, "suits": 2}),
 }
 
 
-def make(name: str, num_envs: int, time_limit: int | None = None, **options: Any) -> Recall:
-    """The batch of worlds `name` with its `options` (`length`, ...); `time_limit` cuts an episode before its end.
+def make(name: str, num_envs: int, time_limit: int | None = None, **options: Any) -> MemoryTask:
+    """A batch of `name` with its `options` (`length`, ...); `time_limit` truncates episodes.
 
-    Raises UserError for an option that the world does not have, or a number that is too small.
+    Raises UserError for an unknown option, or a value that is too small.
     """
     rules, defaults, least = ENVS[name]
     for key, value in options.items():
         if key not in defaults:
             raise errors.unknown(f"option of '{name}'", key, defaults)
         if not isinstance(value, int) or value < least[key]:
-            raise UserError(f"The {key} of '{name}' must be a whole number of at least {least[key]}, not {value}.")
+            raise UserError(f"{key} of '{name}' must be a whole number of at least {least[key]}, not {value}.")
     chosen = {**defaults, **options}
-    return Recall(name, num_envs, rules(num_envs=num_envs, **chosen), time_limit)
+    return MemoryTask(name, num_envs, rules(num_envs=num_envs, **chosen), time_limit)
 
 
-class Recall:
+class MemoryTask:
     """An `Env` over one set of rules; see the module."""
 
     def __init__(self, name: str, num_envs: int, rules: Any, time_limit: int | None) -> None:
@@ -119,7 +119,7 @@ class Recall:
         self._mask = torch.ones(num_envs)
 
     def reset(self, seed: int) -> Tensor:
-        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`."""
+        """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
         self._generator = torch.Generator().manual_seed(seed)
         self._time.zero_()
         self._returns.zero_()
@@ -127,7 +127,7 @@ class Recall:
         return self._rules.show(self._time)
 
     def step(self, action: Tensor) -> Feedback:
-        """Take `action` `[B]` in every world."""
+        """Take `action` `[B]` in every environment."""
         if action.shape != (self.num_envs,):
             raise ValueError(f"'{self.name}' takes actions of shape {(self.num_envs,)}, not {tuple(action.shape)}.")
         if self._generator is None:
@@ -148,19 +148,19 @@ class Recall:
         return Feedback(obs, reward, discount, cut.float(), self._mask, final, info)
 
     def render(self) -> None:
-        """None: there is nothing to draw."""
+        """None: there is nothing to render."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next steps depend on."""
+        """Everything that the next steps depend on."""
         rules = {key: value for key, value in vars(self._rules).items() if isinstance(value, Tensor)}
         generator = None if self._generator is None else self._generator.get_state()
         return {"rules": rules, "time": self._time, "returns": self._returns, "generator": generator}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken."""
+        """Continue exactly where `state_dict` was taken."""
         for key, value in state["rules"].items():
             setattr(self._rules, key, value.clone())
         self._time, self._returns = state["time"].clone(), state["returns"].clone()

@@ -1,4 +1,4 @@
-"""Several tasks in one batch of worlds: what one policy for all of them learns from."""
+"""Several tasks in one batch, to train one policy on all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from foresight.errors import UserError
 class MultiTask:
     """An `Env` of `envs` side by side, in their order. `info["episode_task"]` names the task of each ended episode.
 
-    Raises UserError where they do not show and accept the same.
+    Raises UserError unless they have equal observation and action spaces.
     """
 
     def __init__(self, envs: Sequence[Env]) -> None:
@@ -29,7 +29,7 @@ class MultiTask:
             for word, own, other in zip(("observations", "actions"), first.spaces[:2], env.spaces[:2], strict=True):
                 if not alike(own, other):
                     raise UserError(
-                        f"Tasks that are learned together need equal {word}: '{first.name}' has {own}, but "
+                        f"Tasks that are trained together need equal {word}: '{first.name}' has {own}, but "
                         f"'{env.name}' has {other}. Env options such as flatten may make them equal."
                     )
         self.envs = list(envs)
@@ -39,20 +39,20 @@ class MultiTask:
         self._parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
 
     def reset(self, seed: int) -> Any:
-        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`."""
+        """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
         return trees.concat([env.reset(seed + part.start) for env, part in zip(self.envs, self._parts, strict=True)])
 
     def step(self, action: Tensor) -> Feedback:
-        """Take `action` `[B, ...]` in every world."""
-        came = [env.step(action[part]) for env, part in zip(self.envs, self._parts, strict=True)]
-        obs = trees.concat([feedback.obs for feedback in came])
-        same = all(feedback.final_obs is feedback.obs for feedback in came)
-        final = obs if same else trees.concat([feedback.final_obs for feedback in came])
-        reward, discount, cut, mask = map(torch.cat, zip(*[feedback[1:5] for feedback in came], strict=True))
-        return Feedback(obs, reward, discount, cut, mask, final, self._info([feedback.info for feedback in came]))
+        """Take `action` `[B, ...]` in every environment."""
+        results = [env.step(action[part]) for env, part in zip(self.envs, self._parts, strict=True)]
+        obs = trees.concat([feedback.obs for feedback in results])
+        same = all(feedback.final_obs is feedback.obs for feedback in results)
+        final = obs if same else trees.concat([feedback.final_obs for feedback in results])
+        reward, discount, cut, mask = map(torch.cat, zip(*[feedback[1:5] for feedback in results], strict=True))
+        return Feedback(obs, reward, discount, cut, mask, final, self._info([feedback.info for feedback in results]))
 
     def render(self) -> Any:
-        """One RGB frame of the first world of the first task."""
+        """One RGB frame of the first environment of the first task."""
         return self.envs[0].render()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class MultiTask:
 
 
 def alike(one: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
-    """Whether one network fits both: the same kind, shape and dtype. Bounds may differ, every world has its own."""
+    """Whether one network fits both: the same kind, shape and dtype. Bounds may differ."""
     if isinstance(one, gs.Dict) and isinstance(other, gs.Dict):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, gs.Box) and isinstance(other, gs.Box):
@@ -84,17 +84,19 @@ def alike(one: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
 
 
 def tasks(names: str) -> list[str]:
-    """The tasks in `names`, which commas join."""
+    """The tasks in `names`, separated by commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def make(names: str, one: Callable[..., Env], num_envs: int = 8, **options: Any) -> Env:
-    """The tasks `names` (joined by commas), each made by `one`; they share `num_envs` worlds as equally as can be.
+    """The tasks `names` (joined by commas), each made by `one`; they share `num_envs` as equally as possible.
 
-    Raises UserError for fewer worlds than tasks.
+    Raises UserError for fewer environments than tasks.
     """
     each = tasks(names)
     if num_envs < len(each):
-        raise UserError(f"{len(each)} tasks need at least as many worlds: raise num_envs from {num_envs}.")
+        raise UserError(
+            f"num_envs is {num_envs}, but {len(each)} tasks need at least one environment each: raise num_envs."
+        )
     counts = [num_envs // len(each) + (i < num_envs % len(each)) for i in range(len(each))]
     return MultiTask([one(task, num_envs=count, **options) for task, count in zip(each, counts, strict=True)])

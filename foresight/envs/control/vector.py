@@ -1,4 +1,4 @@
-"""EnvPool and Gymnasium behind the one contract of `envs.base`: autoreset is handled here, once."""
+"""EnvPool and Gymnasium behind the contract of `envs.base`: the one place that handles autoreset."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PARTS = (gs.Box, gs.Discrete, gs.MultiDiscrete, gs.MultiBinary)
 class Vector:
     """An `Env` over anything that steps like `gymnasium.vector.VectorEnv`.
 
-    `autoreset` says what the engine does where an episode ends: `same_step` (it resets at once and puts
-    the final observation in `info["final_obs"]`), `partial` (nothing: the subset is reset here, by
-    `reset_rows(indices, obs) -> obs`) or `next_step` (the row after is spent on the reset, see `Feedback.mask`).
+    `autoreset` is what the engine does where an episode ends: `same_step` (it resets at once and puts the final
+    observation in `info["final_obs"]`), `partial` (nothing: the subset is reset here, by
+    `reset_rows(indices, obs) -> obs`) or `next_step` (the next step is the reset, see `Feedback.mask`).
 
-    `limit` cuts an episode here after so many actions, for `partial` engines that may not do it themselves.
-    `fresh` says that the engine gives new memory at every step; otherwise it is copied here.
+    `limit` truncates an episode here after this many actions, for `partial` engines that may not do it themselves.
+    `fresh`: the engine returns new memory at every step; otherwise it is copied here.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Vector:
         self._lengths = np.zeros(num_envs, dtype=np.int64)
 
     def reset(self, seed: int) -> Any:
-        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`. Raises EnvError."""
+        """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`. Raises EnvError."""
         self._resetting[:] = False
         self._returns[:] = 0
         self._lengths[:] = 0
         try:
             self._engine, obs = self._start(seed)
-        except UserError:  # something is missing that the user can install
+        except UserError:  # a missing package
             raise
         except Exception as error:
             raise self._broken(*faults.raised(error), now=0) from error
@@ -69,7 +69,7 @@ class Vector:
         return self._tensors(obs)
 
     def step(self, action: Tensor) -> Feedback:
-        """Take `action` `[B, ...]` in every world."""
+        """Take `action` `[B, ...]` in every environment."""
         if self._engine is None:
             raise RuntimeError(f"Environment '{self.name}': call reset(seed) before step.")
         if action.shape != self._action_shape:  # some engines would read past the end
@@ -96,13 +96,13 @@ class Vector:
             self._report(info, np.flatnonzero(ended))
             if self._autoreset == PARTIAL:
                 assert self._reset_rows is not None
-                final_obs = self._tensors(obs)  # kept as it is: `reset_rows` makes new memory
+                final_obs = self._tensors(obs)  # not overwritten: `reset_rows` makes new memory
                 try:
                     obs = self._reset_rows(self._engine, np.flatnonzero(ended), obs)
                 except Exception as error:
                     raise self._broken(*faults.raised(error), now=0) from error
                 self._require_numbers(obs)
-        if "life_lost" in extra:  # worth as much as a termination, though the game goes on
+        if "life_lost" in extra:  # valued like a termination, though the game continues
             terminated = terminated | extra["life_lost"]
         out = self._tensors(obs)
         feedback = Feedback(
@@ -119,7 +119,7 @@ class Vector:
         return feedback
 
     def render(self) -> Any:
-        """One RGB frame of world 0, `[height, width, 3]` uint8, or None where the world cannot be drawn."""
+        """One RGB frame of environment 0, `[height, width, 3]` uint8; None if it cannot be rendered."""
         return None if self._draw is None or self._engine is None else self._draw(self._engine)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Vector:
             raise self._broken(*found, now=0)
 
     def _broken(self, env: int | None, what: str, now: int = 1) -> EnvError:
-        where = "" if env is None else f", world {env} at step {self._lengths[env] + now} of its episode"
+        where = "" if env is None else f", env {env} at step {self._lengths[env] + now} of its episode"
         return EnvError(f"Environment '{self.name}'{where}: {what}.")
 
     def _report(self, info: dict[str, Any], rows: np.ndarray) -> None:
@@ -150,7 +150,7 @@ class Vector:
 
 
 def tensor(array: Any, copy: bool) -> Tensor:
-    """A tensor of `array`, float64 as float32 and odd integers as int64; `copy` where its memory is not ours."""
+    """A tensor of `array`, float64 as float32 and other integers as int64; `copy` where the engine owns the memory."""
     array = np.asarray(array)
     wanted = dtype(array.dtype)
     if array.dtype != wanted:
@@ -161,7 +161,7 @@ def tensor(array: Any, copy: bool) -> Tensor:
 
 
 def dtype(given: Any) -> Any:
-    """The dtype that tensors have for a world's dtype: float32, uint8, int8, bool or int64."""
+    """The tensor dtype for an environment's dtype: float32, uint8, int8, bool or int64."""
     kind = np.dtype(given)
     if kind.kind == "f":
         return np.dtype(np.float32)
@@ -169,9 +169,9 @@ def dtype(given: Any) -> Any:
 
 
 def observation_space(space: Any, name: str) -> Any:
-    """The space that tensors show for `space`: Dicts lose parts that are no tensors (the text of a mission).
+    """The space of observation tensors for `space`: Dicts lose parts that are not tensors (the text of a mission).
 
-    Raises UserError where nothing is left.
+    Raises UserError if nothing is left.
     """
     if isinstance(space, gs.Dict):
         parts = {k: observation_space(v, name) for k, v in space.spaces.items() if isinstance(v, _PARTS)}
@@ -182,8 +182,8 @@ def observation_space(space: Any, name: str) -> Any:
     if isinstance(space, _PARTS):
         return space
     raise UserError(
-        f"Environment '{name}' shows observations of kind {type(space).__name__}; supported are Box, Discrete, "
-        "MultiDiscrete, MultiBinary and a Dict of these. Wrap it so that it shows one of them."
+        f"Environment '{name}' has the observation space {type(space).__name__}; supported are Box, Discrete, "
+        "MultiDiscrete, MultiBinary and a Dict of these. Wrap it so that it has one of them."
     )
 
 
@@ -198,20 +198,20 @@ def action_space(space: Any, name: str) -> Any:
     if isinstance(space, gs.MultiBinary):
         return space
     raise UserError(
-        f"Environment '{name}' takes actions of kind {type(space).__name__}; supported are Discrete, MultiDiscrete, "
-        "MultiBinary and Box. Wrap it so that it takes one of them."
+        f"Environment '{name}' has the action space {type(space).__name__}; supported are Discrete, MultiDiscrete, "
+        "MultiBinary and Box. Wrap it so that it has one of them."
     )
 
 
 def _box(space: gs.Box) -> gs.Box:
-    """`space` in the dtype of its tensors; what is beyond that dtype is no bound."""
+    """`space` in the dtype of its tensors; bounds beyond that dtype become infinite."""
     kind: Any = dtype(space.dtype).type
     with np.errstate(over="ignore"):  # float64's largest number becomes infinity
         return gs.Box(space.low.astype(kind), space.high.astype(kind), space.shape, kind)
 
 
 def _action_converter(space: Any) -> Callable[[Tensor], np.ndarray]:
-    """The function from an action tensor to what the engine takes."""
+    """The function from an action tensor to the engine's action."""
     if isinstance(space, gs.Box):
         low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         kind = space.dtype
@@ -228,7 +228,7 @@ def _action_converter(space: Any) -> Callable[[Tensor], np.ndarray]:
 
 
 def _final(obs: Any, given: Any, rows: np.ndarray) -> Any:
-    """`obs` with the rows that ended replaced by their final observation."""
+    """`obs` with the final observations of the environments that ended."""
     if isinstance(obs, dict):
         parts = {
             key: given[key] if isinstance(given, dict) else [None if row is None else row[key] for row in given]
@@ -242,6 +242,6 @@ def _final(obs: Any, given: Any, rows: np.ndarray) -> Any:
 
 
 def gymnasium_autoreset(engine: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:
-    """How `engine` says that it resets; next-step where it says nothing, as Gymnasium does."""
+    """The autoreset mode in the metadata of `engine`; next-step if it has none, as in Gymnasium."""
     mode = engine.metadata.get("autoreset_mode", gymnasium.vector.AutoresetMode.NEXT_STEP)
     return {"SAME_STEP": SAME_STEP, "DISABLED": PARTIAL}.get(mode.name, NEXT_STEP)

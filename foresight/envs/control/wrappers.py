@@ -1,4 +1,4 @@
-"""Declared environment options as functions: each takes an `Env` and gives an `Env`."""
+"""Wrappers for the environment options: functions from an `Env` to an `Env`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foresight.errors import UserError
 
 
 class Wrapped:
-    """An `Env` with one function on the way in and one on the way out; everything else is `env`'s."""
+    """An `Env` whose actions, first observations and feedback pass through functions; the rest is `env`'s."""
 
     def __init__(
         self,
@@ -30,17 +30,17 @@ class Wrapped:
         self._action, self._reset, self._feedback = action, reset, feedback
 
     def reset(self, seed: int) -> Any:
-        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`."""
+        """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
         obs = self.env.reset(seed)
         return obs if self._reset is None else self._reset(obs)
 
     def step(self, action: Tensor) -> Feedback:
-        """Take `action` `[B, ...]` in every world."""
+        """Take `action` `[B, ...]` in every environment."""
         feedback = self.env.step(action if self._action is None else self._action(action))
         return feedback if self._feedback is None else self._feedback(feedback)
 
     def render(self) -> Any:
-        """One RGB frame of world 0, `[height, width, 3]` uint8, or None where the world cannot be drawn."""
+        """One RGB frame of environment 0, `[height, width, 3]` uint8; None if it cannot be rendered."""
         return self.env.render()
 
     def close(self) -> None:
@@ -49,12 +49,12 @@ class Wrapped:
 
 
 def clip_reward(env: Env) -> Env:
-    """Show the sign of the reward: -1, 0 or 1 (Mnih et al. 2015). Reported returns stay whole."""
+    """Clip the reward to its sign: -1, 0 or 1 (Mnih et al. 2015). Reported returns are not clipped."""
     return Wrapped(env, env.spaces, feedback=lambda f: f._replace(reward=f.reward.sign()))
 
 
 def rescale_action(env: Env) -> Env:
-    """Actions in [-1, 1], mapped linearly to the bounds of the Box. Raises UserError where there are none."""
+    """Actions in [-1, 1], mapped linearly to the bounds of the Box. Raises UserError if it has none."""
     space = env.spaces.action
     if not isinstance(space, gs.Box) or not space.is_bounded():
         raise UserError(f"rescale_action needs a bounded Box action space; '{env.name}' has {space}.")
@@ -65,18 +65,18 @@ def rescale_action(env: Env) -> Env:
 
 
 def visible(env: Env, indices: Sequence[int]) -> Env:
-    """Show only these numbers of a vector observation: CartPole without velocities is `[0, 2]`.
+    """Keep only these indices of a vector observation: CartPole without velocities is `[0, 2]`.
 
-    Raises UserError where observations are no vectors, or an index is not one of theirs.
+    Raises UserError if observations are not vectors, or an index is out of range.
     """
     space = env.spaces.obs
     if not isinstance(space, gs.Box) or len(space.shape) != 1:
-        raise UserError(f"visible needs vector observations; '{env.name}' shows {space}. Make it with flatten.")
+        raise UserError(f"visible needs vector observations; '{env.name}' has {space}. Add flatten=true.")
     if not isinstance(indices, list | tuple) or not all(isinstance(i, int) for i in indices):
-        raise UserError(f"visible is a list of the numbers to show, such as [0, 2], not {indices!r}.")
+        raise UserError(f"visible must be a list of indices, such as [0, 2], not {indices!r}.")
     kept = list(indices)
     if not kept or not all(0 <= i < space.shape[0] for i in kept):
-        raise UserError(f"visible must name some of the numbers 0 to {space.shape[0] - 1} of '{env.name}', not {kept}.")
+        raise UserError(f"visible must be indices from 0 to {space.shape[0] - 1} for '{env.name}', not {kept}.")
     box = gs.Box(space.low[kept], space.high[kept], dtype=space.dtype.type)  # type: ignore[union-attr]
 
     def both(f: Feedback) -> Feedback:
@@ -87,35 +87,35 @@ def visible(env: Env, indices: Sequence[int]) -> Env:
 
 
 def picture(env: Env, size: int | None, gray: bool) -> Env:
-    """Show pictures `[H, W, 3]` or `[H, W]` of bytes with `size` pixels a side, in `gray` as `[H, W]`.
+    """Resize uint8 images `[H, W, 3]` or `[H, W]` to `size` pixels a side; with `gray` they become `[H, W]`.
 
-    A new pixel is the mean over its area; gray is the brightness of ITU-R BT.601. Raises UserError for other worlds.
+    A new pixel is the mean over its area; gray is the luma of ITU-R BT.601. Raises UserError for other observations.
     """
     space = env.spaces.obs
     shape = space.shape if isinstance(space, gs.Box) and space.dtype == np.uint8 else ()
     colored = len(shape) == 3 and shape[2] == 3
     if not colored and len(shape) != 2:
-        raise UserError(f"image_size and gray are for pictures [height, width, 3]; '{env.name}' shows {space}.")
+        raise UserError(f"image_size and gray need image observations [height, width, 3]; '{env.name}' has {space}.")
     height, width = size or shape[0], size or shape[1]
     rows, columns = (torch.from_numpy(area(old, new)) for old, new in zip(shape, (height, width), strict=False))
 
-    def see(obs: Tensor) -> Tensor:
+    def resize(obs: Tensor) -> Tensor:
         x = obs.float()
         if colored and gray:
-            x = x @ _BRIGHTNESS
+            x = x @ _LUMA
         planes = x.movedim(-1, 1) if x.dim() == 4 else x
         small = (rows @ planes @ columns.T if size else planes).round().to(torch.uint8)
         return small.movedim(1, -1).contiguous() if x.dim() == 4 else small
 
     def both(f: Feedback) -> Feedback:
-        obs = see(f.obs)
-        return f._replace(obs=obs, final_obs=obs if f.final_obs is f.obs else see(f.final_obs))
+        obs = resize(f.obs)
+        return f._replace(obs=obs, final_obs=obs if f.final_obs is f.obs else resize(f.final_obs))
 
     box = gs.Box(0, 255, (height, width, 3) if colored and not gray else (height, width), np.uint8)
-    return Wrapped(env, env.spaces._replace(obs=box), reset=see, feedback=both)
+    return Wrapped(env, env.spaces._replace(obs=box), reset=resize, feedback=both)
 
 
-_BRIGHTNESS = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue
+_LUMA = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue
 
 
 def area(old: int, new: int) -> np.ndarray:
@@ -127,7 +127,7 @@ def area(old: int, new: int) -> np.ndarray:
 
 
 def flatten(env: Env) -> Env:
-    """Show one float32 vector `[B, D]`: parts of a Dict in the order of their keys, Discrete as one-hot."""
+    """One float32 vector `[B, D]`: parts of a Dict in the order of their keys, Discrete as one-hot."""
     space = env.spaces.obs
     size = gs.flatdim(space)
     spaces = env.spaces._replace(obs=gs.Box(-np.inf, np.inf, (size,), np.float32))
@@ -152,7 +152,7 @@ def _flat(space: Any, x: Any) -> Tensor:
 
 
 def frame_stack(env: Env, count: int) -> Env:
-    """Show the last `count` observations, oldest first, `[B, count, ...]`; an episode starts with copies."""
+    """Stack the last `count` observations, oldest first, `[B, count, ...]`; an episode starts with copies."""
     memory: list[Any] = [None]
 
     def start(obs: Any) -> Any:
@@ -173,7 +173,7 @@ def frame_stack(env: Env, count: int) -> Env:
 
     def feedback(f: Feedback) -> Feedback:
         final = obs = push(memory[0], f.final_obs)
-        # A next-step engine shows the first observation on the row that it spends on the reset (mask 0).
+        # A next-step engine returns the first observation on its reset step (mask 0).
         fresh = f.cut > 0 if f.final_obs is not f.obs else f.mask == 0
         if fresh.any():
             obs = restart(final, f.obs, fresh)

@@ -119,9 +119,9 @@ MISTAKES = [
     ({"lenght": 4}, "Did you mean 'length'"),
     ({"length": 0}, "length of 'TMazePassive-v0' must be a whole number of at least 1"),
     ({"length": 2.5}, "whole number"),
-    ({"engine": "envpool"}, "our own world"),
-    ({"action_repeat": 2}, "our own world"),
-    ({"visible": [2]}, "must name some of the numbers 0 to 1"),
+    ({"engine": "envpool"}, "is built in"),
+    ({"action_repeat": 2}, "is built in"),
+    ({"visible": [2]}, "must be indices from 0 to 1"),
     ({"visible": []}, "must name some"),
 ]
 

@@ -77,9 +77,9 @@ WORDS = {
     "nan": "its observation has a NaN",
     "last": "its observation has a NaN",
     "reward": "its reward is nan",
-    "shape": r"it shows an observation of shape \(3,\), but declares \(2,\)",
-    "dtype": "it shows an observation of dtype <U1, but declares float32",
-    "complex": "it shows an observation of dtype complex64, but declares float32",
+    "shape": r"its observation has the shape \(3,\), but it declares \(2,\)",
+    "dtype": "its observation has the dtype <U1, but it declares float32",
+    "complex": "its observation has the dtype complex64, but it declares float32",
 }
 
 
@@ -133,7 +133,7 @@ def _says(how: str, more: str = "", at: int = 3, **options: Any) -> None:
         except EnvError as error:
             said = str(error)
         words = WORDS[how] if at else WORDS[how].replace("its step", "its reset")
-        wanted = f"Environment 'Broken-v0', world 2 at step {at} of its episode: {words}{more}"
+        wanted = f"Environment 'Broken-v0', env 2 at step {at} of its episode: {words}{more}"
         assert re.match(wanted, said), said
     finally:
         env.close()
@@ -145,12 +145,12 @@ SEARCHING = [muzero, gumbel_muzero, sampled_muzero, stochastic_muzero, efficient
 
 @pytest.mark.parametrize("module", BOOTSTRAPPING + SEARCHING, ids=lambda m: m.__name__.rpartition(".")[2])
 def test_a_discount_of_1_needs_an_end(module: Any) -> None:
-    """HalfCheetah never terminates: a value that bootstraps at its time limit sums up rewards for ever."""
+    """HalfCheetah never terminates: a value that bootstraps at its time limit is infinite."""
     box = module in (sac, sampled_muzero)
     action = gs.Box(-1.0, 1.0, (2,), np.float32) if box else gs.Discrete(2)
     obs = gs.Box(-1.0, 1.0, (3,), np.float32)
     config = module.Config(gamma=1.0, **({"replay_size": 100} if hasattr(module.Config, "replay_size") else {}))
-    with pytest.raises(UserError, match=r"With gamma 1 returns are infinite here: .* Set gamma below 1"):
+    with pytest.raises(UserError, match=r"gamma is 1, but this environment never terminates .* Set gamma below 1"):
         module.build(config, Spaces(obs, action, continuing=True))
     assert module.build(config, Spaces(obs, action)).config.gamma == 1  # an episodic one
 
