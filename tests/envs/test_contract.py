@@ -13,7 +13,7 @@ from torch import Tensor
 from foresight.data.trajectory import Trajectory, tree_map
 from foresight.envs.base import Feedback
 from foresight.envs.make import make
-from tests.envs.worlds import COUNTER, rollout, same
+from tests.envs.example_envs import COUNTER, rollout, same
 from tests.sabotage import change, sabotaged_by
 
 MODES = ("same_step", "next_step", "partial")
@@ -292,7 +292,7 @@ def test_the_terminal_step_of_cartpole_is_worth_one_in_every_engine() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_worlds_in_processes_are_the_same_worlds(mode: str) -> None:
     actions = torch.randint(0, 3, (2, 30), generator=torch.Generator().manual_seed(6))
-    name = COUNTER.replace("Foresight", "tests.envs.worlds:Foresight")
+    name = COUNTER.replace("Foresight", "tests.envs.example_envs:Foresight")
     there = make(name, num_envs=2, engine="async", time_limit=5, autoreset=mode)
     here = make(COUNTER, num_envs=2, engine="gymnasium", time_limit=5)
     same(rollout(there, actions), rollout(here, actions))

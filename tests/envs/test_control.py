@@ -15,7 +15,7 @@ from foresight.envs.control import engines
 from foresight.envs.control.wrappers import frame_stack
 from foresight.envs.make import make
 from foresight.errors import UserError
-from tests.envs.worlds import COUNTER, rollout, same
+from tests.envs.example_envs import COUNTER, rollout, same
 
 
 def steps(env: Any, count: int, action: Any = None) -> list[Any]:
@@ -277,7 +277,7 @@ def test_unknown_worlds_engines_and_options_are_named() -> None:
     assert "gravitas" in error("Acrobot-v1", engine="envpool", gravitas=1)
     assert "num_envs must be a whole number of at least 1" in error("CartPole-v1", num_envs=0)
     assert "time_limit must be a whole number" in error("CartPole-v1", time_limit="abc")
-    assert "visible is a list" in error("CartPole-v1", visible=0)
+    assert "visible must be a list" in error("CartPole-v1", visible=0)
 
 
 def test_an_engine_that_cannot_says_which_can() -> None:
@@ -318,8 +318,8 @@ def test_without_envpool_gymnasium_takes_over(monkeypatch: Any) -> None:
 
 
 def test_spaces_that_are_no_tensors_are_refused() -> None:
-    assert "observations of kind Tuple" in error("tests.envs.worlds:ForesightOdd-v0", obs=True)
-    assert "actions of kind Tuple" in error("tests.envs.worlds:ForesightOdd-v0", obs=False)
+    assert "the observation space Tuple" in error("tests.envs.example_envs:ForesightOdd-v0", obs=True)
+    assert "the action space Tuple" in error("tests.envs.example_envs:ForesightOdd-v0", obs=False)
     assert "several players" in error("TicTacToe-v1")
 
 

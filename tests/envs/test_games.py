@@ -160,9 +160,9 @@ def test_an_illegal_word_says_the_legal_ones() -> None:
         ("backgammon", {}, "is not a game of no chance"),
         ("connect_fuor", {}, "Did you mean 'connect_four'"),
         ("go", {"size": 1}, "size must be a whole number from 2 to 19"),
-        ("chess", {"size": 9}, "The size of chess cannot be chosen"),
-        ("othello", {"rules": "native"}, "There are no native rules of othello"),
-        ("othello", {"sugar": 2}, "OpenSpiel does not make othello"),
+        ("chess", {"size": 9}, "chess has no option 'size'"),
+        ("othello", {"rules": "native"}, "There are no native rules for othello"),
+        ("othello", {"sugar": 2}, "OpenSpiel cannot make othello"),
     ],
 )
 def test_games_that_do_not_exist_are_refused(name: str, options: dict[str, Any], words: str) -> None:
@@ -186,8 +186,8 @@ def test_a_board_has_the_size_that_openspiel_calls_board_size() -> None:
     [
         ("hex", {"size": 5, "board_size": 7}, "size is 5 and board_size 7: give one of them"),
         ("go", {"board_size": 20}, "size must be a whole number from 2 to 19, not 20"),
-        ("go", {"komi": float("nan")}, "komi must be a number of points, not nan"),
-        ("tic_tac_toe", {"komi": 3.0}, "OpenSpiel does not make tic_tac_toe with {'komi': 3.0}"),
+        ("go", {"komi": float("nan")}, "komi must be a finite number of points, not nan"),
+        ("tic_tac_toe", {"komi": 3.0}, "OpenSpiel cannot make tic_tac_toe with {'komi': 3.0}"),
         ("connect_four", {"board_size": 9, "rules": "native"}, "have no option board_size; they take none"),
     ],
 )

@@ -122,7 +122,7 @@ MISTAKES = [
     ({"engine": "envpool"}, "is built in"),
     ({"action_repeat": 2}, "is built in"),
     ({"visible": [2]}, "must be indices from 0 to 1"),
-    ({"visible": []}, "must name some"),
+    ({"visible": []}, "must be indices"),
 ]
 
 

@@ -39,7 +39,7 @@ def test_every_row_is_what_its_task_shows_alone() -> None:
 def test_names_joined_by_commas_share_the_worlds() -> None:
     env = make("CartPole-v1, CartPole-v1", num_envs=5)
     assert [part.num_envs for part in env.envs] == [3, 2]
-    with pytest.raises(UserError, match="num_envs is 1, but 2 tasks need at least one environment each"):
+    with pytest.raises(UserError, match="num_envs is 1, but 2 tasks need one environment each: raise num_envs"):
         make("CartPole-v1,CartPole-v1", num_envs=1)
     with pytest.raises(UserError, match="need equal observations: 'CartPole-v1' has"):
         make("CartPole-v1,Pendulum-v1", num_envs=2)

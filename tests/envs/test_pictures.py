@@ -49,7 +49,7 @@ def test_a_new_pixel_is_the_mean_over_its_area() -> None:
 
 
 def test_other_worlds_have_no_pictures() -> None:
-    with pytest.raises(UserError, match=r"image_size and gray are for pictures .*; 'CartPole-v1' shows Box"):
+    with pytest.raises(UserError, match=r"image_size and gray need image observations .*; 'CartPole-v1' has Box"):
         make("CartPole-v1", num_envs=1, gray=True)
     with pytest.raises(UserError, match="image_size must be a whole number of at least 1, not 0"):
         make("Lamp-v0", num_envs=1, image_size=0)

@@ -54,17 +54,17 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
 
 
 BAD = [
-    ("a.pgn", '[FEN "8/8/8/8/8/8/8/K1k5 w - - 0 1"]\n\n1. Ka2 *', "a.pgn: a game begins with a position of its own"),
+    ("a.pgn", '[FEN "8/8/8/8/8/8/8/K1k5 w - - 0 1"]\n\n1. Ka2 *', "a.pgn: a game starts from a position"),
     ("a.sgf", "(;SZ[5];W[cc])", "a.sgf: white moves first, which is not supported"),
     ("a.sgf", "(;SZ[5:9];B[cc])", "a.sgf: the board is 5x9, but Go is played on 5"),
     ("a.sgf", "(;SZ[5];B[cc];W[cc])", "a.sgf, move 2: 'c3' is not legal here. Legal: a1, b1"),
     ("a.sgf", "(;SZ[5];B[cc];B[dd])", "a.sgf, move 2: B moves twice in a row"),
-    ("a.sgf", "(;SZ[5];B[zz])", "a.sgf, move 1: 'zz' is no point of a board of 5x5"),
+    ("a.sgf", "(;SZ[5];B[zz])", "a.sgf, move 1: 'zz' is not a point of a 5x5 board"),
     ("a.sgf", "(;SZ[9];B[cc])", "a.sgf: the board is 9x9, but Go is played on 5"),
     ("a.sgf", "(;SZ[5];B[];W[];B[aa])", "a.sgf, move 3: the game was over before 'aa'"),
-    ("a.sgf", "(;SZ[5];B[cc]", "a.sgf: the SGF is cut short"),
-    ("a.sgf", "hello", "a.sgf: no SGF at character 1: 'hello'"),
-    ("a.sgf", "(;AB[aa][bb])", "has stones that nobody played"),
+    ("a.sgf", "(;SZ[5];B[cc]", "a.sgf: the SGF is truncated"),
+    ("a.sgf", "hello", "a.sgf is not SGF at character 1: 'hello'"),
+    ("a.sgf", "(;AB[aa][bb])", "has setup stones"),
     ("a.sgf", "(;SZ[5])", "No game in .* has a move"),
     ("a.txt", "(;SZ[5])", "neither an .sgf nor a .pgn"),
 ]

@@ -32,7 +32,7 @@ def test_a_game_by_hand() -> None:
     assert back.reward.tolist() == [0, 1] and back.info["episode_return"] == [-1.0]
 
 
-@sabotaged_by("foresight.envs.games.selfplay.opened", lambda f: lambda game, count, *_: game.start(count))
+@sabotaged_by("foresight.envs.games.selfplay.random_openings", lambda f: lambda game, count, *_: game.start(count))
 def test_games_may_begin_with_random_moves() -> None:
     """0 to 3 of them, a quarter of the games each, all first moves as likely; again in the games that follow."""
     env = SelfPlay(TTT, 2_000, openings=3)

@@ -49,7 +49,7 @@ def test_muzero_learns_to_win_at_hex() -> None:
 
 @sabotaged_by(*SABOTAGES[0])
 @sabotaged_by(*SABOTAGES[1])
-@sabotaged_by("foresight.envs.games.selfplay.opened", lambda f: lambda game, count, *_: game.start(count))
+@sabotaged_by("foresight.envs.games.selfplay.random_openings", lambda f: lambda game, count, *_: game.start(count))
 def test_gumbel_muzero_learns_to_win_at_hex() -> None:
     state = learned(gumbel_muzero, value_scale=0.25, value_normalization="none", openings=3)
     _, extras, _ = gumbel_muzero.act(state, HEX.start(1))

@@ -198,7 +198,7 @@ NONSENSE = [
     ("alphago", {"softmax_temperature": 0.0}, "softmax_temperature must be above 0, not 0.0"),
     ("alphazero", {"env_options": {"opponent": "mcts:lots"}}, "'mcts:lots' is no opponent"),
     ("alphazero", {"env_options": {"opponent": "minimax:²"}}, "'minimax:²' is no opponent"),
-    ("alphazero", {"env_options": {"opponent": 7}}, "opponent must be the name of one"),
+    ("alphazero", {"env_options": {"opponent": 7}}, "opponent must be a name"),
     ("alphazero", {"env_options": {"opponent": "mcts:999999999999"}}, "(mcts:999999999999): a tree of that size"),
     ("muzero", {"env_options": {"opponent": "solver"}}, "Connect Four"),
 ]  # fmt: skip

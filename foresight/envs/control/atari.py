@@ -38,7 +38,7 @@ class Options:
 
 
 def is_atari(name: str, spec: Any) -> bool:
-    """Whether the id is an Atari game with pixel observations: `ALE/Pong-v5`, `PongNoFrameskip-v4` or EnvPool's `Pong-v5`."""
+    """Whether the id is an Atari game with pixels: `ALE/Pong-v5`, `PongNoFrameskip-v4` or EnvPool's `Pong-v5`."""
     spec = _spec(name, spec)
     return spec is not None and "AtariEnv" in str(spec.entry_point) and spec.kwargs.get("obs_type") != "ram"
 
@@ -49,9 +49,7 @@ def make(request: engines.Request, spec: Any, frame_stack: int | None) -> Env:
     Raises UserError for options that are not in `Options`.
     """
     if request.action_repeat != 1:
-        raise UserError(
-            f"action_repeat is {request.action_repeat}, but Atari has its own option: use frame_skip instead."
-        )
+        raise UserError(f"action_repeat is {request.action_repeat}, but Atari games use frame_skip instead.")
     options = _options(request, _spec(request.name, spec), frame_stack)
     engine = request.engine
     if engine == "auto":

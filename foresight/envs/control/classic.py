@@ -1,4 +1,4 @@
-"""CartPole-v1 and Pendulum-v1 as one compiled loop over the batch: Gymnasium's environments at a few microseconds a step.
+"""CartPole-v1 and Pendulum-v1 as one compiled loop over the batch: Gymnasium's, at a few microseconds a step.
 
 Dynamics, rewards, limits and the streams of random starts are Gymnasium's own: from equal seeds the episodes
 are those of `SyncVectorEnv` (environment i is seeded with seed + i). Environments that end are reset within the step.

@@ -248,9 +248,7 @@ def envpool_env(request: Request) -> Env:
             raise UserError(f"EnvPool's '{request.name}' does not take these options: {', '.join(sorted(unused))}.")
         spaces = Spaces(_unbounded(spec.gymnasium_observation_space), spec.gymnasium_action_space)
     if spec.config.max_num_players > 1:
-        raise UserError(
-            f"EnvPool's '{request.name}' is for several players; only single-player environments are supported."
-        )
+        raise UserError(f"EnvPool's '{request.name}' is for several players; only one player is supported.")
     if limit is not None:
         config["max_episode_steps"] = max(limit + 1, spec.config.max_episode_steps)
     n = request.num_envs

@@ -49,7 +49,7 @@ def misfit(seen: Any, space: Any) -> str | None:
 
 
 def not_a_number(obs: Any, reward: Any) -> tuple[int, str] | None:
-    """The first environment with a NaN in `obs` `[B, ...]` or a `reward` `[B]` that is not finite, and which of them."""
+    """The first environment with a NaN in `obs` `[B, ...]` or a `reward` `[B]` that is not finite, and which."""
     if reward is not None and not np.isfinite(reward).all():
         env = int(np.flatnonzero(~np.isfinite(reward))[0])
         return env, f"its reward is {float(reward[env])}"

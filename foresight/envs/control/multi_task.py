@@ -95,8 +95,6 @@ def make(names: str, one: Callable[..., Env], num_envs: int = 8, **options: Any)
     """
     each = tasks(names)
     if num_envs < len(each):
-        raise UserError(
-            f"num_envs is {num_envs}, but {len(each)} tasks need at least one environment each: raise num_envs."
-        )
+        raise UserError(f"num_envs is {num_envs}, but {len(each)} tasks need one environment each: raise num_envs.")
     counts = [num_envs // len(each) + (i < num_envs % len(each)) for i in range(len(each))]
     return MultiTask([one(task, num_envs=count, **options) for task, count in zip(each, counts, strict=True)])

@@ -1,11 +1,11 @@
-"""The rules of tic-tac-toe, Connect Four, Hex and Go as compiled loops over rows of integers.
+"""The rules of tic-tac-toe, Connect Four, Hex and Go as compiled loops over integer arrays.
 
 A position is one row of int32: the cells, row by row from the edge that OpenSpiel counts from (0 empty, 1 the first
-player's, 2 the second's), then the five numbers named below, and for Go the hashes of all positions so far. So a batch
-of positions is one array `[B, W]`, which a search tree stores and gathers like any other tensor, and everything that
-plays fast (rollouts, alpha-beta, self-play) runs on it without leaving compiled code.
+player's, 2 the second's), then the five fields named below, and for Go the hashes of all positions so far. So a batch
+of positions is one array `[B, W]`, which a search tree stores and gathers like any other tensor, and playouts,
+alpha-beta and self-play run on it without leaving compiled code.
 
-All games share these functions: `kind` says which, `height`, `width` and `line` (stones that win in a row) the size.
+All games share these functions: `kind` is the game, `height`, `width` and `line` (stones in a row that win) its size.
 `tests/envs/test_games.py` holds them equal to OpenSpiel's on random games.
 """
 
@@ -17,14 +17,14 @@ import numpy as np
 from numba import njit
 
 LINE, DROP, HEX, GO = 0, 1, 2, 3  # kinds: stones in a row; the same with gravity; connection; territory
-TURN, RESULT, MOVES, KO, PASSES = 0, 1, 2, 3, 4  # numbers after the cells; TURN is 0 or 1
+TURN, RESULT, MOVES, KO, PASSES = 0, 1, 2, 3, 4  # fields after the cells; TURN is 0 or 1
 EXTRA = 5
 PLAYING, FIRST, SECOND, DRAW = 0, 1, 2, 3  # of RESULT
 OFF = -1  # no such point
 
 
 def width_of(kind: int, height: int, width: int) -> int:
-    """How long a row is: cells, numbers, and two halves of a hash for every position of a game of Go."""
+    """The length of a row: cells, fields, and for Go two halves of a hash for every position."""
     return height * width + EXTRA + (2 * (2 * height * width + 1) if kind == GO else 0)
 
 
@@ -102,7 +102,7 @@ def _in_a_row(height: int, width: int, line: int, row: Any, cell: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _walk(points: int, cell: int) -> tuple[Any, Any]:
-    """Where a walk over a chain begins: which points were seen, and a stack that holds `cell`."""
+    """The start of a flood fill over a chain: which points were visited, and a stack that holds `cell`."""
     seen, stack = np.zeros(points, np.uint8), np.empty(points, np.int32)
     stack[0], seen[cell] = cell, 1
     return seen, stack
@@ -261,7 +261,7 @@ def _go_play(height: int, width: int, komi: float, row: Any, action: int) -> flo
 
 @njit(cache=True, nogil=True)
 def _remember(n: int, row: Any) -> bool:
-    """Write the position's hash behind those before it; whether it was among them."""
+    """Append the position's hash to the earlier ones; returns whether it was among them."""
     key = np.uint64(0)
     for cell in range(n):
         if row[cell] != 0:
@@ -269,7 +269,7 @@ def _remember(n: int, row: Any) -> bool:
     low = np.int32(np.int64(key & np.uint64(0x7FFFFFFF)))
     high = np.int32(np.int64((key >> np.uint64(32)) & np.uint64(0x7FFFFFFF)))
     start, moves = n + EXTRA, row[n + MOVES]
-    found = low == 0 and high == 0  # the empty board was there before the first move
+    found = low == 0 and high == 0  # the empty board is the position before the first move
     for i in range(moves - 1):
         found |= row[start + 2 * i] == low and row[start + 2 * i + 1] == high
     row[start + 2 * (moves - 1)] = low
@@ -329,7 +329,7 @@ def step_all(
     """`play` in every row of `rows` `[B, W]` into `out`. A game that is over, or an illegal action, changes nothing."""
     n = height * width
     for b in range(len(rows)):
-        for i in range(rows.shape[1]):  # (a slice would take longer to compile than all the rest)
+        for i in range(rows.shape[1]):  # (a slice would take longer to compile than everything else)
             out[b, i] = rows[b, i]
         rewards[b] = 0.0
         if playable(kind, height, width, out[b], actions[b]):
@@ -347,7 +347,7 @@ def legal_all(kind: int, height: int, width: int, rows: Any, out: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def planes_all(height: int, width: int, rows: Any, out: Any) -> None:
-    """What the player to move sees, `[B, 3, H, W]`: own stones, the other's, and ones if he is the first player."""
+    """The planes for the player to move, `[B, 3, H, W]`: own stones, the opponent's, and ones for the first player."""
     n = height * width
     for b in range(len(rows)):
         turn = rows[b, n + TURN]

@@ -20,7 +20,7 @@ Chooser = Callable[[Tensor], Tensor]  # positions `[B]` to actions int64 `[B]`; 
 
 
 class Moved(NamedTuple):
-    """What came of an action: the new positions, the mover's reward `[B]` float32, and `over` `[B]` bool."""
+    """The result of an action: the new positions, the mover's reward `[B]` float32, and `over` `[B]` bool."""
 
     position: Tensor
     reward: Tensor
@@ -28,8 +28,8 @@ class Moved(NamedTuple):
 
 
 class Symmetry(NamedTuple):
-    """One way in which the game looks the same: new plane p at cell i is old plane p at cell `cells[i]`, and likewise
-    action a of the new position is action `actions[a]` of the old one. int64 `[H * W]` and `[A]`.
+    """One symmetry of the game: new plane p at cell i is old plane p at cell `cells[i]`, and action a of the new position
+    is action `actions[a]` of the old one. int64 `[H * W]` and `[A]`.
     """
 
     cells: Tensor
@@ -37,10 +37,11 @@ class Symmetry(NamedTuple):
 
 
 class Game(Protocol):
-    """A batch of B positions is one tensor with leading dim B, on the CPU; nothing else is known about it outside.
+    """A batch of B positions is one opaque tensor with leading dim B, on the CPU.
 
-    `shape` is that of the planes (C, H, W), `actions` how many there are, `longest` the most moves of a game (a bound),
-    `opponent` whom evaluations play, `options` what it was made with, `symmetries` all of them, identity first.
+    `shape` is that of the planes (C, H, W), `actions` the number of actions, `longest` an upper bound on the moves of
+    a game, `opponent` the default opponent of evaluations, `options` those of `make`, `symmetries` all symmetries, the
+    identity first.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Game(Protocol):
         """`count` games before the first move."""
 
     def step(self, position: Tensor, action: Tensor) -> Moved:
-        """Take `action` int64 `[B]`. A game that is over, and an illegal action, change nothing and earn nothing."""
+        """Take `action` int64 `[B]`. Finished games and illegal actions change nothing and earn 0."""
 
     def legal(self, position: Tensor) -> Tensor:
         """Bool `[B, A]`; none where the game is over."""
@@ -65,36 +66,36 @@ class Game(Protocol):
         """Bool `[B]`."""
 
     def mover(self, position: Tensor) -> Tensor:
-        """Who moves, 0 or 1, int64 `[B]` (any number where the game is over)."""
+        """The player to move, 0 or 1, int64 `[B]` (undefined where the game is over)."""
 
     def planes(self, position: Tensor) -> Tensor:
-        """What the player to move sees, `[B, C, H, W]`, uint8 or float32."""
+        """The observation of the player to move, `[B, C, H, W]`, uint8 or float32."""
 
     def moves(self, position: Tensor) -> Tensor:
-        """How many moves were made, int64 `[B]`."""
+        """The number of moves so far, int64 `[B]`."""
 
     def first_score(self, position: Tensor) -> Tensor:
         """The first player's points where the game is over: 1 won, ½ drawn, 0 lost; NaN elsewhere. float32 `[B]`."""
 
     def picture(self, position: Tensor) -> str:
-        """One position (B = 1) for a terminal."""
+        """One position (B = 1) as text."""
 
     def move_name(self, position: Tensor, action: int) -> str:
-        """What people call `action` in one position (B = 1)."""
+        """The name of `action` in one position (B = 1)."""
 
     def forget(self, keep: Tensor) -> None:
-        """Every position but those in `keep` is no longer needed."""
+        """Free every position that is not in `keep`."""
 
 
 @dataclass
 class Plays:
-    """Which game weights are for, as a part of a State: a checkpoint of another one is refused."""
+    """The game of a State: a checkpoint of another game is refused."""
 
     game: str = ""
 
     @classmethod
     def of(cls, game: Game | None) -> Plays:
-        """Of this game with its options; None is no game."""
+        """For this game with its options; None is no game."""
         if game is None:
             return cls()
         options = ", ".join(f"{key}={value}" for key, value in sorted(game.options.items()))
@@ -105,13 +106,13 @@ class Plays:
         return {"game": self.game}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises UserError if the checkpoint is of another game."""
+        """Raises UserError if the checkpoint is for another game."""
         if state["game"] != self.game:
             raise UserError(f"The checkpoint plays {state['game']}, not {self.game}. Load it with its own game.")
 
 
 def replay(game: Game, histories: Sequence[Sequence[int]]) -> Tensor:
-    """The positions after these actions, `[B]` games. Raises UserError at an illegal one: game, move number."""
+    """The positions after these actions, `[B]` games. Raises UserError at an illegal one, with the game and the move."""
     rows = []
     for g, actions in enumerate(histories):
         position = game.start(1)

@@ -38,7 +38,7 @@ class Native:
 
     @property
     def rules(self) -> tuple[int, int, int, int, float]:
-        """What the functions of `boards` are given first."""
+        """The first arguments of the functions in `boards`."""
         return self.kind, self.height, self.width, self.line, self.komi
 
     def start(self, count: int) -> Tensor:
@@ -89,7 +89,7 @@ class Native:
             lines = [" ".join(signs[stone] for stone in row) for row in rows[::-1]]
             return "\n".join([*lines, " ".join(str(c + 1) for c in range(self.width))])
         head = "   " + " ".join(LETTERS[: self.width])
-        if self.kind == boards.HEX:  # every row half a cell further right, as the hexagons lie
+        if self.kind == boards.HEX:  # each row is shifted by half a cell, like the hexagons
             body = [f"{' ' * r}{r + 1:2d} {' '.join(signs[s] for s in row)}" for r, row in enumerate(rows)]
             return "\n".join([head, *body])
         if self.kind == boards.GO:  # row 1 is at the bottom
@@ -106,4 +106,4 @@ class Native:
         return f"{LETTERS[action % self.width]}{action // self.width + 1}"
 
     def forget(self, keep: Tensor) -> None:
-        """Nothing is held outside the positions."""
+        """Nothing to free."""

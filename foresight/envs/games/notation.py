@@ -8,7 +8,7 @@ from foresight.envs.games.game import Game
 from foresight.envs.games.openspiel import Spiel
 from foresight.errors import UserError
 
-COLORS = {  # what the pieces of the first and of the second player look like in a picture: native, and OpenSpiel's
+COLORS = {  # the pieces of the first and the second player in a picture
     "tic_tac_toe": ("X", "O"), "connect_four": ("X", "O"), "go": ("X, black", "O, white"),
     "hex": ("X, from top to bottom", "O, from left to right"), "othello": ("x, black", "o, white"),
     "breakthrough": ("b, black, from top to bottom", "w, white, from bottom to top"),
@@ -17,16 +17,16 @@ COLORS = {  # what the pieces of the first and of the second player look like in
 
 
 def colors(game: Game) -> tuple[str, str]:
-    """What the first and the second player's pieces are in `picture`; "" where nobody has written it down."""
+    """The pieces of the first and the second player in `picture`; "" if unknown."""
     first, second = COLORS.get(game.name, ("", ""))
     small = isinstance(game, Spiel) and game.name in ("tic_tac_toe", "connect_four", "hex")
     return (first.lower(), second.lower()) if small else (first, second)
 
 
 def named(game: Game, position: Tensor, text: str) -> int:
-    """The legal action that a person means by `text` in one position (B = 1), by its name or its number as `#12`.
+    """The legal action that `text` names in one position (B = 1): a move's name, or its index as in `#12`.
 
-    Raises UserError that says the legal ones.
+    Raises UserError with the legal moves.
     """
     legal = game.legal(position)[0].nonzero().flatten().tolist()
     names = {game.move_name(position, action): action for action in legal}

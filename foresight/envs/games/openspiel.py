@@ -15,7 +15,7 @@ from foresight.errors import UserError, unknown
 
 
 class Spiel:
-    """A game of OpenSpiel: a position is the number of one of its states, which this object holds until `forget`."""
+    """A game of OpenSpiel: a position is the index of a state, which this object keeps until `forget`."""
 
     def __init__(self, name: str, opponent: str, options: dict[str, Any]) -> None:
         spiel = _pyspiel()
@@ -24,7 +24,7 @@ class Spiel:
         try:
             self.spiel = spiel.load_game(name, options)
         except spiel.SpielError as error:
-            raise UserError(f"OpenSpiel does not make {name} with {options}: {str(error).splitlines()[0]}") from error
+            raise UserError(f"OpenSpiel cannot make {name} with {options}: {str(error).splitlines()[0]}") from error
         kind = self.spiel.get_type()
         wanted = (
             (kind.dynamics, spiel.GameType.Dynamics.SEQUENTIAL, "players who move in turn"),
@@ -37,14 +37,14 @@ class Spiel:
         if missing or not kind.provides_observation_tensor:
             raise UserError(
                 f"{name} is not a game of {', '.join(missing) or 'tensors'}. Supported are two-player zero-sum games "
-                f"with perfect information and no chance: {', '.join(TITLES)}, and others of OpenSpiel's of that kind."
+                f"with perfect information and no chance: {', '.join(TITLES)}, and other such games of OpenSpiel."
             )
         self.name, self.title, self.opponent, self.options = name, TITLES.get(name, name), opponent, dict(options)
         self.actions, self.longest = self.spiel.num_distinct_actions(), self.spiel.max_game_length()
         shape = self.spiel.observation_tensor_shape()
         inner = (int(np.prod(shape[:-2])), *shape[-2:]) if len(shape) >= 2 else (1, 1, *shape)
         self._inner: tuple[int, int, int] = tuple(int(x) for x in inner)  # type: ignore[assignment]
-        self.shape = (self._inner[0] + 1, self._inner[1], self._inner[2])  # and a plane that tells who moves
+        self.shape = (self._inner[0] + 1, self._inner[1], self._inner[2])  # and a plane for the player to move
         self._first = self.spiel.new_initial_state().current_player()  # in chess white is OpenSpiel's player 1
         self.limit = max(abs(self.spiel.min_utility()), abs(self.spiel.max_utility()))
         self._states: dict[int, Any] = {}
@@ -92,7 +92,7 @@ class Spiel:
         return torch.tensor([int(player != self._first) for player in players], dtype=torch.int64)
 
     def planes(self, position: Tensor) -> Tensor:
-        """See `Game`: OpenSpiel's planes for the player to move, and ones if he is the first."""
+        """See `Game`: OpenSpiel's planes for the player to move, and ones for the first player."""
         out = np.zeros((len(position), *self.shape), np.float32)
         for b, number in enumerate(position.tolist()):
             state = self._states[number]
@@ -112,12 +112,12 @@ class Spiel:
         return torch.tensor(scores, dtype=torch.float32)
 
     def picture(self, position: Tensor) -> str:
-        """See `Game`: as OpenSpiel draws it (of chess and shogi, the FEN as a board)."""
+        """See `Game`: OpenSpiel's text (for chess and shogi, the FEN as a board)."""
         text = str(self._states[int(position[0])])
         return _fen(text) if self.name in ("chess", "shogi") else text.rstrip()
 
     def move_name(self, position: Tensor, action: int) -> str:
-        """See `Game`: as OpenSpiel calls it, without the color."""
+        """See `Game`: OpenSpiel's name, without the color."""
         state = self._states[int(position[0])]
         return str(state.action_to_string(state.current_player(), action)).removeprefix("B ").removeprefix("W ")
 
@@ -136,7 +136,7 @@ def _pyspiel() -> Any:
 
 
 def _fen(text: str) -> str:
-    """A FEN as a board, and who moves."""
+    """A FEN as a board, with the player to move."""
     board, *rest = text.split(" ")
     lines = []
     for row in board.split("/"):

@@ -1,4 +1,4 @@
-"""Games that people recorded: SGF (Go, Hex) and PGN (chess) files as lists of actions."""
+"""Game records: SGF (Go, Hex) and PGN (chess) files as lists of actions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = ("1-0", "0-1", "1/2-1/2", "*")
 
 
 class Recorded(NamedTuple):
-    """One game of a file: `where` names it in messages, `moves` are words of the notation, in order."""
+    """One game of a file: `where` names it in messages, `moves` are in its notation."""
 
     where: str
     tags: dict[str, str]
@@ -28,7 +28,7 @@ class Recorded(NamedTuple):
 def read(game: Game, path: str | Path) -> list[list[int]]:
     """The actions of every recorded game in a file, or in all SGF and PGN files of a folder.
 
-    Raises UserError where there are none, and at a move that is not legal: file, move number, the legal moves.
+    Raises UserError if there are none, and at an illegal move, with the file, the move number and the legal moves.
     """
     path = Path(path).expanduser()
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
@@ -48,19 +48,19 @@ def read(game: Game, path: str | Path) -> list[list[int]]:
 
 
 def sgf(text: str, file: str = "SGF") -> list[Recorded]:
-    """The main line of every game tree. Raises UserError for text that is no SGF."""
+    """The main line of every game tree. Raises UserError for text that is not SGF."""
     games: list[Recorded] = []
-    at, depth, number = max(text.find("("), 0), 0, 0  # what stands before the first game is nobody's
+    at, depth, number = max(text.find("("), 0), 0, 0  # text before the first game is ignored
     tags: dict[str, str] = {}
     moves: list[str] = []
-    closed = 0  # how deep the first branch that ended was: what comes beside it is no main line
+    closed = 0  # the depth of the first finished branch: later branches are not the main line
     token = re.compile(
         r"\s*(?:(?P<sign>[();])|(?P<name>[A-Za-z]+)\s*(?P<values>(?:\[(?:\\.|[^\]\\])*\]\s*)+))", re.DOTALL
     )
     while text[at:].strip():
         match = token.match(text, at)
         if match is None:
-            raise UserError(f"{file}: no SGF at character {at + 1}: {text[at : at + 20].strip()!r}.")
+            raise UserError(f"{file} is not SGF at character {at + 1}: {text[at : at + 20].strip()!r}.")
         at = match.end()
         sign, name = match.group("sign"), match.group("name")
         if sign == "(":
@@ -81,11 +81,11 @@ def sgf(text: str, file: str = "SGF") -> list[Recorded]:
                     raise UserError(f"{file}, move {len(moves) + 1}: {name} moves twice in a row.")
                 moves.append(values[0].strip())
             elif name in ("AB", "AW", "AE"):
-                raise UserError(f"{file}: it has stones that nobody played ({name}), which is not supported.")
+                raise UserError(f"{file}: it has setup stones ({name}), which are not supported.")
             else:
                 tags[name] = values[0]
     if depth != 0:
-        raise UserError(f"{file}: the SGF is cut short, {depth} brackets are open.")
+        raise UserError(f"{file}: the SGF is truncated: {depth} brackets are not closed.")
     return games
 
 
@@ -114,10 +114,10 @@ def pgn(text: str, file: str = "PGN") -> list[Recorded]:
                 moves.append(word)
         lines.clear()
 
-    waiting: list[str] = []  # lines of moves, whose comments may go over several
+    waiting: list[str] = []  # lines of moves; a comment may span several
     for line in text.splitlines():
         tag = re.match(r'\s*\[(\w+)\s+"(.*)"\]', line)
-        if line.startswith("%"):  # a line of another program's
+        if line.startswith("%"):  # an escape line
             continue
         if tag is None:
             waiting.append(line)
@@ -126,7 +126,7 @@ def pgn(text: str, file: str = "PGN") -> list[Recorded]:
         if moves:
             close()
         if tag.group(1) == "FEN":
-            raise UserError(f"{file}: a game begins with a position of its own (FEN), which is not supported.")
+            raise UserError(f"{file}: a game starts from a position (FEN), which is not supported.")
         tags[tag.group(1)] = tag.group(2)
     play(waiting)
     close()
@@ -136,8 +136,8 @@ def pgn(text: str, file: str = "PGN") -> list[Recorded]:
 def _actions(game: Game, recorded: Recorded, kind: str) -> list[int]:
     size = recorded.tags.get("SZ")
     if kind == ".sgf" and size and set(size.split(":")) != {str(game.shape[-1])}:
-        said = size.replace(":", "x") if ":" in size else f"{size}x{size}"
-        raise UserError(f"{recorded.where}: the board is {said}, but {game.title} is played on {game.shape[-1]}.")
+        found = size.replace(":", "x") if ":" in size else f"{size}x{size}"
+        raise UserError(f"{recorded.where}: the board is {found}, but {game.title} is played on {game.shape[-1]}.")
     position, actions = game.start(1), []
     for t, word in enumerate(recorded.moves):
         if bool(game.over(position)[0]):
@@ -158,14 +158,14 @@ def _actions(game: Game, recorded: Recorded, kind: str) -> list[int]:
 
 
 def _point(word: str, size: int, skips: bool) -> str:
-    """SGF counts rows from the top with letters; an empty word is a pass, on boards up to 19 `tt` too.
+    """SGF counts rows from the top with letters; an empty word is a pass, and so is `tt` on boards up to 19.
 
-    `skips`: whether the game's columns go from h to j, as OpenSpiel's do.
+    `skips`: whether the game's column names skip i, as OpenSpiel's do.
     """
     if word in ("", "tt"):
         return "pass"
     if not re.fullmatch("[a-s]{2}", word) or ord(word[1]) - 97 >= size:
-        raise UserError(f"'{word}' is no point of a board of {size}x{size}.")
+        raise UserError(f"'{word}' is not a point of a {size}x{size} board.")
     columns = "abcdefghjklmnopqrst" if skips else "abcdefghijklmnopqrs"
     return f"{columns[ord(word[0]) - 97]}{size - (ord(word[1]) - 97)}"
 

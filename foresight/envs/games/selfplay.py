@@ -1,4 +1,4 @@
-"""A game for two as a world in which one agent plays both sides: what MuZero, which is given no rules, learns from."""
+"""A two-player game as an environment in which one agent plays both sides, for MuZero, which has no rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foresight.errors import UserError
 
 
 def spaces(game: Game) -> Spaces:
-    """What a player sees, the planes and which actions are legal (`action_mask`), and what he may do."""
+    """The observation space, planes and legal actions (`action_mask`), and the action space."""
     planes = gs.Box(-np.inf, np.inf, game.shape, np.float32)
     return Spaces(gs.Dict({"planes": planes, "action_mask": gs.MultiBinary(game.actions)}), gs.Discrete(game.actions))
 
@@ -25,26 +25,26 @@ def observe(game: Game, position: Tensor) -> dict[str, Tensor]:
     return {"planes": game.planes(position).float(), "action_mask": game.legal(position).to(torch.int8)}
 
 
-def opened(game: Game, count: int, most: int, generator: torch.Generator) -> Tensor:
-    """`count` games after 0 to `most` random moves each, every number as likely; none of them is over.
+def random_openings(game: Game, count: int, most: int, generator: torch.Generator) -> Tensor:
+    """`count` games after 0 to `most` random moves each, uniformly; none of them is over.
 
-    A move that would end the game is not made. Source of such beginnings: arXiv:2306.03408.
+    A move that would end the game is not made. Source: arXiv:2306.03408.
     """
     position = game.start(count)
     wanted = torch.randint(most + 1, (count,), generator=generator)
     for made in range(most):
         action = torch.multinomial(game.legal(position).float(), 1, generator=generator).squeeze(-1)
         moved = game.step(position, action)
-        going = (made < wanted) & ~moved.over
-        position[going] = moved.position[going]
+        playing = (made < wanted) & ~moved.over
+        position[playing] = moved.position[playing]
     return position
 
 
 class SelfPlay:
-    """An `Env` of `num_envs` games. Rewards are the mover's, and a discount of -1 says that the other moves next.
+    """An `Env` of `num_envs` games. Rewards are the mover's; a discount of -1 means that the opponent moves next.
 
-    Returns are the first player's: 1, 0 or -1. A game that is over makes way for a new one within the step. Before a
-    game begins up to `openings` random moves are made (`opened`), which nobody sees or learns from.
+    Returns are the first player's: 1, 0 or -1. A finished game is reset within the step. A game starts
+    with up to `openings` random moves (`random_openings`), which are not part of the episode.
     """
 
     def __init__(self, game: Game, num_envs: int, openings: int = 0) -> None:
@@ -53,30 +53,30 @@ class SelfPlay:
         self.position = game.start(num_envs)
 
     def reset(self, seed: int) -> Any:
-        """New games; equal seeds give equal openings, in which alone anything is random."""
+        """New games; equal seeds give equal openings, the only random part."""
         self._random.manual_seed(seed)
-        self.position = self._begun(self.num_envs)
+        self.position = self._new_games(self.num_envs)
         return observe(self.game, self.position)
 
-    def _begun(self, count: int) -> Tensor:
-        return opened(self.game, count, self.openings, self._random)
+    def _new_games(self, count: int) -> Tensor:
+        return random_openings(self.game, count, self.openings, self._random)
 
     def step(self, action: Tensor) -> Feedback:
-        """Take `action` int64 `[B]`. Raises UserError for an illegal one, and where a player moves twice in a row."""
+        """Take `action` int64 `[B]`. Raises UserError for an illegal one, and if a player moves twice in a row."""
         game, before = self.game, self.position
         if not bool(game.legal(before).gather(1, action.unsqueeze(1)).all()):
-            raise UserError(f"An action is not legal at {game.title}: keep to the action_mask.")
+            raise UserError(f"An action is illegal in {game.title}: choose among those of the action_mask.")
         moved = game.step(before, action)
         over = moved.over
         if bool(((game.mover(moved.position) == game.mover(before)) & ~over).any()):
-            raise UserError(f"At {game.title} a player may move twice in a row, which no learned model here knows of.")
+            raise UserError(f"In {game.title} a player may move twice in a row, which learned models do not support.")
         final, position = observe(game, moved.position), moved.position.clone()
         ended = over.nonzero().flatten()
         info = {}
         if len(ended):
             points = 2 * game.first_score(position[ended]) - 1
             info = {"episode_return": points.tolist(), "episode_length": game.moves(position[ended]).tolist()}
-            position[ended] = self._begun(len(ended))
+            position[ended] = self._new_games(len(ended))
         game.forget(position)
         self.position = position
         end = over.float()
@@ -84,12 +84,12 @@ class SelfPlay:
         return Feedback(obs, moved.reward, end - 1, end, torch.ones_like(end), final, info)
 
     def render(self) -> None:
-        """Nothing: a game is shown in the terminal."""
+        """None: games are shown in the terminal."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def env(env: Env | Game, num_envs: int, openings: int = 0) -> Env:
-    """`env` itself, or so many games of it where it is one."""
+    """`env` itself; a game becomes `num_envs` games of self-play."""
     return cast("Env", env) if hasattr(env, "spaces") else SelfPlay(env, num_envs, openings)

@@ -9,7 +9,7 @@ from foresight.envs.games.game import Symmetry
 
 
 def board_symmetry(height: int, width: int, actions: int, k: int) -> Symmetry:
-    """Number k of the eight ways to lay a board on itself: bit 0 mirrors columns, bits 1 and 2 turn by 180° and 90°."""
+    """Symmetry k of the eight of a square board: bit 0 mirrors columns, bit 1 turns by 180°, bit 2 transposes."""
     grid = np.arange(height * width).reshape(height, width)
     grid = grid[:, ::-1] if k & 1 else grid
     grid = grid[::-1, ::-1] if k & 2 else grid
@@ -21,9 +21,9 @@ def board_symmetry(height: int, width: int, actions: int, k: int) -> Symmetry:
 
 
 def openspiel_symmetries(name: str, height: int, width: int, actions: int) -> tuple[Symmetry, ...]:
-    """Where actions are cells (and a pass), the board's own; in Breakthrough the mirror; else the identity alone.
+    """Those of the board where actions are cells (and a pass); in Breakthrough the mirror; else the identity alone.
 
-    Hex has none: its planes say which edge a stone is joined to, and turning the board changes the edges.
+    Hex has none: its planes encode which edge a stone is connected to, and turning the board changes the edges.
     """
     same = Symmetry(torch.arange(height * width), torch.arange(actions))
     if name in ("tic_tac_toe", "go") and height == width and actions - height * width in (0, 1):

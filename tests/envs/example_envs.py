@@ -1,4 +1,4 @@
-"""Small worlds and helpers for the tests of the environment contract."""
+"""Small environments and helpers for the tests of the environment contract."""
 
 from __future__ import annotations
 
