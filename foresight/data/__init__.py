@@ -1,1 +1,1 @@
-"""What flows: trajectories, replay, token batches."""
+"""Data: trajectories, replay, token batches and language datasets."""

@@ -1,4 +1,4 @@
-"""Where files are kept that can be made again, such as converted models."""
+"""The cache directory, for files that can be recomputed, such as converted models."""
 
 from __future__ import annotations
 

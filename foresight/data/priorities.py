@@ -1,4 +1,4 @@
-"""Prioritized replay: rows are drawn in proportion to how much was wrong about them when they were last seen."""
+"""Prioritized replay: steps are sampled in proportion to their last TD error."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from foresight.errors import UserError
 
 
 class SumTree:
-    """`size` numbers ≥ 0, their sum, and draws in proportion to them, in O(log size) each.
+    """`size` values ≥ 0, their sum, and sampling in proportion to them, in O(log size) each.
 
-    A binary tree in one array: node i has the children 2i and 2i + 1, the leaves are the numbers, and every other
-    node the sum of its two children. Sums are float64 and always made from the children, so no error accumulates.
+    A binary tree in one array: node i has the children 2i and 2i + 1, the leaves are the values, and every other
+    node is the sum of its children. Sums are float64 and always recomputed from the children, so no error accumulates.
     """
 
     def __init__(self, size: int) -> None:
         """Raises UserError if `size` is below 1."""
         if size < 1:
-            raise UserError(f"A sum tree needs room for at least 1 number, not {size}.")
+            raise UserError(f"size is {size}: a sum tree needs at least 1.")
         self.size = size
         self._base = 1 << (size - 1).bit_length()
         self._nodes = np.zeros(2 * self._base)
 
     @property
     def total(self) -> float:
-        """The sum of all numbers."""
+        """The sum of all values."""
         return float(self._nodes[1])
 
     def __getitem__(self, keys: Tensor) -> Tensor:
-        """The numbers at `keys` `[N]` (int64), float64 `[N]`."""
+        """The values at `keys` `[N]` (int64), float64 `[N]`."""
         return torch.from_numpy(self._nodes[self._base + keys.numpy()])
 
     def __setitem__(self, keys: Tensor, values: Tensor) -> None:
-        """Set the numbers at `keys` `[N]`; of equal keys the last counts."""
+        """Set the values at `keys` `[N]`; of equal keys the last one wins."""
         _set(self._nodes, self._base, keys.numpy(), values.double().numpy())
 
     def find(self, sums: Tensor) -> Tensor:
@@ -47,11 +47,11 @@ class SumTree:
         return torch.from_numpy(_find(self._nodes, self._base, sums.double().numpy()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers."""
+        """The values."""
         return {"leaves": torch.from_numpy(self._nodes[self._base : self._base + self.size])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hold what `state_dict` held. Raises UserError if the size differs."""
+        """Restore `state_dict`. Raises UserError if the size differs."""
         leaves = state["leaves"]
         if len(leaves) != self.size:
             raise UserError(f"The checkpoint has {len(leaves)} priorities, this replay {self.size}.")
@@ -60,22 +60,22 @@ class SumTree:
 
 
 class Prioritized:
-    """Prioritized experience replay around a `Replay`: P(row) = p^α / Σ p^α (Schaul et al. 2016, arXiv:1511.05952).
+    """Prioritized experience replay around a `Replay`: P(step) = p^α / Σ p^α (Schaul et al. 2016, arXiv:1511.05952).
 
-    A row can be drawn once the `n_steps` rows after it are held; until it was learned from, its priority is the
-    greatest seen so far. Rows with `mask` 0 are never drawn. α = 0 draws uniformly.
+    A step can be sampled once the `n_steps` steps after it are stored; until it is trained on, its priority is the
+    greatest so far. Steps with `mask` 0 are never sampled. α = 0 samples uniformly.
     """
 
     def __init__(self, replay: Replay, alpha: float, n_steps: int = 1) -> None:
         """Raises UserError if `alpha` is negative."""
         if alpha < 0:
-            raise UserError(f"The priority exponent must be at least 0, not {alpha}.")
+            raise UserError(f"The priority exponent alpha must be at least 0, not {alpha}.")
         self.replay, self.alpha, self.n_steps = replay, alpha, n_steps
         self.tree: SumTree | None = None
-        self.greatest = 1.0  # priority of a row that was never learned from
+        self.greatest = 1.0  # priority of a step that was never trained on
 
     def __len__(self) -> int:
-        """How many rows are held, over all streams."""
+        """The number of steps stored, over all streams."""
         return len(self.replay)
 
     def add(self, rows: dict[str, Any], final_obs: Tree = None) -> None:
@@ -84,7 +84,7 @@ class Prioritized:
         newest = self.replay.newest
         if self.tree is None:
             self.tree = SumTree(len(newest) * self.replay.capacity)
-        self.tree[newest] = torch.zeros(len(newest))  # until its successor is known
+        self.tree[newest] = torch.zeros(len(newest))  # until its successor is stored
         if len(self.replay) > self.n_steps * len(newest):
             column = newest % self.replay.capacity
             complete = newest - column + (column - self.n_steps) % self.replay.capacity
@@ -97,13 +97,13 @@ class Prioritized:
         self.replay.interrupt()
 
     def transitions(self, n: int, gamma: float, beta: float, generator: torch.Generator | None = None) -> Transitions:
-        """`n` transitions of `n_steps` rows, one from each of n equal parts of the sum of priorities.
+        """`n` transitions of `n_steps` steps, one from each of n equal segments of the sum of priorities.
 
-        `weight` is (1 / P)^β over its greatest in the batch, which undoes the bias where β = 1 (§3.4).
-        Raises UserError before the first row can be drawn.
+        `weight` is (1 / P)^β over its greatest in the batch, which corrects the bias fully at β = 1 (§3.4).
+        Raises UserError before the first step can be sampled.
         """
         if self.tree is None or self.tree.total <= 0:
-            raise UserError(f"Cannot sample transitions of {self.n_steps} rows: {len(self)} rows are held so far.")
+            raise UserError(f"Cannot sample transitions of {self.n_steps} steps: {len(self)} steps are stored so far.")
         part = (torch.arange(n) + torch.rand(n, generator=generator, dtype=torch.float64)) / n
         key = self.tree.find(part * self.tree.total)
         weight = self.tree[key].pow(-beta)
@@ -113,21 +113,21 @@ class Prioritized:
         )
 
     def update(self, key: Tensor, priority: Tensor) -> None:
-        """Give the rows `key` `[N]` the priorities (errors) `[N]`; a little above 0, so that each can come again."""
+        """Set the priorities of the steps `key` `[N]` to |`priority`| + 1e-6, so that each can be sampled again."""
         if self.tree is None:
             return
         priority = priority.detach().cpu().double().abs() + 1e-6
         self.greatest = max(self.greatest, float(priority.max()))
-        # A row that is not drawn (overwritten since, or only seen) stays so.
+        # A step that cannot be sampled (overwritten since, or mask 0) keeps priority 0.
         self.tree[key.cpu()] = torch.where(self.tree[key.cpu()] > 0, priority**self.alpha, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, the priorities and the greatest of them."""
+        """The steps, the priorities and the greatest of them."""
         tree = None if self.tree is None else self.tree.state_dict()
         return {"replay": self.replay.state_dict(), "tree": tree, "greatest": self.greatest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hold exactly what `state_dict` held. Raises UserError if the capacity differs."""
+        """Restore `state_dict` exactly. Raises UserError if the capacity differs."""
         self.replay.load_state_dict(state["replay"])
         self.greatest, self.tree = state["greatest"], None
         if state["tree"] is not None:
@@ -152,7 +152,7 @@ def _find(nodes, base, sums):  # type: ignore[no-untyped-def]
         node, rest = 1, sums[i]
         while node < base:
             node *= 2
-            # Rounding may carry the rest past the last number: never step into a part that is empty.
+            # Rounding may carry the rest past the last value: never descend into an empty subtree.
             if rest >= nodes[node] and nodes[node + 1] > 0:
                 rest -= nodes[node]
                 node += 1

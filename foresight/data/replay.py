@@ -1,4 +1,4 @@
-"""`Replay`: a ring of experience, sampled as rows, sequences or transitions, and saved with the checkpoint."""
+"""`Replay`: a ring buffer of experience, sampled as sequences or transitions, and saved with the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _FIELDS = tuple(f.name for f in dataclasses.fields(Trajectory))
 
 @dataclasses.dataclass(frozen=True)
 class Transitions:
-    """N transitions of one or more rows each, what Q-learning learns from. Scalars are `[N]`, features follow.
+    """N transitions of one or more steps each, for Q-learning. Scalars are `[N]`, features follow.
 
-    - `obs`, `action`: of the first row; `next_obs`: the true successor of the last one;
-    - `reward`: discounted sum over the rows; `discount`: what continues after the last one, γ for each row of it:
+    - `obs`, `action`: of the first step; `next_obs`: the true successor of the last one;
+    - `reward`: discounted sum over the steps; `discount`: the continuation after the last one, with a γ for each step:
       the n-step target is reward + discount · value(next_obs);
-    - `key`: names the first row in the replay, for priorities;
-    - `weight`: importance weight of the draw (None: all 1).
+    - `key`: the index of the first step in the replay, for priorities;
+    - `weight`: importance weight (None: all 1).
     """
 
     obs: Tree
@@ -36,7 +36,7 @@ class Transitions:
     weight: Tensor | None = None
 
     def to(self, device: str | torch.device) -> Transitions:
-        """The same on `device`; this very object if it is there already."""
+        """The same on `device`; the same object if it is there already."""
         if self.reward.device == torch.device(device):
             return self
         return Transitions(*[tree_map(lambda x: x.to(device), getattr(self, name)) for name in _PARTS])
@@ -46,46 +46,45 @@ _PARTS = tuple(f.name for f in dataclasses.fields(Transitions))
 
 
 class Replay:
-    """The last `capacity` rows of each of B streams, in memory that is allocated once, at the first `add`.
+    """The last `capacity` steps of each of B streams, in memory that is allocated once, at the first `add`.
 
-    A stream is one world of a batch: its rows follow each other in time, so a sample of length T is a piece
-    of that world's life. Episodes may end inside a piece: `cut` says where. Dtypes stay as they came: uint8
-    frames stay uint8.
+    A stream is one environment of a batch: its steps are consecutive in time, and so are those of a sampled sequence.
+    Episodes may end inside a sequence: `cut` marks where. Dtypes are kept: uint8 frames stay uint8.
 
-    Observations are kept once: the successor of a row is the row after it, but where a time limit cut, it is the
-    `final_obs` given to `add`. A row with `mask` 0 is no experience, only what was seen there: nothing starts at
-    it, and the row before it has it for its successor.
+    Observations are stored once: the successor of a step is the next step, but where a time limit cut, it is the
+    `final_obs` given to `add`. A step with `mask` 0 only holds an observation, the successor of the step before: no
+    transition starts at it.
 
-    `rows` `[B, capacity, ...]` are the rows as a Trajectory, None before the first `add`.
+    `rows` `[B, capacity, ...]` are the steps as a Trajectory, None before the first `add`.
     """
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: rows kept per stream. Raises UserError if it is below 1."""
+        """`capacity`: steps kept per stream. Raises UserError if it is below 1."""
         if capacity < 1:
-            raise UserError(f"A replay needs room for at least 1 row per world, not {capacity}.")
+            raise UserError(f"The replay's capacity must be at least 1 step per environment, not {capacity}.")
         self.capacity = capacity
         self.rows: Trajectory | None = None
-        self._write = 0  # where the next row goes
-        self._size = 0  # rows per stream
+        self._write = 0  # where the next step goes
+        self._size = 0  # steps per stream
         self._flat: Trajectory | None = None  # views [B * capacity, ...] of `rows`
         self._columns: list[tuple[str, Any, Tensor]] | None = None  # the fields as arrays, where all are plain
-        self._final: dict[int, Tree] = {}  # by key, the successors that no row shows
-        self._unreal = False  # whether a row with mask 0 was ever added
+        self._final: dict[int, Tree] = {}  # by key, the successors that no step holds
+        self._unreal = False  # whether a step with mask 0 was ever added
 
     def __len__(self) -> int:
-        """How many rows are held, over all streams."""
+        """The number of steps stored, over all streams."""
         return 0 if self.rows is None else self._size * self.rows.shape[0]
 
     @property
     def newest(self) -> Tensor:
-        """Keys `[B]` of the newest rows; of no use before the first `add`."""
+        """Keys `[B]` of the newest steps; undefined before the first `add`."""
         return torch.arange(self._streams()) * self.capacity + (self._write - 1) % self.capacity
 
     def add(self, rows: Trajectory | dict[str, Any], final_obs: Tree = None) -> None:
-        """Append rows: a Trajectory `[B, T]`, or a dict of its fields `[B, ...]` for one step.
+        """Append steps: a Trajectory `[B, T]`, or a dict of its fields `[B, ...]` for one step.
 
-        `final_obs` `[B, ...]` are the true successors of one step's rows; those that a time limit cut are kept.
-        Every `add` gives the same fields and shapes. Raises UserError if it does not.
+        `final_obs` `[B, ...]` are the true successors of one step; those at a time limit are stored.
+        Raises UserError unless every `add` has the same fields and shapes.
         """
         if isinstance(rows, dict):
             if self._quick(rows):
@@ -101,37 +100,39 @@ class Replay:
             fields = {key: getattr(rows, key) for key in _FIELDS}
         if self.rows is None:
             self._allocate(fields)
-        kept = min(steps, self.capacity)  # of a longer piece only the end survives
+        kept = min(steps, self.capacity)  # of a longer sequence only the end is kept
         skipped = steps - kept
         first = min(kept, self.capacity - self._write)
-        pieces = [(self._write, skipped, first)]
+        segments = [(self._write, skipped, first)]
         if kept > first:
-            pieces.append((0, skipped + first, kept - first))
+            segments.append((0, skipped + first, kept - first))
         for key in _FIELDS:
-            _write(key, getattr(self.rows, key), fields.get(key), pieces)
+            _write(key, getattr(self.rows, key), fields.get(key), segments)
         self._after(kept, fields.get("mask"), final_obs)
 
     def interrupt(self) -> None:
-        """The worlds were left as they are and begin anew: what would have followed the newest rows is unknown.
+        """The environments were reset without a step: the successors of the newest steps are unknown.
 
-        They become rows with `mask` 0. Raises ValueError if the rows have no mask.
+        The newest steps get `mask` 0. Raises ValueError if the steps have no mask.
         """
         if self.rows is None:
             return
         if self.rows.mask is None:
-            raise ValueError("Only a replay whose rows have a mask can be interrupted.")
+            raise ValueError("Only a replay with a mask can be interrupted.")
         at = (self._write - 1) % self.capacity
         self.rows.mask[:, at], self.rows.discount[:, at], self.rows.cut[:, at] = 0, 0, 1
         self._unreal = True
 
     def sample(self, n: int, length: int = 1, generator: torch.Generator | None = None) -> Trajectory:
-        """`n` pieces of `length` rows, uniform over all that are held, with replacement: `[n, length]`.
+        """`n` sequences of `length` steps, uniform over all that are stored, with replacement: `[n, length]`.
 
-        A piece never joins the newest row to the oldest. `extras["key"]` `[n, length]` int64 names each row (for
-        priorities). Raises UserError if fewer than `length` rows per world are held.
+        A sequence never joins the newest step to the oldest. `extras["key"]` `[n, length]` int64 are the steps' keys.
+        Raises UserError if fewer than `length` steps per environment are stored.
         """
         if self.rows is None or self._size < length:
-            raise UserError(f"Cannot sample pieces of {length} rows: {self._size} rows per world are held so far.")
+            raise UserError(
+                f"Cannot sample sequences of {length} steps: {self._size} per environment are stored so far."
+            )
         streams = self.rows.shape[0]
         choices = self._size - length + 1
         pick = torch.randint(streams * choices, (n,), generator=generator)
@@ -146,14 +147,14 @@ class Replay:
     def transitions(
         self, n: int, gamma: float, n_steps: int = 1, generator: torch.Generator | None = None
     ) -> Transitions:
-        """`n` transitions of `n_steps` rows, uniform over the rows they may start at, with replacement: see `gather`.
+        """`n` transitions of `n_steps` steps, uniform over the possible first steps, with replacement: see `gather`.
 
-        Raises UserError if fewer than `n_steps` + 1 rows per world are held.
+        Raises UserError if fewer than `n_steps` + 1 steps per environment are stored.
         """
-        choices = self._size - n_steps  # the successor of a row is known once it is added
+        choices = self._size - n_steps  # the successor of a step is stored one step later
         if self.rows is None or choices < 1:
             raise UserError(
-                f"Cannot sample transitions of {n_steps} rows: {self._size} rows per world are held so far."
+                f"Cannot sample transitions of {n_steps} steps: {self._size} per environment are stored so far."
             )
         key = self._draw(n, choices, generator)
         if self._unreal:
@@ -164,10 +165,10 @@ class Replay:
         return self.gather(key, gamma, n_steps)
 
     def gather(self, key: Tensor, gamma: float, n_steps: int = 1) -> Transitions:
-        """The transitions that start at the rows `key` `[N]`, of `n_steps` rows or as many as the episode has left.
+        """The transitions that start at the steps `key` `[N]`, of `n_steps` steps or until the episode ends.
 
-        No transition crosses a cut: its reward is of one episode, and its `next_obs` too. The rows that follow must
-        be held already: a key is at least `n_steps` rows older than the newest one.
+        No transition crosses a cut: its reward and `next_obs` are of one episode. The steps that follow must be stored
+        already: a key is at least `n_steps` steps older than the newest one.
         """
         flat, capacity = self._flat, self.capacity
         assert flat is not None
@@ -175,10 +176,10 @@ class Replay:
             last = key
             reward, discount = flat.reward.index_select(0, key), gamma * flat.discount.index_select(0, key)
         else:
-            piece = self._ahead(key.unsqueeze(1), torch.arange(n_steps))
-            mask = None if flat.mask is None or not self._unreal else flat.mask[piece]
+            ahead = self._ahead(key.unsqueeze(1), torch.arange(n_steps))
+            mask = None if flat.mask is None or not self._unreal else flat.mask[ahead]
             reward, discount, rows = returns.n_step_transition(
-                flat.reward[piece], gamma * flat.discount[piece], flat.cut[piece], mask
+                flat.reward[ahead], gamma * flat.discount[ahead], flat.cut[ahead], mask
             )
             last = self._ahead(key, rows)
         following = (last + 1) % capacity if self._streams() == 1 else self._ahead(last, 1)
@@ -190,7 +191,7 @@ class Replay:
         return Transitions(obs, flat.action.index_select(0, key), reward, discount, next_obs, key)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows that are held (views, so that saving does not double memory) and where the next one goes."""
+        """The stored steps (views, so that saving does not double memory) and where the next one goes."""
         held = None
         if self.rows is not None:
             held = {key: tree_map(lambda x: x[:, : self._size], getattr(self.rows, key)) for key in _FIELDS}
@@ -209,11 +210,11 @@ class Replay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hold exactly what `state_dict` held. Raises UserError if the capacity differs."""
+        """Restore `state_dict` exactly. Raises UserError if the capacity differs."""
         if state["capacity"] != self.capacity:
             raise UserError(
-                f"The checkpoint's replay keeps {state['capacity']} rows per world, this one {self.capacity}: "
-                "resume with the same capacity."
+                f"The checkpoint's replay has a capacity of {state['capacity']} steps per environment, this one "
+                f"{self.capacity}: resume with the same replay_size and num_envs."
             )
         self._write, self._size, self.rows, self._unreal = state["write"], state["size"], None, state["unreal"]
         final = state["final"]
@@ -235,7 +236,7 @@ class Replay:
         self._columns = [(key, x.numpy(), x[:, 0]) for key, x in held.items()] if plain else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replay:
-        copied = Replay(self.capacity)  # its views must be of its own memory
+        copied = Replay(self.capacity)  # its views must be into its own memory
         copied.load_state_dict(self.state_dict())
         return copied
 
@@ -243,7 +244,7 @@ class Replay:
         return 0 if self.rows is None else self.rows.shape[0]
 
     def _quick(self, rows: dict[str, Any]) -> bool:
-        """Write one step where every field is a plain tensor as before; False, and nothing done, otherwise."""
+        """Write one step if every field is a tensor of the same shape as before; else do nothing and return False."""
         if self._columns is None or len(rows) != len(self._columns):
             return False
         for key, _, like in self._columns:
@@ -255,7 +256,7 @@ class Replay:
         return True
 
     def _after(self, kept: int, mask: Tensor | None, final_obs: Tree) -> None:
-        """Move on by `kept` rows that were written, and keep what no row will show."""
+        """Advance by the `kept` steps that were written, and store the successors that no step holds."""
         assert self.rows is not None
         if mask is not None and not self._unreal and not mask.all():
             self._unreal = True
@@ -272,7 +273,7 @@ class Replay:
         self._size = min(self._size + kept, self.capacity)
 
     def _draw(self, n: int, choices: int, generator: torch.Generator | None) -> Tensor:
-        """Keys of `n` rows, uniform over the oldest `choices` of every stream."""
+        """Keys of `n` steps, uniform over the oldest `choices` of every stream."""
         oldest = self._write if self._size == self.capacity else 0
         streams = self._streams()
         pick = torch.randint(streams * choices, (n,), generator=generator)
@@ -281,33 +282,33 @@ class Replay:
         return (pick // choices) * self.capacity + (oldest + pick % choices) % self.capacity
 
     def _ahead(self, key: Tensor, steps: Tensor | int) -> Tensor:
-        """The keys `steps` rows later in the same streams."""
+        """The keys `steps` steps later in the same streams."""
         column = key % self.capacity
         return key - column + (column + steps) % self.capacity
 
     def _room(self, like: Tensor) -> Tensor:
-        """Memory `[B, capacity, ...]` for what looks like `like` `[B, T, ...]`."""
+        """Memory `[B, capacity, ...]` for values like `like` `[B, T, ...]`."""
         return torch.zeros(like.shape[0], self.capacity, *like.shape[2:], dtype=like.dtype, device=like.device)
 
 
 def shared_replay(rows: int, envs: int, n_steps: int = 1) -> Replay:
-    """A `Replay` of `rows` in all, an equal part for each of `worlds`.
+    """A `Replay` of `rows` steps in all, divided equally between `envs` environments.
 
-    Raises UserError if a part is too small for transitions of `n_steps` rows.
+    Raises UserError if that is too small for transitions of `n_steps` steps.
     """
     part = rows // envs
     if part <= n_steps + 1:
-        raise UserError(f"replay_size {rows} is too small: {part} rows a world, for {n_steps} steps.")
+        raise UserError(f"replay_size {rows} is too small: {part} steps per environment, for transitions of {n_steps}.")
     return Replay(part)
 
 
-def _write(name: str, target: Tree, source: Tree, pieces: list[tuple[int, int, int]]) -> None:
-    """Copy `(to, from, rows)` pieces along the time dim."""
+def _write(name: str, target: Tree, source: Tree, segments: list[tuple[int, int, int]]) -> None:
+    """Copy `(to, from, steps)` segments along the time dim."""
     if isinstance(target, dict) and (target or source):
         if not isinstance(source, dict) or set(source) != set(target):
             raise UserError(f"Replay rows changed: '{name}' had the parts {sorted(target)} at the first add.")
         for key in target:
-            _write(f"{name}.{key}", target[key], source[key], pieces)
+            _write(f"{name}.{key}", target[key], source[key], segments)
         return
     if target is None or isinstance(target, dict):
         if source is not None and not isinstance(source, dict):
@@ -316,7 +317,7 @@ def _write(name: str, target: Tree, source: Tree, pieces: list[tuple[int, int, i
     if source is None or source.shape[0] != target.shape[0] or source.shape[2:] != target.shape[2:]:
         found = "nothing" if source is None else tuple(source.shape)
         raise UserError(f"Replay rows changed: '{name}' was {tuple(target.shape)} at the first add, now {found}.")
-    for to, start, count in pieces:
+    for to, start, count in segments:
         target[:, to : to + count] = source[:, start : start + count]
 
 
@@ -326,7 +327,7 @@ def _row(tree: Tree, index: int) -> Tree:
 
 
 def _put(tree: Tree, row: int, value: Tree) -> None:
-    """Write one row of a tree of `[N, ...]`; nothing where there is no value."""
+    """Write one row of a tree of `[N, ...]`; nothing if `value` is None."""
     if isinstance(tree, dict):
         for key in tree:
             _put(tree[key], row, None if value is None else value[key])

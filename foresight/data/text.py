@@ -19,12 +19,12 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def length_mask(lengths: Tensor, width: int) -> Tensor:
-    """`[...]` lengths to `[..., width]` booleans that are true on the first `length` places."""
+    """`[...]` lengths to `[..., width]` booleans that are true at the first `length` positions."""
     return torch.arange(width, device=lengths.device) < lengths[..., None]
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """How many leading tokens all rows share, leaving each row at least one of its own."""
+    """The length of the rows' shared prefix, which leaves each row at least one token."""
     longest = min(len(row) for row in rows) - 1
     first = rows[0]
     for i in range(longest):
@@ -35,15 +35,15 @@ def common_prefix(rows: Sequence[Sequence[int]]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class TokenBatch:
-    """P prompts with G completions each: the text form of a trajectory, one token a step.
+    """P prompts with G completions each: a trajectory of text, one token per step.
 
     - `prompt` `[P, S]` and `prompt_length` `[P]`: right-padded ids;
-    - `completion` `[P, G, T]` and `length` `[P, G]`: the sampled ids, the stop token among them, right-padded;
-    - `logprob` `[P, G, T]`: of each sampled id under the distribution that sampled it;
-    - `stopped` `[P, G]`: true where a stop token (or a stop text) ended the row, false where the limit did;
-    - `model_logprob` `[P, G, T]`: of each sampled id under the model itself, untempered and untruncated, where known;
-    - `own` `[P, G, T]`: false on tokens of a completion that somebody else wrote, such as the next question of a
-      conversation or what a tool returned; None: all are the model's own.
+    - `completion` `[P, G, T]` and `length` `[P, G]`: the sampled ids, with the stop token, right-padded;
+    - `logprob` `[P, G, T]`: of each sampled id under the sampling distribution;
+    - `stopped` `[P, G]`: true where a stop token (or a stop text) ended the row, false where the length limit did;
+    - `model_logprob` `[P, G, T]`: of each sampled id under the model at temperature 1, without truncation, if computed;
+    - `own` `[P, G, T]`: false on tokens of a completion that the model did not sample, such as the next question of a
+      conversation or a tool's result; None: all are the model's own.
     """
 
     prompt: Tensor
@@ -57,14 +57,14 @@ class TokenBatch:
 
     @property
     def mask(self) -> Tensor:
-        """`[P, G, T]`, true on sampled tokens: not on padding, and not on what somebody else wrote."""
+        """`[P, G, T]`, true on sampled tokens: not on padding, and not where `own` is false."""
         known = length_mask(self.length, self.completion.shape[-1])
         return known if self.own is None else known & self.own
 
     def scored(self, rewards: Tensor, whole: bool = False) -> Tensor:
-        """`[P, G, T]`, true on sampled tokens of completions that have a reward `[P, G]`: one of NaN is unscorable.
+        """`[P, G, T]`, true on sampled tokens of completions whose reward `[P, G]` is not NaN (unscorable).
 
-        With `whole`, of those only that ended by themselves and did not hit the limit.
+        With `whole`, only of completions that stopped before the length limit.
         """
         counts = ~rewards.isnan() & self.stopped if whole else ~rewards.isnan()
         return self.mask & counts[..., None]
@@ -74,7 +74,7 @@ class TokenBatch:
         return [row[:n].tolist() for row, n in zip(self.prompt, self.prompt_length.tolist(), strict=True)]
 
     def distinct(self) -> Tensor:
-        """How many sampled tokens of each prompt differ, in themselves or in what precedes them: `[P]`."""
+        """The number of distinct prefixes among each prompt's completions (nodes of their prefix tree): `[P]`."""
         counts = []
         for rows, lengths in zip(self.completion.tolist(), self.length.tolist(), strict=True):
             found: dict[tuple[int, int], int] = {}
@@ -86,7 +86,7 @@ class TokenBatch:
         return torch.tensor(counts)
 
     def select(self, groups: Tensor) -> TokenBatch:
-        """The batch of the prompts whose indices are given, cut to the longest prompt and completion left."""
+        """The batch of the prompts at indices `groups`, trimmed to the longest prompt and completion left."""
         length, prompt_length = self.length[groups], self.prompt_length[groups]
         width, prompt_width = int(length.max()), int(prompt_length.max())
         return TokenBatch(

@@ -1,4 +1,4 @@
-"""Reasoning traces: a thought and an answer between tags, and what can be counted in them.
+"""Reasoning traces: a thought and an answer between tags, and metrics of them.
 
     <think> 7 and 12 ... wait, carry the one ... </think> <answer> 19 </answer>
 
@@ -11,13 +11,13 @@ import re
 from dataclasses import dataclass
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-END = TAGS[-1]  # what stops a completion: nothing is said after the answer
+END = TAGS[-1]  # the stop text of a completion
 ASK = (
     "First think between <think> and </think>, then write nothing but the answer between <answer> and </answer>."
     "\n\n"
-)  # stands before every question, so that all prompts share it
+)  # before every question, so that all prompts share this prefix
 _WHOLE = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
-# Two of the habits that Gandhi et al. 2025 (arXiv:2503.01307), section 2, count in traces; the words are ours.
+# Two behaviors that Gandhi et al. 2025 (arXiv:2503.01307), section 2, count in traces; the patterns are ours.
 CHECKS = re.compile(
     r"\b(?:wait|hmm+|let(?:'s| me| us) (?:double[- ]?|re-?)?(?:check|verify)|double[- ]check|verify"
     r"|is (?:this|that) right)\b",
@@ -32,7 +32,7 @@ RETURNS = re.compile(
 
 @dataclass(frozen=True)
 class Trace:
-    """A completion that was read: `thought` and `answer` ("" where there is none), and whether its form is `whole`."""
+    """A parsed completion: `thought` and `answer` ("" if missing), and whether its format is `whole`."""
 
     thought: str
     answer: str
@@ -42,8 +42,8 @@ class Trace:
 def read(text: str) -> Trace:
     """The trace in a completion.
 
-    It is whole if there is nothing but the two parts and each tag stands once. Otherwise the answer is what the last
-    `<answer>` holds, closed or not, and the thought is what stands before it.
+    It is whole if there is nothing but the two parts and each tag occurs once. Otherwise the answer is the text after
+    the last `<answer>`, closed or not, and the thought is the text before it.
     """
     found = _WHOLE.fullmatch(text)
     if found and all(text.count(tag) == 1 for tag in TAGS):
@@ -56,9 +56,9 @@ def read(text: str) -> Trace:
 
 
 def tags(text: str) -> float:
-    """The share of the four tags that stand exactly once and behind the ones before them, in [0, 1].
+    """The share of the four tags that occur exactly once and in order, in [0, 1].
 
-    A grade that rises on the way to a whole form, for models that do not find it by chance.
+    A dense reward for the format, for models that do not find it by chance.
     """
     right, behind = 0, 0
     for tag in TAGS:
@@ -69,10 +69,10 @@ def tags(text: str) -> float:
 
 
 def counts(text: str) -> dict[str, float]:
-    """What a completion is like, in numbers that are averaged and logged.
+    """Metrics of a completion, to be averaged and logged.
 
-    - `format`: 1 where the form is whole;
-    - `thought_words`: of the thought;
+    - `format`: 1 if the format is whole;
+    - `thought_words`: words in the thought;
     - `self_checks`: "wait", "let me check" and the like in the thought;
     - `backtracks`: "try again", "that is wrong" and the like in the thought.
 

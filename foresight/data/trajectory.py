@@ -1,4 +1,4 @@
-"""`Trajectory`: what every algorithm learns from, with leading dims `[B, T]`."""
+"""`Trajectory`: the experience that algorithms train on, with leading dims `[B, T]`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """Rows of experience; row t is what was seen, done, and came back *because of* action t.
+    """Experience; step t holds the observation, the action, and the results *of* action t.
 
     Every scalar is `[B, T]`; features follow. Fields that an algorithm does not use are None.
 
     - `obs` `[B, T, ...]` (or a dict of such), `action` `[B, T, ...]`;
-    - `reward`: what action t earned;
+    - `reward`: of action t;
     - `discount`: the continuation *after* action t: 0 at termination, gamma otherwise
       (-gamma when the mover changes, 1 between tokens);
-    - `cut`: 1 where row t+1 belongs to another episode, for any reason (a time limit too);
-    - `mask`: 1 where the row is real (0: padding, or an autoreset row whose action was ignored);
+    - `cut`: 1 where step t+1 belongs to another episode, for any reason (a time limit too);
+    - `mask`: 1 where the step is real (0: padding, or an autoreset step whose action was ignored);
     - `logprob`: log-probability of `action` under the policy that acted;
     - `value`, `next_value`: of `obs` and of its *true* successor (the final observation at a cut);
     - `extras`: anything else, `[B, T, ...]`.
@@ -64,13 +64,13 @@ class Trajectory:
         return Trajectory(*[tree_map(function, getattr(self, name)) for name in _FIELDS])
 
     def flatten(self) -> Trajectory:
-        """`[B, T, ...]` becomes `[B * T, 1, ...]`: rows without their time, for shuffled minibatches."""
+        """`[B, T, ...]` becomes `[B * T, 1, ...]`: single steps, for shuffled minibatches."""
         return self.map(lambda x: x.reshape(-1, 1, *x.shape[2:]))
 
     def minibatches(self, count: int, generator: torch.Generator | None = None) -> Iterator[Trajectory]:
-        """Split the batch dim into `count` shuffled parts that together cover every row once.
+        """Split the batch dim into `count` shuffled minibatches that together cover every row once.
 
-        Raises ValueError if there are fewer rows than parts.
+        Raises ValueError if there are fewer rows than minibatches.
         """
         rows = self.reward.shape[0]
         if count > rows:

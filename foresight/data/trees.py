@@ -1,4 +1,4 @@
-"""Trees of tensors (a tensor, or a dict of trees): what an observation may be. And messages made of them."""
+"""Trees of tensors (a tensor, or a dict of trees), such as observations, and messages made of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from foresight.data.trajectory import Tree, tree_map
 
 
 def stack(trees: Sequence[Tree], dim: int = 1) -> Tree:
-    """Trees of equal form as one, with a new dim: T rows `[B, ...]` become `[B, T, ...]`."""
+    """Stack trees of equal structure along a new dim: T steps `[B, ...]` become `[B, T, ...]`."""
     if isinstance(trees[0], dict):
         return {key: stack([tree[key] for tree in trees], dim) for key in trees[0]}
     return torch.stack(list(trees), dim)
 
 
 def concat(trees: Sequence[Tree]) -> Tree:
-    """Trees of equal form, one after the other along the first dim."""
+    """Concatenate trees of equal structure along the first dim."""
     if trees[0] is None:
         return None
     if isinstance(trees[0], dict):
@@ -35,18 +35,18 @@ def to(tree: Tree, device: str | torch.device) -> Tree:
 
 
 def pick(tree: Tree, rows: torch.Tensor) -> Tree:
-    """The rows of the first dim that `rows` (int64) names."""
+    """The rows `rows` (int64) of the first dim."""
     return tree_map(lambda x: x[rows], tree)
 
 
 def forget(carry: Tree, cut: torch.Tensor) -> Tree:
-    """The carry of a memory with the rows where `cut` `[B]` is 1 emptied: set to zeros. None stays None."""
+    """The carry with the rows set to zero where `cut` `[B]` is 1. None stays None."""
     over = cut > 0
     return tree_map(lambda x: x.masked_fill(over.to(x.device).view(-1, *[1] * (x.dim() - 1)), 0), carry)
 
 
 def merge(function: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
-    """`function` of the leaves that stand in the same place of `values`: of dataclasses, dicts, tuples and lists.
+    """Apply `function` to the corresponding leaves of `values`: nested dataclasses, dicts, tuples and lists.
 
     With one value it is a map over leaves. A leaf that is None in the first is None in the result.
     """
@@ -66,5 +66,5 @@ def merge(function: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> An
 
 
 def join(messages: Sequence[Any]) -> Any:
-    """Messages of equal form as one, each tensor along its first dim; one message stays the same object."""
+    """Concatenate messages of equal structure along the first dim; a single message is returned as is."""
     return messages[0] if len(messages) == 1 else merge(lambda leaves: torch.cat(list(leaves)), messages)

@@ -143,9 +143,9 @@ def refuse(action: Any) -> str:
 
 def test_mistakes_are_explained() -> None:
     replay = Replay(10)
-    assert "0 rows per world are held" in refuse(lambda: replay.sample(4))
+    assert "0 per environment are stored" in refuse(lambda: replay.sample(4))
     replay.add(piece(2, 0, 3))
-    assert "pieces of 4 rows: 3 rows" in refuse(lambda: replay.sample(1, 4))
+    assert "sequences of 4 steps: 3 per" in refuse(lambda: replay.sample(1, 4))
     assert "'obs.frame' was" in refuse(lambda: replay.add(piece(3, 0, 1)))
     bare = piece(2, 0, 1)
     assert "parts ['frame', 'vector']" in refuse(lambda: replay.add(bare.replace(obs=bare.reward)))

@@ -222,9 +222,9 @@ def refuse(action: Any) -> str:
 
 def test_mistakes_are_explained() -> None:
     history, replay = History(1, 0), Replay(16)
-    assert "0 rows per world are held" in refuse(lambda: replay.transitions(4, GAMMA))
+    assert "0 per environment are stored" in refuse(lambda: replay.transitions(4, GAMMA))
     replay.add(*history.step())
-    assert "1 rows per world are held" in refuse(lambda: replay.transitions(4, GAMMA))
+    assert "1 per environment are stored" in refuse(lambda: replay.transitions(4, GAMMA))
     assert "at least 0" in refuse(lambda: Prioritized(Replay(4), -1.0))
     assert "held so far" in refuse(lambda: Prioritized(Replay(4), 1.0).transitions(4, GAMMA, 0.5))
     assert "at least 1 number" in refuse(lambda: SumTree(0))

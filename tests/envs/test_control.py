@@ -269,7 +269,7 @@ def test_an_unknown_id_gets_near_ones_and_not_all() -> None:
 
 
 def test_unknown_worlds_engines_and_options_are_named() -> None:
-    assert "Did you mean 'control'?" in error("CartPole-v1", env="contrl")
+    assert "Did you mean 'control'?" in error("CartPole-v1", kind="contrl")
     assert "Did you mean 'envpool'?" in error("CartPole-v1", engine="envpol")
     assert "Did you mean 'same_step'?" in error("CartPole-v1", engine="gymnasium", autoreset="samestep")
     assert "Did you mean 'frame_skip'?" in error("ALE/Pong-v5", frame_skp=4)

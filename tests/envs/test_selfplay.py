@@ -61,5 +61,5 @@ def test_what_is_refused() -> None:
     env = SelfPlay(TTT, 1)
     env.reset(0)
     env.step(torch.tensor([4]))
-    with pytest.raises(UserError, match="not legal at tic-tac-toe"):
+    with pytest.raises(UserError, match="illegal in tic-tac-toe"):
         env.step(torch.tensor([4]))

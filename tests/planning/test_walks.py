@@ -218,5 +218,5 @@ def test_mistakes_are_told() -> None:
         next(n_step_sarsa.train(n_step_sarsa.Config(n_steps=0), grid.make("GridWorld4x4")))
     with pytest.raises(UserError, match="walks in a world of tables"):
         tabular.World(gymnasium.make("CartPole-v1"), 0.9)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"CartPole-v1 has no table of transitions"):
+    with pytest.raises(UserError, match=r"CartPole-v1 has no transition table"):
         grid.make("CartPole-v1")

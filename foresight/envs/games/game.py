@@ -28,8 +28,8 @@ class Moved(NamedTuple):
 
 
 class Symmetry(NamedTuple):
-    """One symmetry of the game: new plane p at cell i is old plane p at cell `cells[i]`, and action a of the new position
-    is action `actions[a]` of the old one. int64 `[H * W]` and `[A]`.
+    """One symmetry of the game: new plane p at cell i is old plane p at cell `cells[i]`, and new action a is old action
+    `actions[a]`. int64 `[H * W]` and `[A]`.
     """
 
     cells: Tensor
@@ -112,7 +112,7 @@ class Plays:
 
 
 def replay(game: Game, histories: Sequence[Sequence[int]]) -> Tensor:
-    """The positions after these actions, `[B]` games. Raises UserError at an illegal one, with the game and the move."""
+    """The positions after these actions, `[B]` games. Raises UserError at an illegal action."""
     rows = []
     for g, actions in enumerate(histories):
         position = game.start(1)

@@ -1,4 +1,4 @@
-"""Grid worlds drawn as pictures, and Gymnasium's toy-text worlds, as explicit `MDP`s: `make(name, **options)`."""
+"""`make` for tabular environments: grid worlds from pictures and Gymnasium's toy-text, as explicit `MDP`s."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from foresight.envs.tabular.render import Layout
 
 MOVES = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}  # clockwise: neighbors are perpendicular
 CELLS = "SGT#."
-# Picture and options. Every built-in grid has a source or a purpose.
+# Picture and options.
 GRIDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     # Sutton & Barto (2018), Example 4.1: -1 a step, two terminal corners.
     "GridWorld4x4": (("G...", "....", "....", "...G"), {"step_reward": -1.0, "goal_reward": 0.0}),
-    # Russell & Norvig, "Artificial Intelligence", fig. 16.1 (17.1 in the third edition): the 4 × 3 world.
+    # Russell & Norvig, "Artificial Intelligence", fig. 16.1 (17.1 in the third edition): the 4 × 3 grid.
     "GridWorld4x3": (("...G", ".#.T", "S..."), {"slip": 0.2, "step_reward": -0.04}),
     # Rooms with two ways to the goal: a short one past the traps and a long one around them.
     "GridWorld8x8": (
@@ -54,23 +54,22 @@ TOY_ACTIONS = {
 
 
 def names() -> tuple[str, ...]:
-    """The worlds that can be made without further options."""
+    """The environments that need no options."""
     return (*GRIDS, *TOY_TEXT, *sutton_barto.ENVS, "RandomMDP")
 
 
 def make(name: str, *, time_limit: int | None = None, **options: Any) -> MDP:
-    """The world `name` as an `MDP`.
+    """The environment `name` as an `MDP`.
 
     - a built-in grid (`GridWorld8x8`, `GridWorld4x4`, `GridWorld4x3`, `FourRooms`) or `GridWorld` with
       `picture=`; options as in `gridworld`;
-    - a world of Sutton & Barto (`envs.tabular.sutton_barto.ENVS`: random walks, windy grid, short corridor, exact
-      blackjack);
+    - an environment of Sutton & Barto (`envs.tabular.sutton_barto.ENVS`: random walks, windy grid, short corridor,
+      exact blackjack);
     - `RandomMDP`: options as in `random_mdp` (`states, actions, successors, seed`);
     - any Gymnasium id whose environment has a table `P` (FrozenLake, CliffWalking, Taxi, your own): options go
       to `gymnasium.make` (`map_name="8x8", is_slippery=False`, ...).
 
-    `time_limit` replaces the world's own. Raises UserError for a name or option that does not exist, and for an
-    environment without a table.
+    `time_limit` replaces the environment's own. Raises UserError for an unknown name or option, and without a table.
     """
     try:
         if name in GRIDS:
@@ -86,7 +85,7 @@ def make(name: str, *, time_limit: int | None = None, **options: Any) -> MDP:
             mdp = random_mdp(**options)
         else:
             mdp = _toy_text(name, options)
-    except TypeError as error:  # an option that the constructor does not have
+    except TypeError as error:  # an unknown option
         raise errors.UserError(f"{name} cannot be made with the options {options}: {error}.") from error
     return mdp if time_limit is None else dataclasses.replace(mdp, time_limit=time_limit)
 
@@ -103,11 +102,11 @@ def gridworld(
     """A grid world from its picture: rows (or one string with rows joined by '/' or line ends) of
 
     `S` start, `G` goal, `T` trap, `#` wall, `.` free. A move into a wall or off the grid stays. With probability
-    `slip` the agent moves perpendicular to what it meant, either way equally often. Every action earns
+    `slip` the agent moves perpendicular to its action, to either side with equal probability. Every action earns
     `step_reward`, entering a goal or trap earns `goal_reward` or `trap_reward` on top and ends the episode.
     Without an `S`, episodes start in any free cell.
 
-    Raises UserError for a picture with other characters, uneven rows or nowhere to start.
+    Raises UserError for a picture with other characters, uneven rows or no start.
     """
     rows = tuple(picture.replace("/", "\n").split() if isinstance(picture, str) else picture)
     if not rows or len({len(row) for row in rows}) != 1:
@@ -116,7 +115,7 @@ def gridworld(
     if strange:
         raise errors.UserError(f"A grid picture has only the characters {' '.join(CELLS)}, not {' '.join(strange)}.")
     if not 0 <= slip <= 1:
-        raise errors.UserError(f"slip is a probability, not {slip}.")
+        raise errors.UserError(f"slip must be a probability from 0 to 1, not {slip}.")
     cells = np.array([list(row) for row in rows])
     height, width = cells.shape
     position = np.flatnonzero(cells.ravel() != "#")
@@ -159,21 +158,21 @@ def _toy_text(name: str, options: dict[str, Any]) -> MDP:
     except gymnasium.error.Error as error:
         if isinstance(error, gymnasium.error.DependencyNotInstalled):
             raise errors.UserError(f"{name} needs a package: {error}") from error
-        raise errors.unknown("world with known tables", name, (*names(), "GridWorld")) from error
-    world: Any = env.unwrapped
+        raise errors.unknown("tabular environment", name, (*names(), "GridWorld")) from error
+    unwrapped: Any = env.unwrapped
     time_limit = env.spec.max_episode_steps if env.spec else None
     env.close()
-    table = getattr(world, "P", None)
+    table = getattr(unwrapped, "P", None)
     if table is None:
         raise errors.UserError(
-            f"{name} has no table of transitions, which an algorithm on tables needs. Worlds that have: "
-            f"{', '.join(names())}. Elsewhere use an algorithm with a network, such as ppo."
+            f"{name} has no transition table, which tabular algorithms need. Environments that have one: "
+            f"{', '.join(names())}. For others use an algorithm with a network, such as ppo."
         )
-    if getattr(world, "fickle_passenger", False):
-        # Taxi decides fickleness outside its table and its state: there is no MDP over these 500 states.
-        raise errors.UserError("Taxi with fickle_passenger=True is not described by its table; leave it False.")
-    kind = type(world).__name__
-    start = getattr(world, "initial_state_distrib", None)
+    if getattr(unwrapped, "fickle_passenger", False):
+        # Fickleness is neither in Taxi's table nor in its state: there is no MDP over these 500 states.
+        raise errors.UserError("fickle_passenger is True, which Taxi's table does not cover: set it to False.")
+    kind = type(unwrapped).__name__
+    start = getattr(unwrapped, "initial_state_distrib", None)
     if start is None:
         start = np.full(len(table), 1.0 / len(table))
     start = np.asarray(start, np.float64)
@@ -183,7 +182,7 @@ def _toy_text(name: str, options: dict[str, Any]) -> MDP:
         start / start.sum(),
         time_limit=time_limit,
         action_names=TOY_ACTIONS.get(kind, ()),
-        layout=_toy_layout(kind, world),
+        layout=_toy_layout(kind, unwrapped),
     )
 
 
@@ -197,7 +196,7 @@ def _toy_layout(kind: str, env: Any) -> Layout | None:
         cells[-1, 0], cells[-1, -1] = "S", "G"
         return Layout(tuple("".join(row) for row in cells), np.arange(height * width))
     if kind == "TaxiEnv":
-        # 25 of the 500 states: the passenger is in the taxi (4) and wants to go to the red corner (0).
+        # 25 of the 500 states: the passenger is in the taxi (4) and the destination is the red corner (0).
         position = np.full(500, -1)
         position[np.arange(25) * 20 + 16] = np.arange(25)
         return Layout((".....",) * 5, position, "passenger aboard, destination red (top left)")

@@ -1,4 +1,4 @@
-"""`MDP`: a world that is known completely, (P, R, γ) as tables, and `TableEnv`: the same world sampled."""
+"""`MDP`: transition and reward tables (P, R); `TableEnv`: an `Env` that samples from them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class MDP:
     - `next_state` `[S, A, K]` int32 and `prob` `[S, A, K]` float64: the outcomes (short lists are padded with
       outcomes of probability 0);
     - `reward` `[S, A]` float64: expected; -inf where the action is not allowed;
-    - `discount` `[S, A, K]` float64 or None for all ones: the world's own continuation, 0 where the outcome ends
+    - `discount` `[S, A, K]` float64 or None for all ones: the environment's continuation, 0 where the outcome ends
       the episode. So termination is data: values are backed up through `weight = prob * discount`, and the
       algorithm's gamma multiplies in;
     - `outcome_reward` `[S, A, K]` float64, or None where the reward does not depend on the outcome;
-    - `start` `[S]` float64: where episodes begin;
-    - `time_limit`: actions after which a sampled episode is cut, or None.
+    - `start` `[S]` float64: the initial state distribution;
+    - `time_limit`: actions after which a sampled episode is truncated, or None.
 
-    Raises UserError if shapes or probabilities do not fit.
+    Raises UserError for wrong shapes, dtypes or probabilities.
     """
 
     name: str
@@ -51,7 +51,7 @@ class MDP:
     def __post_init__(self) -> None:
         shape = self.next_state.shape
         if len(shape) != 3 or 0 in shape:
-            raise UserError(f"next_state must be [states, actions, outcomes], not {list(shape)}.")
+            raise UserError(f"next_state must have the shape [states, actions, outcomes], not {list(shape)}.")
         parts = {
             "prob": (self.prob, shape),
             "reward": (self.reward, shape[:2]),
@@ -67,9 +67,9 @@ class MDP:
         total = self.prob.sum(-1).sub_(1.0).abs_()
         if self.prob.min() < 0 or not total.max() < 1e-8:
             where = divmod(int(total.argmax()), shape[1])
-            raise UserError(f"The probabilities of state {where[0]}, action {where[1]} do not add up to 1.")
+            raise UserError(f"The probabilities of state {where[0]}, action {where[1]} do not sum to 1.")
         if self.start.min() < 0 or not abs(float(self.start.sum()) - 1) < 1e-8:
-            raise UserError("The start probabilities do not add up to 1.")
+            raise UserError(f"The start probabilities must be at least 0 and sum to 1, not {float(self.start.sum())}.")
         if not self.reward.amax(1).isfinite().all():
             raise UserError("Every state needs at least one action with a finite reward, and none may be NaN or +inf.")
 
@@ -85,7 +85,7 @@ class MDP:
 
     @property
     def weight(self) -> Tensor:
-        """`prob * discount` `[S, A, K]`: the probability of each outcome with the episode going on."""
+        """`prob * discount` `[S, A, K]`: the probability of each outcome with the episode continuing."""
         return self.prob if self.discount is None else self.prob * self.discount
 
     @property
@@ -95,22 +95,22 @@ class MDP:
 
     @property
     def arrows(self) -> tuple[str, ...]:
-        """One glyph an action: an arrow for a move, else the first letter of its name, else its number."""
+        """One glyph per action: an arrow for a move, else the first letter of its name, else its number."""
         names = self.action_names or tuple(str(a) for a in range(self.actions))
         return tuple(ARROWS.get(name, name if name.isdigit() else name[:1]) for name in names)
 
     def absorbing(self) -> Tensor:
-        """`[S]` bool: states in which nothing happens any more (every action stays, ends and earns 0)."""
+        """`[S]` bool: absorbing states (every action stays, terminates and earns 0)."""
         stays = self.next_state == torch.arange(self.states, device=self.next_state.device)[:, None, None]
         return ((stays & (self.weight == 0)) | (self.prob == 0)).all(-1).all(-1) & (self.reward == 0).all(-1)
 
     def uniform(self) -> Tensor:
-        """`[S, A]`: the policy that knows nothing, equiprobable over the allowed actions. The baseline of every run."""
+        """`[S, A]`: the uniform policy over the allowed actions, the baseline of every run."""
         allowed = self.reward.isfinite().double()
         return allowed / allowed.sum(1, keepdim=True)
 
     def to(self, device: str | torch.device) -> MDP:
-        """The same world with its tables on `device`."""
+        """The same MDP with its tables on `device`."""
         if self.next_state.device == torch.device(device):
             return self
         tables = {
@@ -119,12 +119,12 @@ class MDP:
         return dataclasses.replace(self, **tables)  # type: ignore[arg-type]
 
     def sample(self, num_envs: int = 1, time_limit: int | None = None) -> TableEnv:
-        """The same world as a batched `Env` that is stepped through; `time_limit` None means the world's own."""
+        """A batched `Env` that samples from this MDP; `time_limit` None means the MDP's own."""
         return TableEnv(self, num_envs, self.time_limit if time_limit is None else time_limit)
 
 
 class TableEnv:
-    """An `Env` (see `envs.base`) that draws outcomes from the tables of an `MDP`. obs and action are `[B]` int64.
+    """An `Env` (see `envs.base`) that samples outcomes from the tables of an `MDP`. obs and action are `[B]` int64.
 
     `state_dict` holds everything, so a run on it resumes bit for bit.
     """
@@ -144,7 +144,7 @@ class TableEnv:
         self.reset(0)
 
     def reset(self, seed: int) -> Tensor:
-        """Start all worlds; equal seeds give equal episodes."""
+        """Reset all environments; equal seeds give equal episodes."""
         self._rng = np.random.default_rng(seed)
         self._state = self._begin(self.num_envs)
         self._return = np.zeros(self.num_envs)
@@ -152,13 +152,13 @@ class TableEnv:
         return torch.from_numpy(self._state.copy())
 
     def step(self, action: Tensor) -> Feedback:
-        """Take `action` `[B]` in every world. Raises UserError for an action that does not exist."""
+        """Take `action` `[B]` in every environment. Raises UserError for an action out of range."""
         chosen = np.asarray(action.cpu(), dtype=np.int64)
         if chosen.shape != (self.num_envs,) or chosen.min() < 0 or chosen.max() >= self.mdp.actions:
             raise UserError(f"{self.name} takes {self.num_envs} actions between 0 and {self.mdp.actions - 1}.")
         here = self._state, chosen
         cumulative = np.cumsum(self._prob[here], axis=1)
-        # Scaled by the total, so that rounding can never pick a padded outcome of probability 0.
+        # Scaled by the total, so rounding cannot pick a padded outcome of probability 0.
         draw = self._rng.random(self.num_envs) * cumulative[:, -1]
         outcome = (cumulative <= draw[:, None]).sum(1)
         reward = self._reward[here][np.arange(self.num_envs), outcome]
@@ -184,17 +184,17 @@ class TableEnv:
             after = after.copy()
             after[ended] = self._begin(len(ended))
             obs = torch.from_numpy(after)
-        self._state = after.copy()  # the tensors handed out belong to the caller
+        self._state = after.copy()  # the returned tensors belong to the caller
         as_float = lambda x: torch.from_numpy(np.asarray(x, np.float32))  # noqa: E731
         mask = torch.ones(self.num_envs)
         return Feedback(obs, as_float(reward), as_float(discount), as_float(cut), mask, final_obs, info)
 
     def render(self) -> np.ndarray | None:
-        """World 0 as an RGB picture, or None without a grid layout."""
+        """Environment 0 as an RGB image, or None without a grid layout."""
         return render.image(self.mdp, here=int(self._state[0]))
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Nothing to close."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next steps depend on."""
@@ -219,8 +219,8 @@ def from_table(
 ) -> MDP:
     """Read a table `P[state][action] = [(probability, next state, reward, terminated), ...]`.
 
-    Equal outcomes are merged. A state that is only ever entered by ending the episode, and never started from,
-    becomes absorbing: its value is 0 whatever the table says happens there. `fields` go to `MDP`.
+    Equal outcomes are merged. A state that is only entered by terminating, and never started from, becomes absorbing:
+    its value is 0 whatever the table has for it. `fields` go to `MDP`.
     """
     states, actions = len(table), len(table[0])
     merged: list[dict[tuple[int, float, bool], float]] = []
@@ -246,7 +246,7 @@ def from_table(
 def finish(
     next_state: np.ndarray, prob: np.ndarray, reward: np.ndarray, discount: np.ndarray, start: np.ndarray
 ) -> None:
-    """Make the states absorbing, in place, that are only ever entered by ending the episode."""
+    """Make terminal states absorbing, in place: those that are only entered by terminating."""
     states = len(start)
     elsewhere = next_state != np.arange(states)[:, None, None]
     ending = np.zeros(states, bool)
@@ -270,7 +270,7 @@ def assemble(
     start: np.ndarray,
     **fields: Any,
 ) -> MDP:
-    """An `MDP` from arrays `[S, A, K]` with rewards by outcome; tables that say nothing are left out."""
+    """An `MDP` from arrays `[S, A, K]` with a reward per outcome; tables that are all default are left out."""
     expected = (prob * reward).sum(-1)
     by_outcome = bool(((reward != expected[:, :, None]) & (prob > 0)).any())
     ends = bool(((discount != 1) & (prob > 0)).any())
@@ -290,7 +290,7 @@ def random_mdp(states: int = 100, actions: int = 4, successors: int = 5, seed: i
     """A random sparse MDP that never ends: uniform successors, Dirichlet(1) probabilities, rewards U[0, 1).
 
     The usual benchmark of dynamic programming (Garnet without its branching noise: Archibald et al. 1995). Filled
-    in blocks, so that the peak memory is that of the result: 12 bytes an outcome and 8 an action.
+    in blocks, so peak memory is that of the result: 12 bytes per outcome and 8 per action.
     """
     if min(states, actions, successors) < 1:
         raise UserError("A random MDP needs at least 1 state, 1 action and 1 successor.")

@@ -1,4 +1,4 @@
-"""Pictures of a table world: values and greedy arrows as text, and as an RGB image."""
+"""Draws an MDP: values and greedy arrows as text or as an RGB image."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from torch import Tensor
 
 COLORS = {"#": "dim", "G": "bold green", "T": "red"}
-ENDS = "GT"  # cells that end the episode: they have no value and no arrow of their own
+ENDS = "GT"  # cells that end the episode: drawn without a value and an arrow
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where states lie on a grid, for pictures.
+    """The cells of states on a grid, for drawing.
 
-    `cells` are rows of equal length, one character a cell (`#` wall, `G` goal, `T` trap, `S` start, `.` free);
+    `cells` are rows of equal length, one character per cell (`#` wall, `G` goal, `T` trap, `S` start, `.` free);
     `position` `[S]` is the flat index of a state's cell, or -1 for a state that is not shown.
     """
 
@@ -26,15 +26,15 @@ class Layout:
 
 
 class Table(Protocol):
-    """What is drawn of a world, as `envs.tabular.mdp.MDP` has it: S states, A actions, where episodes begin."""
+    """The part of `envs.tabular.mdp.MDP` that is drawn: S states, A actions."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name, for the title."""
 
     @property
     def layout(self) -> Layout | None:
-        """Where its states lie, or None."""
+        """The cells of its states, or None."""
 
     @property
     def states(self) -> int:
@@ -46,22 +46,22 @@ class Table(Protocol):
 
     @property
     def start(self) -> Tensor:
-        """`[S]`: where episodes begin."""
+        """`[S]`: the initial state distribution."""
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """What its actions are called, or nothing."""
+        """The names of its actions, or empty."""
 
     @property
     def arrows(self) -> tuple[str, ...]:
-        """One glyph an action."""
+        """One glyph per action."""
 
 
 def text(mdp: Table, values: Tensor, policy: Tensor, markup: bool = False) -> str:
     """The value grid and the arrow grid side by side; a table of the likeliest start states without a layout.
 
-    `values` `[S]`; `policy` `[S]` actions, or `[S, A]` true or positive where an action is taken: all of them are
-    drawn. With `markup`, rich tags color the cells.
+    `values` `[S]`; `policy` `[S]` actions, or `[S, A]` true or positive where an action may be taken: all of them
+    are drawn. With `markup`, rich tags color the cells.
     """
     shown = _shown(policy, mdp)
     if mdp.layout is None:
@@ -93,7 +93,7 @@ def image(
 ) -> np.ndarray | None:
     """The grid as `[height, width, 3]` uint8: values as colors and numbers, arrows, and the agent at state `here`.
 
-    None for a world without a layout.
+    None without a layout.
     """
     if mdp.layout is None:
         return None

@@ -1,4 +1,4 @@
-"""The worlds of Sutton & Barto (2018) as tables: random walks, windy grids, blackjack, the short corridor."""
+"""The environments of Sutton & Barto (2018) as tables: random walks, windy grids, blackjack, the short corridor."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KING = {
 def random_walk(states: int = 19, left: float = -1.0, right: float = 1.0, name: str = "RandomWalk") -> MDP:
     """`states` in a row, actions left and right; stepping off an end earns `left` or `right` and ends the episode.
 
-    Episodes begin in the middle. Example 6.2 has 5 states, 0 and 1; section 7.1 has 19 states, -1 and 1. State 0 is the
-    left end, states 1 to `states` are those of the book. Under the equiprobable policy, without discount, values lie
+    Episodes start in the middle. Example 6.2 has 5 states, 0 and 1; section 7.1 has 19 states, -1 and 1. State 0 is the
+    left end, states 1 to `states` are the book's. Under the equiprobable policy, without discount, values lie
     on a line from `left` to `right`. Raises UserError for fewer than 2 states.
     """
     if states < 2:
-        raise UserError(f"A random walk needs at least 2 states, not {states}.")
+        raise UserError(f"states is {states}: a random walk needs at least 2.")
     table: Table = {s: {0: [(1.0, s, 0.0, True)], 1: [(1.0, s, 0.0, True)]} for s in (0, states + 1)}
     for s in range(1, states + 1):
         table[s] = {
@@ -50,7 +50,7 @@ def windy_grid(
     """Example 6.5: a grid in which a wind blows upwards by `wind` cells in each column; -1 a step until the goal.
 
     `king` adds the diagonal moves and `stay` a ninth one (exercise 6.9); with `stochastic` the wind of a windy column
-    is one more or one less a third of the time each (exercise 6.10).
+    is one more or one less with probability 1/3 each (exercise 6.10).
     """
     width, start, goal = len(wind), (3, 0), (3, 7)
     names = list(KING)[: 8 if king else 4] + (["stay"] if stay else [])
@@ -79,10 +79,10 @@ def windy_grid(
 
 
 def short_corridor(name: str = "ShortCorridor") -> MDP:
-    """Example 13.1: three cells and a goal, -1 a step; in the second cell left and right are exchanged.
+    """Example 13.1: three cells and a goal, -1 a step; in the second cell left and right are swapped.
 
-    To a policy that cannot tell the cells apart the best is right with probability 2 - √2, worth -11.66 from the start.
-    A table can tell them apart: there the optimum is -3.
+    The best policy that cannot tell the cells apart goes right with probability 2 - √2, worth -11.66 from the start.
+    A table tells them apart: its optimum is -3.
     """
     table: Table = {
         0: {0: [(1.0, 0, -1.0, False)], 1: [(1.0, 1, -1.0, False)]},
@@ -99,10 +99,10 @@ STICK, HIT = 0, 1
 
 
 def blackjack(sab: bool = True, natural: bool = False, name: str = "Blackjack-v1") -> MDP:
-    """Example 5.1, exactly: Gymnasium's `Blackjack-v1` with every probability worked out.
+    """Example 5.1, exactly: Gymnasium's `Blackjack-v1` with exact probabilities.
 
     States are (sum 4 to 21, dealer's card 1 to 10, usable ace), and ten more for 21 with the first two cards, which
-    Gymnasium's observation does not tell apart from any other 21: `blackjack_state` gives their numbers. Options as
+    Gymnasium's observation does not tell apart from any other 21: `blackjack_state` returns their indices. Options as
     there: with `sab` a natural beats any other 21; else with `natural` it earns 1.5.
     """
     states = [(total, dealer, ace) for ace in (0, 1) for total in range(4, 22) for dealer in range(1, 11)]
@@ -154,7 +154,7 @@ def blackjack(sab: bool = True, natural: bool = False, name: str = "Blackjack-v1
 
 
 def blackjack_state(total: int, dealer: int, ace: int, is_natural: bool = False) -> int:
-    """The number of a state of `blackjack`: `total` 4 to 21, the dealer's card 1 to 10, whether an ace counts 11."""
+    """The index of a state of `blackjack`: `total` 4 to 21, the dealer's card 1 to 10, whether an ace counts 11."""
     return 360 + dealer - 1 if is_natural else ace * 180 + (total - 4) * 10 + dealer - 1
 
 
