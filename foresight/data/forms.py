@@ -1,16 +1,16 @@
-"""Rows of language data in the forms that people have, checked one by one: every error names the file and the row.
+"""Rows of language datasets in the usual forms, checked one by one: every error names the file and the row.
 
 | form | columns |
 |---|---|
-| prompt | `prompt`, and whatever a grader needs |
-| demonstration | `prompt` and `completion`; or `messages`, which end with the assistant's |
-| judged | a demonstration, and `label`: true where it is good, false where it is bad |
-| preference | `prompt`, `chosen`, `rejected`, perhaps `margin`; or `chosen` and `rejected` that begin alike |
+| prompt | `prompt`, and any columns for the grader |
+| demonstration | `prompt` and `completion`; or `messages` that end with the assistant's |
+| judged | a demonstration, and `label`: true if it is good, false if it is bad |
+| preference | `prompt`, `chosen`, `rejected`, optionally `margin`; or `chosen` and `rejected` with a shared prefix |
 | stepwise | `prompt`, `completions` (the steps) and `labels` (whether each is right) |
 
 Each is plain (strings) or conversational (lists of `{"role", "content"}`). Conversations may be ShareGPT's, too (the
 column `conversations` of `{"from", "value"}`), and messages of the assistant may have `tool_calls`; the column `tools`
-has the functions that there are, as JSON schemas.
+holds the available functions, as JSON schemas.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 
 from foresight.errors import UserError
 
-TEXTS = ("prompt", "answer", "completion", "chosen", "rejected")  # columns of a table that are never numbers
-SPEAKERS = {  # of ShareGPT, and the roles that they are
+TEXTS = ("prompt", "answer", "completion", "chosen", "rejected")  # columns of a CSV file that are never numbers
+SPEAKERS = {  # of ShareGPT, with their roles
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
     "model": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
     "function_response": "tool", "function_call": "assistant",
@@ -40,9 +40,9 @@ FORMS = ("preference", "stepwise", "judged", "demonstration", "prompt")
 def read(path: str) -> list[dict[str, Any]]:
     """The rows of a JSON, JSONL, CSV, TSV or Parquet file, of a dataset on disk, or of a hub id that `datasets` loads.
 
-    A column of a CSV or TSV file holds numbers (or true and false) where all of its fields do, but for `prompt`,
-    `answer`, `completion`, `chosen` and `rejected`, which are texts; an empty field is None. Raises UserError, with the
-    row where there is one, if it cannot be read.
+    A column of a CSV or TSV file is numeric (or boolean) if all of its fields are, except `prompt`, `answer`,
+    `completion`, `chosen` and `rejected`, which are strings; an empty field is None. Raises UserError, with the
+    row if there is one, if it cannot be read.
     """
     file = Path(path)
     kind = file.suffix.lower()
@@ -58,13 +58,13 @@ def read(path: str) -> list[dict[str, Any]]:
             table = datasets.load_from_disk(str(file))
         else:
             table = datasets.load_dataset(path, split="train")
-    except Exception as error:  # the package raises many kinds; all mean the same to the user
+    except Exception as error:  # the package raises many types of errors
         raise UserError(f"Cannot load the dataset {path}: {error}") from error
     return [dict(row) for row in table]
 
 
 def _text(file: Path) -> str:
-    """What stands in a file, without the mark that some write before it. Raises UserError where it is no Unicode."""
+    """The text of a file, without a byte order mark. Raises UserError if it is not Unicode."""
     data = file.read_bytes()
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
@@ -72,13 +72,13 @@ def _text(file: Path) -> str:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(
-            f"{file}, line {line} is not UTF-8 (byte 0x{data[error.start]:02x}): save it as UTF-8, or convert it, as "
-            f"from Latin-1 with: iconv -f latin1 -t utf-8 {file} > utf8-{file.name}"
+            f"{file}, line {line} is not UTF-8 (byte 0x{data[error.start]:02x}): save it as UTF-8, or convert it, "
+            f"for example from Latin-1: iconv -f latin1 -t utf-8 {file} > utf8-{file.name}"
         ) from error
 
 
 def _json(path: str, text: str) -> list[dict[str, Any]]:
-    """Rows one a line, or all of them in one array."""
+    """One row per line, or all rows in one array."""
     if text.lstrip()[:1] == "[":
         try:
             table = json.loads(text)
@@ -95,8 +95,8 @@ def _json(path: str, text: str) -> list[dict[str, Any]]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise UserError(
-                    f"{path}, line {number} is not JSON: {error.msg} at column {error.colno}. Write one object a line, "
-                    "or one array of all of them."
+                    f"{path}, line {number} is not JSON: {error.msg} at column {error.colno}. Write one object per "
+                    "line, or one array of all of them."
                 ) from error
             if not isinstance(row, dict):
                 raise UserError(f"{path}, line {number} must be an object with columns, but is {line[:60]!r}.")
@@ -105,14 +105,14 @@ def _json(path: str, text: str) -> list[dict[str, Any]]:
 
 
 def _table(path: str, text: str) -> list[dict[str, Any]]:
-    """Rows below a line with the names of the columns."""
+    """Rows below a header line."""
     first = text.partition("\n")[0]
     mark = "\t" if path.lower().endswith(".tsv") else ";" if ";" in first and "," not in first else ","
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
     try:
         names, *fields = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     except (csv.Error, ValueError) as error:
-        raise UserError(f"{path} is no table of columns with their names in the first line: {error}.") from error
+        raise UserError(f"{path} is not a table with a header line: {error}.") from error
     for number, row in enumerate(fields, 1):
         if row and len(row) != len(names):
             raise UserError(
@@ -135,7 +135,7 @@ def _column(name: str, values: Sequence[str]) -> list[Any]:
 
 
 def _number(text: str) -> Any:
-    """The number that a text is in JSON, where 007 and nan are none. Raises ValueError."""
+    """A text as a JSON number, which 007 and nan are not. Raises ValueError."""
     if text[:1] not in "-0123456789":
         raise ValueError(text)
     return json.loads(text)
@@ -145,7 +145,7 @@ _READERS = {".jsonl": _json, ".json": _json, ".csv": _table, ".tsv": _table}
 
 
 def form(row: dict[str, Any]) -> str:
-    """Which of `FORMS` the columns of a row make."""
+    """The form of a row, one of `FORMS`, from its columns."""
     has = {key for key, value in row.items() if value is not None}
     if {"chosen", "rejected"} <= has:
         return "preference"
@@ -157,9 +157,9 @@ def form(row: dict[str, Any]) -> str:
 
 
 def check(rows: Sequence[dict[str, Any]], path: str) -> tuple[str, list[dict[str, Any]]]:
-    """The form of the rows and the rows in its plainest shape: `prompt` as it is, all completions as strings.
+    """The form of the rows, and the rows normalized: `prompt` as it is, all completions as strings.
 
-    Raises UserError, naming the row, where a row has another form than the first or is not what it should be.
+    Raises UserError, naming the row, if a row is invalid or has another form than the first.
     """
     if not rows:
         raise UserError(f"{path} has no rows.")
@@ -169,12 +169,12 @@ def check(rows: Sequence[dict[str, Any]], path: str) -> tuple[str, list[dict[str
         place = f"{path}, row {number}"
         if form(row) != kind:
             raise UserError(f"{place} is of the form '{form(row)}', but row 1 is of the form '{kind}': use one form.")
-        row = _opened(row, place)
+        row = _normalized(row, place)
         checked.append({**row, **_PARTS[kind](row, place)})
     return kind, checked
 
 
-def _opened(row: dict[str, Any], place: str) -> dict[str, Any]:
+def _normalized(row: dict[str, Any], place: str) -> dict[str, Any]:
     """The row with a ShareGPT conversation as messages, and with tools as a list."""
     if row.get("conversations") is not None and row.get("messages") is None:
         messages = _text_or_messages(row["conversations"], f"{place}: the column 'conversations'")
@@ -206,7 +206,7 @@ def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
     if row.get("completion") is not None:
         reply = _reply(row["completion"], f"{place}: 'completion'")
         parts = {"prompt": _prompt(row, place), "completion": reply["content"]}
-        parts |= {"messages": None} if "messages" in row else {}  # which the prompt and the completion stand for
+        parts |= {"messages": None} if "messages" in row else {}  # replaced by the prompt and the completion
         return {**parts, "reply": reply} if reply.get("tool_calls") else parts
     messages = _text_or_messages(row["messages"], f"{place}: the column 'messages'")
     if isinstance(messages, str) or len(messages) < 2 or messages[-1]["role"] != "assistant":
@@ -218,9 +218,9 @@ def _preference(row: dict[str, Any], place: str) -> dict[str, Any]:
     margin = row.get("margin")
     if margin is not None and not isinstance(margin, int | float):
         raise UserError(f"{place}: 'margin' must be a number, but is {margin!r}.")
-    if not row.get("prompt") and row.get("messages") is not None:  # ShareGPT has the prompt there
+    if not row.get("prompt") and row.get("messages") is not None:  # ShareGPT's prompt
         row = {**row, "prompt": row["messages"]}
-    if row.get("prompt") and not (_asks(row["chosen"]) and _asks(row["rejected"])):
+    if row.get("prompt") and not (_whole_conversation(row["chosen"]) and _whole_conversation(row["rejected"])):
         prompt = _prompt(row, place)
         chosen, rejected = (_answer(row[name], f"{place}: '{name}'") for name in ("chosen", "rejected"))
     else:
@@ -230,8 +230,8 @@ def _preference(row: dict[str, Any], place: str) -> dict[str, Any]:
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-def _asks(value: Any) -> bool:
-    """Whether this is a whole conversation, which a prompt beside it only repeats."""
+def _whole_conversation(value: Any) -> bool:
+    """Whether this is a whole conversation, which already contains the prompt."""
     return (
         isinstance(value, list)
         and len(value) > 1
@@ -241,7 +241,7 @@ def _asks(value: Any) -> bool:
 
 
 def _shared(chosen: Any, rejected: Any, place: str) -> tuple[Any, str, str]:
-    """What two completions begin with is their prompt: messages, or text up to a space."""
+    """Two completions split at their shared prefix, which is the prompt: messages, or text up to a space."""
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
     shared = chosen[: sum(1 for _ in alike)]
     if isinstance(chosen, str) and isinstance(rejected, str):
@@ -252,16 +252,16 @@ def _shared(chosen: Any, rejected: Any, place: str) -> tuple[Any, str, str]:
             _answer(x[len(shared) :], f"{place}: the end of a conversation") for x in (chosen, rejected)
         )
     if not shared:
-        raise UserError(f"{place}: no column 'prompt', and 'chosen' and 'rejected' do not begin alike.")
+        raise UserError(f"{place}: no column 'prompt', and 'chosen' and 'rejected' have no shared prefix.")
     return _text_or_messages(shared, f"{place}: the prompt"), chosen, rejected
 
 
 def _stepwise(row: dict[str, Any], place: str) -> dict[str, Any]:
     steps, labels = row["completions"], row["labels"]
     if not isinstance(steps, list) or not steps or not all(isinstance(s, str) and s.strip() for s in steps):
-        raise UserError(f"{place}: 'completions' must be a list of steps, each a text that is not empty.")
+        raise UserError(f"{place}: 'completions' must be a list of steps, each a non-empty string.")
     if not isinstance(labels, list) or len(labels) != len(steps) or not all(x in (0, 1) for x in labels):
-        raise UserError(f"{place}: 'labels' must say true or false of each of the {len(steps)} steps.")
+        raise UserError(f"{place}: 'labels' must be true or false for each of the {len(steps)} steps.")
     return {"prompt": _prompt(row, place), "completions": steps, "labels": [bool(x) for x in labels]}
 
 
@@ -275,15 +275,15 @@ _PARTS = {
 
 
 def _answer(value: Any, place: str) -> str:
-    """A completion as text: itself, or the content of the one message that it is."""
+    """A completion as text: itself, or the content of its only message."""
     reply = _reply(value, place)
     if reply.get("tool_calls"):
-        raise UserError(f"{place} calls a tool, which only demonstrations may.")
+        raise UserError(f"{place} calls a tool: only demonstrations may.")
     return str(reply["content"])
 
 
 def _reply(value: Any, place: str) -> dict[str, Any]:
-    """A completion as the one message of the assistant that it is."""
+    """A completion as one message of the assistant."""
     value = _text_or_messages([value] if isinstance(value, dict) else value, place)
     if isinstance(value, str):
         return {"role": "assistant", "content": value}
@@ -303,12 +303,12 @@ def _text_or_messages(value: Any, place: str) -> Any:
 
 
 def _message(message: Any, place: str) -> dict[str, Any]:
-    """A message with a role, a text (empty where it only calls tools), and calls whose arguments are objects."""
+    """A message with a role, a text (empty if it only calls tools), and calls whose arguments are objects."""
     if isinstance(message, dict) and "from" in message and "role" not in message:
-        message = _spoken(message, place)
+        message = _sharegpt_message(message, place)
     if not isinstance(message, dict) or message.get("role") is None:
         raise UserError(f"{place}: a message is {{'role': ..., 'content': text}}, but one is {str(message)[:60]!r}.")
-    known = {key: value for key, value in message.items() if value is not None}  # tables fill what a row has not
+    known = {key: value for key, value in message.items() if value is not None}  # tables fill missing fields with None
     if known.get("tool_calls"):
         known["tool_calls"] = [_call(call, place) for call in known["tool_calls"]]
         known.setdefault("content", "")
@@ -323,11 +323,11 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _spoken(message: dict[str, Any], place: str) -> dict[str, Any]:
+def _sharegpt_message(message: dict[str, Any], place: str) -> dict[str, Any]:
     """A message of ShareGPT, `{"from", "value"}`, with a role and a content."""
     speaker, value = message["from"], message.get("value")
     if speaker not in SPEAKERS:
-        raise UserError(f"{place}: a message is from {speaker!r}, and ShareGPT has: {', '.join(SPEAKERS)}.")
+        raise UserError(f"{place}: a message is from {speaker!r}. ShareGPT's speakers are: {', '.join(SPEAKERS)}.")
     if speaker != "function_call":
         return {"role": SPEAKERS[speaker], "content": value}
     calls = _parsed(value, f"{place}: a function call") if isinstance(value, str) else value
@@ -335,7 +335,7 @@ def _spoken(message: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:
-    """A call of a tool as templates want it: `{"type", "function": {"name", "arguments": object}}`."""
+    """A tool call in the form of chat templates: `{"type", "function": {"name", "arguments": object}}`."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UserError(

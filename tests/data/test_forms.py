@@ -83,7 +83,7 @@ def test_a_mistake_is_told_with_its_row(row, message):
         ({"chosen": "yes", "rejected": "no"}, "row 1: no column 'prompt'"),
         ({"prompt": "q", "chosen": "x", "rejected": "y", "margin": "big"}, "'margin' must be a number"),
         ({"prompt": "q", "chosen": [GOOD, BAD], "rejected": [BAD]}, "row 1: 'chosen' must be one message"),
-        ({"prompt": "q", "completions": ["a"], "labels": [1, 0]}, "'labels' must say true or false of each of the 1"),
+        ({"prompt": "q", "completions": ["a"], "labels": [1, 0]}, "'labels' must be true or false for each of the 1"),
         ({"prompt": "q", "completions": "a", "labels": [1]}, "'completions' must be a list of steps"),
         ({"messages": [USER]}, "must be a conversation that ends with the assistant's message"),
         ({"prompt": "q", "completion": ""}, "'completion' is empty"),
@@ -134,10 +134,10 @@ def test_files_as_other_programs_write_them(tmp_path):
         ("a.csv", "prompt\né".encode("latin1"), "line 2 is not UTF-8"),
         ("a.json", b'[{"prompt": "a"},\n {"prompt": }]', "line 2 is not JSON: Expecting value"),
         ("a.json", b'[{"prompt": "a"}, 3]', "row 2 must be an object with columns, but is '3'"),
-        ("a.json", b'{\n "prompt": "a"}', "line 1 is not JSON.*one object a line, or one array"),
+        ("a.json", b'{\n "prompt": "a"}', "line 1 is not JSON.*one object per line, or one array"),
         ("a.csv", b"prompt,answer\na,1\nb,1,2\n", r"row 2 has 3 fields, but .* 2 columns \(prompt, answer\)"),
-        ("a.csv", b'prompt\n"a', "is no table of columns"),
-        ("a.csv", b"", "is no table of columns"),
+        ("a.csv", b'prompt\n"a', "is not a table with a header line"),
+        ("a.csv", b"", "is not a table with a header line"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_told_with_its_line(tmp_path, name, data, said):
@@ -208,5 +208,5 @@ def test_what_has_no_grader_says_so(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": f"{i}?", "chosen": "g", "rejected": "b"}) for i in range(4)))
     task = text.make(str(file))
-    with pytest.raises(UserError, match="nothing to grade completions with: give a reward function"):
+    with pytest.raises(UserError, match="cannot grade completions: give a reward function"):
         task.grade(task.test, ["x"])

@@ -33,8 +33,8 @@ def piece(streams: int, start: int, steps: int, every: int = 5) -> Trajectory:
 
 @sabotaged_by(
     "foresight.data.replay._write",
-    change("pieces", lambda pieces: [(to, start, count // 2) for to, start, count in pieces], "lose_rows"),
-    change("pieces", lambda pieces: pieces[:1], "forget_the_wrap"),
+    change("segments", lambda pieces: [(to, start, count // 2) for to, start, count in pieces], "lose_rows"),
+    change("segments", lambda pieces: pieces[:1], "forget_the_wrap"),
 )
 @given(
     capacity=st.integers(3, 12),

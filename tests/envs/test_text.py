@@ -182,7 +182,7 @@ def test_files_are_read_with_the_row_in_the_error(tmp_path):
     bad.write_text('{"prompt": "a"}\n{"prompt": "b"}')  # enough for a teacher, and for nothing that needs a grade
     task = text.make(str(bad))
     assert len(task.train) == len(task.test) == 1
-    with pytest.raises(UserError, match="nothing to grade completions with: give a reward function"):
+    with pytest.raises(UserError, match="cannot grade completions: give a reward function"):
         task.grade(task.test, ["c"])
     with pytest.raises(UserError, match="There is no file"):
         text.make(str(tmp_path / "none.jsonl"))
@@ -203,7 +203,7 @@ def test_unknown_names_give_the_nearest():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("addition", {"reach": "29,held_out=50"}, "'reach' of the task 'addition' must be int.*words of their own"),
+        ("addition", {"reach": "29,held_out=50"}, "'reach' of the task 'addition' must be int.*Separate options by"),
         ("addition", {"held_out": True}, "must be int, not True"),
         ("addition", {"curriculum": "25%"}, "'curriculum' .* must be float"),
         ("addition", {"trace": 1}, "'trace' .* must be bool"),

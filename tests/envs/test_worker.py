@@ -110,10 +110,10 @@ def test_one_that_hangs_is_ended_and_one_that_dies_is_told(task):
         made.grade(made.train[:2], ["go", "stop"])
     assert made.grade(made.train[:2], ["go", "on"]) == [1, 1]  # in a new process
     made = task("dying")
-    with pytest.raises(LostError, match=r"process of the reward function 'dying' ended in the middle, .* exit code 3"):
+    with pytest.raises(LostError, match=r"process of the reward function 'dying' ended during a call, .* exit code 3"):
         made.grade(made.train[:1], ["a"])
     made = task("crashing")
-    with pytest.raises(LostError, match="'crashing' ended in the middle, killed by SIGSEGV"):
+    with pytest.raises(LostError, match="'crashing' ended during a call, killed by SIGSEGV"):
         made.grade(made.train[:1], ["a"])
 
 
@@ -145,7 +145,7 @@ def test_an_object_that_can_be_called_is_a_reward_function(task):
         for name, worth in (("score", 2.0), ("half", 0.5)):
             made = task(name, reward_timeout=limit)
             assert made.grade(made.train[:2], ["a", "b"]) == [worth] * 2
-    with pytest.raises(UserError, match=r"'Score' in .* is a class: make an object of it there \(score = Score\(\)\)"):
+    with pytest.raises(UserError, match=r"'Score' in .* is a class: create an instance there \(score = Score\(\)\)"):
         task("Score")
 
 
@@ -215,7 +215,7 @@ def test_one_that_is_killed_between_two_calls_is_told_and_begun_anew(tmp_path, t
     process = apart._end.peek()[2][0]
     process.kill()
     process.wait()
-    with pytest.raises(LostError, match="ended in the middle"):
+    with pytest.raises(LostError, match="ended during a call"):
         apart(completions=["ab"])
     assert apart(completions=["abc"]) == [3.0]
 

@@ -128,7 +128,9 @@ def test_conversations_train_and_are_measured():
     assert name == "logprob" and math.isclose(values[0], torch.cat(alone).mean().item(), rel_tol=1e-4)
 
 
-@sabotaged_by("foresight.data.forms._spoken", lambda f: lambda message, place: {**f(message, place), "content": "?"})
+@sabotaged_by(
+    "foresight.data.forms._sharegpt_message", lambda f: lambda message, place: {**f(message, place), "content": "?"}
+)
 def test_sharegpt_is_the_same_conversation():
     speakers = {"user": "human", "assistant": "gpt"}
     talk = [{"from": speakers[m["role"]], "value": m["content"]} for m in TALK]
@@ -142,7 +144,7 @@ def test_sharegpt_is_the_same_conversation():
     kind, (row,) = forms.check([pair], "f")
     assert (kind, row["prompt"], row["chosen"], row["rejected"]) == ("preference", TALK[:1], "2", "3")
     with pytest.raises(
-        UserError, match=r"row 1: the column 'conversations': a message is from 'robot', and ShareGPT has"
+        UserError, match=r"row 1: the column 'conversations': a message is from 'robot'. ShareGPT's speakers are"
     ):
         forms.check([{"conversations": [{"from": "robot", "value": "x"}]}], "f")
 
@@ -192,7 +194,10 @@ def test_kto_learns_whether_a_call_was_good():
         ),
         ({"prompt": "x", "completion": "y", "tools": "add"}, "row 1: the column 'tools' is not JSON"),
         ({"prompt": "x", "completion": "y", "tools": {"add": 1}}, "'tools' must be a list of JSON schemas"),
-        ({"prompt": "x", "chosen": [CALLS[1]], "rejected": "y"}, "calls a tool, which only demonstrations may"),
+        (
+            {"prompt": "x", "chosen": [CALLS[1]], "rejected": "y"},
+            "calls a tool: only demonstrations may",
+        ),
     ],
 )
 def test_a_call_that_is_none_is_told_with_its_row(row, message):

@@ -15,14 +15,14 @@ from foresight.errors import UserError
 
 NAMES = {"Tom": "he", "Ben": "he", "Max": "he", "Sam": "he", "Ann": "she", "Eva": "she", "Mia": "she", "Zoe": "she"}
 THINGS = ("figs", "nuts", "eggs", "keys", "hats", "pens")
-STORIES = 8 * 7 * 6 * 40 * 9 * 2  # that there are: who, with whom, of what, how many, how many moved, and whither
+STORIES = 8 * 7 * 6 * 40 * 9 * 2  # who, with whom, which things, how many, how many moved, in which direction
 
 
 def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0, reach: int | None = None) -> TextTask:
-    """Questions like "What is 7 + 12?": every pair of addends in [low, high], `held_out` of them reserved by the seed.
+    """Questions like "What is 7 + 12?": every pair of addends in [low, high], `held_out` of them chosen by the seed.
 
-    With `reach`, pairs with a larger addend, up to it, are trained on too: the held-out questions stay the same. The
-    last number in the completion is the answer. The larger the sum, the harder it is taken to be.
+    With `reach`, pairs with a larger addend, up to `reach`, are trained on too; the held-out questions stay the same.
+    The last number in the completion is the answer. The difficulty is the sum.
     """
     top = high if reach is None else reach
     if top < high:
@@ -40,11 +40,11 @@ def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0, r
 def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int = 0) -> TextTask:
     """Questions like "Which number is the largest: 34, 71, 15, 60?": `size` of them, of different two-digit numbers.
 
-    The last number in the completion is the answer. The nearer the second largest, the harder it is taken to be.
+    The last number in the completion is the answer. The nearer the second largest, the harder.
     """
     if not 2 <= numbers <= 90:
-        raise UserError(f"numbers is {numbers}: it must be from 2 to 90, as many as have two digits.")
-    if size > (most := math.perm(90, numbers) // 2):  # half: they are drawn until they differ
+        raise UserError(f"numbers is {numbers}: it must be from 2 to 90, the count of two-digit numbers.")
+    if size > (most := math.perm(90, numbers) // 2):  # half: samples are rejected until they differ
         raise UserError(f"size is {size:,}: with {numbers} numbers it must be at most {most:,}.")
     draw, seen = random.Random(seed), set[tuple[int, ...]]()
     while len(seen) < size:
@@ -61,13 +61,13 @@ def largest(numbers: int = 4, size: int = 2000, held_out: int = 200, seed: int =
 
 
 def stories(size: int = 8000, held_out: int = 200, seed: int = 0) -> TextTask:
-    """Stories like "Tom has 12 figs. Ann gives him 7. Now he has 19.": `size` of them, the last words for an answer.
+    """Stories like "Tom has 12 figs. Ann gives him 7. Now he has 19.": `size` of them; the answer is the last words.
 
-    They are drawn evenly, and without repetition, from the 8 · 7 · 6 · 40 · 9 · 2 = 241,920 that there are: no model
-    that has not seen a story can foresee it for less than log 241,920 nats. The number that it ends with is the answer.
+    They are sampled uniformly, without replacement, from all 8 · 7 · 6 · 40 · 9 · 2 = 241,920: no model can predict an
+    unseen story with a loss below log 241,920 nats. The number at its end is the answer.
     """
-    if size > STORIES // 2:  # half: they are drawn until they differ
-        raise UserError(f"size is {size:,}: it must be at most {STORIES // 2:,}, half of the stories that there are.")
+    if size > STORIES // 2:  # half: samples are rejected until they differ
+        raise UserError(f"size is {size:,}: it must be at most {STORIES // 2:,}, half of all stories.")
     draw, seen = random.Random(seed), set[tuple[Any, ...]]()
     while len(seen) < size:
         who, other = draw.sample(list(NAMES), 2)
@@ -79,5 +79,5 @@ def stories(size: int = 8000, held_out: int = 200, seed: int = 0) -> TextTask:
 def _story(who: str, other: str, thing: str, has: int, moved: int, gives: bool) -> Example:
     subject = NAMES[who]
     happens = f"gives {'him' if subject == 'he' else 'her'} {moved}" if gives else f"takes {moved} away"
-    told = f"{who} has {has} {thing}. {other} {happens}. Now {subject} has"
-    return Example(told, f" {has + moved if gives else has - moved}.")
+    prompt = f"{who} has {has} {thing}. {other} {happens}. Now {subject} has"
+    return Example(prompt, f" {has + moved if gives else has - moved}.")

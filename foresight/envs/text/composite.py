@@ -14,14 +14,14 @@ from foresight.data import traces
 from foresight.envs.text.rewards import Examples, Grader, function_grader, reward_at, reward_name, waits
 from foresight.errors import UserError
 
-BUNDLED = ("correct", "format", "tags")  # of a composite reward; others are functions of the user's
+BUNDLED = ("correct", "format", "tags")  # parts of a composite reward; others are the user's functions
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a composite reward: its name in the log, its weight, and its grader.
+    """A part of a composite reward: its name in the log, its weight and its grader.
 
-    One that `waits`, for another process or for the network, is graded at the same time as the others.
+    Parts that wait (`waits`) for another process or the network are graded concurrently.
     """
 
     name: str
@@ -31,27 +31,27 @@ class Part:
 
 
 def grade_parts(parts: Sequence[Part], examples: Examples, completions: Sequence[str]) -> list[list[float]]:
-    """What each part gives to each completion. Those that wait do so at the same time."""
+    """The grades of each part for each completion. Parts that wait run concurrently."""
     waiting = sum(part.waits for part in parts)
     if waiting < 2:
         return [part.grader(examples, completions) for part in parts]
     pool = ThreadPoolExecutor(waiting)
     try:
-        begun = [pool.submit(part.grader, examples, completions) if part.waits else None for part in parts]
-        pairs = zip(parts, begun, strict=True)
-        return [part.grader(examples, completions) if later is None else later.result() for part, later in pairs]
+        futures = [pool.submit(part.grader, examples, completions) if part.waits else None for part in parts]
+        pairs = zip(parts, futures, strict=True)
+        return [part.grader(examples, completions) if future is None else future.result() for part, future in pairs]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # whoever stops the run does not wait for the others
+        pool.shutdown(wait=False, cancel_futures=True)  # a run that is stopped does not wait for them
 
 
 def weighted(weights: Sequence[float], grades: Sequence[float]) -> float:
     """The weighted sum of the grades that are not NaN; NaN if all are."""
-    known = [weight * grade for weight, grade in zip(weights, grades, strict=True) if not math.isnan(grade)]
-    return sum(known) if known else math.nan
+    scored = [weight * grade for weight, grade in zip(weights, grades, strict=True) if not math.isnan(grade)]
+    return sum(scored) if scored else math.nan
 
 
 def weighted_sum(parts: Sequence[Part]) -> Grader:
-    """The grader that gives the weighted sum of what the parts give."""
+    """A grader that returns the weighted sum of the parts."""
     weights = [part.weight for part in parts]
 
     def grade(examples: Examples, completions: Sequence[str]) -> list[float]:
@@ -75,20 +75,20 @@ def parse_weights(rewards: Any) -> list[tuple[str, float]]:
 
 def part(correct: Grader, name: str, weight: float, limit: float) -> Part:
     """The part `name`: one of `BUNDLED`, or the function at `file.py:name`. `correct` grades answers for the task."""
-    known: dict[str, Grader] = {
+    bundled: dict[str, Grader] = {
         "correct": correct,
         "format": lambda _, completions: [float(traces.read(c).whole) for c in completions],
         "tags": lambda _, completions: [traces.tags(c) for c in completions],
     }
-    if name in known:
-        return Part(name, weight, known[name])
+    if name in bundled:
+        return Part(name, weight, bundled[name])
     if ":" not in name:
-        raise errors.unknown("part of a reward", name, [*known, "FILE.py:FUNCTION"])
+        raise errors.unknown("part of a reward", name, [*bundled, "FILE.py:FUNCTION"])
     return function_part(name, weight, limit)
 
 
 def function_part(given: str | Callable[..., Any], weight: float, limit: float) -> Part:
-    """A reward function, given or by its place, as a part with its own name."""
+    """A reward function, or the one at `file.py:name`, as a part with its own name."""
     reward = reward_at(given, limit)
     return Part(reward_name(reward), weight, function_grader(reward), waits(reward))
 

@@ -1,4 +1,4 @@
-"""A curriculum: a run first draws from the easiest examples, and from more of them as it goes."""
+"""Curriculum: a run starts with the easiest examples and adds harder ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foresight.errors import UserError
 if TYPE_CHECKING:
     from foresight.envs.text.task import Example
 
-FULL_AT = 0.5  # of a run: from here on it draws from all examples
+FULL_AT = 0.5  # of a run: from here on it samples from all examples
 
 
 def by_difficulty(examples: Sequence[Example]) -> list[Example]:
@@ -20,9 +20,9 @@ def by_difficulty(examples: Sequence[Example]) -> list[Example]:
 
 
 def size(examples: Sequence[Example], initial: float, progress: float, least: int) -> int:
-    """How many of the easiest examples to draw from at `progress` in [0, 1] of a run; never fewer than `least`.
+    """How many of the easiest examples to sample from at `progress` in [0, 1] of a run; never fewer than `least`.
 
-    Their share grows linearly from `initial` to all of them at `FULL_AT`.
+    Their share grows linearly from `initial` to 1 at `FULL_AT`.
     """
     share = initial + (1 - initial) * min(1.0, progress / FULL_AT)
     return max(least, math.ceil(share * len(examples)))

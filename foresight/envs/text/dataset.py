@@ -1,4 +1,4 @@
-"""A dataset of the user's as a text task: a JSONL file, or what the package `datasets` loads."""
+"""A user's dataset as a text task: a JSONL file, or anything that the package `datasets` loads."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ def dataset(
 ) -> TextTask:
     """A JSONL file, or a dataset that the package `datasets` loads, with a reward function.
 
-    Each row has the column `prompt` (a string, or a list of messages). `reward` is a function, or its place as
+    Each row has the column `prompt` (a string, or a list of messages). `reward` is a function, or its path as
     `file.py:name` or `package.module:name`. It is called as `reward(prompts=..., completions=..., **columns)`,
     each a list with an item per completion, and returns a list of floats; None means unscorable. Completions of
-    conversations are lists of one message, as TRL gives them. One that is named by its place runs in a process of its
-    own, and may take `reward_timeout` seconds for a batch (0: it runs here, without a limit). It may be `async`. Of
-    several, given as a list, the sum is the reward, and each is among the metrics by its name; those that are `async`
-    or in a process of their own are asked at the same time. Without `reward`, a completion is right if it ends with the
-    column `answer`; rows may do without either (see `data.forms`), and then nothing is graded: what learns from
-    demonstrations, preferences or a teacher needs no more.
+    conversations are lists of one message, as in TRL. A function given by its path runs in a subprocess, and may take
+    `reward_timeout` seconds for a batch (0: in this process, without a limit). It may be `async`. Of several, given as
+    a list, the reward is the sum, and each is logged by its name; those that are `async` or in a subprocess run
+    concurrently. Without `reward`, a completion is correct if it ends with the column `answer`. Rows may have neither
+    (see `data.forms`): nothing is graded then, as in training on demonstrations, preferences or a teacher.
 
-    `held_out` rows are not trained on (default: 100, or a fifth of them if that is less): more where a prompt has
-    several, since all rows of a prompt stand on one side.
+    `held_out` rows are not trained on (default: 100, or a fifth of them if that is less). They may be a few more, since
+    all rows of a prompt are on one side.
     """
     rows = [{**row, "prompt": row[prompt]} if prompt in row else row for row in forms.read(path)]
     if not rows or (forms.form(rows[0]) == "prompt" and len(rows) < 2):
         raise UserError(f"{path} has {len(rows)} rows: at least 2 are needed, one to train on and one held out.")
     _, rows = forms.check(rows, path)
     columns = dict.fromkeys(itertools.chain.from_iterable(rows))
-    rows = [{**columns, **row} for row in rows]  # a reward function is given all of them, None where a row has none
+    rows = [{**columns, **row} for row in rows]  # a reward function gets every column, None where a row lacks it
     answered = any(row.get("answer") is not None for row in rows)
     for number, row in enumerate(rows, 1):
         if reward is None and answered and row.get("answer") is None:

@@ -9,7 +9,7 @@ from foresight.envs.text.task import Example
 
 
 def last_integer(text: str) -> int | None:
-    """The last number in a text; None if it is no integer, or if there is none. "1,000" is one thousand."""
+    """The last number in a text; None if it is not an integer, or if there is none. "1,000" is one thousand."""
     last = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", text)[-1:]
     return int(last[0].replace(",", "")) if last and "." not in last[0] else None
 

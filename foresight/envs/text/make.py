@@ -20,7 +20,7 @@ from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 
 TASKS: dict[str, Callable[..., TextTask]] = {"addition": addition, "largest": largest, "stories": stories}
-NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}  # what fits each
+NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}  # accepted types
 
 
 def make(
@@ -32,19 +32,19 @@ def make(
     reward_timeout: float = REWARD_TIMEOUT,
     **options: Any,
 ) -> TextTask:
-    """A text task by its name: one of `TASKS`, `reasoning_gym:NAME`, or a dataset with a reward function.
+    """The text task `name`: one of `TASKS`, `reasoning_gym:NAME`, or a dataset with a reward function.
 
-    Any of them can be changed:
+    Options of all tasks:
 
-    - `trace`: completions think and then answer (`data.traces`). Prompts ask for it, and the task's grader is shown
-      the answer alone. Rewards are then, by default, those of DeepSeek-R1: `{correct: 1, format: 1}`;
+    - `trace`: completions are reasoning traces (`data.traces`): prompts ask for a thought before the answer, and the
+      task's grader gets the answer alone. The default rewards become those of DeepSeek-R1: `{correct: 1, format: 1}`;
     - `rewards`: a composite reward, each part with its weight: `correct` (the task's grader), `format` (1 for a whole
-      trace), `tags` (a share of it), or the place `file.py:name` of a reward function, which gets whole completions
-      and may take `reward_timeout` seconds for a batch (0: it runs here, without a limit);
-    - `curriculum`: the share of the examples, the easiest, that a run begins with; all at half of it. Examples need
-      a column `difficulty` (`addition` and `largest` have one).
+      trace), `tags` (a share of it), or the path `file.py:name` of a reward function, which gets whole completions
+      and may take `reward_timeout` seconds for a batch (0: in this process, without a limit);
+    - `curriculum`: the share of the examples, the easiest, that a run starts with; all from half of it on. Examples
+      need a column `difficulty` (`addition` and `largest` have one).
 
-    Raises UserError for an unknown name or option, and if the grader does not accept its own gold answers.
+    Raises UserError for an unknown name or option, and if the grader rejects its own gold answers.
     """
     kind, _, rest = name.partition(":")
     _check_options(name, make, {"trace": trace, "curriculum": curriculum, "reward_timeout": reward_timeout})
@@ -59,10 +59,10 @@ def make(
     else:
         task = maker(**options) if name in TASKS else dataset(name, reward_timeout=reward_timeout, **options)
     if task.grader is not None:
-        if "reward" not in options:  # which has a scale of its own
+        if "reward" not in options:  # a user's reward has its own scale
             task.check()
     elif trace or rewards is not None:
-        task.grade((), ())  # says that there is nothing to grade with
+        task.grade((), ())  # raises: there is no grader
     if trace:
         task = _traced(task)
     rewards = {"correct": 1.0, "format": 1.0} if trace and rewards is None else rewards
@@ -77,38 +77,38 @@ def make(
 
 
 def _check_names(name: str, maker: Callable[..., TextTask], options: dict[str, Any]) -> None:
-    """Raise UserError for an option that neither the task nor `make` has; a generator of reasoning-gym has its own."""
-    mine, shared = inspect.signature(maker).parameters, inspect.signature(make).parameters
-    valid = [key for key in (*mine, *shared) if key not in ("path", "name", "options")]
+    """Raise UserError for an unknown option; reasoning-gym checks its own."""
+    own, shared = inspect.signature(maker).parameters, inspect.signature(make).parameters
+    valid = [key for key in (*own, *shared) if key not in ("path", "name", "options")]
     for option in options:
         if option not in valid and maker is not reasoning_gym:
             raise errors.unknown(f"option of the task '{name}'", option, dict.fromkeys(valid))
 
 
 def _check_options(name: str, make: Callable[..., TextTask], options: dict[str, Any]) -> None:
-    """Raise UserError for an option that is no number, or no yes or no, where `make` takes one."""
+    """Raise UserError for an option that should be a number or a bool and is not."""
     for option, parameter in inspect.signature(make).parameters.items():
         wanted, value = str(parameter.annotation).partition(" ")[0], options.get(option)
         if wanted not in NUMBERS or value is None:
             continue
         if not isinstance(value, NUMBERS[wanted]) or isinstance(value, bool) != (wanted == "bool"):
             raise UserError(
-                f"The option '{option}' of the task '{name}' must be {wanted}, not {value!r}. Options are words of "
-                "their own, as in --env-options high=29 held_out=50."
+                f"The option '{option}' of the task '{name}' must be {wanted}, not {value!r}. Separate options by "
+                "spaces, as in --env-options high=29 held_out=50."
             )
 
 
 def _traced(task: TextTask) -> TextTask:
-    """The task with prompts that ask for a thought before the answer, of which its grader sees the answer alone."""
+    """The task with prompts that ask for a thought before the answer; its grader gets the answer alone."""
 
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
         return task.grade(examples, [traces.read(completion).answer for completion in completions])
 
     traced = dataclasses.replace(task, grader=grade, traced=True)
 
-    def asked(example: Example) -> Example:
+    def with_instruction(example: Example) -> Example:
         found = traced.ask(example.prompt)
         return dataclasses.replace(example, prompt=found.prompt, stop=found.stop)
 
-    train, test = ([asked(example) for example in side] for side in (task.train, task.test))
+    train, test = ([with_instruction(example) for example in side] for side in (task.train, task.test))
     return dataclasses.replace(traced, train=train, test=test)

@@ -20,9 +20,8 @@ def reasoning_gym(
 ) -> TextTask:
     """Any task of the package reasoning-gym, with its own scorer; `options` go to its generator.
 
-    The answer is what stands in the last `<answer>...</answer>`; if there is none, the last number where the task asks
-    for a whole number, and the whole completion elsewhere. Scorers may give a part of a point for what is not right:
-    with `exact` only a full score counts, as 1, and all else is 0.
+    The answer is the text in the last `<answer>...</answer>`; without one, the last number if the gold answer is an
+    integer, else the whole completion. Scorers may give partial credit: with `exact` a full score is 1, and all else 0.
     """
     try:
         gym = importlib.import_module("reasoning_gym")

@@ -1,4 +1,4 @@
-"""Reward functions that people write, as graders of text: in the form of TRL, apart, with the sample in every error."""
+"""User reward functions as graders, with TRL's signature; errors name the sample."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Any
 from foresight.envs.text.worker import Worker, function, listed
 from foresight.errors import LostError, UserError
 
-Examples = Sequence[Any]  # of `envs.text.task.Example`, a module above this one
+Examples = Sequence[Any]  # of `envs.text.task.Example`, which imports this module
 Grader = Callable[[Examples, Sequence[str]], list[float]]  # examples and their completions to rewards
 REWARD_TIMEOUT = 300.0  # seconds that a user's reward function may take for a batch
 
 
 def reward_at(place: str | Callable[..., Any], limit: float) -> Callable[..., Any]:
-    """A reward function that was given, or the one at a place, apart. Raises UserError where there is none."""
+    """The function itself, or the one at `file.py:name`, in a subprocess. Raises UserError if there is none."""
     if limit < 0:
-        raise UserError(f"reward_timeout is {limit}: it is a number of seconds, 0 for no limit.")
+        raise UserError(f"reward_timeout is {limit}: it must be a number of seconds, or 0 for no limit.")
     found = function(place)
     return found if callable(place) or limit == 0 else Worker(place, limit)
 
 
 def reward_name(reward: Callable[..., Any]) -> str:
-    """What a reward function is called in errors and metrics."""
+    """The name of a reward function in errors and metrics."""
     return str(getattr(reward, "__name__", type(reward).__name__))
 
 
 def waits(reward: Callable[..., Any]) -> bool:
-    """Whether a reward function is asked in another process or is `async`, and so can be asked beside others."""
+    """Whether a reward function runs in a subprocess or is `async`, so that it can run concurrently with others."""
     own = reward if inspect.isroutine(reward) else type(reward).__call__
     return isinstance(reward, Worker) or inspect.iscoroutinefunction(own)
 
 
 def function_grader(reward: Callable[..., Any]) -> Grader:
-    """A grader from a reward function in the form that TRL users write. None and NaN mean that it cannot tell.
+    """A grader from a reward function with TRL's signature. None and NaN mean unscorable.
 
-    Raises UserError, naming the sample, if the function raises, returns what is infinite or no number, or returns too
-    few rewards.
+    Raises UserError, naming the sample, if the function raises, returns anything but finite numbers, None and NaN, or
+    too few rewards.
     """
     name = reward_name(reward)
 
@@ -68,7 +68,7 @@ def function_grader(reward: Callable[..., Any]) -> Grader:
         if len(rewards) != len(completions):
             raise LostError(
                 f"The reward function '{name}' returned {len(rewards)} rewards for {len(completions)} completions: "
-                "return one for each, None where it cannot tell."
+                "return one for each, None where there is none."
             )
         return [_number(name, r, e, c) for r, e, c in zip(rewards, examples, completions, strict=True)]
 
@@ -85,7 +85,7 @@ def _number(name: str, reward: Any, example: Any, completion: str) -> float:
     if math.isinf(value):
         raise LostError(
             f"The reward function '{name}' returned {reward!r} for the completion {completion!r} to "
-            f"{example.question!r}: return a finite number, or None (or NaN) where it cannot tell."
+            f"{example.question!r}: return a finite number, or None (or NaN) if it cannot be scored."
         )
     return value
 
@@ -93,7 +93,7 @@ def _number(name: str, reward: Any, example: Any, completion: str) -> float:
 def _blame(
     name: str, error: BaseException, call: Callable[..., Any], examples: Examples, completions: Sequence[str]
 ) -> LostError:
-    """Find the one sample on which a reward function fails, to name it."""
+    """Find the sample on which a reward function fails, to name it in the error."""
     for example, completion in zip(examples, completions, strict=True):
         try:
             call([example], [completion])

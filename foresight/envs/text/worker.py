@@ -1,6 +1,6 @@
-"""A user's function in a process of its own, so that one that hangs or dies does not take the run with it.
+"""A user's reward function in a subprocess, so that a hang or a crash does not end the run.
 
-python -m foresight.envs.text.worker PLACE DESCRIPTOR    is that process: it answers over a pipe until that is closed
+python -m foresight.envs.text.worker PLACE DESCRIPTOR    is the subprocess: it serves calls over a pipe until it closes
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from typing import Any
 
 from foresight.errors import LostError, UserError, unknown
 
-GIVEN = "given from Python"  # instead of the place of a function that cannot be found again
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which are for the run, also where all its processes get them
-CLOSING = 0.2  # seconds in which a process whose pipe is closed may end by itself
-START = 120.0  # seconds in which the process must have found its function: importing may take long
+GIVEN = "given from Python"  # instead of the path of a function that cannot be imported again
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # these are for the run, even where every process receives them
+CLOSING = 0.2  # seconds for a process to exit after its pipe is closed
+START = 120.0  # seconds for the process to import its function
 
 
 def function(place: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function at `file.py:name` or `package.module:name`, or another callable object there.
+    """The function or other callable at `file.py:name` or `package.module:name`.
 
-    What it imports is looked for beside the file, too, and in the working directory. Raises UserError where there is
-    none, and where importing it fails.
+    Its imports are also looked up in the file's folder and the working directory. Raises UserError if it does not exist
+    or cannot be imported.
     """
     if callable(place):
         return place
     where, _, name = str(place).rpartition(":")
     if str(place).startswith(GIVEN):
         raise UserError(
-            f"The reward function of this run was {place}, and is not found again: put it into a file, and write "
+            f"The reward function of this run was {place}, so it cannot be imported: put it into a file, and write "
             "reward: FILE.py:NAME into the run's config.yaml, under env_options."
         )
     if not where or not name:
-        raise UserError(f"'{place}' does not say where the reward function is: write file.py:name or module:name.")
+        raise UserError(f"'{place}' is not the path of a reward function: write file.py:name or module:name.")
     file = Path(where) if where.endswith(".py") else None
     if file is not None and not file.is_file():
-        raise UserError(f"There is no file {where} to take the reward function '{name}' from.")
+        raise UserError(f"There is no file {where} with the reward function '{name}'.")
     module = _imported(where, file)
     found = getattr(module, name, None)
     if isinstance(found, type):
-        raise UserError(f"'{name}' in {where} is a class: make an object of it there (score = {name}()) and name that.")
+        raise UserError(f"'{name}' in {where} is a class: create an instance there (score = {name}()) and name that.")
     if not callable(found):
         functions = [key for key, value in vars(module).items() if callable(value) and not isinstance(value, type)]
         raise unknown("reward function", name, functions)
@@ -62,7 +62,7 @@ def function(place: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def place_of(given: Callable[..., Any]) -> str:
-    """Where `function` finds what was given; in words (that begin with `GIVEN`) where it could not."""
+    """The path with which `function` finds `given`; a text that starts with `GIVEN` if it cannot."""
     name = str(getattr(given, "__qualname__", type(given).__name__))
     try:
         file = inspect.getsourcefile(given)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def place_of(given: Callable[..., Any]) -> str:
 
 
 def _imported(where: str, file: Path | None) -> ModuleType:
-    """The module in a file, or by its name. Raises UserError, with the line where there is one, if that fails."""
+    """The module in a file, or by its name. Raises UserError, with the line if there is one, if the import fails."""
     for folder in (os.getcwd(), *([str(file.resolve().parent)] if file else [])):
         if folder not in sys.path:
             sys.path.append(folder)
@@ -96,8 +96,8 @@ def _imported(where: str, file: Path | None) -> ModuleType:
         return module
     except (Exception, SystemExit) as error:
         lines = [f"line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if _same(frame, file)]
-        told = f"{type(error).__name__}: {error}" + (f", {lines[-1]}" if lines else "")
-        raise UserError(f"Cannot import {where}, where the reward function should be: {told}.") from error
+        reason = f"{type(error).__name__}: {error}" + (f", {lines[-1]}" if lines else "")
+        raise UserError(f"Cannot import {where}, the module of the reward function: {reason}.") from error
 
 
 def _same(frame: traceback.FrameSummary, file: Path | None) -> bool:
@@ -105,9 +105,9 @@ def _same(frame: traceback.FrameSummary, file: Path | None) -> bool:
 
 
 class Worker:
-    """The function at `place`, called in another process and given up after `limit` seconds a call.
+    """The function at `place`, called in a subprocess with a limit of `limit` seconds per call.
 
-    The process starts with the first call and anew after one that failed. What the function raises is raised here.
+    The process starts at the first call, and restarts after a failed one. Exceptions of the function are raised here.
     Raises LostError if it takes too long or its process ends.
     """
 
@@ -118,7 +118,7 @@ class Worker:
         self._end: Callable[[], Any] = lambda: None
 
     def __call__(self, **arguments: Any) -> Any:
-        """The function of these arguments, which must be such as can be pickled."""
+        """Call the function. Arguments must be picklable."""
         if self._pipe is None:
             self._start()
             try:
@@ -131,11 +131,11 @@ class Worker:
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
         number = theirs.fileno()
-        words = [sys.executable, "-m", "foresight.envs.text.worker", self.place, str(number)]
+        command = [sys.executable, "-m", "foresight.envs.text.worker", self.place, str(number)]
         path = os.pathsep.join(entry or "." for entry in sys.path)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # inherited: it must not be stopped while it starts
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # inherited: signals must not end it while it starts
         try:
-            process = subprocess.Popen(words, pass_fds=[number], env={**os.environ, "PYTHONPATH": path})
+            process = subprocess.Popen(command, pass_fds=[number], env={**os.environ, "PYTHONPATH": path})
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
@@ -146,26 +146,26 @@ class Worker:
         try:
             if arguments is not None:
                 self._pipe.send(arguments)
-            told = self._pipe.recv() if self._pipe.poll(limit) else None
+            reply = self._pipe.recv() if self._pipe.poll(limit) else None
         except (EOFError, OSError) as error:
             code = self._stop()
             raise LostError(
-                f"The process of the reward function '{self.__name__}' ended in the middle, {_ending(code)}: mend it, "
-                "or see what it does with --env-options reward_timeout=0, which runs it in the process of the run."
+                f"The process of the reward function '{self.__name__}' ended during a call, {_ending(code)}: fix it, "
+                "or debug it with --env-options reward_timeout=0, which runs it in the main process."
             ) from error
-        if told is None:
+        if reply is None:
             self._stop()
             raise LostError(
-                f"The reward function '{self.__name__}' {what} within {limit:g} seconds and was ended: mend it, or "
+                f"The reward function '{self.__name__}' {what} within {limit:g} seconds and was killed: fix it, or "
                 "raise reward_timeout (--env-options reward_timeout=SECONDS)."
             )
-        result, raised = told
+        result, raised = reply
         if raised is not None:
             raise raised
         return result
 
     def _stop(self) -> int | None:
-        """End the process. Returns how it ended, if it did so by itself."""
+        """End the process. Returns its exit code, if it exited by itself."""
         code: int | None = self._end()
         self._pipe = None
         return code
@@ -190,7 +190,7 @@ def _ending(code: int | None) -> str:
 
 
 def _serve(place: str, pipe: Connection) -> None:
-    """Find the function, say so, and answer calls until the other side is gone."""
+    """Import the function, report that, and serve calls until the pipe is closed."""
     found: Callable[..., Any] | None = None
     while True:
         try:
@@ -202,16 +202,16 @@ def _serve(place: str, pipe: Connection) -> None:
                 found, result = function(place), None
             else:
                 result = listed(found(**arguments))
-            told = pickle.dumps((result, None))
-        except BaseException as error:  # the function's own: sys.exit too
-            told = _told(error)
-        pipe.send_bytes(told)
+            reply = pickle.dumps((result, None))
+        except BaseException as error:  # of the user's function, sys.exit included
+            reply = _pickled(error)
+        pipe.send_bytes(reply)
         if found is None:
             return
 
 
 def _awaited(result: Awaitable[Any]) -> Any:
-    """What an `async` function returns in the end, also where an event loop runs already, as in a notebook."""
+    """The result of an `async` function, also where an event loop is running already, as in a notebook."""
 
     async def wait() -> Any:
         return await result
@@ -221,28 +221,28 @@ def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def listed(result: Any) -> Any:
-    """A result that can be iterated over, a generator among them, as a list; what is no list of rewards as it is."""
+    """An iterable result, such as a generator, as a list; anything else unchanged."""
     result = _awaited(result) if inspect.isawaitable(result) else result
     single = isinstance(result, str | bytes | Mapping | Set)
     return list(result) if isinstance(result, Iterable) and not single else result
 
 
-def _told(error: BaseException) -> bytes:
-    """An error as it travels: itself where that is possible, else its words under its name."""
+def _pickled(error: BaseException) -> bytes:
+    """The pickled error: itself if it can be pickled, else a RuntimeError with its name and message."""
     try:
         if not isinstance(error, Exception | SystemExit):
             raise TypeError
-        told = pickle.dumps((None, error))
-        pickle.loads(told)
+        data = pickle.dumps((None, error))
+        pickle.loads(data)
     except Exception:
         return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
-    return told
+    return data
 
 
-def _leave_stops() -> None:
-    """Let signals that stop a run pass by: it still wants its answer, and ends this process when it has ended.
+def _ignore_stops() -> None:
+    """Ignore signals that stop a run: the run still waits for this call's result, and ends this process itself.
 
-    By a handler that does nothing, which programs that the function starts do not inherit, nor its forks.
+    The handler does nothing, and is not inherited by programs that the function starts, nor by its forks.
     """
     for number in STOPS:
         signal.signal(number, lambda *_: None)
@@ -251,6 +251,6 @@ def _leave_stops() -> None:
 
 
 if __name__ == "__main__":
-    _leave_stops()
-    os.dup2(2, 1)  # what a user's function prints does not belong into the command's output
+    _ignore_stops()
+    os.dup2(2, 1)  # the user's prints must not go to the command's output
     _serve(sys.argv[1], Connection(int(sys.argv[2])))
