@@ -34,7 +34,7 @@ def test_random_walks_have_values_on_a_line() -> None:
         np.testing.assert_allclose(values[1:-1], np.linspace(low, high, mdp.states)[1:-1], atol=1e-12)
         assert bellman.start_value(mdp, values) == pytest.approx((low + high) / 2)
     assert grid.make("RandomWalk5", states=7).states == 9
-    with pytest.raises(UserError, match="at least 2 states"):
+    with pytest.raises(UserError, match="a random walk needs at least 2"):
         grid.make("RandomWalk5", states=1)
 
 

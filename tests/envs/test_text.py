@@ -82,7 +82,7 @@ def test_a_grader_gives_its_gold_answer_full_marks_and_a_wrong_one_none():
 
 def test_a_task_whose_gold_answers_fail_is_refused():
     task = TextTask("bad", [Example("a", "1")], [Example("b", "2")], lambda e, c: [0.5] * len(c))
-    with pytest.raises(UserError, match="its own gold answer '2'"):
+    with pytest.raises(UserError, match="its gold answer '2'"):
         task.check()
 
 
