@@ -1,7 +1,7 @@
 """Compiled twins of losses: the loss is written once, readably; small networks on a CPU run its compiled form.
 
-    @twin(twins.huber_q)
-    def q_loss(network, batch, next_q, choice): ...
+    @twin(twins.q_loss)
+    def q_loss(network, batch, next_q, next_action): ...
 
 Each twin takes the arguments of the readable loss. It runs the network's `vjp` and a loss of `ops.fused`, both
 differentiated by hand, which takes about two thirds of autograd's time. It returns None where it does not apply:
@@ -16,8 +16,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
+from foresight.data.replay import Transitions
 from foresight.data.trajectory import Trajectory
 from foresight.nets.heads import CategoricalHead
+from foresight.nets.q_network import QNetwork
+from foresight.nets.values import Values
 from foresight.ops import fused
 
 P = ParamSpec("P")
@@ -51,3 +54,14 @@ def clipped_objective(state: Any, batch: Trajectory, clip: float) -> tuple[Backw
         batch.value, clip, config.clip_value, config.value_coef, config.entropy_coef, config.normalize_advantage,
     )  # fmt: skip
     return lambda: back(*grads), metrics
+
+
+def q_loss(
+    network: QNetwork, batch: Transitions, next_q: Values, next_action: Tensor
+) -> tuple[Backward, Tensor, Tensor] | None:
+    """The twin of `dqn.q_loss`, for scalar values without dueling streams."""
+    if (found := network.vjp(batch.obs)) is None:
+        return None
+    q, back = found
+    grad, metrics = fused.huber_q(q, batch.action, batch.reward, batch.discount, next_q.mean(), next_action)
+    return lambda: back(grad), metrics[0], metrics[1]

@@ -34,8 +34,9 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.envs.collect import Unroll
 from foresight.nets import q_network, values
 from foresight.nets.q_network import QNetwork
-from foresight.ops import fused, schedules
-from foresight.training import optim
+from foresight.ops import schedules
+from foresight.training import optim, twins
+from foresight.training.twins import twin
 
 KIND = "control"
 UNIT = "env steps"
@@ -164,25 +165,25 @@ def sample(state: State) -> Transitions:
     return batch.to(state.generator.device)
 
 
+@twin(twins.q_loss)
+def q_loss(
+    network: QNetwork, batch: Transitions, next_q: values.Values, next_action: Tensor
+) -> tuple[Callable[[], object], Tensor, Tensor]:
+    """The loss of Q(s, a) for the target r + γ Q⁻(s', a'): its backward pass, still to be called; loss and mean Q."""
+    q_target = next_q.pick(next_action).backup(batch.reward, batch.discount)
+    q_taken = network(batch.obs).pick(batch.action)
+    loss = q_taken.loss(q_target).mean()
+    return loss.backward, loss.detach(), q_taken.mean().detach().mean()
+
+
 def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], Tensor, Tensor]:
-    """The backward pass of the loss, yet to be called; the loss, and the mean value of what was done."""
-    config, network, target = state.config, state.network, state.target
-    if found := network.vjp(batch.obs):
-        # The same as below for the commonest case, small networks on a CPU: differentiated by hand and compiled.
-        q, back = found
-        with torch.no_grad():
-            following = target(batch.next_obs).mean()
-            choice = network.best(network(batch.next_obs).mean() if config.double else following, batch.next_obs)
-        grad, seen = fused.huber_q(q, batch.action, batch.reward, batch.discount, following, choice)
-        return lambda: back(grad), seen[0], seen[1]
+    """`q_loss` with the next action of the target network, or of the online network with `double`."""
+    network, target = state.network, state.target
     with torch.no_grad():
-        following = target(batch.next_obs)
-        choosing = network(batch.next_obs) if config.double else following
-        choice = network.best(choosing.mean(), batch.next_obs)
-        goal = following.pick(choice).backup(batch.reward, batch.discount)
-    done = network(batch.obs).pick(batch.action)
-    loss = done.loss(goal).mean()
-    return loss.backward, loss.detach(), done.mean().detach().mean()
+        next_q = target(batch.next_obs)
+        online = network(batch.next_obs) if state.config.double else next_q
+        next_action = network.best(online.mean(), batch.next_obs)
+    return q_loss(network, batch, next_q, next_action)
 
 
 def update(state: State, batch: Transitions) -> dict[str, float]:
