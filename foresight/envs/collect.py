@@ -22,7 +22,7 @@ Choose = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor], Any]]
 
 
 @dataclass(frozen=True)
-class Unroll:
+class Rollout:
     """Steps `[B, T]` and what is needed to bootstrap from the successor of each. Batches join along the first dim.
 
     - `rows`: `obs`, `action`, `reward`, `discount`, `cut`, `mask`, the `logprob` and `extras` of the policy, and in
@@ -45,7 +45,7 @@ class Unroll:
 @torch.no_grad()
 def segment(
     env: Env, obs: Any, choose: Choose, steps: int, device: torch.device, episodes: Episodes, carry: Any = None
-) -> Unroll:
+) -> Rollout:
     """`steps` steps of every environment, from `obs`, on `device`. Episodes may end inside; `cut` marks where.
 
     Finished episodes are added to `episodes`. A memory (`carry`) is reset where an episode is cut.
@@ -65,11 +65,11 @@ def segment(
             carry = trees.forget(carry, feedback.cut)
         episodes.note(feedback.info)
         obs = feedback.obs
-    return _unroll(rows, noted, obs, limits, device, first, carry)
+    return _rollout(rows, noted, obs, limits, device, first, carry)
 
 
 @torch.no_grad()
-def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.device, finished: Episodes) -> Unroll:
+def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.device, finished: Episodes) -> Rollout:
     """One whole episode of every environment, cut after at most `longest` steps as if by a time limit.
 
     T is the length of the longest episode. Environments that end earlier continue, with mask 0 on those steps: taking
@@ -97,14 +97,14 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
         rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask * alive))
         alive = alive * (1 - feedback.cut)
         obs = feedback.obs
-    return _unroll(rows, [], obs, limits, device)
+    return _rollout(rows, [], obs, limits, device)
 
 
-def remember(replay: Replay | Prioritized, unroll: Unroll) -> None:
+def remember(replay: Replay | Prioritized, rollout: Rollout) -> None:
     """Add the steps to `replay`, one stream for each environment."""
-    rows = unroll.rows
+    rows = rollout.rows
     limited = rows.extras["limit"].any(0).tolist()
-    following = successor_obs(unroll) if any(limited) else None
+    following = successor_obs(rollout) if any(limited) else None
     for t, needed in enumerate(limited):
         row = {name: tree_map(lambda x, t=t: x[:, t].cpu(), getattr(rows, name)) for name in _REMEMBERED}  # type: ignore[misc]
         replay.add(row, tree_map(lambda x, t=t: x[:, t].cpu(), following) if needed else None)  # type: ignore[misc]
@@ -114,25 +114,25 @@ _REMEMBERED = ("obs", "action", "reward", "discount", "cut", "mask")
 
 
 @torch.no_grad()
-def successors(unroll: Unroll, value: Tensor, evaluate: Callable[[Any, Any], Tensor]) -> Tensor:
+def successors(rollout: Rollout, value: Tensor, evaluate: Callable[[Any, Any], Tensor]) -> Tensor:
     """The value of every step's true successor, `[B, T]`, from the values of the steps.
 
     `value` `[B, T]` is that of the steps; `evaluate` returns the value `[N]` of observations `[N, ...]` and the carry
     before them. The successor is the next step, but the final observation where a time limit cut.
     """
     device = value.device
-    next_value = returns.following(value, evaluate(trees.to(unroll.last, device), trees.to(unroll.carry, device)))
-    limit = unroll.rows.extras["limit"] > 0
+    next_value = returns.following(value, evaluate(trees.to(rollout.last, device), trees.to(rollout.carry, device)))
+    limit = rollout.rows.extras["limit"] > 0
     if limit.any():
-        next_value[limit] = evaluate(trees.to(unroll.final, device), trees.to(unroll.final_carry, device))
+        next_value[limit] = evaluate(trees.to(rollout.final, device), trees.to(rollout.final_carry, device))
     return next_value
 
 
 @torch.no_grad()
-def successor_obs(unroll: Unroll) -> Any:
+def successor_obs(rollout: Rollout) -> Any:
     """The true successor of every step, `[B, T, ...]`, for algorithms that evaluate it later or more than once."""
-    limit = unroll.rows.extras["limit"] > 0
-    return _successor(unroll.rows.obs, unroll.last, unroll.final, limit)
+    limit = rollout.rows.extras["limit"] > 0
+    return _successor(rollout.rows.obs, rollout.last, rollout.final, limit)
 
 
 def _successor(obs: Any, last: Any, final: Any, limit: Tensor) -> Any:
@@ -155,7 +155,7 @@ class _Limits:
             self.found.append((t, envs, trees.pick(final, envs), trees.pick(carry, envs)))
 
 
-def _unroll(
+def _rollout(
     rows: list[tuple[Any, ...]],
     noted: list[dict[str, Tensor]],
     last: Any,
@@ -163,7 +163,7 @@ def _unroll(
     device: torch.device,
     first: Any = None,
     carry: Any = None,
-) -> Unroll:
+) -> Rollout:
     batch = Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)))
     limit = torch.zeros(batch.shape, device=device)
     final, final_carry = tree_map(lambda x: x[:0], last), tree_map(lambda x: x[:0], carry)
@@ -177,4 +177,4 @@ def _unroll(
             final_carry = trees.pick(trees.concat([held for _, _, _, held in limits.found]), order.to(device))
     extras = {**(trees.stack(noted) if noted else {}), "limit": limit}
     batch = batch.replace(logprob=extras.pop("logprob", None), extras=extras)
-    return Unroll(batch, last, final, first, carry, final_carry)
+    return Rollout(batch, last, final, first, carry, final_carry)

@@ -152,4 +152,4 @@ def test_mistakes_are_explained() -> None:
     assert "'logprob' was not there" in refuse(lambda: replay.add(bare.replace(logprob=bare.reward)))
     assert "unknown fields ['rewards']" in refuse(lambda: replay.add({"rewards": torch.zeros(2)}))
     assert "same replay_size" in refuse(lambda: Replay(3).load_state_dict(replay.state_dict()))
-    assert "at least 1 row" in refuse(lambda: Replay(0))
+    assert "at least 1 step" in refuse(lambda: Replay(0))

@@ -227,7 +227,7 @@ def test_mistakes_are_explained() -> None:
     assert "1 per environment are stored" in refuse(lambda: replay.transitions(4, GAMMA))
     assert "at least 0" in refuse(lambda: Prioritized(Replay(4), -1.0))
     assert "stored so far" in refuse(lambda: Prioritized(Replay(4), 1.0).transitions(4, GAMMA, 0.5))
-    assert "at least 1 number" in refuse(lambda: SumTree(0))
+    assert "a sum tree needs at least 1" in refuse(lambda: SumTree(0))
     assert "5 priorities" in refuse(lambda: SumTree(4).load_state_dict({"leaves": torch.zeros(5)}))
     with pytest.raises(ValueError, match="mask"):
         bare = Replay(4)

@@ -6,7 +6,7 @@ where ρ_t = min(ρ̄, π(a_t|s_t) / μ(a_t|s_t)), μ is the policy that acted a
 
     v_t = V(s_t) + δ_t + γ c_t (v_{t+1} - V(s_{t+1})),   δ_t = ρ_t (r_t + γ V(s_{t+1}) - V(s_t)),  c_t = λ min(c̄, ratio)
 
-Actors act, one learner learns. A message from one to the other is a whole `Unroll`: rows, what was seen after them, and
+Actors act, one learner learns. A message from one to the other is a `Rollout`: rows, what was seen after them, and
 the log-probabilities of the policy that acted, which may be older than the one that learns from it; V-trace corrects
 for that. With a `memory` (the paper's LSTM, or another) a message brings its state before the first row too, from which
 the learner reads the rows again with its own weights (§3.1). `train` is the synchronous form in one process. With
@@ -37,7 +37,7 @@ from foresight import errors
 from foresight.data import trees
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
-from foresight.envs.collect import Unroll
+from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, precision
 from foresight.nets.sequence import memory
@@ -129,7 +129,7 @@ reset_carry = memory.forget
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll, Any, Any]:
+def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Rollout, Any, Any]:
     """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
     if carry is None:
         carry = state.network.initial(env.num_envs)
@@ -139,7 +139,7 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll
     return dataclasses.replace(unroll, carry=None), unroll.last, unroll.carry  # the learner makes that carry itself
 
 
-def update(state: State, unroll: Unroll) -> dict[str, float]:
+def update(state: State, unroll: Rollout) -> dict[str, float]:
     """One gradient step on one unroll (or several, joined along B)."""
     config, network, device = state.config, state.network, state.generator.device
     progress = state.step / config.steps if config.anneal_lr else 0.0

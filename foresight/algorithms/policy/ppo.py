@@ -165,7 +165,7 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajec
 
 
 @torch.no_grad()
-def evaluate(state: State, unroll: collect.Unroll) -> Trajectory:
+def evaluate(state: State, unroll: collect.Rollout) -> Trajectory:
     """The rollout with `logprob`, `value` and `next_value`.
 
     One pass over the batch instead of one at every step: cheaper, and the same computation as in `objective`, so that

@@ -33,7 +33,7 @@ from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
-from foresight.envs.collect import Unroll
+from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets.critics import Critics, Seen, SquashedActor, reader, sample, see, trunk
 from foresight.nets.sequence import memory
@@ -161,7 +161,7 @@ def restart(state: State) -> None:
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll, Any, Any]:
+def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Rollout, Any, Any]:
     """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
     if carry is None:
         carry = reader(state).initial(env.num_envs)
@@ -215,7 +215,7 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
 
 
-def learn(state: State, unroll: Unroll) -> dict[str, float]:
+def learn(state: State, unroll: Rollout) -> dict[str, float]:
     """Remember, then take the gradient steps that are due; what the last of them said."""
     config = state.config
     metrics: dict[str, float] = {}

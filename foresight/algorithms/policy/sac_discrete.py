@@ -32,7 +32,7 @@ from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.data.trajectory import Trajectory
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
-from foresight.envs.collect import Unroll
+from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets import q_network
 from foresight.nets.critics import CategoricalActor, Critics, reader, sample, see, trunk
@@ -160,7 +160,7 @@ def restart(state: State) -> None:
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Unroll, Any, Any]:
+def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Rollout, Any, Any]:
     """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
     if carry is None:
         carry = reader(state).initial(env.num_envs)
@@ -201,7 +201,7 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
 
 
-def learn(state: State, unroll: Unroll) -> dict[str, float]:
+def learn(state: State, unroll: Rollout) -> dict[str, float]:
     """Remember, then take the gradient steps that are due; what the last of them said."""
     config = state.config
     metrics: dict[str, float] = {}

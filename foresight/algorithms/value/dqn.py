@@ -31,7 +31,7 @@ from foresight import errors
 from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
-from foresight.envs.collect import Unroll
+from foresight.envs.collect import Rollout
 from foresight.nets import q_network, values
 from foresight.nets.q_network import QNetwork
 from foresight.ops import schedules
@@ -150,7 +150,7 @@ def restart(state: State) -> None:
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
+def rollout(state: State, env: Env, obs: Any) -> tuple[Rollout, Any]:
     """`rollout_steps` of every world from `obs` on, and the observation to go on from."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -196,7 +196,7 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     return {"loss": loss.item(), "q": q.item()}
 
 
-def learn(state: State, unroll: Unroll) -> dict[str, float]:
+def learn(state: State, unroll: Rollout) -> dict[str, float]:
     """Remember, then take the gradient steps that are due; what the last of them said."""
     config = state.config
     metrics: dict[str, float] = {}

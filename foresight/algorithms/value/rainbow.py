@@ -31,7 +31,7 @@ from foresight.data.priorities import Prioritized
 from foresight.data.replay import Transitions, shared_replay
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
-from foresight.envs.collect import Unroll
+from foresight.envs.collect import Rollout
 from foresight.nets import q_network, values
 from foresight.nets.q_network import QNetwork
 from foresight.ops import schedules
@@ -139,7 +139,7 @@ def restart(state: State) -> None:
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Unroll, Any]:
+def rollout(state: State, env: Env, obs: Any) -> tuple[Rollout, Any]:
     """`rollout_steps` of every environment from `obs` on, the next observation."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -170,7 +170,7 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
         return {"loss": loss.mean().item(), "q": q_taken.mean().mean().item()}
 
 
-def learn(state: State, unroll: Unroll) -> dict[str, float]:
+def learn(state: State, unroll: Rollout) -> dict[str, float]:
     """Store the rollout, then run the updates that are due; returns the metrics of the last one."""
     config = state.config
     metrics: dict[str, float] = {}

@@ -81,10 +81,10 @@ def _spec(name: str, spec: Any) -> Any:
 
 
 def _options(request: engines.Request, spec: Any, frame_stack: int | None) -> Options:
-    known = [f.name for f in dataclasses.fields(Options) if f.name not in ("game", "frame_stack", "time_limit")]
+    valid = [f.name for f in dataclasses.fields(Options) if f.name not in ("game", "frame_stack", "time_limit")]
     for key in request.options:
-        if key not in known:
-            raise errors.unknown("Atari option", key, known)
+        if key not in valid:
+            raise errors.unknown("Atari option", key, valid)
     values = dict(request.options)
     values.setdefault("repeat_action_probability", spec.kwargs.get("repeat_action_probability", 0.0))
     if request.name.endswith("-v5") and not request.name.startswith("ALE/"):

@@ -31,7 +31,7 @@ def _last(config: impala.Config, env: Any, state: impala.State | None = None) ->
     return state
 
 
-def _definition(state: impala.State, unrolls: list[impala.Unroll]) -> Tensor:
+def _definition(state: impala.State, unrolls: list[impala.Rollout]) -> Tensor:
     """The loss as the paper says it, row by row and sum by sum: v_s = V(s) + Σ_t γ^{t-s} (Π c_i) δ_t."""
     config, network = state.config, state.network
     total = torch.zeros(())
