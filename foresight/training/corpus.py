@@ -1,4 +1,4 @@
-"""Language data as token rows: tokenized once, drawn epoch after epoch in an order that only a seed decides."""
+"""Language datasets as token rows: tokenized once, drawn in epochs whose order depends only on a seed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Answers = Callable[[Example], Sequence[Answer]]
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Examples with the ids of their prompt and of G completions each; those that were too long are left out."""
+    """Examples with the token ids of a prompt and G completions each; too long ones are left out."""
 
     examples: list[Example]
     prompts: list[list[int]]
     completions: list[list[list[int]]]
     left_out: int
-    own: list[list[list[bool]]] = dataclasses.field(default_factory=list)  # of completions; empty: all of them
+    own: list[list[list[bool]]] = dataclasses.field(default_factory=list)  # tokens trained on; empty: all
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def draw(self, size: int, step: int, seed: int) -> list[int]:
-        """The indices of step `step`: epochs follow on one another, each in an order of its own."""
+        """The indices of step `step`: epochs back to back, each in its own order."""
         count, order, chosen = len(self), list[int](), list[int]()
         shown = None
         for place in range(step * size, (step + 1) * size):
@@ -65,7 +65,7 @@ class Corpus:
 
 
 def token_batch(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[Sequence[int]]]) -> TokenBatch:
-    """P prompts with G completions each, all known: nothing was sampled, so `logprob` is 0."""
+    """P prompts with G completions each, from a dataset: not sampled, so `logprob` is 0."""
     prompt, prompt_length = pad(prompts)
     rows, length = pad([row for group in completions for row in group])
     shape = (len(prompts), len(completions[0]))
@@ -74,31 +74,35 @@ def token_batch(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence
 
 
 def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str) -> Sequence[Example]:
-    """The training rows, all of (one of) the wanted forms: of the file `data`, or of the task if it is such a file.
+    """The training rows, all of (one of) the wanted forms: of the file `data`, or of the task if that is a file.
 
-    A file is split as it is where it is the task, so its held-out rows are never learned from. Raises UserError where
-    there is no data or it has another form.
+    A file is split as when it is the task, so its held-out rows are never trained on. Raises UserError if there is no
+    data or it has another form.
     """
     if not data and not task.path and task.grader is not None:
-        raise UserError(f"{name} learns from data: give --data FILE, or make it from the task (see `foresight data`).")
+        raise UserError(
+            f"{name} trains on a dataset: give --data FILE, or make one from the task with `foresight data`."
+        )
     return of_form((task if _own(data, task) else dataset(data)).train, wanted, name, data or task.name)
 
 
 def _own(data: str, task: TextTask) -> bool:
-    """Whether what is trained on is the task's."""
+    """Whether the training data is the task's."""
     return not data or (bool(task.path) and Path(data).resolve() == Path(task.path).resolve())
 
 
 def about(data: str, task: TextTask) -> str:
-    """What a run with the file `data` (or without) trains on and is measured on, and what its rewards are given."""
-    sizes = task.sizes() if _own(data, task) else f"trained on {data}, measured on {len(task.test):,} held-out examples"
+    """What a run trains on and is evaluated on, and what its rewards receive."""
+    sizes = (
+        task.sizes() if _own(data, task) else f"trained on {data}, evaluated on {len(task.test):,} held-out examples"
+    )
     return "; ".join(filter(None, (sizes, task.given())))
 
 
 def of_form(
     rows: Sequence[Example], wanted: str | tuple[str, ...], name: str, source: str = "the held-out data"
 ) -> Sequence[Example]:
-    """The same rows. Raises UserError unless they are of (one of) the wanted forms, which `name` learns from."""
+    """The same rows. Raises UserError unless they have (one of) the wanted forms, which `name` trains on."""
     found = forms.form(rows[0].columns)
     forms_wanted = (wanted,) if isinstance(wanted, str) else wanted
     if found not in forms_wanted:
@@ -110,14 +114,14 @@ def of_form(
 
 
 def corpus(policy: LanguageModel, rows: Sequence[Example], answers: Answers, max_tokens: int) -> Corpus:
-    """Tokenize prompts and their answers; a row of more than `max_tokens` is left out, as half an answer teaches harm.
+    """Tokenize prompts and their answers; rows longer than `max_tokens` are left out, never cut.
 
-    Raises UserError if no row is short enough and, naming the row, where one cannot be written (see `encode`).
+    Raises UserError if no row is short enough or, naming the row, if one cannot be tokenized (see `encode`).
     """
     limit = min(max_tokens, policy.context)
     kept = Corpus([], [], [], 0)
     for row in rows:
-        with _of(row):
+        with _naming(row):
             pairs = [encode(policy, row.prompt, answer, row.tools) for answer in answers(row)]
         if all(len(prompt) + len(completion) <= limit for prompt, completion in pairs):
             kept.examples.append(row)
@@ -130,31 +134,31 @@ def corpus(policy: LanguageModel, rows: Sequence[Example], answers: Answers, max
 def shown(policy: LanguageModel, rows: Sequence[Example], max_tokens: int, all_turns: bool) -> Corpus:
     """Tokenize demonstrations: of conversations (the column `messages`) the last answer or, with `all_turns`, each.
 
-    Answers of a conversation are one row, in which what others wrote between them is not the model's own; where the
-    template rewrites earlier turns, they are several, each as the sampler would be asked for it. A conversation ends
-    before the first answer that `max_tokens` has no room for, and is left out if that is its first. Raises UserError as
+    All answers of a conversation are one row, in which the messages between them are masked (`own`). If the template
+    rewrites earlier turns they are several rows, each with the prompt that the sampler would get. A conversation is cut
+    before the first answer that does not fit into `max_tokens`, and left out if that is its first. Raises UserError as
     `corpus` does.
     """
     limit = min(max_tokens, policy.context)
     kept, left_out = Corpus([], [], [], 0), 0
     for row in rows:
-        found = list[tuple[list[int], list[int], list[bool]]]()
+        parts = list[tuple[list[int], list[int], list[bool]]]()
         for prompt, reply in _turns(row, all_turns):
-            with _of(row):
-                head, said = encode(policy, prompt, reply, row.tools)
-            if len(head) + len(said) > limit:
+            with _naming(row):
+                head, tail = encode(policy, prompt, reply, row.tools)
+            if len(head) + len(tail) > limit:
                 break
-            before = [*found[-1][0], *found[-1][1]] if found else []
-            if found and head[: len(before)] == before:
-                asked, after, own = found.pop()
+            before = [*parts[-1][0], *parts[-1][1]] if parts else []
+            if parts and head[: len(before)] == before:
+                start, after, own = parts.pop()
                 between = head[len(before) :]
-                found.append((asked, [*after, *between, *said], [*own, *[False] * len(between), *[True] * len(said)]))
+                parts.append((start, [*after, *between, *tail], [*own, *[False] * len(between), *[True] * len(tail)]))
             else:
-                found.append((head, said, [True] * len(said)))
-        left_out += not found
-        for asked, after, own in found:
+                parts.append((head, tail, [True] * len(tail)))
+        left_out += not parts
+        for start, after, own in parts:
             kept.examples.append(row)
-            kept.prompts.append(asked)
+            kept.prompts.append(start)
             kept.completions.append([after])
             kept.own.append([own])
     _check_some(kept, rows, limit)
@@ -162,22 +166,22 @@ def shown(policy: LanguageModel, rows: Sequence[Example], max_tokens: int, all_t
 
 
 def _turns(row: Example, all_turns: bool) -> list[tuple[Prompt, Answer]]:
-    """The answers of a demonstration that are learned, each with what comes before it."""
+    """The answers of a demonstration to train on, each with the conversation before it."""
     messages = row.columns.get("messages")
-    if messages is None or messages[:-1] != row.prompt:  # a task may have changed what is asked
+    if messages is None or messages[:-1] != row.prompt:  # a task may have changed the prompt
         return [(row.prompt, row.columns.get("reply") or row.columns["completion"])]
     places = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
     return [(messages[:i], messages[i]) for i in (places if all_turns else places[-1:])]
 
 
 def last_answer(row: Example) -> Answer:
-    """The answer of a demonstration, without those that came before it."""
+    """The last answer of a demonstration."""
     return _turns(row, all_turns=False)[0][1]
 
 
 @contextmanager
-def _of(row: Example) -> Iterator[None]:
-    """Name the row in what cannot be written of it."""
+def _naming(row: Example) -> Iterator[None]:
+    """Prefix errors with the row they are about."""
     try:
         yield
     except UserError as error:
@@ -192,66 +196,65 @@ def _check_some(kept: Corpus, rows: Sequence[Example], limit: int) -> None:
 def encode(
     policy: LanguageModel, prompt: Prompt, completion: Answer, tools: Sequence[Any] | None = None
 ) -> tuple[list[int], list[int]]:
-    """Ids of a prompt, exactly as the sampler would be given it, and of a completion with the token that ends it.
+    """Ids of a prompt, exactly as the sampler gets it, and of a completion with its end token.
 
-    The completion is a text or a message of the assistant, which may call tools. Raises UserError if the chat template
-    writes a prompt otherwise once an answer follows it, or leaves a call out.
+    The completion is a text or an assistant message, which may call tools. Raises UserError if the chat template
+    renders the prompt differently when an answer follows, or leaves a tool call out.
     """
     reply: dict[str, Any] = {"role": "assistant", "content": completion}
     if not isinstance(completion, str):
         reply = completion
     tokenizer, head = policy.tokenizer, policy.encode(prompt, tools)
     if tokenizer.chat_template is None:
-        asked = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+        before = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
         if reply.get("tool_calls"):
             raise UserError("The model has no chat template, so it cannot call tools: choose one that has.")
-        said = asked + reply["content"]
-        whole = list(tokenizer.encode(said))
+        text = before + reply["content"]
+        whole = list(tokenizer.encode(text))
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         answered = [*messages, reply]
         whole = list(templated(tokenizer, answered, tools, return_dict=False))
         if whole[: len(head)] != head:
-            asked = templated(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
-            said = templated(tokenizer, answered, tools, tokenize=False)
-            if not said.startswith(asked):
+            before = templated(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
+            text = templated(tokenizer, answered, tools, tokenize=False)
+            if not text.startswith(before):
                 raise UserError(
-                    "The chat template writes the prompt otherwise when an answer follows (it drops the generation "
-                    "prompt or rewrites earlier turns), so what is learned would not be what is sampled: use a "
-                    "template "
-                    "that only appends."
+                    "The chat template renders the prompt differently when an answer follows (it drops the generation "
+                    "prompt or rewrites earlier turns), so training and sampling would see different prompts: use a "
+                    "template that only appends."
                 )
-    if whole[: len(head)] != head:  # tokens merge across the seam (blanks, newlines), which a sampler could never do
-        whole = head + _alone(tokenizer, head, said[len(asked) :])
+    if whole[: len(head)] != head:  # tokens merge across the boundary (spaces, newlines), which a sampler cannot do
+        whole = head + _continuation(tokenizer, head, text[len(before) :])
     tail = whole[len(head) :]
     names = [call["function"]["name"] for call in reply.get("tool_calls", ())]
     if missing := [name for name in names if name not in tokenizer.decode(tail)]:
         raise UserError(
-            f"The chat template of the model does not write the call of '{missing[0]}': choose a model whose template "
-            "writes tool_calls."
+            f"The chat template of the model leaves out the call of '{missing[0]}': choose a model whose template "
+            "renders tool_calls."
         )
     ends = [i for i, token in enumerate(tail) if token in policy.stop_ids]
     if ends:
-        return head, tail[: ends[0] + 1]  # what a template writes after the end is never sampled
+        return head, tail[: ends[0] + 1]  # what a template adds after the end is never sampled
     return head, [*tail, *policy.stop_ids[:1]] if tokenizer.eos_token_id is None else [*tail, tokenizer.eos_token_id]
 
 
-def _alone(tokenizer: Any, head: list[int], text: str) -> list[int]:
-    """Ids of a text that goes on after `head`: without the beginning or the blank that some put before a whole text."""
+def _continuation(tokenizer: Any, head: list[int], text: str) -> list[int]:
+    """Ids of a text that continues `head`: without the BOS token or space that some tokenizers put before a text."""
 
     def ids(words: str) -> list[int]:
         return list(tokenizer.encode(words, add_special_tokens=False))
 
     end, read = tokenizer.eos_token, str(tokenizer.decode(head)) + text
     after = [] if end is None else ids(end + text)[1:]
-    ways = [ids(text), after, ids(text.removeprefix(" "))]
-    return next((way for way in ways if tokenizer.decode(head + way) == read), ways[0])
+    candidates = [ids(text), after, ids(text.removeprefix(" "))]
+    return next((one for one in candidates if tokenizer.decode(head + one) == read), candidates[0])
 
 
 def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Where the steps of answers end and whether they are right: `ends` (bool) and `labels` `[P, T]`.
+    """Where the steps of answers end and whether each is right: `ends` (bool) and `labels` `[P, T]`.
 
-    Steps stand on lines of their own; a step ends with the last token that holds a part of it.
+    Each step is on its own line; it ends at the last token that contains a part of it.
     """
     ends = torch.zeros(len(rows), batch.completion.shape[-1], dtype=torch.bool)
     labels = torch.zeros(ends.shape)
@@ -259,7 +262,7 @@ def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example])
         ids = batch.completion[p, 0, : batch.length[p, 0]].tolist()
         written = [len(policy.decode(ids[: t + 1])) for t in range(len(ids))]  # characters after each token
         first = str(row.columns["completions"][0])
-        ahead = len(first) - len(first.lstrip())  # which a template may leave out, as it may write before the step
+        ahead = len(first) - len(first.lstrip())  # a template may strip it, and may write before the step
         target = max(policy.decode(ids).find(first.strip()), 0) - ahead - 1
         for step, right in zip(row.columns["completions"], row.columns["labels"], strict=True):
             target += len(step) + 1

@@ -1,4 +1,4 @@
-"""Data from a model's own graded answers: preferences and demonstrations, without anybody's download."""
+"""Preference pairs and demonstrations from a model's own graded answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foresight.envs.text.task import Example, TextTask
-from foresight.errors import UserError
+from foresight.errors import unknown
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.rollout import complete, texts
 from foresight.planning.generation.server import Server
@@ -21,7 +21,7 @@ CHUNK = 64  # prompts in one batch of answers
 
 @dataclass(frozen=True)
 class Graded:
-    """G answers to each of P prompts: texts, prompt by prompt; whether each ended by itself and its grade, `[P, G]`."""
+    """G answers to each of P prompts: texts, prompt by prompt; whether each stopped by itself, and rewards, `[P, G]`."""
 
     examples: list[Example]
     answers: list[str]
@@ -39,16 +39,18 @@ def answered(
     generator: torch.Generator,
     composite: bool = True,
 ) -> Iterator[Graded]:
-    """`group` graded answers to each of the first `prompts` training prompts (all if None), some prompts at a time.
+    """`group` graded answers to each of the first `prompts` training prompts (None: all), in chunks of prompts.
 
-    By the reward of training or, if not `composite`, by the task's own grader: whether an answer is right.
+    Graded by the training reward or, if not `composite`, by the task's own grader: whether an answer is right.
     """
     examples = list(task.train)[:prompts]
     for start in range(0, len(examples), CHUNK):
         few = examples[start : start + CHUNK]
-        if isinstance(policy.completer, Server):  # texts are enough here, and all that some servers give
+        if isinstance(policy.completer, Server):  # texts are enough here, and some servers return nothing else
             ids = [policy.encode(example.prompt, example.tools) for example in few]
-            answers, ended = policy.completer.told(ids, group, max_new_tokens, temperature, generator, stop=task.stop)
+            answers, ended = policy.completer.generate_texts(
+                ids, group, max_new_tokens, temperature, generator, stop=task.stop
+            )
             stopped = torch.tensor(ended).view(len(few), group)
         else:
             batch = complete(policy, few, group, max_new_tokens, temperature, generator, stop=task.stop)
@@ -59,9 +61,9 @@ def answered(
 
 
 def preferences(found: Graded, most: int) -> list[dict[str, Any]]:
-    """Up to `most` pairs a prompt of different answers with different rewards: every good answer before any again.
+    """Up to `most` pairs a prompt of answers with different rewards; each better answer is used before any is reused.
 
-    Answers that hit the limit or could not be scored are in none. Rows have prompt, chosen, rejected and both rewards.
+    Truncated and unscorable answers are left out. Rows have prompt, chosen, rejected and both rewards.
     """
     return [
         {"prompt": prompt, "chosen": chosen, "rejected": rejected, "chosen_reward": high, "rejected_reward": low}
@@ -71,10 +73,10 @@ def preferences(found: Graded, most: int) -> list[dict[str, Any]]:
 
 
 def _pairs(group: list[tuple[str, float]]) -> Iterator[tuple[tuple[str, float], tuple[str, float]]]:
-    """All pairs of a better and a worse answer, round by round, in each of which an answer is chosen once at most."""
-    known = [(better, [answer for answer in group if answer[1] < better[1]]) for better in group]
+    """All pairs of a better and a worse answer, in rounds; in a round an answer is chosen at most once."""
+    pairs = [(better, [answer for answer in group if answer[1] < better[1]]) for better in group]
     for turn in range(len(group)):
-        for i, (better, worse) in enumerate(known):
+        for i, (better, worse) in enumerate(pairs):
             if turn < len(worse):
                 yield better, worse[(i + turn) % len(worse)]
 
@@ -89,7 +91,7 @@ def demonstrations(found: Graded, most: int, least: float) -> list[dict[str, Any
 
 
 def _ranked(found: Graded) -> Iterator[tuple[Any, list[tuple[str, float]]]]:
-    """Each prompt with its different, whole, scored answers, the best first."""
+    """Each prompt with its distinct, complete, scored answers, best first."""
     size = found.rewards.shape[1]
     for p, example in enumerate(found.examples):
         seen: dict[str, float] = {}
@@ -102,9 +104,9 @@ def _ranked(found: Graded) -> Iterator[tuple[Any, list[tuple[str, float]]]]:
 
 
 def make(kind: str, found: Graded, most: int, least: float = 1.0) -> list[dict[str, Any]]:
-    """The rows of one kind. Raises UserError for a kind that does not exist."""
+    """The rows of one kind. Raises UserError for an unknown kind."""
     if kind == "preferences":
         return preferences(found, most)
     if kind == "demonstrations":
         return demonstrations(found, most, least)
-    raise UserError(f"There is no data of the kind '{kind}': preferences or demonstrations.")
+    raise unknown("kind of data", kind, ("preferences", "demonstrations"))

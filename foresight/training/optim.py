@@ -1,13 +1,14 @@
-"""One gradient step, and one step of a network that follows another, with as few calls as it takes."""
+"""Optimizer steps, gradient clipping and target-network updates, with as few calls as possible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch import distributed as dist
 
-from foresight import distributed as sharded
+from foresight import distributed
 
 
 def descend(
@@ -15,9 +16,9 @@ def descend(
 ) -> None:
     """Step `optimizer` down the gradient that `backward` computes, its norm clipped to `max_norm` (PPO detail 11).
 
-    The same as `zero_grad`, `backward`, `nn.utils.clip_grad_norm_` and `step`; for a network with few parameter
-    tensors half of the time of the former two goes into sorting the tensors by device and type. Processes that learn
-    together take the same step: see `join_`, which `summed` is for.
+    Equals `zero_grad`, `backward`, `nn.utils.clip_grad_norm_` and `step`; for a network with few parameter tensors,
+    `zero_grad` and `clip_grad_norm_` spend half of their time grouping the tensors by device and dtype. All processes
+    take the same step: see `join_`, also for `summed`.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for p in parameters:
@@ -30,19 +31,19 @@ def descend(
 
 
 def advance(optimizer: torch.optim.Optimizer) -> None:
-    """The same as `optimizer.step()`; for a small network its checks and hooks cost more than the sums.
+    """The same as `optimizer.step()`, without the checks and hooks, which cost more than the math of a small network.
 
-    Only fused Adam is quicker, and only without hooks, schedulers and whatever else Adam can be told to do.
+    Only fused Adam is faster, and only without hooks, schedulers, amsgrad or maximize.
     """
     group = optimizer.param_groups[0]
     plain = type(optimizer) is torch.optim.Adam and len(optimizer.param_groups) == 1 and group["fused"]
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    wrapped = "step" in vars(optimizer)  # by a scheduler that counts
+    wrapped = "step" in vars(optimizer)  # by a scheduler, to count steps
     if not plain or hooks or wrapped or group["amsgrad"] or group["maximize"] or isinstance(group["lr"], Tensor):
         optimizer.step()
         return
     held = [(p, p.grad, optimizer.state.get(p) or {}) for p in group["params"]]
-    if any(grad is None or not state for _, grad, state in held):  # the first step makes its memory
+    if any(grad is None or not state for _, grad, state in held):  # the first step allocates the state
         optimizer.step()
         return
     steps = [state["step"] for _, _, state in held]
@@ -77,17 +78,17 @@ def step(optimizer: torch.optim.Optimizer, backward: Callable[[], object]) -> No
 
 @torch.no_grad()
 def join_(grads: Sequence[Tensor], summed: bool = False) -> None:
-    """Make `grads` in place those of all processes together: their mean, or their sum for a loss that is `summed`.
+    """All-reduce `grads` in place: their mean over processes, or their sum for a loss that is `summed`.
 
-    With equal weights and equally many rows in each process that is the gradient of the joint batch (Goyal et al. 2017,
-    arXiv:1706.02677, §3); what is computed of a batch before, such as normalized advantages, stays each process's own.
-    All tensors travel as one. Nothing where there is one process.
+    With equal weights and equally many rows in each process this is the gradient of the joint batch (Goyal et al. 2017,
+    arXiv:1706.02677, §3); statistics of a batch, such as normalized advantages, stay local to each process. One
+    all-reduce of the flattened tensors. Does nothing in a single process.
     """
-    count = sharded.processes()
+    count = distributed.processes()
     if count == 1 or not grads:
         return
     joint = torch.cat([grad.flatten() for grad in grads])
-    distributed.all_reduce(joint)
+    dist.all_reduce(joint)
     if not summed:
         joint /= count
     for grad, part in zip(grads, joint.split([grad.numel() for grad in grads]), strict=True):
@@ -98,24 +99,24 @@ def join_(grads: Sequence[Tensor], summed: bool = False) -> None:
 def track(target: nn.Module, source: nn.Module, rate: float = 1.0) -> None:
     """Move the weights of `target` toward those of `source`: target ← target + rate · (source - target).
 
-    Copies them where `rate` is 1 (Mnih et al. 2015), and follows them slowly where it is small (Lillicrap et al. 2016,
-    arXiv:1509.02971). The two are alike.
+    `rate` 1 is a hard copy (Mnih et al. 2015), a small one Polyak averaging (Lillicrap et al. 2016, arXiv:1509.02971).
+    Both have the same architecture.
     """
-    for weight, goal in zip(target.parameters(), source.parameters(), strict=True):
-        weight.copy_(goal) if rate == 1.0 else weight.lerp_(goal, rate)
+    for weight, online in zip(target.parameters(), source.parameters(), strict=True):
+        weight.copy_(online) if rate == 1.0 else weight.lerp_(online, rate)
     for buffer, other in zip(target.buffers(), source.buffers(), strict=True):
         buffer.copy_(other)
 
 
 @torch.no_grad()
 def clip_norm_(grads: Sequence[Tensor], max_norm: float) -> None:
-    """Scale `grads` in place so that the norm of all of them together is at most `max_norm`."""
+    """Scale `grads` in place so that their global norm is at most `max_norm`."""
     norms = torch._foreach_norm(list(grads))
     norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
     if norm.is_cpu:
         if norm > max_norm:
             torch._foreach_mul_(list(grads), max_norm / (norm.item() + 1e-6))
-    else:  # no branch: it would wait for the device
+    else:  # no branch, which would synchronize with the device
         scale = (max_norm / (norm + 1e-6)).clamp_(max=1.0)
         for grad in grads:
             grad.mul_(scale)

@@ -378,7 +378,7 @@ def test_a_row_that_the_template_refuses_is_named(tmp_path):
         corpus.corpus(model, task.train, lambda row: [row.columns["completion"]], 64)
     except UserError as error:
         said = str(error)
-    assert f"{file}, row {int(last.prompt[:-1]) + 1}: The chat template writes the prompt otherwise" in said
+    assert f"{file}, row {int(last.prompt[:-1]) + 1}: The chat template renders the prompt differently" in said
 
 
 def encoded_twice(original):

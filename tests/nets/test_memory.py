@@ -59,7 +59,7 @@ def _begun(net):
 @sabotaged_by("foresight.nets.sequence.window.still_filled", drop("start"))
 @sabotaged_by("foresight.nets.sequence.window._positions", drop("start"))
 @sabotaged_by(
-    "foresight.nets.sequence.recurrent._pieces", change("start", torch.zeros_like), change("start", torch.ones_like)
+    "foresight.nets.sequence.recurrent._segments", change("start", torch.zeros_like), change("start", torch.ones_like)
 )
 def test_read_at_once_is_read_one_by_one_across_episodes():
     x, start = _sequences()
@@ -94,7 +94,7 @@ def test_attention_reaches_its_own_episode_and_the_past_only(kind: str):
     _reaches_its_own_episode(kind)
 
 
-@sabotaged_by("foresight.nets.sequence.recurrent._pieces", change("start", torch.zeros_like))
+@sabotaged_by("foresight.nets.sequence.recurrent._segments", change("start", torch.zeros_like))
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrence_reaches_its_own_episode_and_the_past_only(kind: str):
     _reaches_its_own_episode(kind)

@@ -3,13 +3,13 @@
     Y  = RelativeAttention(LayerNorm([memory, E]))       E  = gate(E, relu(Y))
     F  = MLP(LayerNorm(E))                               E' = gate(E, relu(F))
 
-Kept: normalized inputs of each branch and an untouched stream ("identity map reordering"), rectified branches, gates
-of the GRU kind with bias 2, by which a layer starts out near the identity and the policy as one without memory, the
+Kept: layer norm on the branch inputs with an identity residual stream ("identity map reordering"), ReLU on the
+branches, GRU gates with bias 2, so that a layer starts near the identity and the policy as one without memory, the
 relative positions of Transformer-XL (Dai et al. 2019, arXiv:1901.02860), and its memory: the inputs of every layer at
-the last `window` steps, without gradient. Left out: its depth (12 layers, memory of 512 steps) is a setting here.
+the last `window` steps, without gradient. Left out: the depth (12 layers, memory of 512 steps), which is configurable.
 
-A row sees exactly `window` rows before it, whether they are in the memory or in the sequence, and none of another
-episode; so a sequence read at once gives what its steps give one by one.
+A step sees exactly the `window` steps before it in its episode, whether they are in the memory or in the sequence, so
+reading a sequence at once gives the same result as reading it step by step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from foresight.nets.sequence.window import slide, still_filled, visible
 
 
 class Gate(nn.Module):
-    """The gate of the GRU kind (§3.2): how much of the branch `y` the stream `x` takes in.
+    """The GRU gate (§3.2), which mixes the branch `y` into the stream `x`.
 
     r = σ(W_r y + U_r x),  z = σ(W_z y + U_z x - b),  h = tanh(W_g y + U_g (r ⊙ x)),  g(x, y) = (1 - z) ⊙ x + z ⊙ h
     """
@@ -57,7 +57,7 @@ class RelativeAttention(nn.Module):
     def __init__(self, size: int, heads: int, window: int) -> None:
         super().__init__()
         if size % heads or size % 2:
-            raise UserError(f"The size of GTrXL must be even and a multiple of its {heads} heads, and {size} is not.")
+            raise UserError(f"The size of GTrXL must be even and a multiple of its {heads} heads, not {size}.")
         self.heads, self.width = heads, size // heads
         self.query, self.key_value, self.out, self.distance_key = (
             orthogonal(nn.Linear(size, n, bias=False), 1.0) for n in (size, 2 * size, size, size)
@@ -67,9 +67,9 @@ class RelativeAttention(nn.Module):
         self.register_buffer("distances", _sinusoids(window, size), persistent=False)
 
     def forward(self, x: Tensor, seen: Tensor, allowed: Tensor) -> Tensor:
-        """What rows `x` `[B, T, size]` find in `seen` `[B, W + T, size]`, of which the last T are themselves.
+        """Attention of steps `x` `[B, T, size]` over `seen` `[B, W + T, size]`, whose last T are the steps themselves.
 
-        `allowed` `[B, T, W + T]` (bool) is `visible`'s.
+        `allowed` `[B, T, W + T]` (bool) comes from `visible`.
         """
         batch, steps, _ = x.shape
         query = self.query(x).view(batch, steps, self.heads, self.width).transpose(1, 2)
@@ -78,12 +78,12 @@ class RelativeAttention(nn.Module):
         content = (query + self.content_bias[:, None]) @ key.transpose(-1, -2)
         position = _skew((query + self.distance_bias[:, None]) @ distance)
         scores = (content + position) / math.sqrt(self.width)
-        weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(-1)  # every row sees at least itself
+        weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(-1)  # every step sees at least itself
         return self.out((weights @ value).transpose(1, 2).reshape(batch, steps, -1))
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each behind a norm, rectified and gated into the stream."""
+    """Attention and MLP, each with pre-norm, ReLU and a gate into the stream."""
 
     def __init__(self, size: int, heads: int, window: int, hidden: int) -> None:
         super().__init__()
@@ -93,15 +93,15 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(orthogonal(nn.Linear(size, hidden)), nn.ReLU(), orthogonal(nn.Linear(hidden, size)))
 
     def forward(self, x: Tensor, memory: Tensor, allowed: Tensor) -> Tensor:
-        """The stream `[B, T, size]` after this layer; `memory` `[B, W, size]` is what it was before."""
+        """The stream `[B, T, size]` after this layer; `memory` `[B, W, size]` is its earlier input."""
         seen = self.attention_norm(torch.cat([memory, x], 1))
-        found = self.attention(seen[:, memory.shape[1] :], seen, allowed)
-        x = self.attention_gate(x, torch.relu(found))
+        attended = self.attention(seen[:, memory.shape[1] :], seen, allowed)
+        x = self.attention_gate(x, torch.relu(attended))
         return self.mlp_gate(x, torch.relu(self.mlp(self.mlp_norm(x))))
 
 
 class GTrXL(nn.Module):
-    """`layers` of gated attention over the last `window` rows: `[B, T, inputs]` to `[B, T, size]`.
+    """`layers` of gated attention over the last `window` steps: `[B, T, inputs]` to `[B, T, size]`.
 
     `hidden` is the width inside the MLPs (None: 4 `size`). Raises UserError if `size` is odd or no multiple of `heads`.
     """
@@ -115,7 +115,7 @@ class GTrXL(nn.Module):
         self.layers = nn.ModuleList(Layer(size, heads, window, hidden or 4 * size) for _ in range(layers))
 
     def initial(self, batch: int) -> dict[str, Tensor]:
-        """The carry of `batch` rows that have read nothing: zeros."""
+        """The carry of `batch` rows before the first step: zeros."""
         memory = self.embed.weight.new_zeros(batch, self.window, len(self.layers), self.size)
         return {"memory": memory, "filled": torch.zeros(memory.shape[:2], dtype=torch.bool, device=memory.device)}
 
@@ -146,9 +146,9 @@ def _sinusoids(window: int, size: int) -> Tensor:
 
 
 def _skew(scores: Tensor) -> Tensor:
-    """Scores by distance `[..., T, W + 1]` (W first) as scores by slot `[..., T, W + T]`: row t is moved by t.
+    """Scores by distance `[..., T, W + 1]` (W first) as scores by slot `[..., T, W + T]`: row t is shifted by t.
 
-    What is further away than W, or in the future, gets whatever stands there: it is never allowed.
+    Slots further back than W, or in the future, get arbitrary values: `allowed` masks them.
     """
     *lead, steps, distances = scores.shape
     wide = torch.nn.functional.pad(scores, (0, steps)).flatten(-2)

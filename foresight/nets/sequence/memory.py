@@ -1,9 +1,9 @@
-"""Policies and values with a memory. The memory is a carry that goes in and comes out.
+"""Actors and critics with memory, which is an explicit carry.
 
-A carry is a tree of tensors `[B, ...]` in which zeros mean that nothing was read, whatever the kind of memory; so
-`forget` empties the rows of any. A memory is a module with `size`, `initial(batch) -> carry` and
-`forward(x [B, T, inputs], carry, start [B, T] or None) -> (features [B, T, size], carry)`; `start` is 1 where a row is
-the first of its episode, and no row sees one of another episode.
+A carry is a tree of tensors `[B, ...]` that is zero before the first step, whatever the kind of memory, so `forget`
+resets rows of any kind. A memory is a module with `size`, `initial(batch) -> carry` and
+`forward(x [B, T, inputs], carry, start [B, T] or None) -> (features [B, T, size], carry)`; `start` is 1 at the first
+step of an episode, and no step sees another episode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from foresight.nets.sequence.window import Window
 
 forget = trees.forget
 KINDS = ("gru", "lstm", "gtrxl", "transformer")
-# Which trunks there are, and whether each has the memory; the policy stands on the first, the value on the last.
+# The trunks of a backbone, and whether each has memory; the policy uses the first, the value the last.
 BACKBONES = {
     "shared": {"shared": True},
     "separate": {"actor": True, "critic": True},
@@ -45,23 +45,23 @@ class Shape:
     """The shape of a memory."""
 
     kind: str  # one of KINDS
-    size: int = 64  # features that it gives
+    size: int = 64  # output features
     layers: int = 1
-    heads: int = 4  # of the attention; recurrent nets have none
-    window: int = 64  # rows that the attention sees before the present one; recurrent nets have no limit
+    heads: int = 4  # attention only
+    window: int = 64  # attention only: how many earlier steps it sees
 
 
 def shape_of(config: Any) -> Shape | None:
-    """The shape that the fields `memory` and `memory_*` of a Config describe; None where there is to be none."""
+    """The shape given by the Config fields `memory` and `memory_*`; None without memory."""
     if config.memory is None:
         return None
     return Shape(config.memory, config.memory_size, config.memory_layers, config.memory_heads, config.memory_window)
 
 
 def shapes_of(config: Any) -> dict[str, Shape | None]:
-    """`shape_of` for "actor" and "critic", as the field `backbone` says which of them have it.
+    """`shape_of` for "actor" and "critic"; None for one that has no memory under `config.backbone`.
 
-    Raises UserError for a backbone that does not exist.
+    Raises UserError for an unknown backbone.
     """
     if config.backbone not in BACKBONES:
         raise errors.unknown("backbone", config.backbone, BACKBONES)
@@ -70,7 +70,7 @@ def shapes_of(config: Any) -> dict[str, Shape | None]:
 
 
 def make(shape: Shape, inputs: int) -> Any:
-    """The memory over features `[B, T, inputs]`. Raises UserError for a kind or a number that cannot be."""
+    """The memory over features `[B, T, inputs]`. Raises UserError for an unknown kind or a value below 1."""
     if shape.kind not in KINDS:
         raise errors.unknown("memory", shape.kind, KINDS)
     for name in ("size", "layers", "heads", "window"):
@@ -83,12 +83,12 @@ def make(shape: Shape, inputs: int) -> Any:
 
 
 def starts(cut: Tensor) -> Tensor:
-    """Where episodes begin in rows `[B, T]`: after a cut, but not at the first row, to which the carry belongs."""
+    """Where episodes start in `[B, T]`: after a cut. Never at the first step, which the carry belongs to."""
     return torch.cat([torch.zeros_like(cut[:, :1]), cut[:, :-1]], 1)
 
 
 class Trunk(nn.Module):
-    """An encoder, and a memory over its features if there is one."""
+    """An encoder, and optionally a memory over its features."""
 
     def __init__(self, encoder: Any, memory: Any | None) -> None:
         super().__init__()
@@ -96,11 +96,11 @@ class Trunk(nn.Module):
         self.size: int = encoder.size if memory is None else memory.size
 
     def initial(self, batch: int) -> Tree:
-        """The carry of `batch` rows that have read nothing."""
+        """The carry of `batch` rows before the first step."""
         return None if self.memory is None else self.memory.initial(batch)
 
     def forward(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Tensor, Tree]:
-        """Features and carry: of single steps, obs `[B, ...]`, without `start`; of sequences `[B, T, ...]` with it."""
+        """Features and carry: of single steps `[B, ...]` without `start`, of sequences `[B, T, ...]` with it."""
         x = self.encoder(obs)
         if self.memory is None:
             return x, None
@@ -112,9 +112,9 @@ class Trunk(nn.Module):
         return y.squeeze(1), carry
 
     def sequence(self, obs: Any, start: Tensor, burn_in: int) -> Tensor:
-        """Features `[B, T - burn_in, size]` of sequences `[B, T, ...]` before which nothing was read.
+        """Features `[B, T - burn_in, size]` of sequences `[B, T, ...]`, starting from an empty memory.
 
-        The first `burn_in` rows only fill the memory, without a gradient (Kapturowski et al. 2019, R2D2, §3).
+        The first `burn_in` steps only fill the memory, without gradient (Kapturowski et al. 2019, R2D2, §3).
         """
         rest = tree_map(lambda x: x[:, burn_in:], obs)
         if self.memory is None:
@@ -127,9 +127,9 @@ class Trunk(nn.Module):
 
 
 class MemoryActorCritic(nn.Module):
-    """Heads for actions and values over one trunk for both, or one each: what `ActorCritic` is without memory.
+    """Policy and value heads over one shared trunk or one each: `ActorCritic` with memory.
 
-    The carry is a dict with an entry for every trunk. `normalizer` and `mask_key` are those of `ActorCritic`.
+    The carry is a dict with an entry per trunk. `normalizer` and `mask_key` are those of `ActorCritic`.
     """
 
     def __init__(
@@ -152,13 +152,14 @@ class MemoryActorCritic(nn.Module):
         self.normalizer, self.mask_key = normalizer, mask_key
 
     def initial(self, batch: int) -> dict[str, Tree]:
-        """The carry of `batch` rows that have read nothing."""
+        """The carry of `batch` rows before the first step."""
         return {name: trunk.initial(batch) for name, trunk in self.trunks.items()}
 
     def step(self, obs: Any, carry: Tree = None) -> tuple[Any, Tree]:
         """The `Output` over actions after one more step, obs `[B, ...]`, and the carry.
 
-        All trunks read that the carry has an entry for; without one, as at the start of an evaluation, the policy's.
+        Only trunks that the carry has an entry for are run; without a carry, as at the start of an evaluation, the
+        policy's.
         """
         names = self.names[:1] if carry is None else [name for name in self.names if name in carry]
         y, carry = self._features(names, self._normal(obs), carry, None)
@@ -172,19 +173,19 @@ class MemoryActorCritic(nn.Module):
 
     def read(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
         """`forward`."""
-        found: tuple[Any, Scalar, Tree] = self(obs, carry, start)
-        return found
+        result: tuple[Any, Scalar, Tree] = self(obs, carry, start)
+        return result
 
     def forward(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
         """Policy, value and carry: of single steps `[B, ...]` without `start`, of sequences `[B, T, ...]` with it.
 
-        `start` `[B, T]` is 1 where a row is the first of its episode.
+        `start` `[B, T]` is 1 at the first step of an episode.
         """
         y, carry = self._features(self.names, self._normal(obs), carry, start)
         return self._actions(y[0], obs), self.value_head(self.last[1](y[-1])), carry
 
     def vjp(self, obs: Any) -> None:
-        """Only autograd knows the way back; see `ActorCritic.vjp`."""
+        """None: there is no compiled backward pass, autograd does it. See `ActorCritic.vjp`."""
 
     def _features(
         self, names: Sequence[str], obs: Any, carry: Tree, start: Tensor | None
@@ -214,11 +215,10 @@ def actor_critic(
     bfloat16: bool = False,
     gains: tuple[float, float] = (0.01, 1.0),
 ) -> ActorCritic | MemoryActorCritic:
-    """Encoders for observations of `space`, memories of `shape` over them, and the heads; None: an `ActorCritic`.
+    """Encoders for observations of `space`, memories of `shape` over them, and the heads. `shape` None: `ActorCritic`.
 
-    `backbone`: 'shared' is one trunk for both, 'separate' one each; 'actor' and 'critic' are one each of which only
-    that one has the memory. `bfloat16` is for trunks over pixels without a memory. Raises UserError for a name or a
-    number that cannot be.
+    `backbone`: 'shared' is one trunk for both, 'separate' one each; with 'actor' and 'critic' (one each) only that one
+    has memory. `bfloat16` is for pixel trunks without memory. Raises UserError for an unknown name or a bad value.
     """
     if shape is None:
         widths = (policy_head.width, value_head.width)

@@ -1,4 +1,4 @@
-"""LSTM and GRU whose memory is a carry, and which forget it inside a sequence where an episode begins.
+"""LSTM and GRU with the hidden state as an explicit carry, reset inside a sequence where an episode starts.
 
 Hochreiter & Schmidhuber 1997 (Neural Computation 9(8)); Cho et al. 2014 (arXiv:1406.1078).
 """
@@ -17,7 +17,7 @@ KINDS = {"lstm": nn.LSTM, "gru": nn.GRU}
 class Recurrent(nn.Module):
     """`layers` of a recurrent net of `kind` 'lstm' or 'gru': `[B, T, inputs]` to `[B, T, size]`.
 
-    Orthogonal weights and no biases at the start (PPO details 32 and 33). Raises UserError for another kind.
+    Orthogonal initial weights, zero biases (PPO details 32 and 33). Raises UserError for another kind.
     """
 
     def __init__(self, kind: str, inputs: int, size: int, layers: int = 1) -> None:
@@ -34,25 +34,25 @@ class Recurrent(nn.Module):
                 nn.init.zeros_(parameter)
 
     def initial(self, batch: int) -> dict[str, Tensor]:
-        """The carry of `batch` rows that have read nothing: zeros, `[B, layers, size]` each."""
+        """The carry of `batch` rows before the first step: zeros, `[B, layers, size]` each."""
         like = next(self.net.parameters())
         return {part: like.new_zeros(batch, self.layers, self.size) for part in self.parts}
 
     def forward(
         self, x: Tensor, carry: dict[str, Tensor], start: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Read `x` `[B, T, inputs]`; returns the features `[B, T, size]` and the carry after the last row.
+        """Read `x` `[B, T, inputs]`; returns the features `[B, T, size]` and the carry after the last step.
 
-        `start` `[B, T]` is 1 where a row is the first of its episode: the memory is emptied before it is read.
+        `start` `[B, T]` is 1 at the first step of an episode: the state is reset before that step is read.
         """
         states = [carry[part].transpose(0, 1) for part in self.parts]
         if start is None or not start.any():
             y, after = self._run(x, states)
             return y, self._carry(after)
         batch, steps = start.shape
-        index, sizes, begins, last = _pieces(start)
-        goes_on = (begins % steps == 0) & (start.flatten()[begins] == 0)  # a piece that goes on from the carry
-        states = [state[:, begins // steps] * goes_on[:, None] for state in states]
+        index, sizes, begins, last = _segments(start)
+        continues = (begins % steps == 0) & (start.flatten()[begins] == 0)  # segments that start from the carry
+        states = [state[:, begins // steps] * continues[:, None] for state in states]
         packed, after = self._run(PackedSequence(x.flatten(0, 1)[index], sizes.cpu()), states)
         y = packed.data[index.argsort()].view(batch, steps, self.size)
         return y, self._carry([state[:, last] for state in after])
@@ -66,19 +66,19 @@ class Recurrent(nn.Module):
         return {part: state.transpose(0, 1) for part, state in zip(self.parts, states, strict=True)}
 
 
-def _pieces(start: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """How `[B, T]` rows, flattened, stand in a packed sequence whose N sequences are the pieces between starts.
+def _segments(start: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The layout of `[B, T]` steps, flattened, in a packed sequence of the N segments between episode starts.
 
-    Returns which row stands at each place `[B T]`; how many pieces have a first row, a second, ...; the row at which
-    each piece begins `[N]`, longest first; and which piece is the last of each batch row `[B]`.
+    Returns the step at each place of the packed sequence `[B T]`; how many segments have a first step, a second, ...;
+    the first step of each segment `[N]`, longest first; and the last segment of each batch row `[B]`.
     """
     first = start > 0
     first[:, 0] = True
     flat = first.flatten()
-    piece, begins = flat.cumsum(0) - 1, flat.nonzero().squeeze(-1)
-    place = torch.arange(len(flat), device=start.device) - begins[piece]
-    order = piece.bincount().argsort(descending=True, stable=True)
+    segment, begins = flat.cumsum(0) - 1, flat.nonzero().squeeze(-1)
+    place = torch.arange(len(flat), device=start.device) - begins[segment]
+    order = segment.bincount().argsort(descending=True, stable=True)
     rank = order.argsort()
-    index = (place * len(begins) + rank[piece]).argsort()
-    last = rank[piece.view_as(start)[:, -1]]
+    index = (place * len(begins) + rank[segment]).argsort()
+    last = rank[segment.view_as(start)[:, -1]]
     return index, place.bincount(), begins[order], last

@@ -6,8 +6,8 @@ arXiv:2104.09864) or learned positions, RMSNorm or LayerNorm, SwiGLU (Shazeer 20
 arXiv:2002.05202) or GELU, and fewer key-value heads than heads where memory matters (grouped
 queries, Ainslie et al. 2023, arXiv:2305.13245). Llama weights such as SmolLM2 load with `from_llama`.
 
-What was read stands in a `Cache` that goes in and comes out; nothing is kept on the module, so one
-model serves many conversations, and a carry can be repeated for a group, reset or saved.
+The KV cache is an argument and a result (`Cache`); the module holds no state, so one model serves many
+conversations, and a cache can be repeated for a group, reset or saved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from foresight.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The shape of a transformer; the defaults are a Llama in small."""
+    """The shape of a transformer; the defaults are a small Llama."""
 
     layers: int = 4
     dim: int = 128
@@ -37,7 +37,7 @@ class TransformerConfig:
     head_dim: int | None = None
     """None: dim / heads."""
     hidden: int | None = None
-    """Width inside the MLP. None: 4·dim, or 8/3·dim for SwiGLU, whose third matrix is paid for by that."""
+    """Width inside the MLP. None: 4·dim, or 8/3·dim for SwiGLU, which has a third matrix: equally many parameters."""
     vocab: int | None = None
     """Tokens V. None: the inputs are embeddings `[B, T, D]` and the outputs are features `[B, T, D]`."""
     positions: str = "rope"
@@ -74,15 +74,15 @@ class TransformerConfig:
 
 
 class Cache(NamedTuple):
-    """What the model has read: the carry of a transformer.
+    """The keys and values of the steps read so far: the carry of a transformer.
 
     - `keys`, `values`: one `[B, kv_heads, slots, head_dim]` per layer;
     - `mask` `[B, length]` bool: True where a slot holds a real token. None: all of them do;
     - `length`: slots in use, the same in every row (rows differ by their mask, not by their length);
-    - `static`: the slots were allocated beforehand and are written in place (`Transformer.empty_cache`).
+    - `static`: the slots are preallocated and written in place (`Transformer.empty_cache`).
 
-    A static cache shares its memory with the caches that grow out of it: an old one stays valid, but
-    two different continuations of it do not. Branch with `select`, which copies.
+    A static cache shares its memory with its continuations: the old cache stays valid, but a second
+    continuation overwrites the first. Branch with `select`, which copies.
     """
 
     keys: tuple[Tensor, ...]
@@ -134,9 +134,9 @@ class Cache(NamedTuple):
 
 
 def rotary_angles(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles that each position turns each pair of features by.
+    """Cosines and sines of the rotation of each pair of features at each position.
 
-    positions `[B, T]` -> two float32 `[B, 1, T, head_dim / 2]`; pair i turns by
+    positions `[B, T]` -> two float32 `[B, 1, T, head_dim / 2]`; pair i rotates by
     `position · base^(-2i / head_dim)` (arXiv:2104.09864, equation 15).
     """
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
@@ -145,7 +145,7 @@ def rotary_angles(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + head_dim / 2) of x `[B, heads, T, head_dim]`: Llama's pairing, not the paper's (2i, 2i+1).
+    """Rotate the pairs (i, i + head_dim / 2) of x `[B, heads, T, head_dim]`. Llama pairs so, the paper (2i, 2i+1).
 
     Scalar products of two rotated vectors depend on their positions only through the difference.
     """
@@ -157,7 +157,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend_eager(
     query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention, written out, with its weights.
+    """Softmax attention written out, which also returns its weights.
 
     query `[B, heads, T, head_dim]`; key, value `[B, kv_heads, S, head_dim]`; allowed (None: all) bool,
     broadcastable to `[B, heads, T, S]`. Returns `[B, heads, T, head_dim]` and the weights
@@ -176,7 +176,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, dr
     """As `attend_eager`, fast and without the weights; allowed None means causal if T > 1."""
     (batch, heads, steps, width), shared = query.shape, key.shape[1]
     if steps == 1 and heads != shared:
-        # The heads that share keys are to the kernel as good as steps: four times faster in bfloat16 on a CPU.
+        # Heads that share keys are passed to the kernel as steps: four times faster in bfloat16 on a CPU.
         query = query.reshape(batch, shared, heads // shared, width)
         return F.scaled_dot_product_attention(query, key, value, allowed, dropout).reshape(batch, heads, 1, width)
     causal = allowed is None and steps > 1
@@ -192,7 +192,7 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         width = config.head_width
-        # One matrix for three projections: decoding is bound by reading weights, best in few large pieces.
+        # One matrix for three projections: decoding is bound by reading weights, fastest in few large matrices.
         self.qkv = nn.Linear(config.dim, (config.heads + 2 * config.kv) * width, bias=config.bias)
         self.out = nn.Linear(config.heads * width, config.dim, bias=config.bias)
 
@@ -262,7 +262,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A causal transformer over tokens or over embeddings. Raises UserError if the config does not fit itself."""
+    """A causal transformer over tokens or over embeddings. Raises UserError if the config is inconsistent."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class Transformer(nn.Module):
         self._initialize()
 
     def _initialize(self) -> None:
-        # GPT-2: 0.02, and less where a branch adds to the stream, so that depth does not make it grow.
+        # GPT-2: 0.02, scaled down where a branch adds to the stream, so that the stream does not grow with depth.
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 adds = name.endswith(("attention.out.weight", "mlp.down.weight"))
@@ -287,10 +287,10 @@ class Transformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def empty_cache(self, batch: int, slots: int | None = None, dtype: torch.dtype | None = None) -> Cache:
-        """A cache that has read nothing.
+        """An empty cache.
 
-        With `slots`, their memory is allocated now and written in place: for decoding without a copy
-        of the past at every token. Without, the cache grows by concatenation and carries gradients.
+        With `slots` it is static: preallocated and written in place, so decoding copies nothing. Without,
+        it grows by concatenation and carries gradients.
         """
         like = self.norm.weight
         shape = (batch, self.config.kv, slots or 0, self.config.head_width)
@@ -308,9 +308,9 @@ class Transformer(nn.Module):
         mask: Tensor | None = None,
         return_attention: bool = False,
     ) -> tuple[Tensor, Cache, tuple[Tensor, ...]]:
-        """As `forward`, but before the unembedding: `[B, T, D]`, the cache, and the weights (empty if not asked for).
+        """As `forward`, but before the unembedding: `[B, T, D]`, the cache, and the attention weights (or ()).
 
-        Apply `logits` to the steps that are needed: with a large vocabulary that is most of the memory.
+        Apply `logits` only to the steps that need it: with a large vocabulary, logits are most of the memory.
         """
         batch, steps = inputs.shape[:2]
         cache = self.empty_cache(batch) if cache is None else cache
@@ -327,10 +327,10 @@ class Transformer(nn.Module):
         x = self.dropout(x)
         keys, values, weights = [], [], []
         for layer, block in enumerate(self.blocks):
-            x, key, value, seen = block(x, angles, allowed, cache, layer, return_attention)
+            x, key, value, attention = block(x, angles, allowed, cache, layer, return_attention)
             keys.append(key)
             values.append(value)
-            weights.append(seen)
+            weights.append(attention)
         if cache.static:
             keys, values = list(cache.keys), list(cache.values)
         grown = Cache(tuple(keys), tuple(values), real, cache.length + steps, cache.static)
@@ -374,14 +374,14 @@ class Transformer(nn.Module):
         """Read T more steps.
 
         - `inputs`: tokens `[B, T]` int64, or embeddings `[B, T, D]`;
-        - `cache`: what was read before (None: nothing);
+        - `cache`: of the steps before (None: none);
         - `mask` `[B, T]` bool: False where an input is padding, on either side: it is never attended to
-          and takes no position. None: all are real;
-        - `positions` `[B, T]` int64: None counts the real inputs of each row, the cached ones included.
+          and takes no position. None: no padding;
+        - `positions` `[B, T]` int64. None: the number of real inputs before, the cached ones included.
 
         Returns the logits `[B, T, V]` (features `[B, T, D]` without a vocabulary) and the cache; with
         `return_attention` also each layer's weights `[B, heads, T, length + T]` (eager attention, slower).
-        The outputs of padding mean nothing.
+        Outputs at padding are undefined.
         """
         x, cache, weights = self.features(inputs, cache, positions, mask, return_attention)
         out = x if self.embed is None else self.logits(x)
@@ -389,16 +389,16 @@ class Transformer(nn.Module):
 
 
 def llama_config(source: Mapping[str, Any]) -> TransformerConfig:
-    """Our config for a Llama's `config.json` (or `config.to_dict()`).
+    """The `TransformerConfig` of a Llama's `config.json` (or `config.to_dict()`).
 
-    Raises UserError for what this transformer does not do: scaled rotary positions and other activations.
+    Raises UserError for what is not supported: scaled rotary positions and other activations.
     """
     rope = source.get("rope_parameters") or source.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise UserError(f"Rotary positions of kind '{kind}' are not supported: use a model with plain ones.")
+        raise UserError(f"RoPE of type '{kind}' is not supported: use a model with rope_type 'default'.")
     if source.get("hidden_act", "silu") != "silu":
-        raise UserError(f"The activation '{source['hidden_act']}' is not Llama's: only 'silu' is supported.")
+        raise UserError(f"Activation '{source['hidden_act']}' is not supported: use a model with 'silu', as Llama has.")
     return TransformerConfig(
         layers=source["num_hidden_layers"],
         dim=source["hidden_size"],
@@ -415,9 +415,9 @@ def llama_config(source: Mapping[str, Any]) -> TransformerConfig:
 
 
 def from_llama(state_dict: Mapping[str, Tensor], config: TransformerConfig) -> Transformer:
-    """A transformer with a copy of Llama's weights, under the names of transformers' LlamaForCausalLM.
+    """A transformer with a copy of the weights of transformers' LlamaForCausalLM.
 
-    Raises UserError if a weight is missing or has another shape than the config says.
+    Raises UserError if a weight is missing or its shape does not fit the config.
     """
 
     def take(name: str) -> Tensor:
@@ -437,7 +437,7 @@ def from_llama(state_dict: Mapping[str, Tensor], config: TransformerConfig) -> T
         ours[f"{target}.mlp.down.weight"] = take(f"{source}.mlp.down_proj.weight")
         ours[f"{target}.attention_norm.weight"] = take(f"{source}.input_layernorm.weight")
         ours[f"{target}.mlp_norm.weight"] = take(f"{source}.post_attention_layernorm.weight")
-    with torch.device("meta"):  # no memory and no random numbers for weights that are about to be replaced
+    with torch.device("meta"):  # the weights are replaced: allocate nothing, draw nothing
         model = Transformer(config)
     try:
         model.load_state_dict(ours, assign=True)
@@ -461,7 +461,7 @@ def _extend_mask(cache: Cache, mask: Tensor | None, batch: int, steps: int, devi
 
 
 def _positions(cache: Cache, real: Tensor | None, batch: int, steps: int, device: torch.device) -> Tensor:
-    """`[B, T]`: how many real inputs of the row stand before each one."""
+    """`[B, T]`: how many real inputs of the row precede each one."""
     if real is None:
         return torch.arange(cache.length, cache.length + steps, device=device).expand(batch, steps)
     return (real.cumsum(dim=1)[:, cache.length :] - 1).clamp(min=0)

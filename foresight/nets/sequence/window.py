@@ -1,7 +1,7 @@
 """A causal transformer that reads the last `window` steps of its own episode, as a policy's memory.
 
-The carry is made of tensors `[B, ...]`, and zeros are a window in which nothing was read. A sequence read at once
-gives what its steps give one by one: each step sees the same slots, those of the carry and those of the sequence.
+The carry is tensors `[B, ...]`; zeros are an empty window. Reading a sequence at once gives the same result as reading
+it step by step: each step sees the same slots, those of the carry and those of the sequence.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from foresight.nets.sequence.transformer import Cache, Transformer, TransformerC
 
 
 def visible(filled: Tensor, start: Tensor | None, steps: int) -> Tensor:
-    """Which slots each of T = `steps` rows sees, `[B, T, W + T]` bool: W slots of the carry, then the rows themselves.
+    """Which slots each of T = `steps` steps sees, `[B, T, W + T]` bool: W slots of the carry, then T of the steps.
 
-    A row sees itself and at most W rows before it, and only those of its own episode. `filled` `[B, W]` is true where
-    a slot holds a row of the episode that goes on; `start` `[B, T]` is 1 where a row is the first of its episode.
+    A step sees itself and at most the W steps before it in its own episode. `filled` `[B, W]` is true where a slot
+    holds a step of the episode that the sequence continues; `start` `[B, T]` is 1 at the first step of an episode.
     """
     batch, window = filled.shape
-    row = torch.arange(steps, device=filled.device)[:, None]
+    step = torch.arange(steps, device=filled.device)[:, None]
     slot = torch.arange(window + steps, device=filled.device)
-    near = (slot >= row) & (slot <= row + window)  # the row stands in slot row + W itself
+    near = (slot >= step) & (slot <= step + window)  # step t is in slot t + W
     if start is None:
-        rows = filled.new_ones(batch, steps)
-        return near & torch.cat([filled, rows], 1)[:, None]
+        new = filled.new_ones(batch, steps)
+        return near & torch.cat([filled, new], 1)[:, None]
     episode = start.long().cumsum(1)
     past = (episode == 0)[:, :, None] & filled[:, None]
     return near & torch.cat([past, episode[:, :, None] == episode[:, None]], 2)
 
 
 def still_filled(filled: Tensor, start: Tensor | None, steps: int) -> Tensor:
-    """`filled` `[B, W]` after T = `steps` rows were read: true where a slot holds a row of the last row's episode."""
+    """`filled` `[B, W]` after T = `steps` steps: true where a slot holds a step of the last step's episode."""
     if start is None:
         return slide(filled, filled.new_ones(filled.shape[0], steps))
     episode = start.long().cumsum(1)
@@ -48,7 +48,7 @@ def slide(past: Tensor, new: Tensor) -> Tensor:
 class Window(nn.Module):
     """`layers` of `nets.sequence.transformer` blocks with rotary positions: `[B, T, inputs]` to `[B, T, size]`.
 
-    Keys and values of the last `window` rows are carried, as they were computed. Raises UserError if `size` is not a
+    The carry holds the keys and values of the last `window` steps. Raises UserError if `size` is not a
     multiple of `heads`, or the heads are of odd width.
     """
 
@@ -59,7 +59,7 @@ class Window(nn.Module):
         self.net = Transformer(TransformerConfig(layers=layers, dim=size, heads=heads, norm="layer", activation="gelu"))
 
     def initial(self, batch: int) -> dict[str, Tensor]:
-        """The carry of `batch` rows that have read nothing: zeros."""
+        """The carry of `batch` rows before the first step: zeros."""
         config, like = self.net.config, self.embed.weight
         shape = (batch, self.window, config.layers, config.kv, config.head_width)
         filled = torch.zeros(batch, self.window, dtype=torch.bool, device=like.device)
@@ -93,9 +93,9 @@ class Window(nn.Module):
 
 
 def _positions(count: Tensor, start: Tensor | None, steps: int) -> Tensor:
-    """How many rows of its episode stand before each row, `[B, T]`; `count` `[B]` were read before the first."""
-    row = torch.arange(steps, device=count.device)
+    """How many steps of its episode precede each step, `[B, T]`; `count` `[B]` precede the first."""
+    step = torch.arange(steps, device=count.device)
     if start is None:
-        return count[:, None] + row
-    began = torch.where(start > 0, row, -count[:, None]).cummax(1).values
-    return row - began
+        return count[:, None] + step
+    began = torch.where(start > 0, step, -count[:, None]).cummax(1).values
+    return step - began

@@ -136,9 +136,9 @@ class Server:
         **options: Any,
     ) -> list[str]:
         """One completion of each prompt as text, which any server can give."""
-        return self.told(prompts, 1, max_new_tokens, temperature, generator, **options)[0]
+        return self.generate_texts(prompts, 1, max_new_tokens, temperature, generator, **options)[0]
 
-    def told(
+    def generate_texts(
         self,
         prompts: Sequence[Sequence[int]],
         group: int,
