@@ -118,7 +118,7 @@ _MODULES = {
     "nets.towers": "nets.stacked_mlp",
     "nets.transformer": "nets.sequence.transformer",
     "nets.window": "nets.sequence.window",
-    "planning.alone": "planning.generation.plain",
+    "planning.alone": "planning.generation.static_batching",
     "planning.connect_four": "planning.games.connect_four",
     "planning.constrain": "planning.generation.constraints",
     "planning.corpus": "training.corpus",

@@ -16,7 +16,8 @@ from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.dataset import dataset
 from foresight.envs.text.task import Example, Prompt, TextTask
 from foresight.errors import UserError
-from foresight.nets.language.model import LanguageModel, templated
+from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.tokenizer import apply_chat_template
 
 Answer = str | dict[str, Any]  # a text, or a message of the assistant, which may call tools
 Answers = Callable[[Example], Sequence[Answer]]
@@ -214,10 +215,10 @@ def encode(
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         answered = [*messages, reply]
-        whole = list(templated(tokenizer, answered, tools, return_dict=False))
+        whole = list(apply_chat_template(tokenizer, answered, tools, return_dict=False))
         if whole[: len(head)] != head:
-            before = templated(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
-            text = templated(tokenizer, answered, tools, tokenize=False)
+            before = apply_chat_template(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
+            text = apply_chat_template(tokenizer, answered, tools, tokenize=False)
             if not text.startswith(before):
                 raise UserError(
                     "The chat template renders the prompt differently when an answer follows (it drops the generation "

@@ -21,7 +21,7 @@ CHUNK = 64  # prompts in one batch of answers
 
 @dataclass(frozen=True)
 class Graded:
-    """G answers to each of P prompts: texts, prompt by prompt; whether each stopped by itself, and rewards, `[P, G]`."""
+    """G answers to each of P prompts: texts, prompt by prompt; whether each stopped by itself, and reward, `[P, G]`."""
 
     examples: list[Example]
     answers: list[str]

@@ -10,7 +10,7 @@ import torch
 
 from foresight.algorithms.language import dpo, grpo, rlhf_ppo, rloo
 from foresight.ops import tokens
-from foresight.planning.generation import decoding
+from foresight.planning.generation import sampling
 from foresight.planning.generation.rollout import complete
 from tests import tiny_language
 from tests.invariants import subjects
@@ -20,7 +20,7 @@ from tests.sabotage import change, sabotaged_by
 WIDE = 49_152  # the vocabulary of SmolLM2
 
 
-@sabotaged_by("foresight.planning.generation.decoding.choose", change("temperature", lambda t: 2 * t))
+@sabotaged_by("foresight.planning.generation.sampling.choose", change("temperature", lambda t: 2 * t))
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @both
 def test_the_sampler_and_the_learner_agree_on_every_log_probability(precision, temperature):
@@ -178,7 +178,7 @@ def test_the_softmax_is_computed_in_float32_whatever_the_logits_are():
 
 
 @sabotaged_by(
-    "foresight.planning.generation.decoding.choose", change("logits", lambda z: z.float().log_softmax(-1).bfloat16())
+    "foresight.planning.generation.sampling.choose", change("logits", lambda z: z.float().log_softmax(-1).bfloat16())
 )
 def test_the_sampler_prices_its_tokens_in_float32_too():
     """The log-probability that is recorded at sampling.
@@ -189,7 +189,7 @@ def test_the_sampler_prices_its_tokens_in_float32_too():
     logits = (4 * torch.randn(8, WIDE, generator=torch.Generator().manual_seed(0))).bfloat16()
     uniform = torch.rand(8, generator=torch.Generator().manual_seed(1))
     for temperature in (1.0, 0.7):
-        token, logprob = decoding.choose(logits, uniform, temperature)
+        token, logprob = sampling.choose(logits, uniform, temperature)
         exact = (logits.double() / temperature).log_softmax(-1).gather(-1, token[:, None])[:, 0]
         torch.testing.assert_close(logprob.double(), exact, atol=2e-5, rtol=0)
 
@@ -213,7 +213,7 @@ def test_dividing_by_the_temperature_leaves_the_logits_alone():
     torch.testing.assert_close(given.grad, expected)
 
 
-@sabotaged_by("foresight.planning.generation.decoding.choose", change("temperature", lambda t: 1.0 if t == 0 else t))
+@sabotaged_by("foresight.planning.generation.sampling.choose", change("temperature", lambda t: 1.0 if t == 0 else t))
 def test_greedy_is_the_limit_of_low_temperatures():
     """Temperature 0 is greedy, not a division by zero.
 
@@ -221,8 +221,8 @@ def test_greedy_is_the_limit_of_low_temperatures():
     Decides: the token is argmax z, and its log-probability is the model's own, at τ = 1.
     """
     logits, uniform = torch.randn(64, 11), torch.rand(64)
-    greedy, logprob = decoding.choose(logits, uniform, 0.0)
-    assert torch.equal(greedy, decoding.choose(logits, uniform, 1e-4)[0])
+    greedy, logprob = sampling.choose(logits, uniform, 0.0)
+    assert torch.equal(greedy, sampling.choose(logits, uniform, 1e-4)[0])
     torch.testing.assert_close(logprob, logits.log_softmax(-1).amax(-1))
 
 

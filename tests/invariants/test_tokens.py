@@ -15,7 +15,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text import make as text
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.nets.language.model import Cache
+from foresight.nets.language.cache import Cache
 from foresight.planning.generation import rollout
 from foresight.training import corpus
 from tests import tiny_language

@@ -110,9 +110,9 @@ def test_what_looks_ahead_is_refused(name):
 
 def test_what_is_slower_or_shorter_is_said():
     tokenizer = tiny_language.model().tokenizer
-    with pytest.warns(UserWarning, match="Lfm2ForCausalLM is computed row by row.*slower, and right"):
+    with pytest.warns(UserWarning, match="Lfm2ForCausalLM is computed row by row.*but slower"):
         LanguageModel(architectures.model("lfm2"), tokenizer)
-    with pytest.warns(UserWarning, match=r"context of MistralForCausalLM is 8 tokens here.*sliding_window"):
+    with pytest.warns(UserWarning, match=r"context of MistralForCausalLM is limited to 8 tokens here.*sliding_window"):
         assert LanguageModel(architectures.model("mistral", sliding_window=8), tokenizer).context == 8
 
 

@@ -58,7 +58,7 @@ def test_the_tree_equals_the_plain_model(prompts, temperature):
     torch.testing.assert_close(entropy, expected_entropy.detach(), atol=1e-5, rtol=0)
 
 
-@sabotaged_by("foresight.nets.language.model._scores", drop("blocked"))
+@sabotaged_by("foresight.nets.language.tree_attention._scores", drop("blocked"))
 def test_padding_of_the_prompt_is_not_seen():
     """Ragged prompts in the sampler.
 

@@ -46,13 +46,13 @@ def _probability(model, prompt: list[int], answers: list[str]) -> torch.Tensor:
 
 
 def _plain():
-    from foresight.nets.language.model import _Fresh
+    from foresight.nets.language.cache import Prefill
 
-    return _Fresh([], 2)
+    return Prefill([], 2)
 
 
 @sabotaged_by("foresight.planning.generation.constraints.only", change("logits", lambda x: 2 * x))
-@sabotaged_by("foresight.planning.generation.decoding.choose", change("uniform", lambda u: u.square()))
+@sabotaged_by("foresight.planning.generation.sampling.choose", change("uniform", lambda u: u.square()))
 def test_each_choice_has_exactly_its_chance():
     model = tiny_language.model()
     draws = 600

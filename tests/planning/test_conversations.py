@@ -212,8 +212,8 @@ def test_a_call_that_is_none_is_told_with_its_row(row, message):
             CHAT.partition("{% for c")[0] + "<eos>{% endfor %}{% if add_generation_prompt %}a={% endif %}",
             "the call of 'add'",
         ),
-        (CHAT.partition("{% endif %}")[2], "does not write tools"),
-        (None, "cannot be told of tools"),
+        (CHAT.partition("{% endif %}")[2], "ignores tools"),
+        (None, "cannot be given tools"),
     ],
 )
 def test_a_template_that_leaves_tools_out_is_refused(template, message):

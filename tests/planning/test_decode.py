@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from foresight.data.text import TokenBatch
 from foresight.errors import UserError
 from foresight.nets.language import pretrained
-from foresight.planning.generation import decoding
+from foresight.planning.generation import cache_allocator, decoding, sampling
+from foresight.planning.generation.continuous_batching import ContinuousBatchScheduler
 from tests import tiny_language
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 
@@ -57,7 +58,7 @@ def test_dropping_ended_rows_changes_no_other_row(monkeypatch):
     model = tiny_language.model()
     model.stop_ids = [0, 5, 9, 14, 20, 21, 22]
     dropped = decoding.generate(model, PROMPTS, 8, 12, 1.0, _seeded())
-    monkeypatch.setattr(decoding._Slots, "drop", lambda self: None)
+    monkeypatch.setattr(ContinuousBatchScheduler, "drop", lambda self: None)
     carried = decoding.generate(model, PROMPTS, 8, 12, 1.0, _seeded())
     assert int(dropped.length.min()) < int(dropped.length.max())
     assert torch.equal(dropped.completion, carried.completion)
@@ -74,10 +75,10 @@ def test_a_prompt_alone_gives_what_it_gives_in_a_batch():
         assert together.completion[p, 0, :n].tolist() == alone.completion[0, 0, :n].tolist()
 
 
-@sabotaged_by("foresight.planning.generation.decoding.choose", change("uniform", lambda u: u.square()))
+@sabotaged_by("foresight.planning.generation.sampling.choose", change("uniform", lambda u: u.square()))
 def test_one_uniform_number_gives_exactly_the_distribution():
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0, -torch.inf]]).expand(20_000, -1)
-    token, logprob = decoding.choose(logits, torch.rand(20_000, generator=_seeded()), 1.0)
+    token, logprob = sampling.choose(logits, torch.rand(20_000, generator=_seeded()), 1.0)
     expected = logits[0].double().softmax(-1) * 20_000
     counts = token.bincount(minlength=5)
     assert counts[4] == 0
@@ -85,7 +86,7 @@ def test_one_uniform_number_gives_exactly_the_distribution():
     torch.testing.assert_close(logprob, logits[0].log_softmax(-1)[token])
 
 
-@sabotaged_by("foresight.planning.generation.decoding.choose", change("uniform", lambda u: 1 - u))
+@sabotaged_by("foresight.planning.generation.sampling.choose", change("uniform", lambda u: 1 - u))
 def test_draws_at_both_ends_stay_inside_the_vocabulary():
     """The largest and the smallest uniform number.
 
@@ -93,7 +94,7 @@ def test_draws_at_both_ends_stay_inside_the_vocabulary():
     Decides: 0 ≤ token < V, and a token of probability 0 is never drawn.
     """
     logits = torch.tensor([[5.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
-    token, _ = decoding.choose(logits, torch.tensor([0.0, 1 - 1e-7]), 1.0)
+    token, _ = sampling.choose(logits, torch.tensor([0.0, 1 - 1e-7]), 1.0)
     assert token.tolist() == [0, 2]
 
 
@@ -117,7 +118,7 @@ SLOW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthChe
 PROMPT = st.lists(st.integers(1, 39), min_size=1, max_size=9)
 CASES = {
     "prompts": st.lists(PROMPT, min_size=1, max_size=7),
-    "stem": st.lists(st.integers(1, 39), max_size=4),
+    "shared": st.lists(st.integers(1, 39), max_size=4),
     "group": st.integers(1, 4),
     "slots": st.integers(1, 9),
     "seed": st.integers(0, 3),
@@ -144,11 +145,11 @@ def always_the_first_place(original):
 
 
 def one_place_late(original):
-    def seat(self, slot, row):
-        original(self, slot, row)
+    def assign(self, slot, prompt):
+        original(self, slot, prompt)
         self.filled[slot] = 1  # so that the row sees what stood in its slot before
 
-    return seat
+    return assign
 
 
 def seen_by_all(original):
@@ -159,13 +160,13 @@ def seen_by_all(original):
     return init
 
 
-@sabotaged_by("foresight.nets.language.model.Seats.of", always_the_first_place)
-@sabotaged_by("foresight.nets.language.model._Growing.__init__", seen_by_all)
+@sabotaged_by("foresight.nets.language.cache.RowMap.of", always_the_first_place)
+@sabotaged_by("foresight.nets.language.cache.DecodeStep.__init__", seen_by_all)
 @SLOW
 @given(**CASES)
-def test_greedy_rows_in_slots_are_what_they_are_one_by_one(prompts, stem, group, slots, seed):
+def test_greedy_rows_in_slots_are_what_they_are_one_by_one(prompts, shared, group, slots, seed):
     model = _model()
-    rows = [stem + prompt for prompt in prompts]
+    rows = [shared + prompt for prompt in prompts]
     together = decoding.generate(model, rows, group, 10, 0.0, slots=slots)
     for p, row in enumerate(rows):
         alone = decoding.generate(model, [row], 1, 10, 0.0, slots=1)
@@ -176,8 +177,8 @@ def test_greedy_rows_in_slots_are_what_they_are_one_by_one(prompts, stem, group,
             assert together.stopped[p, g] == alone.stopped[0, 0]
 
 
-@sabotaged_by("foresight.planning.generation.decoding._rows", change("rows", lambda rows: rows.flip(0)))
-@sabotaged_by("foresight.planning.generation.decoding._Slots._seat", one_place_late)
+@sabotaged_by("foresight.planning.generation.cache_allocator._rows", change("rows", lambda rows: rows.flip(0)))
+@sabotaged_by("foresight.planning.generation.cache_allocator.CacheAllocator.assign", one_place_late)
 def test_sampled_rows_do_not_depend_on_the_slots():
     model = _model()
     prompts = [[1, 2, 3, *range(4, 4 + n)] for n in (1, 7, 2, 5, 3, 1, 4)]
@@ -205,7 +206,7 @@ def test_short_rows_do_not_wait_for_long_ones(monkeypatch):
     assert sum(steps) < 1.35 * stepped
 
 
-def test_a_prompt_is_computed_once_a_group_and_the_stem_once_in_all(monkeypatch):
+def test_a_prompt_is_computed_once_a_group_and_the_shared_prefix_once_in_all(monkeypatch):
     model, read = _model(), []
     original = type(model).forward
 
@@ -221,7 +222,7 @@ def test_a_prompt_is_computed_once_a_group_and_the_stem_once_in_all(monkeypatch)
 
 
 def test_a_long_prompt_list_is_read_in_pieces(monkeypatch):
-    monkeypatch.setattr(decoding, "READ", 6)
+    monkeypatch.setattr(cache_allocator, "READ", 6)
     model = _model()
     whole = decoding.generate(model, PROMPTS, 2, 6, 0.0)
     monkeypatch.undo()
@@ -231,15 +232,15 @@ def test_a_long_prompt_list_is_read_in_pieces(monkeypatch):
 def mixed_up(original):
     """What one row remembers becomes another's."""
 
-    def make_room(self, places):
+    def grow(self, places):
         original(self, places)
-        for x in self.own.keys:
+        for x in self.slot_level.keys:
             x.copy_(x.roll(1, 0))
 
-    return make_room
+    return grow
 
 
-@sabotaged_by("foresight.planning.generation.decoding._Slots._make_room", mixed_up)
+@sabotaged_by("foresight.planning.generation.cache_allocator.CacheAllocator._grow", mixed_up)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_log_probabilities_are_those_of_a_full_forward_pass(precision):
     model = pretrained.load(tiny_language.folder(), precision=precision)
@@ -297,8 +298,8 @@ def one_more(original):
     return lambda scaled, top_k, top_p: original(scaled, top_k and top_k + 1, min(1.0, top_p + 0.2))
 
 
-@sabotaged_by("foresight.planning.generation.decoding._truncated", one_more)
-@sabotaged_by("foresight.planning.generation.decoding._invert", change("uniform", lambda u: u.square()))
+@sabotaged_by("foresight.planning.generation.sampling._truncated", one_more)
+@sabotaged_by("foresight.planning.generation.sampling._invert", change("uniform", lambda u: u.square()))
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"), [(1.0, 3, 1.0), (1.0, 0, 0.7), (0.6, 0, 0.8), (1.7, 4, 0.8)]
 )
@@ -313,7 +314,7 @@ def test_samples_have_exactly_the_truncated_distribution(temperature, top_k, top
     exact = _truncation((logits.double() / temperature).softmax(-1), top_k, top_p)
     draws = 30_000
     uniform = (torch.arange(draws) + 0.5) / draws  # a grid: the counts are exact to one
-    token, logprob = decoding.choose(logits.expand(draws, -1), uniform, temperature, top_k, top_p)
+    token, logprob = sampling.choose(logits.expand(draws, -1), uniform, temperature, top_k, top_p)
     counts = token.bincount(minlength=7).double()
     assert (counts - draws * exact).abs().max() <= 2.5
     torch.testing.assert_close(logprob.double().exp(), exact[token], atol=1e-5, rtol=0)
@@ -321,15 +322,15 @@ def test_samples_have_exactly_the_truncated_distribution(temperature, top_k, top
 
 def test_the_likeliest_of_one_is_greedy():
     logits = torch.randn(50, 30, generator=_seeded())
-    token, logprob = decoding.choose(logits, torch.rand(50, generator=_seeded()), 1.0, top_k=1)
+    token, logprob = sampling.choose(logits, torch.rand(50, generator=_seeded()), 1.0, top_k=1)
     assert torch.equal(token, logits.argmax(-1)) and (logprob == 0).all()
 
 
 def test_a_nucleus_wider_than_the_first_look_is_found(monkeypatch):
     logits = torch.randn(4, 300, generator=_seeded()) * 0.1  # nearly uniform
-    wide = decoding._truncated(logits, 0, 0.9)
-    monkeypatch.setattr(decoding, "NUCLEUS", 16)
-    narrow = decoding._truncated(logits, 0, 0.9)
+    wide = sampling._truncated(logits, 0, 0.9)
+    monkeypatch.setattr(sampling, "NUCLEUS", 16)
+    narrow = sampling._truncated(logits, 0, 0.9)
     assert (wide[0].isfinite().sum(-1) > 200).all()
     for a, b in zip(wide, narrow, strict=True):
         assert torch.equal(a[:, :200], b[:, :200])
@@ -342,7 +343,7 @@ def test_inverting_is_searching_a_running_sum(seed, width, zeros):
     weights = torch.rand(64, width, generator=generator) * (torch.rand(64, width, generator=generator) >= zeros)
     weights[:, seed % width] += 0.5  # something is left
     uniform = torch.cat([torch.rand(62, generator=generator), torch.tensor([0.0, 1 - 2**-24])])
-    place, total = decoding._invert(weights, uniform)
+    place, total = sampling._invert(weights, uniform)
     assert (weights.gather(-1, place[:, None]) > 0).all()
     sums = weights.double().cumsum(-1)
     torch.testing.assert_close(total.double(), sums[:, -1], atol=1e-3, rtol=1e-6)
@@ -351,7 +352,7 @@ def test_inverting_is_searching_a_running_sum(seed, width, zeros):
     assert (before <= uniform + 1e-5).all() and (reached >= uniform - 1e-5).all()
 
 
-@sabotaged_by("foresight.planning.generation.decoding._truncated", one_more)
+@sabotaged_by("foresight.planning.generation.sampling._truncated", one_more)
 def test_generated_rows_stay_in_the_nucleus():
     """The two log-probabilities of a token that was sampled from a truncated distribution.
 

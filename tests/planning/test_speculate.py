@@ -12,7 +12,7 @@ from torch import nn
 
 from foresight.errors import UserError
 from foresight.nets.language import mtp
-from foresight.nets.language.model import Cache, Level
+from foresight.nets.language.cache import Cache, Level
 from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.ops.speculation import distribution
 from foresight.planning.generation.decoding import generate
@@ -32,7 +32,7 @@ class _Chain(nn.Module):
     """A language model whose next token depends on the last one alone, by a table of logits `[V, V]`."""
 
     autocast = None
-    words = 4
+    vocab_size = 4
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_a_model_that_drafts_for_itself_is_always_right():
 
 
 @sabotaged_by("foresight.ops.speculation.accepted", lambda f: lambda t, d, x, u: f(t, d, x, u) * 0 + x.shape[-1])
-@sabotaged_by("foresight.nets.language.model._Appending.own", lambda f: lambda self, layer, key, value: (key, value))
+@sabotaged_by("foresight.nets.language.cache.Extension.update", lambda f: lambda self, layer, key, value: (key, value))
 @pytest.mark.parametrize("kind", ["heads", "model"])
 @torch.no_grad()
 def test_greedily_it_writes_what_the_model_writes(kind):
@@ -133,7 +133,7 @@ def test_greedily_it_writes_what_the_model_writes(kind):
     _same_text(model, draft)
 
 
-@sabotaged_by("foresight.nets.language.model._Appending.own", lambda f: lambda self, layer, key, value: (key, value))
+@sabotaged_by("foresight.nets.language.cache.Extension.update", lambda f: lambda self, layer, key, value: (key, value))
 @torch.no_grad()
 def test_its_twin_drafts_what_it_writes():
     found = _same_text(tiny_language.model(), tiny_language.model())

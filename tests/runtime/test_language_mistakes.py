@@ -102,7 +102,7 @@ def test_what_is_held_out_is_never_learned_from_however_it_is_graded(options, tm
         ("dapo", "max_batches"),
         ("pretrain", "heads"),
         ("pretrain", "kv_heads"),
-        ("reward_model", "batch"),
+        ("reward_model", "batch_size"),
     ],
 )
 def test_a_count_of_nothing_is_refused(name, field):
@@ -255,7 +255,7 @@ def test_what_was_learned_before_a_mistake_is_saved_and_goes_on_as_if_nothing_we
 
 def test_tables_of_one_vocabulary_may_be_padded_differently(tmp_path):
     plain, wide = tiny_language.model(), pretrained.load(str(padded(tmp_path / "wide", 1)), precision="float32")
-    assert (plain.words, wide.words) == (len(tiny_language.CHARACTERS), len(tiny_language.CHARACTERS) + 3)
+    assert (plain.vocab_size, wide.vocab_size) == (len(tiny_language.CHARACTERS), len(tiny_language.CHARACTERS) + 3)
     for model, draft in ((plain, wide), (wide, plain)):
         prompt = [model.encode("1+1")]
         found = speculate(model, prompt, draft, 1, 8, temperature=0.0).batch

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from foresight.data.text import pad
 from foresight.errors import UserError
 from foresight.nets.language import checkpointing
+from foresight.nets.language.cache import Level
 from foresight.nets.language.tokentree import TokenTree
 
 CLOSE = 1e-3  # of the spread of the right numbers: rounding is a tenth of this at most, another formula is not
@@ -77,7 +78,7 @@ def find(model: Any, attention: str) -> Way:
                 return model.way
             module.set_attn_implementation(own)
         model.way = Way(False)
-        linear = _right(lambda: [(model.logits(model.rows(rows[:1])[0]), alone[0])])
+        linear = _right(lambda: [(model.logits(model.read_rows(rows[:1])[0]), alone[0])])
         model.way = Way(False, linear)
         cached = _right(lambda: _continued(model, rows[0], alone[0]))
     try:
@@ -163,8 +164,6 @@ def _over_trees(
     model: Any, attention: str, prompts: list[list[int]], ends: list[list[int]], alone: list[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
     """Numbers of a tree of rows, of a cache that grows for each row by itself, and of one that is extended."""
-    from foresight.nets.language.model import Level
-
     module, device = model.module, model.device
     module.set_attn_implementation(attention)
     tree = TokenTree([prompts[i // 2] + end for i, end in enumerate(ends)])
@@ -193,10 +192,10 @@ def _over_trees(
 def _continued(model: Any, row: list[int], alone: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Numbers of the last tokens of a row, read one after another over the model's own cache."""
     tokens = torch.tensor([row, row], device=model.device)
-    features, cache = model.go_on(tokens[:, :-2])
+    features, cache = model.continue_rows(tokens[:, :-2])
     found = [(model.logits(features[1]), alone[len(row) - 3])]
     for place in (len(row) - 2, len(row) - 1):
-        features, cache = model.go_on(tokens[:, place, None], cache)
+        features, cache = model.continue_rows(tokens[:, place, None], cache)
         found.append((model.logits(features[1]), alone[place]))
     return found
 
@@ -206,7 +205,7 @@ def _learns(model: Any, rows: list[list[int]]) -> None:
     weights = [weight for weight in model.module.parameters() if weight.requires_grad]
     near = next((weight for weight in weights if weight.dim() == 1), None)
     with model.precision(), torch.enable_grad():
-        total = model.logits(model.rows(rows)).float().sum()
+        total = model.logits(model.read_rows(rows)).float().sum()
         if near is not None:
             torch.autograd.grad(total, near, allow_unused=True)
 

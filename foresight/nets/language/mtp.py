@@ -134,7 +134,7 @@ def logits(model: LanguageModel, features: Tensor) -> Tensor:
         return model.logits(features)  # whose weights autocast keeps, or are packed
     unembedding: Any = model.module.get_output_embeddings()
     fixed = {name: weight.detach() for name, weight in unembedding.named_parameters()}
-    return model.finished(torch.func.functional_call(unembedding, fixed, (features,)))
+    return model.scaled(torch.func.functional_call(unembedding, fixed, (features,)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,8 @@ from torch import Tensor
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import UserError
 from foresight.nets.language import mtp
-from foresight.nets.language.model import LanguageModel, Level
+from foresight.nets.language.cache import Level
+from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.nets.language.packed import PACK, packed
 from foresight.ops.speculation import accepted, distribution, residual
@@ -84,7 +85,7 @@ def speculate(
                 propose = _by_heads(model, draft, depth, temperature, draw)
             else:
                 smaller = _Reader(draft, prompt, max_new_tokens + depth)
-                propose = _by_model(smaller, ahead, temperature, draw, model.words)
+                propose = _by_model(smaller, ahead, temperature, draw, model.vocab_size)
             row, logprob, spent = _complete(reader, propose, max_new_tokens, temperature, draw, generator)
             rows.append(row)
             logprobs.append(logprob)

@@ -1,4 +1,4 @@
-"""Decoding for models in which rows share nothing: each row is read as transformers reads it
+"""Static batching, for models whose rows share nothing: each row is computed as transformers does it
 (`nets.language.architecture`).
 """
 
@@ -13,12 +13,11 @@ from torch import Tensor
 from foresight.nets.language.model import LanguageModel
 
 
-class Rows:
-    """The rows being decoded, as `planning.generation.decoding` has them: a wave of rows at a time, which ends with its
-    last row.
+class StaticBatchScheduler:
+    """Which row each slot decodes, as `ContinuousBatchScheduler`; the next batch starts when the last row has ended.
 
-    Where the model's own cache is right, a wave is of rows whose prompts are equally long, and a token costs a token.
-    Elsewhere it is of any rows, and each is read from its beginning for every token.
+    If the model's own KV cache is exact, a batch has rows with equally long prompts, and a token costs one step.
+    Otherwise a batch has any rows, and each is recomputed from its start for every token.
     """
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], group: int, slots: int) -> None:
@@ -34,31 +33,31 @@ class Rows:
         return (self.row >= 0).nonzero()[:, 0]
 
     def fill(self) -> bool:
-        """Begin the next wave when the last one has ended, and say whether there is a row."""
+        """Start the next batch when the last one has ended. False when all rows ended."""
         if not len(self.live()) and self.queue:
-            wave = self.queue[: self.slots]
+            batch = self.queue[: self.slots]
             if self.model.way.cached:
-                width = len(self._prompt(wave[0]))
-                wave = [row for row in wave if len(self._prompt(row)) == width]
-            self.queue = self.queue[len(wave) :]
-            self.row, self.texts = torch.tensor(wave), [list(self._prompt(row)) for row in wave]
+                width = len(self._prompt(batch[0]))
+                batch = [row for row in batch if len(self._prompt(row)) == width]
+            self.queue = self.queue[len(batch) :]
+            self.row, self.texts = torch.tensor(batch), [list(self._prompt(row)) for row in batch]
             self.cache = None
             self._read(self.texts)
         return bool(len(self.live()))
 
     def free(self, slots: Tensor) -> None:
-        """The rows in these slots have ended."""
+        """Free the slots of rows that ended."""
         self.row[slots] = -1
 
     def step(self, tokens: Tensor) -> None:
-        """The tokens just sampled are read, one for each slot that has a row."""
+        """Decode the tokens just sampled, one for each live slot."""
         live = self.live().tolist()
         if not live:
             return
         for slot, token in zip(live, tokens.tolist(), strict=True):
             self.texts[slot].append(token)
         if self.model.way.cached:
-            self._read([text[-1:] for text in self.texts])  # of a row that has ended it is the last token once more
+            self._read([text[-1:] for text in self.texts])  # a row that ended repeats its last token
             return
         few = torch.tensor(live)
         self.row, self.texts = self.row[few], [self.texts[slot] for slot in live]
@@ -70,8 +69,8 @@ class Rows:
     def _read(self, rows: list[list[int]]) -> None:
         if self.model.way.cached:
             tokens = torch.tensor(rows, device=self.model.device)
-            self.hidden, self.cache = self.model.go_on(tokens, self.cache)
+            self.hidden, self.cache = self.model.continue_rows(tokens, self.cache)
             return
-        hidden = self.model.rows(rows)
+        hidden = self.model.read_rows(rows)
         ends = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
         self.hidden = hidden[torch.arange(len(rows), device=hidden.device), ends]

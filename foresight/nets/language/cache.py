@@ -1,0 +1,125 @@
+"""The KV cache of a token tree: levels of keys and values, in which the rows of one level share the rows above."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class RowMap:
+    """How the rows of one level map to those of the next, where parents have unequally many children.
+
+    `children` `[b, F]` are the child rows of each parent, padded with arbitrary ones; `index` `[B]` is the place of
+    each child in the flattened `children`.
+    """
+
+    children: Tensor
+    index: Tensor
+
+    @staticmethod
+    def of(owner: Tensor, rows: int) -> RowMap | None:
+        """The map of children with the parents `owner` `[B]`, out of `rows` parents.
+
+        None if every parent has equally many children, in order: whole groups, for which a reshape is enough.
+        """
+        even = torch.arange(rows, device=owner.device).repeat_interleave(max(1, len(owner) // rows))
+        if torch.equal(owner, even):
+            return None
+        order = owner.argsort(stable=True)
+        counts = owner.bincount(minlength=rows)
+        rank = torch.empty_like(owner)
+        rank[order] = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner[order]]
+        fan = int(counts.max())
+        index = owner * fan + rank
+        return RowMap(
+            owner.new_zeros(rows * fan)
+            .scatter(0, index, torch.arange(len(owner), device=owner.device))
+            .view(rows, fan),
+            index,
+        )
+
+
+@dataclasses.dataclass
+class Level:
+    """Keys and values of one level of the token tree: `[B, KV heads, T, D]` a layer; `blocked` `[B, T]` or None.
+
+    Each row has equally many rows of the next level, in order, unless there is a `row_map`.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    blocked: Tensor | None = None  # true on padding
+    row_map: RowMap | None = None
+
+
+@dataclasses.dataclass
+class Cache:
+    """The levels that the next tokens attend to, from the shared prefix to the longest rows.
+
+    `positions` `[B]` is the position of the next token of each row of the last level.
+    """
+
+    levels: list[Level]
+    positions: Tensor
+
+    def expand(self, group: int) -> Cache:
+        """The same cache for a next level with `group` rows under each row, without a copy."""
+        return Cache(self.levels, self.positions.repeat_interleave(group))
+
+
+class Prefill:
+    """The cache seen by a level whose tokens are all given: its keys and values are kept for the level below."""
+
+    blocked = None
+
+    def __init__(self, levels: list[Level], layers: int) -> None:
+        self.levels = levels
+        self.keys: list[Any] = [None] * layers
+        self.values: list[Any] = [None] * layers
+
+    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values `[B, KV, T, D]` of a layer; returns those of this level to attend to."""
+        self.keys[layer], self.values[layer] = key, value
+        return key, value
+
+
+class DecodeStep:
+    """The cache seen by a decoding step: each row writes one token into its buffer, at its own `places` `[B]`."""
+
+    def __init__(self, levels: list[Level], level: Level, places: Tensor) -> None:
+        self.levels, self.level = levels, level
+        self.stop = int(places.max()) + 1
+        ahead = torch.arange(self.stop, device=places.device) > places[:, None]
+        aligned = not bool(ahead.any())  # all rows are equally long: a slice, which is cheaper than an index
+        self.blocked = None if aligned else ahead
+        self.at: tuple[slice | Tensor, slice, int | Tensor] = (
+            (slice(None), slice(None), self.stop - 1)
+            if aligned
+            else (torch.arange(len(places), device=places.device), slice(None), places)
+        )
+
+    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Prefill.update`."""
+        keys, values = self.level.keys[layer], self.level.values[layer]
+        keys[self.at], values[self.at] = key[:, :, 0].to(keys.dtype), value[:, :, 0].to(values.dtype)
+        return keys[:, :, : self.stop], values[:, :, : self.stop]
+
+
+class Extension:
+    """The cache seen by several tokens written from `place` on: what the buffer holds before them is a level above."""
+
+    blocked = None
+
+    def __init__(self, levels: list[Level], level: Level, place: int) -> None:
+        before = Level([k[:, :, :place] for k in level.keys], [v[:, :, :place] for v in level.values])
+        self.levels, self.level, self.place = [*levels, before] if place else levels, level, place
+
+    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Prefill.update`."""
+        keys, values, stop = self.level.keys[layer], self.level.values[layer], self.place + key.shape[2]
+        keys[:, :, self.place : stop], values[:, :, self.place : stop] = key, value
+        return key, value

@@ -1,0 +1,159 @@
+"""The memory of continuous batching: KV buffers for the shared prefix, the prompts in use and a slot for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foresight.data.text import common_prefix, pad
+from foresight.nets.language.cache import Cache, Level, RowMap
+from foresight.nets.language.model import LanguageModel
+
+PLACES = 32  # tokens by which the slots grow, or by half
+READ = 4096  # prompt tokens read at once
+
+
+class CacheAllocator:
+    """A static KV cache of three levels: the prefix that all prompts share, the prompts, and the rows in slots.
+
+    A prompt is stored once for all its rows and freed when the last of them ends. With `merged` (one row a prompt) the
+    prompt is copied into the slot of its row, since two levels cost less than three.
+    """
+
+    def __init__(
+        self, model: LanguageModel, prompts: Sequence[Sequence[int]], slots: int, max_new_tokens: int, merged: bool
+    ) -> None:
+        self.model, self.merged = model, merged
+        shared = common_prefix(prompts) if len(prompts) > 1 else 0
+        self.prefix: Cache | None = None
+        if shared:
+            prefix = torch.tensor([list(prompts[0][:shared])], device=model.device)
+            self.prefix = model(prefix, torch.tensor([shared], device=model.device))[1]
+        self.shared, self.prompts = shared, [list(prompt[shared:]) for prompt in prompts]
+        self.limit = max_new_tokens + (max(map(len, self.prompts)) if merged else 0)  # tokens of a slot
+        self.place: dict[int, int] = {}  # prompt -> its row in `prompt_level`
+        self.width = torch.zeros(0, dtype=torch.int64)  # tokens of the prompt at each place
+        self.owner = torch.zeros(slots, dtype=torch.int64)  # place of the prompt of each slot
+        self.filled = torch.zeros(slots, dtype=torch.int64)  # tokens in each slot, with its prompt's where merged
+        self.hidden = self.last = torch.zeros(0)  # hidden state of each slot, and at the end of each prompt
+        self.prompt_level, self.slot_level = Level([], []), Level([], [])
+        self._above: Level | None = None  # cached view of the prompts in use
+
+    def has(self, prompt: int) -> bool:
+        """Whether the prompt is in memory."""
+        return prompt in self.place
+
+    def assign(self, slot: int, prompt: int) -> None:
+        """Start a row of a prompt that is in memory."""
+        place = self.place[prompt]
+        self.owner[slot], self.filled[slot] = place, 0
+        self.hidden[slot], self._above = self.last[place], None
+        if self.merged:
+            self.filled[slot] = width = int(self.width[place])
+            self._grow(width)
+            levels = self.slot_level, self.prompt_level
+            for own, read in (tuple(level.keys for level in levels), tuple(level.values for level in levels)):
+                for buffer, tokens in zip(own, read, strict=True):
+                    buffer[slot, :, :width] = tokens[place, :, :width]
+
+    def read(self, first: int, count: int, live: Tensor) -> None:
+        """Prefill up to `count` prompts from `first` on, in place of those that no `live` slot uses."""
+        held = {self.owner[slot].item() for slot in live.tolist()}
+        self.place = {p: place for p, place in self.place.items() if place in held}
+        longest = max(len(prompt) for prompt in self.prompts)
+        chosen = range(first, min(first + min(count, max(1, READ // longest)), len(self.prompts)))
+        rest, lengths = (x.to(self.model.device) for x in pad([self.prompts[p] for p in chosen]))
+        hidden, cache = self.model(rest, lengths, None if self.prefix is None else self.prefix.expand(len(chosen)))
+        level, last = cache.levels[-1], hidden[torch.arange(len(chosen), device=hidden.device), lengths - 1]
+        places = [place for place in range(len(held) + len(chosen)) if place not in held][: len(chosen)]
+        self.place.update(zip(chosen, places, strict=True))
+        rows = max(places[-1] + 1, len(self.width))
+        self.width = functional.pad(self.width, (0, rows - len(self.width)))
+        self.width[places] = lengths.cpu()
+        if not self.prompt_level.keys:
+            self._allocate(level, last)
+        for kept, new in ((self.prompt_level.keys, level.keys), (self.prompt_level.values, level.values)):
+            for layer, tokens in enumerate(new):
+                kept[layer] = _enlarged(kept[layer], rows, longest)
+                kept[layer][places, :, : tokens.shape[2]] = tokens.to(kept[layer].dtype)
+        self.last = functional.pad(self.last, (0, 0, 0, rows - len(self.last)))
+        self.last[places], self._above = last, None
+
+    def step(self, live: Tensor, tokens: Tensor) -> None:
+        """Run the model on one token for each of the `live` slots; sets `hidden`."""
+        device = self.model.device
+        entered = torch.zeros(len(self.filled), dtype=torch.int64)
+        entered[live] = tokens
+        self._grow(int(self.filled.max()) + 1)
+        prefix = [] if self.prefix is None else self.prefix.levels
+        levels = prefix if self.merged else [*prefix, self._prompts()]
+        start = self.shared if self.merged else self.shared + self.width[self.owner]
+        cache = Cache(levels, torch.as_tensor(start).expand(len(self.filled)).to(device))
+        self.hidden = self.model.step(entered.to(device), cache, self.slot_level, self.filled.to(device))
+        self.filled[live] += 1
+
+    def free(self, slots: Tensor) -> None:
+        """Empty the slots of rows that ended."""
+        self.filled[slots] = 0
+
+    def keep(self, live: Tensor) -> None:
+        """Keep only the `live` slots and their prompts."""
+        places, owner = self.owner[live].unique(return_inverse=True)
+        self.slot_level, self.prompt_level = _rows(self.slot_level, live), _rows(self.prompt_level, places)
+        self.hidden = self.hidden[live.to(self.hidden.device)]
+        self.filled, self.owner, self.width = self.filled[live], owner, self.width[places]
+        self._above = None
+
+    def _allocate(self, level: Level, last: Tensor) -> None:
+        """Empty buffers for prompts and slots, in the dtype of the products, so nothing is cast twice."""
+        dtype = self.model.autocast
+
+        def empty(like: Tensor, rows: int) -> Tensor:
+            return like.new_empty(rows, like.shape[1], 0, like.shape[3], dtype=dtype or like.dtype)
+
+        self.prompt_level = Level([empty(k, 0) for k in level.keys], [empty(v, 0) for v in level.values])
+        slots = len(self.filled)
+        self.slot_level = Level([empty(k, slots) for k in level.keys], [empty(v, slots) for v in level.values])
+        self.hidden, self.last = last.new_zeros(slots, last.shape[1]), last[:0]
+
+    def _grow(self, places: int) -> None:
+        """Room for `places` tokens a slot, allocated in steps: most rows end before the limit."""
+        room = self.slot_level.keys[0].shape[2]
+        if places > room:
+            room = min(max(places, room + max(PLACES, room // 2)), self.limit)
+            for tensors in (self.slot_level.keys, self.slot_level.values):
+                for layer, x in enumerate(tensors):
+                    tensors[layer] = _enlarged(x, len(self.filled), room)
+
+    def _prompts(self) -> Level:
+        """The prompts of the slots as a level, cut to what is in use, with the map from slots to prompts."""
+        if self._above is None:
+            count = int(self.owner.max()) + 1  # a free slot keeps the prompt that it had
+            width = self.width[:count].clone()
+            width[torch.isin(torch.arange(count), self.owner, invert=True)] = 1  # unused, so its content is irrelevant
+            longest, device = int(width.max()), self.model.device
+            padded = torch.arange(longest) >= width[:, None]
+            self._above = Level(
+                [k[:count, :, :longest] for k in self.prompt_level.keys],
+                [v[:count, :, :longest] for v in self.prompt_level.values],
+                padded.to(device) if bool(padded.any()) else None,
+                RowMap.of(self.owner.to(device), count),
+            )
+        return self._above
+
+
+def _rows(level: Level, rows: Tensor) -> Level:
+    """The given rows of a level, replaced one layer at a time to limit the peak memory."""
+    for tensors in (level.keys, level.values):
+        for layer, x in enumerate(tensors):
+            tensors[layer] = x[rows.to(x.device)]
+    return level
+
+
+def _enlarged(buffer: Tensor, rows: int, places: int) -> Tensor:
+    """`[B, KV, T, D]` padded to at least so many rows and places; unchanged if it has them."""
+    more = max(rows - buffer.shape[0], 0), max(places - buffer.shape[2], 0)
+    return functional.pad(buffer, (0, 0, 0, more[1], 0, 0, 0, more[0])) if any(more) else buffer
