@@ -1,4 +1,4 @@
-"""A pretrained language model that learns: policy and optimizer of a Config, a frozen reference, the exported one."""
+"""Training a pretrained language model: policy and optimizer of a Config, the frozen reference, the export."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def scorer(
     std: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Scorer:
-    """A `Scorer` that learns, from the model `name` (see `pretrained.load_scorer`), with adapters if Config says so."""
+    """A trainable `Scorer` from the model `name` (see `pretrained.load_scorer`), with adapters if Config says so."""
     tuning: Tuning = config.tuning
     found = pretrained.load_scorer(name, device, tuning.precision, std, generator, narrow=tuning.lora > 0)
     _prepare(found.trunk, config)
@@ -48,7 +48,9 @@ def scorer(
 def _prepare(model: LanguageModel, config: Any) -> None:
     tuning: Tuning = config.tuning
     if not tuning.lora and tuning.lora_targets:
-        raise errors.UserError("--lora-targets says where adapters go, and there are none: give their rank, --lora 16.")
+        raise errors.UserError(
+            "--lora-targets is given without --lora: also give the rank of the adapters, as in --lora 16."
+        )
     if tuning.lora:
         lora.add(model, tuning.lora, tuning.lora_targets, torch.Generator().manual_seed(config.seed))
     if tuning.gradient_checkpointing:
@@ -84,9 +86,9 @@ def adamw(model: nn.Module, learning_rate: float, tuning: Tuning) -> torch.optim
 
 
 def frozen(policy: LanguageModel) -> LanguageModel:
-    """The policy as it is before it learns: the reference of a KL. A copy or, of one with adapters, its base itself.
+    """The policy before training, as the reference of a KL penalty: a copy or, with adapters, the base itself.
 
-    The base is what the policy began from in every case: an adapter that a model came with is merged into it.
+    The base is always the initial policy: an adapter that a model came with was merged into it.
     """
     if distributed.is_sharded(policy.module):
         twin = LanguageModel(distributed.whole(policy.module), policy.tokenizer, policy.autocast)
@@ -98,9 +100,9 @@ def frozen(policy: LanguageModel) -> LanguageModel:
 
 
 def export(state: Any, directory: str | Path, merged: bool = True) -> Path:
-    """Write the policy of a State as a Hugging Face folder that `transformers` loads by itself.
+    """Write the policy of a State as a Hugging Face folder that plain `transformers` loads.
 
-    One with adapters is merged into its base or, if not `merged`, written as an adapter, which `peft` loads too.
+    Adapters are merged into the base or, if not `merged`, written as an adapter, which `peft` also loads.
     """
     return pretrained.save_folder(
         state.policy.module, state.policy.tokenizer, directory, merged, base=state.config.model

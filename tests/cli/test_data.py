@@ -56,7 +56,7 @@ def test_a_server_answers_in_place_of_the_model(digits, tmp_path, capsys):
         assert len(stub.requests) == 20 and not stub.loaded
     assert _rows(out)
     assert main([*arguments, str(tmp_path / "b.jsonl"), "--completer", "localhost:8000"]) == 2
-    assert "--completer is the address of a server" in capsys.readouterr().err.replace("\n", " ")
+    assert "--completer must be the URL of a server" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_several_models_answer(digits, tmp_path, capsys):

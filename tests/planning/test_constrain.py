@@ -119,7 +119,7 @@ def test_lists_that_make_no_sense_are_refused():
     with pytest.raises(UserError, match="2 lists of choices for 3 prompts"):
         decoding.generate(model, PROMPTS, 1, 3, choices=[["1"], ["2"]])
     model.stop_ids = []
-    with pytest.raises(UserError, match="no token that ends"):
+    with pytest.raises(UserError, match="no end token"):
         decoding.generate(model, PROMPTS, 1, 6, choices=CHOICES)
 
 

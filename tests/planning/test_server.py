@@ -92,9 +92,7 @@ def test_equal_prompts_get_seeds_of_their_own(stub):
 def test_a_server_without_ids_answers_but_is_not_learned_from():
     with serve(Stub(_model(), "text")) as stub:
         server = _server(stub)
-        with pytest.raises(
-            UserError, match=r"never tokenized again: it can answer and be evaluated, but not be trained"
-        ):
+        with pytest.raises(UserError, match=r"never tokenized again: use it for answers and evaluation only"):
             server(PROMPTS, 2, 6, 1.0, _seeded())
         model = _model()
         model.completer = server
@@ -173,7 +171,7 @@ def test_weights_that_did_not_change_are_not_sent_again(stub, tmp_path):
 def test_a_server_that_cannot_load_weights_is_told_apart(tmp_path):
     with serve(Stub(_model(), reloads=False)) as stub:
         server = Server(stub.url, _model(), tmp_path / "served", wait=0.01)
-        with pytest.raises(UserError, match=r"cannot load new weights.*not be trained through"):
+        with pytest.raises(UserError, match=r"cannot load new weights.*evaluation only"):
             server(PROMPTS, 1, 4, 1.0, _seeded())
 
 
@@ -263,10 +261,10 @@ def test_a_server_that_is_not_there_or_is_another_kind(stub):
 def test_an_answer_in_another_form_is_an_error(stub, monkeypatch):
     server = _server(stub)
     monkeypatch.setattr(stub, "complete", lambda body: {"result": "hello"})
-    with pytest.raises(UserError, match="another form"):
+    with pytest.raises(UserError, match="not answer in the form"):
         server(PROMPTS, 1, 4)
     monkeypatch.setattr(stub, "complete", lambda body: {"choices": []})
-    with pytest.raises(UserError, match="gave 0 completions where 1"):
+    with pytest.raises(UserError, match="returned 0 completions, but 1"):
         server(PROMPTS, 1, 4)
 
 
@@ -278,10 +276,10 @@ def _choice(**fields):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"token_ids": [13, 14]}, "does not tell the ids"),
-        ({"token_ids": []}, "does not tell the ids"),
-        ({"logprobs": None}, "does not tell the ids"),
-        ({"logprobs": {"token_logprobs": [None, -1.0, -1.0]}}, "does not tell the ids"),
+        ({"token_ids": [13, 14]}, "does not return the ids"),
+        ({"token_ids": []}, "does not return the ids"),
+        ({"logprobs": None}, "does not return the ids"),
+        ({"logprobs": {"token_logprobs": [None, -1.0, -1.0]}}, "does not return the ids"),
         ({"token_ids": [13, 999, 0]}, "another tokenizer"),
         ({"token_ids": [15, 14, 16], "text": "hi there"}, "another tokenizer"),
         ({"token_ids": [13, 14, 15], "text": "abc"}, "leaves out the token that ends"),
@@ -297,5 +295,5 @@ def test_rows_that_nothing_can_be_learned_from_are_refused(stub, monkeypatch, fi
 
 
 def test_only_a_state_that_has_a_policy_can_be_completed_for(stub):
-    with pytest.raises(UserError, match="completes nothing"):
+    with pytest.raises(UserError, match="with a language model that samples"):
         attach(object(), stub.url)

@@ -276,8 +276,8 @@ def test_tables_of_one_vocabulary_may_be_padded_differently(tmp_path):
         ("grpo", {"temperature": -1.0}, "temperature must be more than 0"),
         ("grpo", {"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
         ("sft", {"batch_size": 0}, "batch_size must be at least 1, not 0"),
-        ("grpo", {"lora_targets": ("q_proj",)}, "says where adapters go"),
-        ("grpo", {"completer": "foo"}, "is the address of a server"),
+        ("grpo", {"lora_targets": ("q_proj",)}, "lora-targets is given without --lora"),
+        ("grpo", {"completer": "foo"}, "must be the URL of a server"),
     ],
 )
 def test_numbers_that_make_no_sense(name, options, said, tmp_path):

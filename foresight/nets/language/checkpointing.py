@@ -1,4 +1,4 @@
-"""Layers that keep less for the backward pass: RMSNorm in less than half of the time, whole layers in more."""
+"""Activation checkpointing: RMSNorm that saves less (in under half the time), and recomputed layers (slower)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, scale = ctx.saved_tensors
         normed, grad = x.float() * scale, grad.float()
-        learns = ctx.needs_input_grad[1]
-        to_weight = (grad * normed).sum_to_size(weight.shape).to(weight.dtype) if learns else None
+        trained = ctx.needs_input_grad[1]
+        to_weight = (grad * normed).sum_to_size(weight.shape).to(weight.dtype) if trained else None
         inner = grad * weight
         along = (inner * normed).mean(-1, keepdim=True)
         return inner.sub_(normed.mul_(along)).mul_(scale).to(x.dtype), to_weight, None, None
@@ -42,26 +42,26 @@ def _normed(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """w · x / √(mean x² + ε) (Zhang and Sennrich 2019, eq. 4) of x `[..., D]` and w `[D]`, computed in float32.
 
-    The result `[..., D]` has the type of x, or autocast's where that is on: it feeds matrix products.
+    The result `[..., D]` has the dtype of x, or autocast's if that is on: it feeds matrix products.
     """
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     if torch.is_grad_enabled():
         return _RMSNorm.apply(x, weight, eps, dtype)
-    return _normed(x, weight, eps, dtype)[0]  # a step of decoding has many norms, and each is soon done
+    return _normed(x, weight, eps, dtype)[0]  # decoding: many norms, each too short for autograd's overhead
 
 
 def use(module: nn.Module) -> None:
-    """Have the norms of a transformers model compute by `rms_norm`, where they are the usual ones."""
+    """Replace the usual RMSNorms of a transformers model by `rms_norm`."""
     for part in module.modules():
         if type(part).__name__ in NORMS:
             part.forward = MethodType(_norm, part)  # a method of `part`, so that a deep copy gets its own
 
 
 def recompute(module: nn.Module) -> None:
-    """Have the layers of a transformers model keep their input alone, and compute the rest again for the gradient.
+    """Gradient checkpointing: each layer of a transformers model saves only its input and is recomputed in backward.
 
-    Chen et al. 2016 (arXiv:1604.06174). No number changes: nothing in a layer is random, as dropout is never active.
+    Chen et al. 2016 (arXiv:1604.06174). The result is identical: nothing in a layer is random, since dropout is off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

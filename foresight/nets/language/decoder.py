@@ -1,12 +1,12 @@
-"""A small decoder of our own, from scratch, that is a `transformers` model to all that asks.
+"""A small decoder-only transformer of our own, as a `transformers` model class.
 
 A layer is `x += attention(norm(x)); x += feed(norm(x))`: RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), rotary
 positions (Su et al. 2021, arXiv:2104.09864), groups of heads that share keys and values (Ainslie et al. 2023,
 arXiv:2305.13245), and SwiGLU (Shazeer 2020, arXiv:2002.05202) or a mixture of experts of it (`nets.language.moe`).
-Multi-token heads stand beside it (`nets.language.mtp`).
+Multi-token heads are in `nets.language.mtp`.
 
-As a transformers class it samples with a cache, is post-trained, gets adapters, is saved and loaded by what does that
-for pretrained models. A folder of it is loaded by transformers once this module has been imported.
+As a transformers class it is sampled, post-trained, given adapters, saved and loaded by the same code as pretrained
+models. Transformers loads a folder of it once this module has been imported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ END = "<end>"
 
 
 class DecoderConfig(PreTrainedConfig):  # type: ignore[misc]
-    """The shape of a decoder, under the names that transformers has for them; `experts` 0 is a dense one."""
+    """The shape of a decoder, with transformers' field names; `experts` 0 is dense."""
 
     model_type = "foresight_decoder"
 
@@ -83,9 +83,9 @@ class _Attention(nn.Module):
         mixed = self.qkv(x).view(rows, steps, -1, self.width).transpose(1, 2)
         query, key, value = mixed.split((self.heads, self.shared, self.shared), dim=1)
         query, key = rotate(query, *angles), rotate(key, *angles)
-        if tree is None:  # rows that know nothing of one another: causal
+        if tree is None:  # independent rows: causal
             mixed = attend(query, key, value, None).transpose(1, 2)
-        else:  # the attention that `LanguageModel` has set, over the cache or the tree that it hands down
+        else:  # the attention set by `LanguageModel`, over its cache or tree
             function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
             mixed, _ = function(self, query, key, value, None, scaling=self.width**-0.5, tree=tree)
         return self.out(mixed.reshape(rows, steps, -1))  # type: ignore[no-any-return]
@@ -112,14 +112,14 @@ class _Layer(GradientCheckpointingLayer):  # type: ignore[misc]
 
 
 class Features(NamedTuple):
-    """Features `[B, T, D]`, and where the tokens of each layer went (none in a dense decoder)."""
+    """Features `[B, T, D]`, and the routing of each layer (empty in a dense decoder)."""
 
     last_hidden_state: Tensor
     routing: tuple[Routing, ...]
 
 
 class Trunk(nn.Module):
-    """The decoder up to its features."""
+    """The decoder without its head."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -142,17 +142,18 @@ class Trunk(nn.Module):
     ) -> Features:
         """Tokens `[B, T]` or their embeddings `[B, T, D]` at positions `[B, T]` (None: 0, 1, …).
 
-        Each sees itself and those before it in its row or, with a `tree` of `nets.language.model`, above it there.
+        Each attends to itself and the tokens before it in its row or, with a `tree`, above it in the tree (see
+        `nets.language.tree_attention`).
         """
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             position_ids = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        config, went = self.config, []
+        config, routings = self.config, []
         angles = rotary_angles(position_ids, config.hidden_size // config.num_attention_heads, config.rope_base)
         for layer in self.layers:
             x, routing = layer(x, angles, tree)
-            went.append(routing)
-        return Features(self.norm(x), tuple(r for r in went if r is not None))
+            routings.append(routing)
+        return Features(self.norm(x), tuple(r for r in routings if r is not None))
 
 
 class Decoder(PreTrainedModel):  # type: ignore[misc]
@@ -163,7 +164,7 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]
     _supports_attention_backend = True
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Raises UserError if the shape does not fit itself."""
+        """Raises UserError if the shape is inconsistent."""
         _check(config)
         super().__init__(config)
         self.model = Trunk(config)
@@ -176,12 +177,12 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]
         return self.lm_head
 
     def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> CausalLMOutput:
-        """Logits `[B, T, V]` of tokens `[B, T]`, or of what else `Trunk` takes; padding, if any, is on the right."""
+        """Logits `[B, T, V]` of tokens `[B, T]`, or of `Trunk`'s other inputs; padding, if any, is on the right."""
         return CausalLMOutput(logits=self.lm_head(self.model(input_ids, **inputs).last_hidden_state))
 
 
 class DecoderScorer(PreTrainedModel):  # type: ignore[misc]
-    """The decoder with a few numbers in place of the vocabulary: a critic, or a reward model."""
+    """The decoder with a scalar head (or a few outputs): a critic, or a reward model."""
 
     config_class = DecoderConfig
     base_model_prefix = "model"
@@ -195,13 +196,13 @@ class DecoderScorer(PreTrainedModel):  # type: ignore[misc]
         _initialize(self, config.num_hidden_layers)
 
     def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> SequenceClassifierOutput:
-        """The numbers `[B, labels]` at the last of tokens `[B, T]`: rows of one length, without padding."""
+        """The outputs `[B, labels]` at the last of tokens `[B, T]`: rows of one length, without padding."""
         return SequenceClassifierOutput(logits=self.score(self.model(input_ids, **inputs).last_hidden_state[:, -1]))
 
 
 @torch.no_grad()
 def _initialize(module: nn.Module, layers: int) -> None:
-    # GPT-2: 0.02, and less where a branch adds to the stream, so that depth does not make it grow.
+    # GPT-2: 0.02, scaled down where a branch adds to the stream, so that the stream does not grow with depth.
     for name, weight in module.named_parameters():
         if weight.ndim > 1:
             adds = name.endswith(("attention.out.weight", "feed.down.weight", "feed.down"))
@@ -215,14 +216,16 @@ def _check(config: DecoderConfig) -> None:
     if heads % shared:
         raise UserError(f"heads is {heads}: it must be a multiple of kv_heads ({shared}).")
     if config.experts and not 1 <= config.experts_per_token <= config.experts:
-        raise UserError(f"experts_per_token is {config.experts_per_token}: it must be from 1 to experts.")
+        raise UserError(
+            f"experts_per_token is {config.experts_per_token}: it must be from 1 to experts ({config.experts})."
+        )
 
 
-CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # what there is besides the end of a text
+CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # all tokens but END
 
 
 def characters() -> PreTrainedTokenizerFast:
-    """A tokenizer of 97 tokens, each a character, the first the end of a text; it also stands before every text."""
+    """A character tokenizer of 97 tokens; the first is both BOS and EOS."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     table = Tokenizer(models.WordLevel({c: i for i, c in enumerate([END, *CHARACTERS])}, unk_token="?"))

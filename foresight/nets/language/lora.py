@@ -1,9 +1,9 @@
-"""LoRA, Hu et al. 2021 (arXiv:2106.09685): a linear map W that is frozen, and a product of two thin ones that learns.
+"""LoRA, Hu et al. 2021 (arXiv:2106.09685): a frozen linear map W plus a trained product of two low-rank matrices.
 
-    y = W x + α/r · B A x        A `[r, in]` is drawn, B `[out, r]` is 0: at first nothing has changed
+    y = W x + α/r · B A x        A `[r, in]` is random, B `[out, r]` is 0: the initial output is that of W
 
-The package peft puts the maps into a transformers model, so that they are part of its every forward pass: what
-samples is what learns. The base is held once, in the type of the matrix products, and is its own reference.
+The package peft inserts the adapters into a transformers model, so every forward pass includes them: sampling and
+training use the same weights. The base is held once, in the dtype of the matrix products, and is its own reference.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch import Tensor, nn
 from foresight import errors
 from foresight.nets.language.model import LanguageModel
 
-ALPHA = 32  # α: with it the best learning rate hardly depends on r ("LoRA Without Regret", Schulman et al. 2025)
-NAME = "default"  # of the adapter, as peft has it
+ALPHA = 32  # α: the best learning rate then hardly depends on r ("LoRA Without Regret", Schulman et al. 2025)
+NAME = "default"  # peft's name of the adapter
 
 
 def add(model: LanguageModel, rank: int, targets: Sequence[str] = (), generator: torch.Generator | None = None) -> None:
-    """Freeze the weights of a model and give its linear layers (those that `targets` names, or all) adapters.
+    """Freeze the weights of a model and add adapters to its linear layers (those that `targets` names, or all).
 
-    A number in place of the vocabulary (`Scorer`) goes on learning whole. Raises UserError, naming the layers that
-    there are, for a target that matches none.
+    A scalar head (`Scorer`) stays fully trainable. Raises UserError, naming the valid layers, for a target that matches
+    none.
     """
     if rank < 1:
-        raise errors.UserError(f"lora is {rank}: it is the rank of the adapters, 1 or more (0: all weights learn).")
+        raise errors.UserError(f"lora must be a rank of at least 1, or 0 to train all weights, not {rank}.")
     from peft import LoraConfig
 
     module = model.module
@@ -43,7 +43,7 @@ def add(model: LanguageModel, rank: int, targets: Sequence[str] = (), generator:
     kind = "CAUSAL_LM" if head is None else "SEQ_CLS"
     module.add_adapter(LoraConfig(kind, r=rank, lora_alpha=ALPHA, target_modules=chosen))
     for _, _, layer in _adapters(module):
-        thin = layer.lora_A.float()[NAME].weight.data  # float: small steps would be lost in narrow weights
+        thin = layer.lora_A.float()[NAME].weight.data  # float32: small steps would be lost in bfloat16
         thin.copy_(nn.init.kaiming_uniform_(torch.empty(thin.shape), a=5**0.5, generator=generator))
         layer.lora_B.float()
         layer.forward = MethodType(_forward, layer)  # a method of `layer`, so that a deep copy gets its own
@@ -57,7 +57,7 @@ def has(module: Any) -> bool:
 
 
 def base(model: LanguageModel) -> LanguageModel:
-    """The model without its adapters: what it was before it learned. Its weights are those of `model`, not copies."""
+    """The model without its adapters, as before training. It shares the weights of `model`."""
     shared = {id(x): x for x in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, shared)
     _remove(twin.module)
@@ -65,43 +65,43 @@ def base(model: LanguageModel) -> LanguageModel:
 
 
 def narrow(module: Any) -> bool:
-    """Whether a transformers model holds weights that were rounded to fewer bits."""
+    """Whether a transformers model holds weights in less than float32."""
     return any(weight.dtype != torch.float32 for weight in module.parameters())
 
 
 def merged(module: Any, base: Any = None) -> Any:
-    """A copy of a transformers model in float32 in which each adapter is added to its layer: W + α/r · B A.
+    """A float32 copy of a transformers model with each adapter merged into its layer: W + α/r · B A.
 
-    Weights that were rounded are taken from `base`, the model before adapters were added, if it is given.
+    Weights held in less than float32 are taken from `base`, the model before adapters, if given.
     """
     rounded = {name for name, weight in module.named_parameters() if weight.dtype != torch.float32}
-    whole = copy.deepcopy(module).float()  # first: a small change would be lost in a narrow weight
-    known = {} if base is None else dict(base.named_parameters())
+    whole = copy.deepcopy(module).float()  # before merging: a small change would be lost in bfloat16
+    originals = {} if base is None else dict(base.named_parameters())
     for name, weight in whole.named_parameters():
-        if name in rounded and (exact := known.get(name.replace(".base_layer.", "."))) is not None:
+        if name in rounded and (exact := originals.get(name.replace(".base_layer.", "."))) is not None:
             weight.data.copy_(exact)
     merge(whole)
     return whole
 
 
 def merge(module: Any) -> None:
-    """Add each adapter of a transformers model to the weight of its layer and take it out: what is left is a model."""
+    """Merge each adapter of a transformers model into its layer and remove it: a plain model is left."""
     for _, _, layer in _adapters(module):
         layer.merge()
     _remove(module)
-    module.requires_grad_(True)  # whoever put the adapters in froze the rest
-    vars(module).pop("_weight_conversions", None)  # by which transformers would save it under an adapter's names
+    module.requires_grad_(True)  # peft froze the base
+    vars(module).pop("_weight_conversions", None)  # or transformers would save it under adapter names
 
 
 def _remove(module: Any) -> None:
     for parent, name, layer in list(_adapters(module)):
         setattr(parent, name, layer.get_base_layer())
     del module.peft_config
-    module._hf_peft_config_loaded = False  # what transformers asks before it saves
+    module._hf_peft_config_loaded = False  # transformers checks this before saving
 
 
 def _adapters(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Each adapter, the module that holds it, and its name there."""
+    """Each adapter: its parent module, its name there, and the adapter."""
     from peft.tuners.lora import LoraLayer
 
     for parent in module.modules():
@@ -115,5 +115,5 @@ def _linear(module: nn.Module) -> list[str]:
 
 
 def _forward(self: Any, x: Tensor) -> Tensor:
-    """As peft does it, but without a copy of x in float32, and scaled where there are r numbers and not out."""
+    """As peft, but without a float32 copy of x, and scaled at rank r instead of at the output."""
     return self.base_layer(x) + self.lora_B[NAME](self.lora_A[NAME](x) * self.scaling[NAME])

@@ -1,20 +1,20 @@
-"""Multi-token heads: a language model that also foresees the tokens after the next, and what they are worth.
+"""Multi-token prediction (MTP): heads that also predict the tokens after the next, and their values.
 
 The form is DeepSeek-V3's chain (arXiv:2412.19437, §2.2, eq. 21 to 23), over a trunk with the features f¹:
 
     fᵏ_n = mlp( W [ norm(fᵏ⁻¹_{n-1}) ; norm(embed(x_n)) ] )        k = 2 .. K
     pᵏ(· | x_≤n) = softmax(unembed(norm(fᵏ_n)))                     vᵏ(x_≤n) = wᵏ · silu(R norm(fᵏ_n))
 
-So head k looks from a trunk that is k - 1 tokens behind, and has read the last k - 1 tokens itself; embedding and
-unembedding are the trunk's, and R, a layer for values as the unembedding is one for tokens, is shared, too. Head 1 is
-the trunk and a value. Gloeckle et al. 2024 (arXiv:2404.19737) have all heads
-beside one another on x_≤n, blind to what stands between: their head k gives the average over those tokens. In a chain
-every head describes *one state*, that after x_n. Hence all heads have the same targets there (the policy's own next
-token, one TD target), their values are as many opinions of one number, and a draft knows what was drafted before it.
+So head k starts from trunk features that are k - 1 tokens old and reads the last k - 1 tokens itself. Embedding and
+unembedding are the trunk's, and the value layer R is shared by the heads. Head 1 is the trunk with a value. In
+Gloeckle et al. 2024 (arXiv:2404.19737) all heads work in parallel on x_≤n, without the tokens between: their head k
+predicts the average over those. In a chain every head describes *one state*, that after x_n. Hence all heads have the
+same targets (the policy's own next token, one TD target), their values are K estimates of one quantity, and a draft
+depends on the drafts before it.
 
-Left out is the attention of DeepSeek's modules: what a head would attend to, the trunk's feature has read already
-(so do Hydra's heads, Ankner et al. 2024, arXiv:2402.05109). A head is then a function of a vector and a token: it needs
-no cache, runs over any trunk, and costs about a fiftieth of a 135M one.
+Left out is the attention of DeepSeek's modules: the trunk's features already cover the context (Hydra's heads do the
+same, Ankner et al. 2024, arXiv:2402.05109). A head is then a function of a vector and a token: it needs no cache, works
+with any trunk, and costs about a fiftieth of a 135M one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from foresight.nets.language.tokentree import ROOT
 from foresight.nets.mlp import orthogonal
 from foresight.nets.sequence.transformer import MLP, TransformerConfig
 
-REACH = 100.0  # scale of the values: a step of Adam at a rate of 1e-3 moves one by at most 0.1, however wide the trunk
+REACH = 100.0  # scale of the values: an Adam step at 1e-3 moves one by at most 0.1, whatever the trunk's width
 
 
 class _Link(nn.Module):
@@ -47,8 +47,8 @@ class _Link(nn.Module):
         self.mlp = MLP(TransformerConfig(dim=dim, hidden=hidden))
         self.norm = nn.RMSNorm(dim)
         with torch.no_grad():
-            # Begin with the features as they come, a token late, in the size that the unembedding knows: from random
-            # features 20 steps get no further than 10 from these (SmolLM2's heads, KL to its own distribution).
+            # Start as the identity on the features, one token late, at the scale that the unembedding expects: 20 steps
+            # from a random start get no further than 10 from this one (SmolLM2's heads, KL to its own distribution).
             self.join.weight.copy_(torch.eye(dim, 2 * dim))
             self.mlp.down.weight.zero_()
             if gain is not None:
@@ -64,12 +64,12 @@ def _norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 class MultiTokenHeads(nn.Module):
-    """K heads over features `[..., D]` of a trunk, the first of which is the trunk's own. All values begin at 0."""
+    """K heads over features `[..., D]` of a trunk, the first of which is the trunk's own. All values start at 0."""
 
     def __init__(self, dim: int, heads: int = 3, hidden: int | None = None, gain: Tensor | None = None) -> None:
         """`hidden` is the width inside the MLPs (None: 2 D); `gain` `[D]` that of the trunk's last norm (None: 1).
 
-        Raises ValueError if there is no head.
+        Raises ValueError for fewer than 1 head.
         """
         super().__init__()
         if heads < 1:
@@ -90,7 +90,7 @@ class MultiTokenHeads(nn.Module):
         """The features of all heads at every token, and where they exist: `[K, N, D]` and bool `[K, N]`.
 
         Shapes: hidden f¹ and embedded `[N, D]`, parents `[N]`: the index of the token before each, or `ROOT`. Head k
-        needs k - 1 tokens before it; its features elsewhere mean nothing.
+        needs k - 1 tokens before it; its features elsewhere are undefined.
         """
         features, exist = [hidden], [torch.ones_like(parents, dtype=torch.bool)]
         before = parents.clamp(min=0)
@@ -100,7 +100,7 @@ class MultiTokenHeads(nn.Module):
         return torch.stack([f.to(hidden.dtype) for f in features]), torch.stack(exist)
 
     def values(self, features: Tensor) -> Tensor:
-        """The values `[K, N]` of features `[K, N, D]`, in float32 whatever they are."""
+        """The values `[K, N]` of features `[K, N, D]`, always in float32."""
         with torch.autocast(features.device.type, enabled=False):
             read = functional.silu(self.read(functional.rms_norm(features.float(), features.shape[-1:])))
             return REACH * (read * self.worth[:, None]).mean(-1)
@@ -109,11 +109,11 @@ class MultiTokenHeads(nn.Module):
 def heads_for(model: LanguageModel, heads: int, hidden: int | None = None) -> MultiTokenHeads:
     """New heads for a model, as wide as it, on its device, drawn from the global generator.
 
-    Raises UserError where logits are not made of the features by an unembedding, which the heads share.
+    Raises UserError if the logits are not a linear unembedding of the features, which the heads need to share.
     """
     if not model.way.linear:
         raise UserError(
-            f"{type(model.module).__name__} makes its logits in a way that heads cannot share: choose another model "
+            f"{type(model.module).__name__} has no linear unembedding for the heads to share: choose another model "
             "(Llama, Qwen, SmolLM)."
         )
     embedding = model.module.get_input_embeddings()
@@ -129,9 +129,9 @@ def embed(model: LanguageModel, tokens: Tensor) -> Tensor:
 
 
 def logits(model: LanguageModel, features: Tensor) -> Tensor:
-    """The model's logits `[..., V]` of a head's features `[..., D]`: gradients flow to these alone."""
+    """The model's logits `[..., V]` of a head's features `[..., D]`; gradients flow only to the features."""
     if not torch.is_grad_enabled():
-        return model.logits(features)  # whose weights autocast keeps, or are packed
+        return model.logits(features)  # uses autocast's cached weights, or packed ones
     unembedding: Any = model.module.get_output_embeddings()
     fixed = {name: weight.detach() for name, weight in unembedding.named_parameters()}
     return model.scaled(torch.func.functional_call(unembedding, fixed, (features,)))
@@ -139,10 +139,10 @@ def logits(model: LanguageModel, features: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What one pass of the trunk over a batch sees, token by token of its tree, and where its n sampled tokens stand.
+    """One pass of the trunk over the token tree of a batch, and the nodes of its n distinct sampled tokens.
 
     `hidden` `[N, D]`, `embedded` `[N, D]` (no gradient), `parents` `[N]`; of the distinct sampled tokens: `tokens`
-    `[n]`, and `context` `[n]`, from which each was predicted; `back`, which of them each sampled token is; `mask`.
+    `[n]` and `context` `[n]`, the node that predicts each; `back`, the index in n of each sampled token; `mask`.
     """
 
     hidden: Tensor
@@ -153,16 +153,16 @@ class View:
     back: Tensor
     mask: Tensor
 
-    def spread(self, numbers: Tensor) -> Tensor:
-        """Numbers `[..., n]` of distinct sampled tokens at all their places, `[..., P, G, T]`, 0 on padding."""
-        flat = numbers.reshape(-1, numbers.shape[-1])
-        whole = torch.zeros(len(flat), *self.mask.shape, dtype=numbers.dtype, device=numbers.device)
+    def spread(self, values: Tensor) -> Tensor:
+        """Values `[..., n]` of distinct sampled tokens, scattered to `[..., P, G, T]`; 0 on padding."""
+        flat = values.reshape(-1, values.shape[-1])
+        whole = torch.zeros(len(flat), *self.mask.shape, dtype=values.dtype, device=values.device)
         whole[:, self.mask] = flat[:, self.back]
-        return whole.view(*numbers.shape[:-1], *self.mask.shape)
+        return whole.view(*values.shape[:-1], *self.mask.shape)
 
 
 def view(model: LanguageModel, batch: TokenBatch) -> View:
-    """Run the trunk over a batch, once over what its rows share."""
+    """Run the trunk over a batch; shared prefixes are computed once."""
     tree, path = token_tree(batch)
     sampled, back = path.unique(return_inverse=True)
     with model.precision():

@@ -1,9 +1,9 @@
-"""Weights in the order in which oneDNN multiplies by them, for sampling on a CPU: the same products, sooner.
+"""Weights packed in oneDNN's layout, for sampling on a CPU: the same products, faster.
 
-A plain weight is put in order anew at every product, which is most of the work where few rows are decoded: a product of
-1 to 16 rows in bfloat16 takes half the time with a packed one, one of 64 rows a tenth less. Half of a step of decoding
-is the calling of small operations. So layers of the usual kind have fewer of them: what has the same input is one
-product, and queries and keys are rotated together.
+A plain weight is reordered at every product, which is most of the work when few rows are decoded: a product of 1 to 16
+rows in bfloat16 takes half the time with a packed weight, one of 64 rows a tenth less. Half of a decoding step is the
+overhead of small operations, so layers of known models are fused: projections with the same input are one product, and
+queries and keys are rotated together.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-PACK = 24  # tokens that are written one after another from which on it pays to pack the weights first
-KIND = torch.bfloat16  # the type of packed weights
+PACK = 24  # new tokens from which packing the weights pays
+KIND = torch.bfloat16  # the dtype of packed weights
 ABLE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")  # of transformers
+USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")  # layers of transformers
 LINEAR = (*(f"self_attn.{x}_proj" for x in "qkvo"), *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
 Product = Callable[[Tensor], Tensor]
 
 
 @contextlib.contextmanager
 def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator[None]:
-    """Within it the linear layers of `modules` multiply by packed copies of their weights as they are now, in `kind`.
+    """A context in which the linear layers of `modules` use packed copies of their present weights, in dtype `kind`.
 
-    `rows` is how many they are multiplied by at once, as far as that is known. With `kind` None (the type of the
-    weights), away from CPUs and where torch has no such products, nothing changes. What is computed with a gradient
-    does not see the copies.
+    `rows` is the expected number of rows a product. With `kind` None (the dtype of the weights), on accelerators and
+    where torch lacks these products, nothing changes. Computations with a gradient use the plain weights.
     """
     able = ABLE and kind is KIND
     parts = dict.fromkeys(part for module in modules if able for part in module.modules())
     layers = [part for part in parts if _usual(part)]
     inside = {part for layer in layers for part in layer.modules()}
     linear = [part for part in parts if _whole(part) and part not in inside]
-    forward = {part: vars(part).get("forward") for part in (*layers, *linear)}  # `lean.recompute` sets one, too
-    taken = [part for part, own in forward.items() if not isinstance(own, functools.partial)]  # not packed around this
+    forward = {
+        part: vars(part).get("forward") for part in (*layers, *linear)
+    }  # `checkpointing.recompute` sets one, too
+    taken = [part for part, own in forward.items() if not isinstance(own, functools.partial)]  # not yet packed
     try:
         with torch.no_grad():
             for part in taken:
@@ -52,19 +53,19 @@ def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator
 
 
 def _whole(part: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether this is a linear layer whose weight is here, and not one part of it (FSDP)."""
+    """Whether this is a linear layer with its whole weight on the CPU: not sharded by FSDP."""
     return type(part) is nn.Linear and type(part.weight) is nn.Parameter and part.weight.device.type == "cpu"
 
 
 def _usual(part: nn.Module) -> bool:
-    """Whether this is a layer that `_run` computes, with plain weights: no adapters, no experts."""
+    """Whether `_run` can compute this layer: a known kind with plain weights, no adapters, no experts."""
     if type(part).__name__ not in USUAL:
         return False
     return all(_whole(part.get_submodule(name)) for name in LINEAR)
 
 
 def _product(rows: int, *layers: nn.Linear) -> Product:
-    """x ↦ the outputs `[..., O]` of linear layers one after another, in bfloat16."""
+    """x ↦ the concatenated outputs `[..., O]` of linear layers, in bfloat16."""
     weight = torch.cat([layer.weight.to(KIND) for layer in layers])
     weight = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
     biases = [layer.bias.to(KIND) for layer in layers if layer.bias is not None]
@@ -109,20 +110,20 @@ def _run(
     position_embeddings: tuple[Tensor, Tensor],
     **kwargs: Any,
 ) -> Tensor:
-    """One layer of the usual kind, as transformers has it: attention after a norm, then a gated MLP after another."""
+    """One layer as in transformers: pre-norm attention, then a pre-norm gated MLP."""
     if torch.is_grad_enabled():
         return plain(hidden, position_embeddings=position_embeddings, **kwargs)
     attend, (project, out, widen, narrow) = layer.self_attn, products
     size, shape = attend.head_dim, hidden.shape[:-1]
     heads = project(layer.input_layernorm(hidden)).view(*shape, -1, size)
-    turned, value = heads.tensor_split([-attend.v_proj.out_features // size], 2)  # queries and keys, and values
+    rotated, value = heads.tensor_split([-attend.v_proj.out_features // size], 2)  # queries and keys; values
     if hasattr(attend, "q_norm"):
-        query, key = turned.tensor_split([attend.q_proj.out_features // size], 2)
-        turned = torch.cat([attend.q_norm(query), attend.k_norm(key)], 2)
+        query, key = rotated.tensor_split([attend.q_proj.out_features // size], 2)
+        rotated = torch.cat([attend.q_norm(query), attend.k_norm(key)], 2)
     cos, sin = (x[:, :, None] for x in position_embeddings)
     first, second = sin.chunk(2, -1)
-    turned = torch.addcmul(turned * cos, turned.roll(size // 2, -1), torch.cat([-first, second], -1)).to(value.dtype)
-    query, key = turned.tensor_split([attend.q_proj.out_features // size], 2)
+    rotated = torch.addcmul(rotated * cos, rotated.roll(size // 2, -1), torch.cat([-first, second], -1)).to(value.dtype)
+    query, key = rotated.tensor_split([attend.q_proj.out_features // size], 2)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     mixed, _ = attention(attend, query, key, value, scaling=attend.scaling, **kwargs)
     hidden = hidden + out(mixed.reshape(*shape, -1))

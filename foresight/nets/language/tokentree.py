@@ -1,4 +1,4 @@
-"""Texts as one tree of tokens: what several begin with is computed once, whether prompt or completion."""
+"""Token rows as one prefix tree: a prefix that several share is computed once, whether prompt or completion."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ ROOT = -1
 
 
 class TokenTree:
-    """The N distinct prefixes of some texts. Laid end to end, every linear layer of a model is one product over them.
+    """The N distinct prefixes of some token rows, flattened: each linear layer of a model is one product over them.
 
-    - `tokens`, `positions` and `parents` `[N]`: each prefix's last token, its place, and the prefix without it;
-    - `paths`: for each text, the index in N of its every token.
+    - `tokens`, `positions` and `parents` `[N]`: each prefix's last token, its position, and the index of the prefix
+      without it (`ROOT`: none);
+    - `paths`: for each row, the index in N of every token.
     """
 
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
-        """Token ids of each text."""
+        """`texts` are the token ids of each row."""
         found: dict[tuple[int, int], int] = {}
         self.paths: list[list[int]] = []
         for text in texts:
@@ -30,7 +31,7 @@ class TokenTree:
                 path.append(parent)
             self.paths.append(path)
         parents, tokens = np.array(list(found), dtype=np.int64).reshape(-1, 2).T
-        sees = np.zeros((len(found), len(found)), dtype=bool)  # each token itself and what its parent sees
+        sees = np.zeros((len(found), len(found)), dtype=bool)  # itself and what its parent sees
         for i, parent in enumerate(parents):
             if parent != ROOT:
                 sees[i] = sees[parent]

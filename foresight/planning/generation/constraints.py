@@ -1,4 +1,4 @@
-"""What a completion may be and where it ends: answers from a list, and texts that stop it."""
+"""Constrained decoding: answers from a list of choices, and stop texts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from torch import Tensor
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 
-Trie = dict[int, Any]  # from a token to the trie of what may follow it; empty after the token that ends
+Trie = dict[int, Any]  # token -> trie of the tokens that may follow; empty after the end token
 
 
 def tries(model: LanguageModel, choices: Sequence[str] | Sequence[Sequence[str]], prompts: int) -> list[Trie]:
-    """The answers allowed to each of so many prompts, as tries of tokens that end with a stop token.
+    """The allowed answers of each prompt, as tries of tokens that end with a stop token.
 
-    `choices` is one list for all prompts, or a list for each. An answer is allowed in the tokens that the tokenizer
-    writes it in, and in no others. Raises UserError where there is nothing to choose from.
+    `choices` is one list for all prompts, or one for each. An answer is allowed only in its canonical tokenization.
+    Raises UserError if there is nothing to choose from.
     """
     if not model.stop_ids:
-        raise UserError("The model has no token that ends an answer, so it cannot be held to a list of answers.")
+        raise UserError(
+            "The model has no end token, so choices cannot be used: choose a model with one, or leave choices out."
+        )
     shared = all(isinstance(choice, str) for choice in choices)
     lists: list[Any] = [choices] if shared else list(choices)
     if not shared and len(lists) != prompts:
-        raise UserError(f"There are {len(lists)} lists of choices for {prompts} prompts: give one for all, or each.")
+        raise UserError(
+            f"There are {len(lists)} lists of choices for {prompts} prompts: give one list for all, or one each."
+        )
     found = [_trie(model, answers) for answers in lists]
     return found * prompts if shared else found
 
@@ -36,19 +40,19 @@ def _trie(model: LanguageModel, answers: Sequence[str]) -> Trie:
         node = root
         for token in model.tokenizer.encode(answer, add_special_tokens=False):
             node = node.setdefault(token, {})
-        node.update({stop: {} for stop in model.stop_ids})  # whichever of them the model ends its answers with
+        node.update({stop: {} for stop in model.stop_ids})  # any of the model's end tokens
     if not root:
         raise UserError("A list of choices is empty: give at least one answer.")
     return root
 
 
 def depth(trie: Trie) -> int:
-    """Tokens of the longest answer, the one that ends it among them."""
+    """Tokens of the longest answer, including its end token."""
     return 1 + max(depth(after) for after in trie.values()) if trie else 0
 
 
 def only(logits: Tensor, nodes: Sequence[Trie]) -> Tensor:
-    """Logits `[B, V]` with -inf on every token that may not follow in the row's node of its trie."""
+    """Logits `[B, V]` with -inf on every token that is not a child of the row's trie node."""
     tokens = [list(node) for node in nodes]
     rows = torch.tensor([i for i, row in enumerate(tokens) for _ in row], device=logits.device)
     columns = torch.tensor([token for row in tokens for token in row], device=logits.device)
@@ -58,10 +62,10 @@ def only(logits: Tensor, nodes: Sequence[Trie]) -> Tensor:
 
 
 def stops_at(model: LanguageModel, tokens: Sequence[int], stop: Sequence[str]) -> bool:
-    """Whether one of the texts `stop` was completed by the last of the tokens, wherever tokens begin and end.
+    """Whether the last token completes one of the texts `stop`, also across token boundaries.
 
-    Only as many tokens are read as a text can be made of: each has a byte of it at least, and one more stands before
-    them, because some tokenizers drop a leading space.
+    Only the last tokens are decoded: at least one byte each, and one more, because some tokenizers drop a leading
+    space.
     """
     window = 1 + max(len(text.encode()) for text in stop)
     read = model.tokenizer.decode(tokens[-window:], skip_special_tokens=False, clean_up_tokenization_spaces=False)

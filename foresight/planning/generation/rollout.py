@@ -1,4 +1,4 @@
-"""Rollouts of text: prompts drawn from a task, groups of completions sampled for them, and their grades."""
+"""Text rollouts: prompts drawn from a task, groups of completions sampled for them, and their rewards."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.decoding import Completer, generate
 
-EVALUATION_ENVS = 1024  # prompts in one batch of answers; how many of them are decoded at once is the sampler's matter
+EVALUATION_ENVS = 1024  # prompts in one batch of answers; the sampler decides how many it decodes at once
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
     """P prompts with G graded completions each: `batch` and `rewards` `[P, G]` (NaN: unscorable), both also as text.
 
-    `measures` `[P, G]` are what the rewards are made of and what else is known of each completion.
+    `measures` `[P, G]` are the parts of the rewards and other metrics of each completion.
     """
 
     examples: list[Example]
@@ -34,7 +34,7 @@ class Rollout:
     measures: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:
-        """What the completions were like, and a sample of each prompt."""
+        """Metrics of the completions, and one sample of each prompt."""
         group = self.rewards.shape[1]
         firsts = zip(self.examples, self.answers[::group], self.rewards[:, 0].tolist(), strict=True)
         return {
@@ -49,7 +49,7 @@ class Rollout:
         }
 
     def select(self, prompts: Tensor) -> Rollout:
-        """The rollout of the prompts whose indices are given."""
+        """The rollout of the prompts with the given indices."""
         group = self.rewards.shape[1]
         kept = prompts.tolist()
         answers = [answer for p in kept for answer in self.answers[p * group : (p + 1) * group]]
@@ -80,7 +80,7 @@ def complete(
 ) -> TokenBatch:
     """`group` completions of each prompt (a string, a conversation or an Example); temperature 0 is greedy.
 
-    `options` (`top_k`, `top_p`, `stop`, `choices`) are those of `planning.generation.decoding.generate`.
+    For `options` (`top_k`, `top_p`, `stop`, `choices`) see `planning.generation.decoding.generate`.
     """
     sampler: Completer = policy.completer or functools.partial(generate, policy)
     return sampler(_encode(policy, prompts), group, max_new_tokens, temperature, generator, **options)
@@ -101,13 +101,13 @@ def answer(
 ) -> tuple[list[str], dict[str, Any], None]:
     """Answer prompts (strings, conversations or Examples) with one completion each: `act` of a language algorithm.
 
-    Greedily or, to explore, at the temperature of the Config (1 where it has none) with the State's generator. What
-    ends an answer in training (`Example.stop`) ends it here.
+    Greedily or, with `explore`, at the Config's temperature (default 1) with the State's generator. The stop texts of
+    training (`Example.stop`) apply.
     """
     config, generator = state.config, state.generator if explore else None
     temperature = getattr(config, "temperature", 1.0) if explore else 0.0
     stop = tuple(sorted({text for one in obs if isinstance(one, Example) for text in one.stop}))
-    if state.policy.completer is not None:  # a text is enough here, and all that some servers give
+    if state.policy.completer is not None:  # text is enough here, and some servers return nothing else
         prompts, few = _encode(state.policy, obs), config.max_new_tokens
         return state.policy.completer.answers(prompts, few, temperature, generator, stop=stop), {}, None
     starts = range(0, len(obs), EVALUATION_ENVS)
@@ -119,15 +119,15 @@ def answer(
 
 
 def check_group(group: int) -> None:
-    """Raise UserError unless the completions of a prompt can be compared with one another."""
+    """Raise UserError if a group has fewer than 2 completions to compare."""
     if group < 2:
-        raise UserError(f"group is {group}: the completions of a prompt are compared, so it needs at least 2.")
+        raise UserError(f"group must be at least 2, to compare the completions of a prompt, not {group}.")
 
 
 def check_lengths(policy: LanguageModel, task: TextTask, config: Any) -> None:
-    """Raise UserError, naming the example, if a prompt that `config` has answered leaves no room for the answer.
+    """Raise UserError, naming the example, if a prompt leaves no room in the context for `config.max_new_tokens`.
 
-    At the beginning of a run, for what the evaluations and (of a Config with a temperature) training will ask.
+    Checked at the start of a run, for the prompts of evaluations and (if the Config has a temperature) of training.
     """
     room = policy.context - getattr(config, "max_new_tokens", 0)
     sides = {"training": task.train} if hasattr(config, "temperature") else {}
@@ -135,12 +135,12 @@ def check_lengths(policy: LanguageModel, task: TextTask, config: Any) -> None:
         sides["held-out"] = task.test
     for side, examples in sides.items():
         for number, example in enumerate(examples, 1):
-            said = example.prompt if isinstance(example.prompt, str) else "".join(m["content"] for m in example.prompt)
-            if len(said.encode()) <= room // 2:  # no token is shorter than a byte, and templates say little more
+            text = example.prompt if isinstance(example.prompt, str) else "".join(m["content"] for m in example.prompt)
+            if len(text.encode()) <= room // 2:  # a token is at least a byte, and templates add little
                 continue
             if (tokens := len(policy.encode(example.prompt, example.tools))) > room:
                 raise UserError(
-                    f"The {side} prompt {number} of '{task.name}' ({said[:40]!r}) has {tokens} tokens, and with "
+                    f"The {side} prompt {number} of '{task.name}' ({text[:40]!r}) has {tokens} tokens, and with "
                     f"{policy.context - room} new ones it does not fit into the model's context of {policy.context}: "
                     "shorten it, leave it out, or lower max_new_tokens."
                 )
@@ -156,28 +156,28 @@ def roll(
     generator: torch.Generator,
     progress: float = 1.0,
 ) -> Rollout:
-    """Draw different training prompts, sample a group of completions of each, and grade them.
+    """Draw distinct training prompts, sample a group of completions of each, and grade them.
 
-    `progress` in [0, 1] is how much of the run is over, which says what a curriculum draws from. Raises UserError if
-    the task has fewer training prompts.
+    `progress` in [0, 1] is the finished share of the run, which a curriculum draws by. Raises UserError if the task has
+    fewer training prompts.
     """
     if len(task.train) < prompts:
-        raise UserError(f"The task has {len(task.train)} training prompts: lower prompts (it is {prompts}).")
+        raise UserError(f"prompts is {prompts}, but the task has {len(task.train)} training prompts: lower prompts.")
     pool = task.pool(progress, prompts)
     examples = [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
     batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
     answers = texts(policy, batch)
     repeated = [example for example in examples for _ in range(group)]
-    rewards, seen = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
+    rewards, parts = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
     if task.curriculum < 1:
-        seen["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
-    measures = {name: torch.tensor(values).view(prompts, group) for name, values in seen.items()}
+        parts["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
+    measures = {name: torch.tensor(values).view(prompts, group) for name, values in parts.items()}
     return Rollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures)
 
 
 def sample(state: Any, task: TextTask) -> Rollout:
-    """`roll` with the policy and the generator of a State, in the numbers of its Config (no `group`: 1)."""
-    return roll(state.policy, task, *_numbers(state))
+    """`roll` with the policy, generator and Config of a State (a Config without `group`: 1)."""
+    return roll(state.policy, task, *_arguments(state))
 
 
 def roll_until(
@@ -185,10 +185,10 @@ def roll_until(
 ) -> tuple[Rollout, dict[str, float]]:
     """Sample batches of prompts as `roll` does until `prompts` groups pass `keep`, at most `limit` batches.
 
-    `keep(rewards [P, G])` says which groups pass, `[P]`. If too few ever do, the rollout is smaller; if none does, it
-    is the last batch as it was sampled. `settings` are the other arguments of `roll`. Returns the rollout and, for the
-    metrics, the `batches` sampled, the share `filled`, and the mean `reward` of all that was sampled: that of the
-    groups which passed says little about the policy.
+    `keep(rewards [P, G])` returns which groups pass, `[P]`. If too few pass the rollout is smaller; if none does, it is
+    the last batch unfiltered. `settings` are the other arguments of `roll`. Returns the rollout and, for the metrics,
+    the number of `batches` sampled, the share `filled`, and the mean `reward` of everything sampled, since that of the
+    passed groups is biased.
     """
     passed: list[Rollout] = []
     count, rewards = 0, []
@@ -200,20 +200,20 @@ def roll_until(
         passed += [rollout.select(chosen)] if len(chosen) else []
         if count == prompts:
             break
-    seen = {
+    metrics = {
         "reward": torch.cat(rewards).nanmean().item(),
         "batches": float(batches),
         "filled": count / prompts,
     }
-    return concat(passed) if passed else rollout, seen
+    return concat(passed) if passed else rollout, metrics
 
 
 def sample_until(keep: Callable[[Tensor], Tensor], state: Any, task: TextTask) -> tuple[Rollout, dict[str, float]]:
-    """`roll_until` with the policy and the generator of a State, in the numbers of its Config."""
-    return roll_until(keep, state.config.max_batches, state.policy, task, *_numbers(state))
+    """`roll_until` with the policy, generator and Config of a State."""
+    return roll_until(keep, state.config.max_batches, state.policy, task, *_arguments(state))
 
 
-def _numbers(state: Any) -> tuple[int, int, int, float, torch.Generator, float]:
+def _arguments(state: Any) -> tuple[int, int, int, float, torch.Generator, float]:
     config = state.config
-    numbers = config.prompts, getattr(config, "group", 1), config.max_new_tokens, config.temperature
-    return *numbers, state.generator, state.step / config.steps
+    sizes = config.prompts, getattr(config, "group", 1), config.max_new_tokens
+    return *sizes, config.temperature, state.generator, state.step / config.steps

@@ -1,9 +1,8 @@
-"""Completions by a server that speaks OpenAI's protocol, such as vLLM, SGLang or the server of llama.cpp.
+"""Completions from a server with an OpenAI-compatible API, such as vLLM, SGLang or llama.cpp.
 
-Prompts go out as token ids, and the ids that were sampled come back, with their log-probabilities: nothing is tokenized
-twice. A server that gives texts alone can answer and be evaluated, but nothing can be learned from its rows. To sample
-for training a server must also load the weights of each update: `POST /update_weights_from_disk` with `model_path`, as
-SGLang has it.
+Prompts are sent as token ids, and the sampled ids are returned with their log-probabilities: nothing is tokenized
+twice. A server that returns only text can be used for answers and evaluation, but not for training. To sample for
+training it must also load the weights of each update: `POST /update_weights_from_disk` with `model_path`, as in SGLang.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from foresight.errors import LostError, UserError
 from foresight.nets.language import pretrained
 from foresight.nets.language.model import LanguageModel
 
-TRIES, WAIT = 8, 0.5  # of a request, and seconds before the second; each wait is twice the last: a minute in all
-PATIENCE = 600.0  # seconds that one answer may take, all tries together
-EVALUATION_ENVS = 64  # requests under way: the server batches them
-BUSY = (408, 409, 425, 429)  # and all from 500: try again
-KEY = "FORESIGHT_COMPLETER_KEY"  # the variable with the key that a server may ask for
+TRIES, WAIT = 8, 0.5  # of a request; seconds before the second try, then doubling: a minute in all
+PATIENCE = 600.0  # timeout of a request in seconds, over all tries
+CONCURRENCY = 64  # concurrent requests: the server batches them
+BUSY = (408, 409, 425, 429)  # status codes to retry, as all from 500
+KEY = "FORESIGHT_COMPLETER_KEY"  # environment variable with the API key
 
 
 class ServerError(LostError):
-    """The server does not answer any more, however often it is asked."""
+    """The server no longer answers, after all tries."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One completion as a server gave it: `tokens` and their `logprobs` are None where it tells none."""
+    """One completion from a server; `tokens` and `logprobs` are None if it returns none."""
 
     text: str
     stopped: bool
@@ -54,9 +53,9 @@ class Choice:
 class Server:
     """A `Completer` at `url`, for the model whose tokenizer is that of `policy`.
 
-    With a folder `weights`, which the server must be able to read, it is given the policy's weights before it completes
-    anything with older ones. `say` is told in words that it does not answer, how long that is waited for, and that it
-    answers again. Raises UserError if it is not there or refuses, ServerError if it stops answering.
+    With a folder `weights`, readable by the server, the policy's weights are sent before any completion with older
+    ones. `say` is called with a message when the server stops answering and when it answers again. Raises UserError if
+    there is no server or it refuses, ServerError if it stops answering.
     """
 
     def __init__(
@@ -70,9 +69,7 @@ class Server:
         say: Callable[[str], Any] = lambda text: None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise UserError(
-                f"--completer is the address of a server, such as http://localhost:8000/v1, but is '{url}'."
-            )
+            raise UserError(f"--completer must be the URL of a server, such as http://localhost:8000/v1, not '{url}'.")
         self.root = url.rstrip("/").removesuffix("/v1")
         self.policy, self.weights = policy, None if weights is None else Path(weights).resolve()
         self.tries, self.wait, self.patience, self.say = tries, wait, patience, say
@@ -81,7 +78,7 @@ class Server:
         try:
             self.model = str(self._ask("/v1/models")["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
-            raise UserError(f"{self.root}/v1/models lists no model: is it a server of OpenAI's protocol?") from error
+            raise UserError(f"{self.root}/v1/models lists no model: is its API OpenAI-compatible?") from error
 
     def __call__(
         self,
@@ -98,25 +95,25 @@ class Server:
     ) -> TokenBatch:
         """See `planning.generation.decoding.generate`; the server's own random numbers are seeded by the generator.
 
-        Servers tell the log-probabilities of the model itself, so that those of the sampling distribution are known at
-        temperature 1 (and 0) without truncation only. Raises UserError beyond that, and where the server gives no ids.
+        Servers return log-probabilities of the model itself, which equal those of the sampling distribution only at
+        temperature 1 (and 0) without truncation. Raises UserError otherwise, and if the server returns no ids.
         """
         if choices:
-            raise UserError("A server cannot be held to choices here: leave --completer out, or choose from its text.")
+            raise UserError("choices are not supported with a server: leave --completer out, or choose from its text.")
         if temperature not in (0.0, 1.0) or top_k or top_p < 1:
             raise UserError(
-                "A server tells log-probabilities of the model, not of a tempered or truncated distribution: to learn "
-                "from its rows, sample at temperature 1 with top_p 1 and top_k 0."
+                "A server returns log-probabilities of the model, not of a tempered or truncated distribution: to "
+                "train on its completions, sample at temperature 1 with top_p 1 and top_k 0."
             )
-        found = self._complete(prompts, group, max_new_tokens, temperature, generator, stop=stop)
-        rows = [self._row(choice, bool(stop)) for choice in found]
+        choice_list = self._complete(prompts, group, max_new_tokens, temperature, generator, stop=stop)
+        rows = [self._row(choice, bool(stop)) for choice in choice_list]
         prompt, prompt_length = pad(prompts)
         completion, length = pad([tokens for tokens, _ in rows])
         shape = (len(prompts), group, completion.shape[1])
         logprob = torch.zeros(completion.shape)
-        for i, (_, known) in enumerate(rows):
-            logprob[i, : len(known)] = torch.tensor(known)
-        stopped = torch.tensor([choice.stopped for choice in found])
+        for i, (_, logprobs) in enumerate(rows):
+            logprob[i, : len(logprobs)] = torch.tensor(logprobs)
+        stopped = torch.tensor([choice.stopped for choice in choice_list])
         return TokenBatch(
             prompt,
             prompt_length,
@@ -135,7 +132,7 @@ class Server:
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> list[str]:
-        """One completion of each prompt as text, which any server can give."""
+        """One completion of each prompt as text, which any server returns."""
         return self.generate_texts(prompts, 1, max_new_tokens, temperature, generator, **options)[0]
 
     def generate_texts(
@@ -147,22 +144,22 @@ class Server:
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> tuple[list[str], list[bool]]:
-        """`group` completions of each prompt as texts, prompt by prompt, and whether each ended by itself."""
+        """`group` completions of each prompt as texts, prompt by prompt, and whether each stopped by itself."""
         found = self._complete(prompts, group, max_new_tokens, temperature, generator, **options)
-        said = [choice.text if choice.tokens is None else self.policy.decode(choice.tokens) for choice in found]
-        return said, [choice.stopped for choice in found]
+        texts = [choice.text if choice.tokens is None else self.policy.decode(choice.tokens) for choice in found]
+        return texts, [choice.stopped for choice in found]
 
     def deliver(self) -> None:
-        """Have the server load the policy's weights, if they changed since the last time (or it is the first)."""
+        """Make the server load the policy's weights, if they changed since the last call."""
         if self.weights is None:
             return
         version = distributed.version(self.policy)
         if version == self._delivered:
             return
         pretrained.save_folder(self.policy.module, self.policy.tokenizer, self.weights)
-        told = self._ask("/update_weights_from_disk", {"model_path": str(self.weights)})
-        if told.get("success") is False:
-            raise UserError(f"{self.root} could not load the weights in {self.weights}: {told.get('message', told)}")
+        reply = self._ask("/update_weights_from_disk", {"model_path": str(self.weights)})
+        if reply.get("success") is False:
+            raise UserError(f"{self.root} could not load the weights in {self.weights}: {reply.get('message', reply)}")
         self._delivered = version
 
     def _complete(
@@ -174,7 +171,7 @@ class Server:
         generator: torch.Generator | None,
         **options: Any,
     ) -> list[Choice]:
-        """`group` choices of each prompt, prompt by prompt. Requests are under way together."""
+        """`group` choices of each prompt, prompt by prompt. Requests run concurrently."""
         self.deliver()
         seeds = torch.randint(2**31 - 1, (len(prompts),), generator=generator).tolist()
         body = {
@@ -189,34 +186,34 @@ class Server:
         }
         requests = [{**body, "prompt": list(map(int, p)), "seed": s} for p, s in zip(prompts, seeds, strict=True)]
         self._gone.clear()
-        pool = ThreadPoolExecutor(min(EVALUATION_ENVS, len(requests)))
+        pool = ThreadPoolExecutor(min(CONCURRENCY, len(requests)))
         try:
-            told = list(pool.map(lambda request: self._ask("/v1/completions", request), requests))
+            replies = list(pool.map(lambda request: self._ask("/v1/completions", request), requests))
         except BaseException:
-            self._gone.set()  # the others need not try again
+            self._gone.set()  # the others stop retrying
             raise
         finally:
             pool.shutdown(cancel_futures=True)
-        return [choice for answer in told for choice in self._choices(answer, group)]
+        return [choice for reply in replies for choice in self._choices(reply, group)]
 
     def _choices(self, answer: dict[str, Any], group: int) -> list[Choice]:
         try:
             rows = sorted(answer["choices"], key=lambda row: row.get("index", 0))
             found = [_choice(row) for row in rows]
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{self.root} answers in another form than OpenAI's completions: {answer!r}.") from error
+            raise UserError(f"{self.root} does not answer in the form of OpenAI's completions: {answer!r}.") from error
         if len(found) != group:
-            raise UserError(f"{self.root} gave {len(found)} completions where {group} were asked for.")
+            raise UserError(f"{self.root} returned {len(found)} completions, but {group} were requested.")
         return found
 
     def _row(self, choice: Choice, stop: bool) -> tuple[list[int], list[float]]:
-        """Ids and log-probabilities that can be learned from. Raises UserError where the server does not tell them."""
+        """Ids and log-probabilities to train on. Raises UserError if the server does not return them."""
         policy, tokens, logprobs = self.policy, choice.tokens, choice.logprobs
         if tokens is None or logprobs is None or len(tokens) != len(logprobs) or not tokens:
             raise UserError(
-                f"{self.root} does not tell the ids of the tokens that it sampled, with a log-probability for each, "
-                "and a text is never tokenized again: it can answer and be evaluated, but not be trained through. "
-                "(vLLM and SGLang tell them: return_token_ids.)"
+                f"{self.root} does not return the ids of the sampled tokens with a log-probability for each, and text "
+                "is never tokenized again: use it for answers and evaluation only, or train with vLLM or SGLang "
+                "(return_token_ids)."
             )
         if max(tokens) >= policy.module.get_input_embeddings().num_embeddings or _differ(
             policy.decode(tokens), choice.text
@@ -227,13 +224,13 @@ class Server:
             )
         if choice.stopped and not stop and tokens[-1] not in policy.stop_ids:
             raise UserError(
-                f"{self.root} leaves out the token that ends a completion, so that ending could not be learned: it can "
-                "answer and be evaluated, but not be trained through."
+                f"{self.root} leaves out the token that ends a completion, so ending cannot be trained: use it for "
+                "answers and evaluation only."
             )
         return tokens, logprobs
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """GET, or POST of a JSON body. Tried again, ever later, while the server is away, busy or cut short."""
+        """GET, or POST of a JSON body. Retried with growing waits while the server is unreachable or busy."""
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {key}"
@@ -262,11 +259,11 @@ class Server:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = str(getattr(error, "reason", "")) or str(error) or type(error).__name__
             except TypeError as error:
-                raise UserError(f"{self.root}{path} answers with something that is no JSON object.") from error
+                raise UserError(f"{self.root}{path} does not answer with a JSON object.") from error
         raise ServerError(f"The server at {self.root} does not answer ({reason}), after {_tries(made)}.")
 
     def _waits(self, number: int, reason: str, end: float) -> None:
-        """Say once, whichever of the requests under way comes first, that `number` tries failed, and what follows."""
+        """Report once, for all concurrent requests, that `number` tries failed, and the next wait."""
         with self._lock:
             if number <= self._waited:
                 return
@@ -288,10 +285,10 @@ class Server:
 def attach(
     state: Any, url: str, weights: str | Path | None = None, say: Callable[[str], Any] = lambda text: None
 ) -> None:
-    """Have the server at `url` sample for the policy of a State, see `Server`. Raises UserError if it has none."""
+    """Let the server at `url` sample for the policy of a State, see `Server`. Raises UserError if it has none."""
     policy = getattr(state, "policy", None)
     if not isinstance(policy, LanguageModel):
-        raise UserError("--completer is for algorithms whose model answers; this one completes nothing.")
+        raise UserError("--completer is for algorithms with a language model that samples: leave it out.")
     policy.completer = Server(url, policy, weights, say=say)
 
 
@@ -300,15 +297,15 @@ def _tries(count: int) -> str:
 
 
 def _choice(row: dict[str, Any]) -> Choice:
-    """A completion in any of the forms in which servers tell ids: a list, words `token_id:7`, or beside each token."""
-    told = row.get("logprobs") or {}
+    """A completion, with ids in any form that servers use: a list, strings `token_id:7`, or a field of each token."""
+    scores = row.get("logprobs") or {}
     tokens = row.get("token_ids") or row.get("response_token_ids")
-    logprobs = told.get("token_logprobs")
-    if content := told.get("content"):
-        tokens = tokens or [piece.get("id") for piece in content]
-        logprobs = logprobs or [piece.get("logprob") for piece in content]
-    elif tokens is None and all(str(word).startswith("token_id:") for word in told.get("tokens") or [""]):
-        tokens = [word.removeprefix("token_id:") for word in told["tokens"]]
+    logprobs = scores.get("token_logprobs")
+    if content := scores.get("content"):
+        tokens = tokens or [token.get("id") for token in content]
+        logprobs = logprobs or [token.get("logprob") for token in content]
+    elif tokens is None and all(str(text).startswith("token_id:") for text in scores.get("tokens") or [""]):
+        tokens = [text.removeprefix("token_id:") for text in scores["tokens"]]
     return Choice(row.get("text") or "", row.get("finish_reason") == "stop", _all(tokens, int), _all(logprobs, float))
 
 
@@ -317,28 +314,28 @@ def _all(values: Sequence[Any] | None, kind: Any) -> Any:
 
 
 def _differ(ours: str, theirs: str) -> bool:
-    """Whether two readings of the same tokens differ in their first word. (The ends differ in what is stripped.)"""
+    """Whether two decodings of the same tokens differ in their first word. (The ends differ by stripping.)"""
     a, b = ours.split(), theirs.split()
     return len(a) > 1 and len(b) > 1 and a[0] != b[0]
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What a server says of its refusal."""
+    """The server's error message."""
     text = ""
     with contextlib.suppress(OSError, http.client.HTTPException):
         text = error.read().decode(errors="replace")
     with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
-        told = json.loads(text)
-        text = str(told["error"]["message"] if isinstance(told.get("error"), dict) else told["message"])
+        body = json.loads(text)
+        text = str(body["error"]["message"] if isinstance(body.get("error"), dict) else body["message"])
     return " ".join(text.split())[:200] or str(error.reason)
 
 
 def _refusal(root: str, path: str, code: int, reason: str) -> str:
     if path.startswith("/update") and code in (404, 405):
         return (
-            f"{root} cannot load new weights: it has no {path}, as SGLang has. It can answer and be evaluated "
-            "(foresight eval RUN --completer URL), but not be trained through."
+            f"{root} cannot load new weights: it has no {path}, which SGLang has. Use it for answers and evaluation "
+            "only (foresight eval RUN --completer URL)."
         )
     if code in (401, 403):
-        return f"{root} asks for a key: put it into the variable {KEY}."
+        return f"{root} needs an API key: set the environment variable {KEY}."
     return f"{root}{path} refuses: {reason}."

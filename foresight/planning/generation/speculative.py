@@ -1,11 +1,11 @@
-"""Speculative decoding: something cheap drafts a few tokens, one pass of the model decides how many of them stand.
+"""Speculative decoding: a cheap draft proposes a few tokens, one pass of the model decides how many are accepted.
 
-Exactly the model's own distribution (`ops.speculation`; Leviathan et al. 2023, arXiv:2211.17192, algorithm 1; Chen et
-al. 2023, arXiv:2302.01318, algorithm 2). What drafts is another, smaller language model, or the model's own multi-token
-heads (Stern et al. 2018, arXiv:1811.03115), which cost next to nothing and are seldom right for long. At batch 1 a pass
-costs the reading of the weights, whether it is over one token or over five: what is gained is the tokens a pass.
+The distribution is the model's own (`ops.speculation`; Leviathan et al. 2023, arXiv:2211.17192, algorithm 1; Chen et
+al. 2023, arXiv:2302.01318, algorithm 2). The draft is a smaller language model, or the model's own multi-token
+heads (Stern et al. 2018, arXiv:1811.03115), which are nearly free but accurate for few tokens only. At batch 1 a pass
+is bound by reading the weights, whether over one token or five, so the gain is the number of tokens a pass.
 
-Rows are decoded one after another; `planning.generation.decoding` is for many at once.
+Rows are decoded one at a time; use `planning.generation.decoding` for batches.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from foresight.ops.tokens import token_logprob
 
 Draw = Callable[[Tensor], int]  # a token from a distribution [V]
 Propose = Callable[[Sequence[int], Tensor], tuple[list[int], Tensor]]
-"""From the tokens written so far, and the model's features `[D]` before the last of them: drafts and their `[n, V]`."""
+"""From the tokens so far and the model's features `[D]` before the last: drafts and their distributions `[n, V]`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """Completions, and how they came about: drafts made and drafts that stood, and passes of the model for them."""
+    """Completions, with the numbers of drafted and accepted tokens and of passes of the model."""
 
     batch: TokenBatch
     drafted: int
@@ -42,12 +42,12 @@ class Speculation:
 
     @property
     def acceptance(self) -> float:
-        """The share of the drafts that stood; those after a rejection count, too."""
+        """The share of accepted drafts; those after a rejection count as drafted."""
         return self.accepted / max(self.drafted, 1)
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens written for each pass of the model: 1 without speculation."""
+        """Tokens for each pass of the model: 1 without speculation."""
         return int(self.batch.length.sum()) / max(self.passes, 1)
 
 
@@ -65,8 +65,8 @@ def speculate(
     """Sample `group` completions of each prompt as `planning.generation.decoding.generate` does, in the same
     distribution.
 
-    A draft model writes `ahead` tokens at a time; K heads as many, and at most K - 1. Raises UserError if a prompt
-    leaves no room in the context, if there is nothing to draft with, or if the draft model has another vocabulary.
+    A draft model proposes `ahead` tokens at a time; K heads at most K - 1. Raises UserError if a prompt leaves no room
+    in the context, without a usable draft, or if the draft model has another vocabulary.
     """
     depth = min(ahead, len(draft) - 1) if isinstance(draft, MultiTokenHeads) else ahead
     _check(model, prompts, draft, depth, max_new_tokens)
@@ -108,7 +108,7 @@ def _complete(
     draw: Draw,
     generator: torch.Generator | None,
 ) -> tuple[list[int], list[float], tuple[int, int, int]]:
-    """One completion, the log-probability of each token, and how many were drafted, stood, and passes were made."""
+    """One completion, the log-probability of each token, and the counts of drafts, accepted drafts and passes."""
     model, stops = reader.model, set(reader.model.stop_ids)
     feature = reader.hidden
     written: list[int] = []
@@ -132,7 +132,7 @@ def _complete(
         uniform = torch.rand(len(drafts), generator=generator).to(wanted)
         chosen = torch.tensor(drafts, device=wanted.device)
         kept = int(accepted(wanted[:-1], offered, chosen, uniform))
-        nothing = torch.zeros_like(wanted[:1])  # after the last draft there is none to be rejected
+        nothing = torch.zeros_like(wanted[:1])  # after the last draft nothing can be rejected
         rest = residual(wanted[kept], torch.cat([offered.to(wanted), nothing])[kept])
         new = [*drafts[:kept], draw(rest)]
         reader.length -= len(drafts) - kept
@@ -141,7 +141,7 @@ def _complete(
 
 
 class _Reader:
-    """A model that has read a prompt, and after it `length` tokens that stand; what came behind is overwritten."""
+    """A model after a prompt and `length` accepted tokens; rejected ones are overwritten."""
 
     def __init__(self, model: LanguageModel, prompt: Sequence[int], places: int) -> None:
         self.model, self.length = model, 0
@@ -166,7 +166,7 @@ class _Reader:
 
 
 def _by_heads(model: LanguageModel, heads: MultiTokenHeads, ahead: int, temperature: float, draw: Draw) -> Propose:
-    """Head k goes on from the features of head k - 1 and the token drafted before."""
+    """Head k continues from the features of head k - 1 and the token drafted before."""
 
     def propose(written: Sequence[int], feature: Tensor) -> tuple[list[int], Tensor]:
         token, features, drafts, offered = written[-1], feature[None], list[int](), list[Tensor]()
@@ -180,24 +180,24 @@ def _by_heads(model: LanguageModel, heads: MultiTokenHeads, ahead: int, temperat
     return propose
 
 
-def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw, words: int) -> Propose:
-    """The smaller model goes on from what was written, of which it may have read a part.
+def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw, vocab_size: int) -> Propose:
+    """The smaller model continues the completion, of which it may have read a part.
 
-    It offers probabilities for the `words` rows of the larger one's table: tables of one vocabulary may be padded
-    differently, and a draft is only what is drawn from what is offered.
+    Its probabilities cover the `vocab_size` rows of the larger model's unembedding, as tables of one vocabulary may be
+    padded differently.
     """
 
     def propose(written: Sequence[int], feature: Tensor) -> tuple[list[int], Tensor]:
         model, drafts, offered = reader.model, list[int](), list[Tensor]()
-        known = 0  # of what it has read, as much as was written so
-        while known < min(reader.length, len(written) - 1) and reader.tokens[known] == written[known]:
-            known += 1
-        reader.length = known
+        valid = 0  # tokens read that agree with the completion
+        while valid < min(reader.length, len(written) - 1) and reader.tokens[valid] == written[valid]:
+            valid += 1
+        reader.length = valid
         with model.precision():
-            hidden = reader.read(written[known:])[-1]
+            hidden = reader.read(written[valid:])[-1]
             while True:
-                logits = model.logits(hidden[None])[0, :words]
-                logits = torch.nn.functional.pad(logits, (0, words - len(logits)), value=-torch.inf)
+                logits = model.logits(hidden[None])[0, :vocab_size]
+                logits = torch.nn.functional.pad(logits, (0, vocab_size - len(logits)), value=-torch.inf)
                 offered.append(distribution(logits, temperature))
                 drafts.append(draw(offered[-1]))
                 if len(drafts) == ahead:
@@ -217,16 +217,18 @@ def _check(
     for one in (model, draft):
         if isinstance(one, LanguageModel) and not one.way.shared:
             raise UserError(
-                f"{type(one.module).__name__} is computed row by row, which speculation cannot: leave it out, or "
-                "choose another model (Llama, Qwen, SmolLM)."
+                f"{type(one.module).__name__} is computed row by row, which speculative decoding does not support: "
+                "use generate, or choose another model (Llama, Qwen, SmolLM)."
             )
     if draft is None:
         raise UserError("There is nothing to draft with: this model was saved without multi-token heads.")
     if depth < 1:
-        raise UserError("There is nothing to draft with: give heads with foresee 2 or more, or ahead of at least 1.")
+        raise UserError(
+            "There is nothing to draft with: train with predict_tokens of at least 2, or set ahead to at least 1."
+        )
     smaller = None if isinstance(draft, MultiTokenHeads) else draft
     if smaller is not None and smaller.tokenizer.get_vocab() != model.tokenizer.get_vocab():
-        raise UserError("The draft model has another vocabulary than the model, so that its drafts cannot be read.")
+        raise UserError("The draft model has another vocabulary than the model: choose one with the same tokenizer.")
     longest, context = max(map(len, prompts)), min(m.context for m in (model, smaller) if m is not None)
     if longest + limit + depth > context:
         raise UserError(
