@@ -57,7 +57,7 @@ def test_samples_are_pieces_of_what_the_last_rows_were(
     stream = batch.reward.long() // 1000
     assert batch.shape == (64, length)
     assert (t[:, 1:] == t[:, :-1] + 1).all(), "rows of a piece follow each other"
-    assert (stream == stream[:, :1]).all(), "a piece stays in its world"
+    assert (stream == stream[:, :1]).all(), "a sequence stays in its environment"
     assert t.min() >= at - held and t.max() < at, "only rows that are still held"
     truth = piece(streams, 0, at)
     for ours, theirs in (

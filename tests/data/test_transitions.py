@@ -30,7 +30,7 @@ class History:
         self.resetting = [False] * streams
 
     def step(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """One row a world, and the true successors, as an environment gives them."""
+        """One step per environment, and the true successors."""
         finals = []
         for i in range(self.streams):
             episode, time = self.at[i]
@@ -54,7 +54,7 @@ class History:
         return {**fields, "action": fields["reward"].long()}, torch.tensor(finals)
 
     def transition(self, i: int, start: int, n: int) -> tuple[float, float, tuple[float, float]]:
-        """What n-step Q-learning should see from row `start` of world i on."""
+        """What n-step Q-learning should see from step `start` of environment i on."""
         reward, discount, following = 0.0, 1.0, (-1.0, -1.0)
         for row in self.rows[i][start : start + n]:
             if row["mask"] == 0:

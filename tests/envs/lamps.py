@@ -1,4 +1,4 @@
-"""A world of pictures in Gymnasium's order: the color of a lamp says what to do, and so does nothing else."""
+"""An environment with images in Gymnasium's layout: only the color of a lamp tells the right action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of `envs.base` over all engines: equal worlds give equal rows, whatever their autoreset."""
+"""The contract of `envs.base` over all engines: equal environments give equal steps, whatever their autoreset."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ def test_a_wrong_number_of_actions_is_refused(engine: str) -> None:
 
 
 def test_a_library_of_the_system_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As EnvPool's Procgen without Qt. Gymnasium's world is taken instead where it has one."""
+    """As EnvPool's Procgen without Qt. Gymnasium's environment is used instead if it has one."""
     import envpool
 
     def missing(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Worlds that break their word: the message names the environment, the world and the step."""
+"""Environments that break their spaces: the message names the environment, its index and the step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sabotage import sabotaged_by
 
 
 class Broken(gymnasium.Env):  # type: ignore[type-arg]
-    """Fails as told at step `at` of its episode `when` (0: as it begins), in the world that was seeded with `who`."""
+    """Fails as told at step `at` of its episode `when` (0: as it begins), in the environment seeded with `who`."""
 
     def __init__(self, how: str, parts: bool = False, when: int = 2, at: int = 3, who: int = 12) -> None:
         plain = gs.Box(-1.0, 1.0, (2,), np.float32)

@@ -1,4 +1,4 @@
-"""Table worlds: read, drawn and stepped through."""
+"""Tabular environments: read, drawn and stepped through."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The T-maze and repeat-first against their rules, written down one world at a time."""
+"""The T-maze and repeat-first compared with their rules, one environment at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACTIONS[torch.rand(60, 7, generator=torch.Generator().manual_seed(1)) < 0.5] = 0
     "foresight.envs.control.memory_tasks.TMaze.begin", change("rows", lambda x: x & (torch.arange(len(x)) > 0))
 )
 def test_the_maze_is_the_papers():
-    """arXiv:2307.03864, §5: a grid, one world at a time; the goal is read off the first observation."""
+    """arXiv:2307.03864, §5: a grid, one environment at a time; the goal is read off the first observation."""
     length = 2
     env = make("TMazePassive-v0", num_envs=7, length=length)
     obs = env.reset(0)
@@ -32,24 +32,24 @@ def test_the_maze_is_the_papers():
     for action in ACTIONS:
         feedback = env.step(action)
         ended = []
-        for i, (world, a) in enumerate(zip(envs, action.tolist(), strict=True)):
+        for i, (maze, a) in enumerate(zip(envs, action.tolist(), strict=True)):
             dx, dy = [(1, 0), (0, 1), (-1, 0), (0, -1)][a]
-            x, y = world["x"] + dx, world["y"] + dy
+            x, y = maze["x"] + dx, maze["y"] + dy
             if (0 <= x <= length and y == 0) or (x == length and abs(y) == 1):
-                world["x"], world["y"] = x, y
-            world["time"] += 1
-            over = world["time"] == length + 1
-            reward = float(world["y"] == world["goal"]) if over else -float(world["x"] < world["time"]) / length
+                maze["x"], maze["y"] = x, y
+            maze["time"] += 1
+            over = maze["time"] == length + 1
+            reward = float(maze["y"] == maze["goal"]) if over else -float(maze["x"] < maze["time"]) / length
             assert feedback.reward[i].item() == pytest.approx(reward)
             assert (feedback.cut[i].item(), feedback.discount[i].item()) == (float(over), 1.0 - over)
-            world["sum"] += reward
-            at = world["x"] == length
-            assert feedback.final_obs[i].tolist() == [float(at), float(world["y"]) if at else 0.0]
-            arms += world["y"] != 0
+            maze["sum"] += reward
+            at = maze["x"] == length
+            assert feedback.final_obs[i].tolist() == [float(at), float(maze["y"]) if at else 0.0]
+            arms += maze["y"] != 0
             if over:
-                ended.append(world["sum"])
+                ended.append(maze["sum"])
                 assert feedback.obs[i, 0] == 0 and abs(feedback.obs[i, 1]) == 1
-                world.update(x=0, y=0, time=0, goal=feedback.obs[i, 1].item(), sum=0.0)
+                maze.update(x=0, y=0, time=0, goal=feedback.obs[i, 1].item(), sum=0.0)
             else:
                 assert torch.equal(feedback.obs[i], feedback.final_obs[i])
         assert feedback.info.get("episode_return", []) == pytest.approx(ended)

@@ -22,7 +22,7 @@ def test_every_row_is_what_its_task_shows_alone() -> None:
     together, (long, short) = MultiTask(tasks()), tasks()
     assert together.num_envs == 5 and together.name == "CartPole-v1,CartPole-v1"
     obs = together.reset(7)
-    assert torch.equal(obs, torch.cat([long.reset(7), short.reset(10)]))  # world i is seeded with seed + i
+    assert torch.equal(obs, torch.cat([long.reset(7), short.reset(10)]))  # environment i is seeded with seed + i
     ended = []
     for step in range(1, 30):
         action = torch.randint(2, (5,))

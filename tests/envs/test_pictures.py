@@ -1,4 +1,4 @@
-"""Pictures in Gymnasium's order, with colors and in stacks: what worlds show and what runs learn from."""
+"""Pictures in Gymnasium's order, with colors and in stacks: what environments return and what runs train on."""
 
 from __future__ import annotations
 

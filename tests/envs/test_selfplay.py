@@ -1,4 +1,4 @@
-"""Self-play as a world: whose reward it is, what follows an end, and what is refused."""
+"""Self-play as an environment: whose reward it is, what follows an end, and what is refused."""
 
 from __future__ import annotations
 

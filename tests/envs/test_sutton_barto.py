@@ -1,4 +1,4 @@
-"""The worlds of Sutton & Barto: values that the book or exact arithmetic elsewhere gives."""
+"""The environments of Sutton & Barto: values from the book or from exact arithmetic."""
 
 from __future__ import annotations
 

@@ -181,16 +181,16 @@ def test_a_module_in_the_working_directory_and_a_neighbor_of_the_file_are_found(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_all_processes_is_left_to_the_run(task, tmp_path, number):
     """As `timeout` and batch schedulers send it: while the process begins, and while it works."""
-    apart = Worker(f"{tmp_path}/rewards.py:slow", 60.0)
-    apart._start()
-    process = apart._end.peek()[2][0]
+    worker = Worker(f"{tmp_path}/rewards.py:slow", 60.0)
+    worker._start()
+    process = worker._end.peek()[2][0]
     process.send_signal(number)  # before it has read a line of Python
-    apart._answer(60.0, "was not imported")
+    worker._answer(60.0, "was not imported")
     timer = threading.Timer(0.1, process.send_signal, (number,))
     timer.start()
-    assert apart(completions=["a"]) == [1.0]
+    assert worker(completions=["a"]) == [1.0]
     timer.join()
-    assert apart(completions=["a", "b"]) == [1.0, 1.0] and process.poll() is None
+    assert worker(completions=["a", "b"]) == [1.0, 1.0] and process.poll() is None
 
 
 def test_what_the_function_starts_can_still_be_ended(task, tmp_path):
@@ -210,14 +210,14 @@ def _ones(completions, **_):
 
 
 def test_one_that_is_killed_between_two_calls_is_told_and_begun_anew(tmp_path, task):
-    apart = Worker(f"{tmp_path}/rewards.py:lengths", 60.0)
-    assert apart(completions=["ab"]) == [2.0]
-    process = apart._end.peek()[2][0]
+    worker = Worker(f"{tmp_path}/rewards.py:lengths", 60.0)
+    assert worker(completions=["ab"]) == [2.0]
+    process = worker._end.peek()[2][0]
     process.kill()
     process.wait()
     with pytest.raises(LostError, match="ended during a call"):
-        apart(completions=["ab"])
-    assert apart(completions=["abc"]) == [3.0]
+        worker(completions=["ab"])
+    assert worker(completions=["abc"]) == [3.0]
 
 
 def test_any_task_may_say_how_long_a_part_of_its_reward_may_take(tmp_path, task):
@@ -228,14 +228,14 @@ def test_any_task_may_say_how_long_a_part_of_its_reward_may_take(tmp_path, task)
 
 
 def test_the_process_ends_with_its_owner(task, tmp_path):
-    apart = Worker(f"{tmp_path}/rewards.py:lengths", 60.0)
-    assert apart(completions=["ab"]) == [2.0]
-    ended = apart._end
+    worker = Worker(f"{tmp_path}/rewards.py:lengths", 60.0)
+    assert worker(completions=["ab"]) == [2.0]
+    ended = worker._end
     process = ended.peek()[2][0]
     os.kill(process.pid, signal.SIGINT)  # Ctrl-C reaches all processes of a terminal
-    assert apart(completions=["abc"]) == [3.0]
+    assert worker(completions=["abc"]) == [3.0]
     assert ended.alive
-    del apart
+    del worker
     gc.collect()
     assert not ended.alive and process.poll() is not None
 
