@@ -37,15 +37,15 @@ def data(
         model: "smollm2", a Hugging Face folder (such as the export/ of a run), or a hub id. Several answer one after
             the other, and both answers of a pair are one model's.
         prompts: how many training prompts to answer; default: all of them.
-        group: answers of each model to each prompt.
-        most: rows of each model for each prompt.
-        least: the grade that a demonstration needs.
-        max_new_tokens: tokens an answer may have; one that hits the limit is left out.
+        group: answers per model and prompt.
+        most: maximum rows per model and prompt.
+        least: the minimum reward of a demonstration.
+        max_new_tokens: maximum tokens of an answer; truncated answers are left out.
         temperature: of sampling.
         seed: of sampling.
         device: auto, cpu, cuda, cuda:1 or mps.
-        completer: the URL of a server that answers instead, with the weights that it has; `model` tells its tokenizer.
-        env_options: what the task is made with, as key=value (reward=rewards.py:score).
+        completer: URL of a server that samples with its own weights; `model` gives the tokenizer.
+        env_options: options of the task, as key=value (reward=rewards.py:score).
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What a Config says of its own fields, and which of them a command line names."""
+"""Fields of a Config with their help texts, and which of them a command line sets."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def value(args: Sequence[str], name: str) -> str | None:
 
 
 def whole_numbers(args: Sequence[str], integers: Iterable[str]) -> list[str]:
-    """Let people write `--steps 1e6`: the values of integer options that are whole floats become integers."""
+    """Accept `--steps 1e6`: the values of integer options that are whole floats become integers."""
     names, out, previous = set(integers), [], ""
     for token in args:
         name, equals, value = token.partition("=")

@@ -15,7 +15,7 @@ import tyro
 from foresight.cli import screen
 from foresight.errors import UserError
 
-HINT = "Type a move; help tells what else there is."
+HINT = "Type a move; help lists the commands."
 HELP = """a move     as `moves` lists them, in upper or lower case, or its number as #12
 moves      the legal ones
 ?          the agent's view: what you can expect, the moves it looked at, the line it expects
@@ -37,12 +37,12 @@ def match(
     seed: int = 0,
     json: bool = False,
 ) -> int:
-    """Let two players meet, both colors, and say by how much the first is stronger, in Elo with its interval.
+    """Play a match, both colors, and estimate the difference in Elo with its interval.
 
     With --checkpoints and one run, its own checkpoints meet each other: did it grow stronger?
 
     Args:
-        first: a run directory, or the name of an agent that comes along (connect_four).
+        first: a run directory, or the name of a bundled agent (connect_four).
         second: another of these, or random, minimax:DEPTH, mcts:SIMULATIONS, solver (Connect Four).
         games: how many; half of them with each color.
         openings: random moves before each game, the same for both colors; by default 2 between two runs, which
@@ -336,4 +336,4 @@ def _share(value: float) -> str:
 
 
 def _elo(x: float) -> str:
-    return f"{x:+.0f}" if math.isfinite(x) else ("more than can be told" if x > 0 else "less than can be told")
+    return f"{x:+.0f}" if math.isfinite(x) else ("+inf" if x > 0 else "-inf")

@@ -1,4 +1,4 @@
-"""`foresight list` and `foresight show`: what there is, read from the source without importing torch."""
+"""`foresight list` and `foresight show`: the algorithms, read from their source without importing torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foresight.runtime.results import results
 
 
 def list_(json: bool = False) -> int:
-    """List the algorithms, each with the committed results that prove it.
+    """List the algorithms, each with its published results.
 
     Args:
         json: print one JSON document instead of a table.
@@ -30,7 +30,7 @@ def list_(json: bool = False) -> int:
     console = screen.stdout()
     console.print(screen.table(("algorithm", "what it is", "verified"), rows, wrap=("what it is", "verified")))
     console.print(
-        "\nforesight show NAME tells more, presets and all results; foresight train NAME starts.", style="dim"
+        "\nDetails, presets and all results: foresight show NAME. Training: foresight train NAME.", style="dim"
     )
     return 0
 
@@ -44,7 +44,7 @@ def _best(rows: list[results.Row]) -> str:
 
 
 def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
-    """Tell what an algorithm is: its objective, every number with its source, its presets.
+    """Show an algorithm: its objective, every Config field with its source, its presets, its results.
 
     Args:
         name: an algorithm, as `foresight list` prints it, or the path of your own algorithm file.
@@ -63,7 +63,7 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
         return 0
     console = screen.stdout()
     console.print(entry.doc, markup=False)
-    console.print(f"\nwing {entry.wing}, world {entry.kind}, counts {entry.unit}", style="dim")
+    console.print(f"\nfamily: {entry.wing}, environment: {entry.kind}, steps: {entry.unit}", style="dim")
     console.print("\nConfig", style="bold")
     rows = [(field.name, plain(field.default), field.help) for field in described]
     console.print(screen.table(("field", "default", "what, unit, source"), rows, wrap="what, unit, source"))
@@ -83,7 +83,7 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
 
 
 def plain(value: Any) -> str:
-    """A value as one would type it."""
+    """A value as typed on the command line."""
     if isinstance(value, tuple | list):
         return " ".join(plain(part) for part in value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         target = f"'foresight[{extra}]'" if extra else module.replace("_", "-")
         return _fail(f"The package '{module}' is missing: pip install {target}")
     except BrokenPipeError:
-        # The reader went away (| head): say nothing, and keep the interpreter from complaining at exit.
+        # The reader closed the pipe (| head): print nothing, and keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
@@ -48,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"{error.strerror}: {error.filename or 'the disk'}")
     except KeyboardInterrupt as stop:
-        if str(stop):  # a run that was stopped says how to go on
+        if str(stop):  # a stopped run prints how to resume it
             _say(str(stop))
         return int(getattr(stop, "exit_code", INTERRUPTED))
-    except SystemExit as stop:  # tyro has said what it had to say
+    except SystemExit as stop:  # tyro has printed its message
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
 
 

@@ -1,4 +1,4 @@
-"""`foresight play`: watch an agent, step through the sweeps of a table, talk to a model."""
+"""`foresight play`: watch an agent, step through sweeps, prompt a model, play a game."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def play(
     device: str = "auto",
     completer: str | None = None,
 ) -> int:
-    """See and use what a run has learned: watch the agent, step through the sweeps, talk to the model, play against it.
+    """Use a trained run: watch the agent, step through the sweeps, prompt the model, play against it.
 
     Args:
-        run: a run directory, or the name of an agent that comes along: connect_four.
-        gif: write here instead (.gif or .mp4); the default, where there is no display, is RUN/media/play.gif.
+        run: a run directory, or the name of a bundled agent: connect_four.
+        gif: write a .gif or .mp4; default without a display: RUN/media/play.gif.
         prompt: one prompt for a language model, instead of a conversation.
         seed: of the episode.
         checkpoint: latest, best, or a step.
-        tokens: the most tokens a model may answer with; by default as in training.
-        side: of a game, which you play.
+        tokens: maximum tokens of an answer; default: as in training.
+        side: your side of a game.
         simulations: of the agent's search in a game; by default those of its result (play_simulations of its Config),
             0 plays without looking ahead.
         device: auto, cpu, cuda or mps.
-        completer: the URL of a server that answers instead, with the weights that it has (language runs).
+        completer: URL of a server that samples with its own weights (language runs).
     """
     from foresight.runtime import run as runner
 
@@ -135,27 +135,27 @@ def _talk(agent: Any, prompt: str | None, tokens: int | None) -> None:
     console = screen.stdout()
     if sys.stdin.isatty():
         task = agent.settings.env
-        console.print(f"Trained on '{task}'. Every line is a prompt of its own; an empty one ends.", style="dim")
+        console.print(f"Trained on '{task}'. Each line is a separate prompt; an empty line ends.", style="dim")
     for line in _lines():
         print(agent.act(line), flush=True)
 
 
-# How a run of each kind of environment is played; a run of any other kind is played against.
+# How a run of each kind of environment is played; games are played against the agent.
 DRAWN = {"control": _watch, "tabular": _sweeps}
 PROMPTED = {"text": _talk}
 
 
 def _lines(keep_empty: bool = False) -> Iterator[str]:
-    """What a person types or a pipe brings, until an empty line (unless those are kept) or the end."""
-    person = sys.stdin.isatty()
-    if person:
+    """Lines of stdin, until an empty line (unless those are kept) or the end."""
+    terminal = sys.stdin.isatty()
+    if terminal:
         with contextlib.suppress(ImportError):  # Windows has none
-            importlib.import_module("readline")  # with it `input` lets people edit a line, and call earlier ones back
+            importlib.import_module("readline")  # with it `input` has line editing and history
     while True:
         try:
-            line = input("> ") if person else input()
+            line = input("> ") if terminal else input()
         except EOFError:
-            if person:
+            if terminal:
                 print()
             return
         if not line.strip() and not keep_empty:

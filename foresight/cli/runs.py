@@ -1,4 +1,4 @@
-"""`foresight eval` and `foresight plot`: what finished runs are worth."""
+"""`foresight eval` and `foresight plot`: evaluate and plot finished runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def plot(
     model: int | None = None,
     json: bool = False,
 ) -> int:
-    """Draw learning curves; runs of one algorithm and world become one curve with an interval.
+    """Draw learning curves; runs of one algorithm and environment become one curve with an interval.
 
     Args:
         runs: run directories.
         out: the picture (.png, .svg or .pdf).
         metric: what to draw; by default the first that the algorithm shows.
-        x: what to draw it against.
-        model: instead of curves, how wrong the learned model of each run (muzero and its heirs) is after up to so many
-            of its own steps: its values, policies and rewards beside those of what then happened.
-        json: print the numbers of the last point as JSON.
+        x: the x axis: step or seconds.
+        model: instead of curves, the error of the learned model (muzero and its variants) over this many model steps:
+            predicted values, policies and rewards compared with the actual ones.
+        json: print the last point of each curve as JSON.
     """
     if model is not None:
         return _model(runs, model, out, json)
@@ -82,15 +82,15 @@ def eval_(
     completer: str | None = None,
     json: bool = False,
 ) -> int:
-    """Evaluate a run, greedily, in environments or on prompts that it never trained on.
+    """Evaluate a run greedily, on held-out seeds or prompts.
 
     Args:
         run: a run directory.
         episodes: how many episodes (or prompts).
-        seed: of the evaluation environments; all of their seeds are apart from those of training.
+        seed: of the evaluation environments; they never overlap the seeds of training.
         checkpoint: latest, best, or a step.
         device: auto, cpu, cuda or mps.
-        completer: the URL of a server that answers instead, with the weights that it has (language runs).
+        completer: URL of a server that samples with its own weights (language runs).
         json: print the result as JSON, with the value of every episode.
     """
     if episodes < 1:

@@ -1,4 +1,4 @@
-"""Where the command line writes: people's words by rich, programs' by JSON, both on stdout; trouble on stderr."""
+"""Output of the command line: text (rich) or JSON on stdout, errors on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDE = 120  # columns where nobody's terminal says how wide it is
+WIDE = 120  # columns if stdout is not a terminal
 
 
 def stdout() -> Console:

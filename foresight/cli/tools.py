@@ -1,4 +1,4 @@
-"""`foresight bench`, `foresight reproduce` and `foresight doctor`: how fast, how well, and whether all is in order."""
+"""`foresight bench`, `foresight reproduce` and `foresight doctor`: speed, results, the installation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def bench(
     peer_python: str | None = None,
     json: bool = False,
 ) -> int:
-    """Measure a workload, side by side with a peer library if asked; without a name, list the workloads.
+    """Measure a workload, optionally compared with a peer library. Without a name, list the workloads.
 
     Args:
         name: a benchmark.
-        against: the peer to run in turn with it, such as stable-baselines3.
+        against: the peer library to compare with, such as stable-baselines3.
         rounds: how many times; medians are reported.
-        out: where the result goes; by default results/bench-NAME.json.
-        peer_python: the interpreter of the peer, where it has an environment of its own.
+        out: the result file; default: results/bench-NAME.json.
+        peer_python: the peer's Python, if it has its own virtual environment.
         json: print the result as JSON.
     """
     from foresight.runtime import bench as benches
@@ -66,16 +66,16 @@ def reproduce(
     quick: bool = False,
     json: bool = False,
 ) -> int:
-    """Rerun published results, with pictures; stopped, it goes on; without a name, list what can be reproduced.
+    """Rerun published results, with pictures. The same command resumes. Without a name, list the suites.
 
     Args:
         name: a suite: sutton-barto, model-free, search or language.
         listed: list the rows of the suite: target, budget, what was reached, met or missed; nothing is run.
-        only: run these rows, and those that must be there before them.
+        only: run these rows, and the rows that they need.
         missing: run the rows that have no result yet.
-        seeds: of each trained row at most so many; without it as many as the suite says.
-        out: where results and pictures go; by default results/ and docs/media/.
-        quick: run little, only to see that everything works; writes under runs/ unless --out is given.
+        seeds: at most this many seeds per trained row; default: the suite's.
+        out: the folder of results and pictures; default: results/ and docs/media/.
+        quick: make a few steps only, to check that everything works; writes under runs/ unless --out is given.
         json: print as JSON.
     """
     from foresight.runtime.results import reproduce as again
@@ -123,7 +123,7 @@ def _print_rows(console: Console, rows: list[Any]) -> None:
 
 
 def doctor(json: bool = False) -> int:
-    """Look at what is installed and what is missing; exit code 1 where something must be mended.
+    """Check the installation; exit code 1 if something must be fixed.
 
     Args:
         json: print everything as JSON.
@@ -173,7 +173,7 @@ def _print_doctor(console: Console, found: dict[str, Any]) -> None:
     console.print(screen.table(("folder", "", "", ""), rows))
     console.print()
     if not found["problems"]:
-        console.print("All is well.", style="green")
+        console.print("No problems found.", style="green")
     for problem in found["problems"]:
         console.print(f"{problem['what']}\n  → {problem['fix']}", style="yellow", markup=False)
 

@@ -19,36 +19,36 @@ ENOUGH = 5  # points that are worth a curve
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Where it acts and what is kept; the numbers of the algorithm follow."""
+    """The run; the hyperparameters of the algorithm follow."""
 
     preset: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
-    """A tested set of numbers (`foresight show NAME` lists them). Fields given by hand win over it."""
+    """A tested set of hyperparameters (`foresight show NAME` lists them). Fields on the command line override it."""
     env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
     """The environment, such as CartPole-v1 or GridWorld8x8."""
     task: Annotated[str | None, tyro.conf.arg(metavar="TASK")] = None
     """The text task of a language run: addition, largest, reasoning_gym:NAME, or a .jsonl file."""
     env_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
-    """What the environment is made with, as key=value (frame_stack=4)."""
+    """Options of the environment, as key=value (frame_stack=4)."""
     out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """The run directory; it must not hold a run already. Default: a new one under runs/."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     actors: Annotated[int, tyro.conf.arg(metavar="N")] = 0
-    """Processes that act apart from the learner (Ray); 0: one process acts and learns."""
+    """Actor processes (Ray); 0: one process acts and learns."""
     ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
-    """The Ray cluster that the actors run on (HOST:6379, or auto); by default this machine."""
+    """Address of the Ray cluster for the actors (HOST:6379, or auto). Default: this machine."""
     completer: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
-    """A server (vLLM, SGLang, llama.cpp) that samples for a language model; by default the model samples itself."""
+    """A server (vLLM, SGLang, llama.cpp) that samples for a language model. Default: the model itself."""
     evaluate_every: int | None = None
-    """Evaluate each time that so many steps have passed; by default the preset says, else only at the end."""
+    """Steps between evaluations. Default: the preset's, otherwise only at the end."""
     evaluation_episodes: int | None = None
-    """Episodes (or held-out prompts) of an evaluation; by default the preset or the world says."""
+    """Episodes (or held-out prompts) per evaluation. Default: the preset's, otherwise 20 (prompts: all)."""
     checkpoint_every: float | None = None
-    """Seconds between checkpoints; default 120, or longer where saving is slow."""
+    """Seconds between checkpoints. Default: 120, longer if saving is slow."""
     keep: int = 3
-    """How many of the newest checkpoints stay."""
+    """How many of the newest checkpoints to keep."""
     log: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SERVICE ...")] = ()
-    """Also write to these services: wandb, trackio."""
+    """Also log to these services: wandb, trackio."""
     record: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Record a video of the trained agent into the run's media/."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -66,7 +66,9 @@ def train(
         options: see above.
     """
     if name is None:
-        raise UserError(f"Which algorithm? foresight train NAME, with one of: {', '.join(catalog.algorithms())}.")
+        raise UserError(
+            f"No algorithm given. Type foresight train NAME, with one of: {', '.join(catalog.algorithms())}."
+        )
     return _go(name, options, {})
 
 
@@ -95,8 +97,8 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
         shape,
         args=args,
         prog=f"foresight train {name}",
-        description=f"{entry.title}\n\nSteps are {entry.unit}. `foresight show {name}` tells more.",
-        default=shape(Options(), _defaults(name, args)),  # the preset's numbers, so that help shows them
+        description=f"{entry.title}\n\nSteps are {entry.unit}. Details: foresight show {name}",
+        default=shape(Options(), _defaults(name, args)),  # the preset's values, so that help shows them
         config=(tyro.conf.OmitArgPrefixes,),
     )
     values = flatten(getattr(parsed, entry.name))
@@ -118,11 +120,11 @@ def resume(
 
     Args:
         run: a run directory, or one of its checkpoints.
-        steps: a new total.
-        device: another device than before.
-        actors: another number of actors than before.
-        ray: the Ray cluster that they run on now; by default this machine.
-        completer: the URL of another server that samples.
+        steps: a new total number of steps.
+        device: a new device.
+        actors: a new number of actors.
+        ray: address of their Ray cluster; default: this machine.
+        completer: URL of a new server that samples.
         record: record a video of the trained agent into the run's media/.
         log: also write to these services (wandb, trackio).
         json: print the summary as JSON at the end.
@@ -137,7 +139,7 @@ def resume(
 
 
 def report(finished: Any, json: bool) -> None:
-    """What was reached, from what, and what can be done with it now."""
+    """Print the result, the baseline, and the commands to use it."""
     summary = {"path": str(finished.path), **(finished.summary or {})}
     if json:
         screen.emit(summary)
@@ -171,7 +173,7 @@ def _curve(finished: Any, console: Console) -> None:
 
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
-    """Baseline and evaluation in plain words, where the time went, then steps, seconds and the place."""
+    """Lines for baseline, evaluation, profile, steps, seconds and path."""
     baseline, evaluation = summary.get("baseline"), summary.get("evaluation")
     lines = []
     if baseline:
@@ -228,7 +230,7 @@ def _go(name: str, options: Options, given: dict[str, Any]) -> int:
 
 
 def _defaults(name: str, args: Sequence[str]) -> Any:
-    """The Config that a run with these `args` starts from: that of the preset, named or found by its world."""
+    """The Config that a run with these `args` starts from: the preset's, by its name or its environment."""
     preset, env, task, model = (fields.value(args, word) for word in ("preset", "env", "task", "model"))
     if preset or env or task:
         given = {"model": model} if model else {}

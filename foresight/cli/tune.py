@@ -1,4 +1,4 @@
-"""`foresight tune`: search for the numbers of an algorithm's Config."""
+"""`foresight tune`: search for an algorithm's hyperparameters."""
 
 from __future__ import annotations
 
@@ -26,25 +26,27 @@ def tune(
     device: str = "auto",
     json: bool = False,
 ) -> int:
-    """Search for hyperparameters (Optuna); stopped and called again, a search goes on where it was.
+    """Search for hyperparameters (Optuna). The same command resumes a stopped search.
 
     Args:
         name: an algorithm.
-        preset: what the trials start from.
+        preset: the preset that trials start from.
         env: the environment, instead of a preset.
         task: the text task of a language algorithm, instead of a preset.
-        trials: how many in all, those of earlier calls included.
+        trials: total number of trials, earlier calls included.
         steps: of each trial; by default the preset's.
         seed: of every trial, and of the search.
         out: the directory of the search; by default runs/tune-NAME-PRESET.
         only: search these fields only.
-        ranges: a YAML file that says where to look (field: [a, b], or field: {low: 1e-4, high: 1e-2, log: true}).
-        prune: stop trials early that do worse than half of the others.
+        ranges: a YAML file of search ranges (field: [a, b], or field: {low: 1e-4, high: 1e-2, log: true}).
+        prune: stop trials that do worse than the median.
         device: auto, cpu, cuda, cuda:1 or mps.
-        json: print what was found as JSON.
+        json: print the result as JSON.
     """
     if name is None:
-        raise UserError(f"Which algorithm? foresight tune NAME, with one of: {', '.join(catalog.algorithms())}.")
+        raise UserError(
+            f"No algorithm given. Type foresight tune NAME, with one of: {', '.join(catalog.algorithms())}."
+        )
     from foresight.runtime import tune as tuning
 
     errors = screen.stderr()

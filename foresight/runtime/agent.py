@@ -1,4 +1,4 @@
-"""`Agent`: a trained State that acts, for people who hold one observation, or a batch."""
+"""`Agent`: a trained State that acts, for one observation or a batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Agent:
         found = checkpoint.find(path, which)
         self.module = catalog.module(self.settings.algorithm)
         self.config = build_config(self.module.Config, **self.settings.config)
-        self._lacks: UserError | None = None  # what cannot be done, where the data are gone that it needs
+        self._lacks: UserError | None = None  # raised by `evaluate`: the data are missing
         try:
             self.env = environments.single(self.settings)
         except UserError as error:
@@ -57,8 +57,8 @@ class Agent:
 
         One observation gives one action, in the form that a Gymnasium environment takes (an int, or an
         array); a batch gives an array `[B, ...]`. For text, a prompt (or an example, or a list) gives a
-        completion (or a list); positions of a game (of `world`) give an array of actions. Raises UserError where the
-        shape is not the world's.
+        completion (or a list); positions of a game (of `agent.env`) give an array of actions. Raises UserError if the
+        shape does not match the environment's.
         """
         return kinds.get(self.settings.kind).act(self, obs, explore)
 
@@ -90,7 +90,7 @@ class Agent:
         self._carry = None
 
     def close(self) -> None:
-        """Free what the world holds."""
+        """Close the environment."""
         environments.close(self.env)
 
     def batch(self, obs: Any) -> tuple[Any, bool]:
@@ -106,7 +106,7 @@ class Agent:
 
 
 def _fit(obs: Any, space: Any, name: str) -> tuple[Tensor, bool]:
-    """A batched tensor in the dtype that worlds show, and whether `obs` was a single one."""
+    """A batched tensor in the dtype of the environment's observations, and whether `obs` was a single one."""
     from foresight.envs.control.vector import tensor
 
     value = tensor(obs.detach().cpu().numpy() if isinstance(obs, Tensor) else np.asarray(obs), copy=True)

@@ -19,7 +19,7 @@ SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  
 
 
 def written(options: Any, name: str = "env_options") -> Any:
-    """Options as they are written down: a function by its place. Raises UserError for what cannot be."""
+    """Options as written to config.yaml: a function by its path. Raises UserError for what cannot be written."""
     if isinstance(options, dict):
         return {str(key): written(value, str(key)) for key, value in options.items()}
     if isinstance(options, list | tuple):
@@ -33,17 +33,17 @@ def written(options: Any, name: str = "env_options") -> Any:
 
         return place_of(options)
     raise UserError(
-        f"The option '{name}' is {str(options)[:60]!r}, a {type(options).__name__}: give a text, a number, a list of "
-        "them, or a function."
+        f"The option '{name}' is {str(options)[:60]!r}, a {type(options).__name__}: give a string, a number, a list of "
+        "these, or a function."
     )
 
 
 def fields(algorithm: str, preset: dict[str, Any]) -> dict[str, Any]:
-    """All fields of an algorithm's Config: its defaults under what `preset` says."""
+    """All fields of an algorithm's Config: its defaults, overridden by `preset`."""
     kind = catalog.config_class(algorithm)
-    said = {name: value for name, value in preset.items() if name not in RUNTIME_KEYS}
+    own = {name: value for name, value in preset.items() if name not in RUNTIME_KEYS}
     try:
-        return {**flatten(kind()), **coerce(algorithm, said)}
+        return {**flatten(kind()), **coerce(algorithm, own)}
     except TypeError as error:
         raise UserError(f"The Config of {algorithm} must have a default for every field ({error}).") from error
 
@@ -115,7 +115,7 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def check(config: dict[str, Any]) -> None:
-    """Raise UserError for a number that makes sense to no algorithm: each checks what is its own."""
+    """Raise UserError for a value that no algorithm accepts; each algorithm checks its own limits."""
     for name, value in config.items():
         several = value if isinstance(value, tuple | list) else (value,)
         numbers = [x for x in several if isinstance(x, int | float)]
@@ -135,17 +135,18 @@ def check(config: dict[str, Any]) -> None:
         if (name == "gamma" or name.endswith("_lambda")) and not 0 <= value <= 1:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
         if name.endswith("_fraction") and not 0 <= value <= 1:
-            raise UserError(f"{name} is a share: between 0 and 1, not {value}.")
+            raise UserError(f"{name} must be between 0 and 1, not {value}.")
     begins, steps = config.get("learning_starts"), config.get("steps", math.inf)
-    if isinstance(begins, int) and begins > steps:
+    # Only AlphaZero and its like refuse this; other algorithms run, and `health.unlearned` reports it at the end.
+    if "num_games" in config and isinstance(begins, int) and begins > steps:
         raise UserError(
-            f"learn_from is {begins:,}, but the run ends after {steps:,} steps: nothing would be learned. Lower "
-            "--learn-from, or raise --steps."
+            f"learning_starts is {begins:,}, but the run ends after {steps:,} steps: no update would be made. Lower "
+            "--learning-starts or raise --steps."
         )
 
 
 def option(name: str, value: Any) -> list[str]:
-    """A Config field as the words of a command line."""
+    """A Config field as command-line arguments."""
     flag = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         return [flag if value else "--no-" + name.replace("_", "-")]
@@ -155,5 +156,5 @@ def option(name: str, value: Any) -> list[str]:
 
 
 def plain(value: Any) -> str:
-    """A value as it would be typed."""
+    """A value as typed on the command line."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

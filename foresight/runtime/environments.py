@@ -1,4 +1,4 @@
-"""The worlds of a run: one to train in, one apart from it to be measured in, one to be looked at."""
+"""The environments of a run: for training, for evaluation, and a single one to act in or render."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def single(resolved: Settings, render: bool = False) -> Any:
 
 
 def silent(resolved: Settings) -> Any:
-    """A text task whose data are gone: it asks nothing, and whoever is asked answers in its words all the same."""
+    """A text task without its data, which were moved or deleted: the model can still be prompted, not evaluated."""
     from foresight.envs.text.task import TextTask  # late: an MDP must not wait for it
 
     return TextTask(resolved.typed().env, [], [], None, traced=bool(resolved.env_options.get("trace")))
@@ -39,6 +39,6 @@ def spaces(env: Any) -> Any:
 
 
 def close(env: Any) -> None:
-    """Free what a world holds, if it holds anything."""
+    """Close an environment, if it has `close`."""
     if hasattr(env, "close"):
         env.close()

@@ -1,4 +1,4 @@
-"""Health warnings in words: what a number means for the run, and what to do about it."""
+"""Warnings about unhealthy metrics: what a value means for the run, and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Test = Callable[[float, Mapping[str, float]], Sentence]
 class Rule:
     """`test(value, metrics)` gives a sentence where the value of `metric` is unhealthy.
 
-    It must be so `patience` times in a row before it is said: one bad step is noise.
+    It must be so `patience` times in a row before a warning: one bad step is noise.
     """
 
     metric: str
@@ -27,14 +27,14 @@ class Rule:
 
 
 class Health:
-    """Watches the metrics of a run and says what is wrong with them, each thing once in a stretch.
+    """Watches the metrics of a run and warns once per episode of trouble.
 
-    A sentence is said when its condition begins, and again only after the condition has gone away and come back.
+    A rule warns when its condition begins, and again only after the condition has cleared and returned.
     """
 
     def __init__(self, rules: tuple[Rule, ...] | None = None) -> None:
         self._rules = RULES if rules is None else rules
-        self._stretch = [0] * len(self._rules)
+        self._streak = [0] * len(self._rules)
 
     def check(self, step: int, metrics: Mapping[str, object]) -> list[str]:
         """The sentences that are new at `step`; metrics that are absent or NaN change nothing."""
@@ -44,8 +44,8 @@ class Health:
             if rule.metric not in numbers or math.isnan(numbers[rule.metric]):
                 continue  # NaN is not a matter of health: a NaN loss stops the run, others mean "not defined"
             sentence = rule.test(numbers[rule.metric], numbers)
-            self._stretch[index] = self._stretch[index] + 1 if sentence else 0
-            if sentence and self._stretch[index] == rule.patience:
+            self._streak[index] = self._streak[index] + 1 if sentence else 0
+            if sentence and self._streak[index] == rule.patience:
                 sentences.append(f"step {step:,}: {sentence}")
         return sentences
 
@@ -55,11 +55,13 @@ def unlearned(resolved: Settings, step: int, updates: int | None, before: Any, a
 
     `before`, `after`: the Evaluations of random play and of the run; `updates`: gradient steps, where the State counts.
     """
-    if not {"unroll_steps", "simulations", "warmup"} <= set(resolved.config) or step < 1:
+    if not {"unroll_steps", "simulations", "learning_starts"} <= set(resolved.config) or step < 1:
         return None
     noise = 2 * math.hypot(before.std, after.std) / math.sqrt(max(after.n, 1))
     if updates == 0:
-        why = f"the first gradient step comes after {resolved.config['warmup']:,} env steps (--warmup)"
+        why = (
+            f"the first gradient step comes after {resolved.config['learning_starts']:,} env steps (--learning-starts)"
+        )
     elif after.worth <= before.worth + noise:
         why = f"{after.metric} {after.mean:.4g} is no better than the {before.mean:.4g} of random play"
     else:
@@ -67,8 +69,8 @@ def unlearned(resolved: Settings, step: int, updates: int | None, before: Any, a
     known = catalog.presets(resolved.algorithm)
     mine = {name: preset for name, preset in known.items() if preset.get("env") == resolved.env} or known
     takes = [f"{preset['steps']:,} at {name}" for name, preset in mine.items() if preset.get("steps", 0) > step]
-    more = f" Its presets take {', '.join(takes)}: foresight resume RUN --steps N goes on." if takes else ""
-    return f"nothing was learned yet in {step:,} env steps: {why}.{more}"
+    more = f" Its presets take {', '.join(takes)}: continue with: foresight resume RUN --steps N." if takes else ""
+    return f"no learning yet after {step:,} env steps: {why}.{more}"
 
 
 def nonfinite(metrics: Mapping[str, object]) -> list[str]:
@@ -88,13 +90,13 @@ def _equal_groups(share: float, metrics: Mapping[str, float]) -> Sentence:
 def _most_equal(share: float, _: Mapping[str, float]) -> Sentence:
     if not 0.9 <= share < 1:
         return None
-    return f"{share:.0%} of the groups had equal rewards and taught nothing; try larger groups or another difficulty"
+    return f"{share:.0%} of the groups had equal rewards and gave no gradient; try larger groups or another difficulty"
 
 
 def _left_out(share: float, _: Mapping[str, float]) -> Sentence:
     if share < 1:
         return None
-    return "no answer of this step counts, as all are cut off or unscorable: nothing was learned from it"
+    return "every completion of this step is truncated or unscorable: no gradient"
 
 
 def _truncated(share: float, _: Mapping[str, float]) -> Sentence:
@@ -112,7 +114,7 @@ def _entropy(value: float, _: Mapping[str, float]) -> Sentence:
     if not 0 <= value < 0.003:
         return None
     return (
-        f"entropy collapsed to {value:.2g}: the policy hardly explores any more; "
+        f"entropy collapsed to {value:.2g}: the policy hardly explores; "
         "if it has not solved the task, raise the entropy bonus or lower the learning rate"
     )
 
@@ -136,7 +138,7 @@ def _ratio(value: float, _: Mapping[str, float]) -> Sentence:
     if 0.05 <= value <= 20:
         return None
     return (
-        f"a probability ratio reached {value:.3g}: the policy that learns is far from the one that acted; "
+        f"a probability ratio reached {value:.3g}: the current policy is far from the one that acted; "
         "lower the learning rate, or check that the sampling temperature is the same in both"
     )
 
@@ -160,7 +162,7 @@ def _reference(value: float, _: Mapping[str, float]) -> Sentence:
     if value <= 1:
         return None
     return (
-        f"the model has gone far from the reference (KL {value:.3g} nats a token): completions may be degenerate; "
+        f"the model has drifted far from the reference (KL {value:.3g} nats a token): completions may be degenerate; "
         "raise the KL coefficient or lower the learning rate"
     )
 

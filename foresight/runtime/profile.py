@@ -1,6 +1,6 @@
 """Where the time of a run goes: environment, inference (all else that acting costs), learning, waiting.
 
-Tables have two sections: learning, and walking, which is acting, the world and, in one compiled loop, learning too.
+Tabular runs have two: learning, and walking (acting, the environment and, in a compiled loop, learning too).
 Language has sampling, grading and learning, and other, which is all between them: reading data, preparing batches.
 """
 
@@ -35,11 +35,11 @@ class Watch:
         self._ended: list[tuple[str, float, int]] = []
 
     def reset(self, seed: int) -> Any:
-        """Start all worlds; equal seeds give equal episodes. Returns obs `[B, ...]`."""
+        """Reset all envs; equal seeds give equal episodes. Returns obs `[B, ...]`."""
         return self.env.reset(seed)
 
     def step(self, action: Tensor) -> Any:
-        """Take `action` `[B, ...]` in every world."""
+        """Take `action` `[B, ...]` in every env."""
         began = perf_counter()
         feedback = self._step(action)
         self.seconds += perf_counter() - began
@@ -48,7 +48,7 @@ class Watch:
         return feedback
 
     def render(self) -> Any:
-        """One RGB frame of world 0, `[height, width, 3]` uint8, or None where the world cannot be drawn."""
+        """One RGB frame of env 0, `[height, width, 3]` uint8, or None if it cannot be rendered."""
         return self.env.render()
 
     def close(self) -> None:

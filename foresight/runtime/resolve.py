@@ -29,14 +29,14 @@ def resolve(
     ray: str | None = None,
     completer: str | None = None,
 ) -> Settings:
-    """Settle what runs. `given` are Config fields said explicitly; `config`, a whole Config, replaces the preset's.
+    """Resolve a run. `given` holds explicit Config fields; `config`, a whole Config, replaces the preset's.
 
     An `env` or `task` that has a preset of its own uses that preset, and `note` says so.
     Raises UserError for names that do not exist (algorithm, preset, field), for values of the wrong
-    type, and where no world is chosen.
+    type, and if no environment is chosen.
     """
     if ray is not None and not actors:
-        raise UserError("--ray says where actors run: say how many, too (--actors 8).")
+        raise UserError("--ray needs actors to run there: add --actors N, such as --actors 8.")
     if actors < 0:
         raise UserError(f"--actors must be at least 0, not {actors}.")
     if episodes is not None and episodes < 1:
@@ -46,14 +46,14 @@ def resolve(
     entry = catalog.entry(algorithm)
     usual = kinds.get(entry.kind)
     if completer is not None and not usual.completer:
-        raise UserError(f"--completer is for language runs; {entry.name} acts in a '{entry.kind}' world.")
+        raise UserError(f"--completer is for language runs; {entry.name} is a '{entry.kind}' algorithm.")
     given = given or {}
     env_word, other_word = ("task", "env") if usual.word == "task" else ("env", "task")
     name, wrong = (task, env) if usual.word == "task" else (env, task)
     if wrong is not None:
-        raise UserError(f"{entry.name} acts in a '{entry.kind}' world: choose it with {env_word}, not {other_word}.")
+        raise UserError(f"{entry.name} is a '{entry.kind}' algorithm: use --{env_word}, not --{other_word}.")
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
-    config_fields.written(env_options or {})  # says what cannot be written down before anything is done
+    config_fields.written(env_options or {})  # raises first if an option cannot be written to config.yaml
     known = catalog.presets(algorithm)
     found = None
     if preset is None and name is not None:
@@ -65,31 +65,33 @@ def resolve(
         preset = near[0]
     chosen = known.get(preset or "", {})
     if name is not None and "env" in chosen and fold(name) == fold(chosen["env"]):
-        name = chosen["env"]  # as it is written there: environments, unlike people, know upper from lower case
+        name = chosen["env"]  # in the preset's spelling: names of environments are case-sensitive
     if name is None:
         name = chosen.get("task", chosen.get("env"))
-    if name is None and usual.data:  # data to learn from are a task too, with held-out rows of their own
+    if name is None and usual.data:  # a data set is a task too, with its own held-out rows
         name = given.get("data") or chosen.get("data") or None
     if name is None:
         options = f", or a preset: {', '.join(known)}" if known else ""
-        raise UserError(f"Say what {entry.name} shall learn: --{env_word} NAME{options}.")
+        raise UserError(f"No {env_word} given for {entry.name}: add --{env_word} NAME{options}.")
     base = (
         config_fields.fields(algorithm, chosen) if config is None else config_fields.coerce(algorithm, flatten(config))
     )
     if "num_envs" in base and "num_envs" in (env_options or {}):
-        raise UserError(f"How many worlds there are is a number of {entry.name}: --num-envs, not --env-options.")
+        raise UserError(f"num_envs is a Config field of {entry.name}, not an environment option: use --num-envs.")
     config = {**base, **config_fields.coerce(algorithm, given)}
     config_fields.check(config)
     evaluation = chosen.get("evaluation") or {}
-    kind = chosen.get("kind", entry.kind)  # some algorithms act in worlds of two kinds
+    kind = chosen.get("kind", entry.kind)  # some algorithms take two kinds of environment
     other, name = kinds.get(kind).named(name, entry)
     kind = other or kind
     own = dict(chosen.get("env_options") or {})
-    if "board_size" in (env_options or {}):  # another name of the same
+    if "board_size" in (env_options or {}):  # another name of size
         own.pop("size", None)
     note = _applied(found, env_word, algorithm, chosen, given, env_options) if found else ""
     return Settings(
-        algorithm=str(entry.path) if algorithm.endswith(".py") else algorithm,  # found again from anywhere
+        algorithm=str(entry.path)
+        if algorithm.endswith(".py")
+        else algorithm,  # absolute, to be found from any directory
         kind=kind,
         env=name,
         preset=preset,
@@ -114,19 +116,19 @@ def _applied(
     given: dict[str, Any],
     options: dict[str, Any] | None,
 ) -> str:
-    """What a preset that nobody named sets, in words: what differs from the defaults and was not given otherwise."""
+    """What an automatically chosen preset sets: the values that differ from the defaults and were not given."""
     plain, mine = config_fields.fields(algorithm, {}), config_fields.fields(algorithm, chosen)
     sets = [f"{name}={config_fields.plain(x)}" for name, x in mine.items() if x != plain[name] and name not in given]
     asked = set(options or {}) | ({"size"} if "board_size" in (options or {}) else set())
     env = [
         f"{name}={config_fields.plain(x)}" for name, x in (chosen.get("env_options") or {}).items() if name not in asked
     ]
-    words = ", ".join(env + sets) or "nothing but defaults"
-    return f"using the preset '{preset}', because of --{word}; it sets {words}"
+    words = ", ".join(env + sets) or "only defaults"
+    return f"using preset '{preset}' because of --{word}; it sets {words}"
 
 
 def _preset_for(env: str, model: str | None, known: dict[str, dict[str, Any]], folded: bool = False) -> str | None:
-    """The first preset for this world (and this model, if one is named); with `folded` also in another case."""
+    """The first preset for this environment (and model, if given); with `folded`, in any case."""
     ways: list[Callable[[str], str]] = [str, fold] if folded else [str]
     for way in ways:
         for name, preset in known.items():

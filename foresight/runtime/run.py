@@ -90,12 +90,12 @@ def train(
 ) -> Run:
     """Train the algorithm `name` and return its run directory.
 
-    - `preset`, or `env` (control, mdp) or `task` (text): what to learn; a world that has a preset uses it;
+    - `preset`, or `env` (control, tabular, game) or `task` (text); one that has a preset uses it;
     - `out`: the run directory (default: a new one under `runs/`);
     - `steps`, `seed`, `model` and other `**fields`: the algorithm's Config, over the preset; or a whole `config`;
     - `evaluate_every`: in the algorithm's unit (default: at the end only), `evaluation_episodes` each time;
     - `checkpoint_every`: seconds (default: 120, or longer where saving is slow), the `keep` newest stay;
-    - `actors`: processes that act apart from the learner, on this machine or on the Ray cluster at `ray`;
+    - `actors`: actor processes, on this machine or on the Ray cluster at `ray`;
     - `completer`: the URL of a server that samples for a language model, see `planning.generation.server`;
     - `callbacks`: called with `(step, metrics, state)` after every step that the algorithm yields;
     - `show`: progress on stderr; `record`: a video of the result in `media/`; `log`: "wandb", "trackio".
@@ -166,7 +166,7 @@ def resume(
     from foresight.runtime.session import Session
 
     if torchrun.started():
-        raise UserError(f"A run goes on in one process, not in those of torchrun: foresight resume {path}")
+        raise UserError(f"A run cannot be resumed under torchrun. Resume it in one process: foresight resume {path}")
     path = Path(path)
     start = None
     if path.parent.name == "checkpoints":
@@ -195,7 +195,7 @@ def load(path: str | Path, checkpoint: str | int = "latest", device: str = "auto
 
     `completer` is the URL of a server that answers in place of a language model, with the weights that it has.
 
-    `path` is a run directory, or the name of an agent that comes with the library: `connect_four`.
+    `path` is a run directory, or the name of a bundled agent: `connect_four`.
 
     Raises UserError if there is no such run or checkpoint, or if it is damaged.
     """
@@ -205,7 +205,7 @@ def load(path: str | Path, checkpoint: str | int = "latest", device: str = "auto
 
 
 def find(path: str | Path) -> Path:
-    """The run directory `path`; where there is none of that name, the trained agent of that name that comes along."""
+    """The run directory `path`; otherwise the bundled agent of that name."""
     here, along = Path(path).expanduser(), catalog.ROOT / "trained" / str(path)
     return along if not here.exists() and len(Path(path).parts) == 1 and along.is_dir() else here
 

@@ -1,4 +1,4 @@
-"""One process's work on a run: the algorithm's generator, and everything that happens beside it."""
+"""A run in one process: it drives the algorithm's generator and logs, saves and evaluates."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Callback = Callable[[int, dict[str, Any], Any], None]  # (step, metrics, state)
 CHECKPOINT_EVERY = 120.0  # seconds
 TIDY_EVERY = 2.0  # seconds between returns of unused memory
 LASTING, PASSING = 1 << 20, 1 << 25  # bytes from which a tensor gets pages of its own, in the first step and after it
-PROFILE_EVERY = 1.0  # seconds between rows that say where the time goes
+PROFILE_EVERY = 1.0  # seconds between rows of `profile/` metrics
 SAVING_SHARE = 0.05  # of the time that saving may take, where the interval was not set
 SERVED = "served"  # the folder of the run from which a server loads the weights
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was stopped by the user (Ctrl-C, SIGTERM) and can be resumed; the text says how."""
+    """Training was stopped by the user (Ctrl-C, SIGTERM) and can be resumed; the message contains the command."""
 
     def __init__(self, path: Path, step: int | None, unit: str, number: int = signal.SIGINT) -> None:
         super().__init__(f"Stopped. {_saved(step, unit)} Continue with: foresight resume {path}")
@@ -66,7 +66,7 @@ class Session:
         self.config = build_config(self.module.Config, **resolved.config)
         self.device = machine.pick_device(resolved.device, self.kind.gpu)
         self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
-        self.stretch = checkpoint_every is None
+        self.adaptive = checkpoint_every is None
         self.total = int(getattr(self.config, "steps", 0))
         shown = tuple(dict.fromkeys(self.entry.metrics + (learner.SHOWN if resolved.actors else ())))
         self.progress = Progress(
@@ -76,20 +76,20 @@ class Session:
         self.served = path / SERVED  # from which a server loads weights
         self.log: log.Log | None = None
         self.seconds = self.evaluation_seconds = 0.0  # of training, and of measuring
-        self.begun = False  # whether a step was made, so that there is something to keep
+        self.begun = False  # whether a step was made, so that the run is kept
         self.saved: int | None = None  # the step of the newest checkpoint
-        self.slow = False  # whether saving takes long enough to be worth a word
+        self.slow = False  # whether saving takes long enough to show it
         self.baseline: Any = None
         self.best = -math.inf
         self.measured: tuple[int, Any] | None = None  # the newest evaluation and its step
 
     def go(self) -> None:
-        """Train to the end, whatever was there before."""
+        """Train to the end, from scratch or from a checkpoint."""
         machine.keep_memory(LASTING)  # weights, gradients and moments would leave holes in the pool
         with machine.threads(getattr(self.config, "threads", None)), Interruption(self.progress.note) as interruption:
             apart = self.settings.actors > 0
             if apart:
-                actors.plan(self.settings, self.settings.actors)  # says what cannot be done before anything is
+                actors.plan(self.settings, self.settings.actors)  # raises first if this cannot be done
             env = environments.single(self.settings) if apart else environments.training(self.settings)
             evaluation_env = None
             try:
@@ -98,7 +98,7 @@ class Session:
                 if first >= self.total and self.start is not None and (self.path / "summary.json").exists():
                     raise UserError(
                         f"{self.path} has reached its {self.total:,} {self.entry.unit}. "
-                        f"To go on: foresight resume {self.path} --steps {2 * self.total}"
+                        f"To continue: foresight resume {self.path} --steps {2 * self.total}"
                     )
                 summary.write_config(self.path, self.settings)
                 paths.keep(self.settings.places, self.settings.config, self.path)
@@ -125,7 +125,7 @@ class Session:
                 if self.log is None:  # there is no run yet
                     raise
                 saved = _saved(self.saved, self.entry.unit)
-                raise type(error)(f"{error} {saved} When this is mended: foresight resume {self.path}") from error
+                raise type(error)(f"{error} {saved} When this is fixed: foresight resume {self.path}") from error
             finally:
                 self.progress.close()
                 shutil.rmtree(self.served, ignore_errors=True)
@@ -141,13 +141,13 @@ class Session:
         state = self.module.build(self.config, environments.spaces(env), self.device)
         self.kind.connected(self, state)
         if self.start is None:
-            if hasattr(self.module, "read_files"):  # a file that is refused is refused before there is a run
+            if hasattr(self.module, "read_files"):  # raises before the run directory is written
                 self.module.read_files(state)
             return state
         optimizers = [value for value in vars(state).values() if isinstance(value, torch.optim.Optimizer)]
         built = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
         extra = checkpoint.restore(self.start, state, self.device)
-        if extra.get("rates", self._rates()) != self._rates():  # the user's change is meant; the checkpoint has the old
+        if extra.get("rates", self._rates()) != self._rates():  # the user's new rates win over the checkpoint's
             for optimizer, rates in zip(optimizers, built, strict=True):
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate
@@ -185,7 +185,7 @@ class Session:
             while True:
                 back = evaluate.remember(state) if self.kind.repeats else None
                 item = next(steps, None)
-                back, self.begun = None, True  # whatever fails from here on, this step is made
+                back, self.begun = None, True  # the step is complete, whatever fails from here on
                 if item is None:
                     return state
                 machine.keep_memory(PASSING)
@@ -205,14 +205,14 @@ class Session:
                     self._evaluate(step, state, evaluation_env)
                 if distributed.any_rank(checkpoint_due(time.monotonic() - began) or bool(interruption.signal)):
                     took = self._save(state, step)
-                    if self.stretch and took > SAVING_SHARE * self.checkpoint_every:
+                    if self.adaptive and took > SAVING_SHARE * self.checkpoint_every:
                         checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
                 if interruption.signal:
                     raise Interrupted(self.path, self.saved, self.entry.unit, interruption.signal)
         except UserError as error:
             lost = isinstance(error, LostError)
             if not lost and (back is None or int(state.step) == first):
-                raise  # nothing was learned yet, or it is not about a step, or a world may be in the middle of one
+                raise  # no update was made, or an environment may be in the middle of a step
             if back is not None:
                 back()  # what was drawn since the last step is drawn again
             self._save(state, int(state.step))
@@ -221,7 +221,7 @@ class Session:
             raise LostError(str(error)) from error
 
     def _steps(self, state: Any, env: Any) -> Generator[tuple[int, dict[str, Any], Any], None, None]:
-        """What the algorithm's `train` yields, or the learner over actors. Where its time goes is noted on the way."""
+        """What the algorithm's `train` yields, or the learner over actors. Also profiles it."""
         if self.settings.actors:
             self.progress.status("starting the actors")
             fields, make = actors.plan(self.settings, self.settings.actors)
@@ -329,7 +329,7 @@ class Session:
         )
 
     def _kept(self) -> str:
-        """What there is to go on from when numbers became too large."""
+        """Which checkpoint remains after NaN or infinity."""
         return "there is no checkpoint yet" if self.saved is None else f"the last good checkpoint is at {self.saved:,}"
 
     def _record(self, state: Any) -> None:

@@ -25,8 +25,8 @@ class Settings:
     evaluate_every: int | None  # in the algorithm's unit; None: at the end only
     device: str
     config: dict[str, Any]  # every field of the algorithm's Config
-    note: str = ""  # what was decided for the user, in words
-    actors: int = 0  # processes that act apart from the learner; 0: one process does both
+    note: str = ""  # which preset was chosen automatically, and what it sets
+    actors: int = 0  # actor processes; 0: one process acts and learns
     ray: str | None = None  # address of the Ray cluster that they run on; None: here
     completer: str | None = None  # URL of the server that samples for a language model; None: the model itself
     places: dict[str, str] = dataclasses.field(default_factory=dict)  # where files and folders are, by what was typed
@@ -112,7 +112,7 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path) -> Settings:
-        """The settings of a run directory. Raises UserError if it is none."""
+        """The settings of a run directory. Raises UserError if `path` is not one."""
         import yaml
 
         file = Path(path) / "config.yaml"
@@ -136,11 +136,11 @@ class Settings:
                 places=dict(document.get("places") or {}),
             ).placed(Path(path))
         except (yaml.YAMLError, KeyError, TypeError) as error:
-            raise UserError(f"{file} cannot be read: {error}. It was changed by hand or cut short.") from error
+            raise UserError(f"{file} cannot be read: {error}. It was edited or is incomplete.") from error
 
 
 def differences(old: Settings, new: Settings) -> list[str]:
-    """Names of what `old` settles otherwise than `new`; fields that `old` does not know were not there then."""
+    """Names of settings and fields that differ; fields that `old` does not have are newer and do not count."""
     old, new = old.typed(), new.typed()
     whole = [
         name for name in ("algorithm", "env", "env_options", "episodes") if getattr(old, name) != getattr(new, name)

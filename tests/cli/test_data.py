@@ -89,4 +89,4 @@ def test_mistakes_are_told(digits, tmp_path, capsys):
     assert "--temperature must be at least 0" in capsys.readouterr().err.replace("\n", " ")
     assert sorted(tmp_path.iterdir()) == sorted(tmp_path / name for name in ("task.jsonl", "rewards.py"))
     assert main(["train", "dpo", "--model", tiny_language.folder()]) == 2
-    assert "Say what dpo shall learn" in capsys.readouterr().err.replace("\n", " ")
+    assert "No task given for dpo: add --task NAME" in capsys.readouterr().err.replace("\n", " ")

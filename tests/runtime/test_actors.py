@@ -259,10 +259,10 @@ def test_actors_share_the_worlds_of_an_on_policy_algorithm() -> None:
 @pytest.mark.parametrize(
     ("name", "env", "count", "text"),
     [
-        ("ppo", "CartPole-v1", 3, "3 actors cannot share 8 worlds"),
+        ("ppo", "CartPole-v1", 3, "num_envs is 8, not a multiple of 3"),
         ("ppo", "CartPole-v1", 0, "at least 1"),
-        ("value_iteration", "GridWorld8x8", 2, "does not act apart from learning; .*impala"),
-        ("reinforce", "CartPole-v1", 1, "does not act apart from learning; .*off_policy_ac"),
+        ("value_iteration", "GridWorld8x8", 2, "does not support actors; .*impala"),
+        ("reinforce", "CartPole-v1", 1, "does not support actors; .*off_policy_ac"),
     ],
 )
 def test_a_plan_that_cannot_work_says_why(name: str, env: str, count: int, text: str) -> None:

@@ -259,7 +259,7 @@ def test_unscorable_is_not_zero() -> None:
     nothing = dataclasses.replace(task, grader=lambda e, c: [math.nan] * len(e))
     unknown = evaluate(*text_module({}), nothing)
     assert unknown.n == 0 and math.isnan(unknown.mean) and unknown.worth == -math.inf
-    assert str(unknown) == "reward unknown: the grader could tell of none of the answers"
+    assert str(unknown) == "reward unknown: the grader could score none of the answers"
     assert '"mean": null' in json.dumps(unknown.document())
     assert math.isnan(Evaluation.read(unknown.document()).mean)
 

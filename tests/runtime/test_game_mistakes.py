@@ -78,11 +78,11 @@ def test_a_preset_that_was_not_named_says_in_the_first_line_what_it_sets(tmp_pat
     run.train("alphazero", env="Tic-Tac-Toe", out=tmp_path / "a", **{**given, "env_options": {"opponent": "random"}})
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
-        "using the preset 'tic_tac_toe', because of --env; it sets replay_size=20000, learning_rate=0.003"
+        "using preset 'tic_tac_toe', because of --env; it sets replay_size=20000, learning_rate=0.003"
     )  # simulations, play_simulations, channels, blocks, batch, steps and opponent were given
     one = resolve.resolve("alphazero", env="hex", env_options={"board_size": 7})
     assert one.env_options == {"opponent": "mcts:1000", "board_size": 7}  # and not the preset's size beside it
-    assert one.note.startswith("using the preset 'hex5'") and "size=" not in one.note
+    assert one.note.startswith("using preset 'hex5'") and "size=" not in one.note
     assert not resolve.resolve("alphazero", preset="hex5").note  # who names it knows it
 
 
@@ -123,7 +123,7 @@ def test_a_search_that_keeps_no_tree_says_so(tmp_path: Path, monkeypatch: pytest
 def test_what_cannot_be_done_is_said_before_anything_is(tmp_path: Path, capsys: Any) -> None:
     assert main(["play", "connect_four", "--simulations", "-1"]) == 2
     assert "--simulations must be 0 (the raw policy) or more, not -1." in capsys.readouterr().err
-    with pytest.raises(UserError, match="alphago does not act apart from learning"):
+    with pytest.raises(UserError, match="alphago does not support actors"):
         run.train("alphago", preset="hex5", actors=2, out=tmp_path / "a", show=False)
     assert not (tmp_path / "a").exists()
 
@@ -179,10 +179,10 @@ NONSENSE = [
     ("alphazero", {"value_scale": float("nan")}, "value_scale must be a number, not nan"),
     ("alphazero", {"value_scale": -1.0}, "value_scale must be a number of at least 0, not -1.0"),
     ("alphazero", {"considered": 0}, "considered must be at least 1, not 0"),
-    ("alphazero", {"dirichlet_fraction": 1.5}, "dirichlet_fraction is a share: between 0 and 1, not 1.5"),
+    ("alphazero", {"dirichlet_fraction": 1.5}, "dirichlet_fraction must be between 0 and 1, not 1.5"),
     ("alphazero", {"dirichlet_alpha": 0.0}, "dirichlet_alpha must be a number above 0, not 0.0"),
     ("alphazero", {"temperature_moves": -3}, "temperature_moves must be at least 0, not -3"),
-    ("alphazero", {"learning_starts": 5000}, "learn_from is 5,000, but the run ends after 300 steps"),
+    ("alphazero", {"learning_starts": 5000}, "learning_starts is 5,000, but the run ends after 300 steps"),
     ("alphazero", {"simulations": 2.5}, "Field 'simulations' of alphazero must be int, not 2.5"),
     ("alphazero", {"simulations": float("inf")}, "Field 'simulations' of alphazero must be int, not inf"),
     ("alphazero", {"config": alphazero.Config(simulations=2.5)}, "must be int, not 2.5"),  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ NONSENSE = [
     ("alphazero", {"play_simulations": 10**12}, "simulations is 1,000,000,000,000 in play: a tree"),
     ("mcts", {"simulations": 10**12}, "simulations is 1,000,000,000,000: a tree of that size would take"),
     ("muzero", {"simulations": 10**10}, "simulations is 10,000,000,000: 64 trees of that size would take"),
-    ("muzero", {"dirichlet_fraction": 2.0}, "dirichlet_fraction is a share"),
+    ("muzero", {"dirichlet_fraction": 2.0}, "dirichlet_fraction must be between"),
     ("muzero", {"temperatures": (1.0, -1.0)}, "temperatures must be at least 0, not 1.0 -1.0"),
     ("muzero", {"temperatures": (float("nan"),)}, "temperatures must be a number, not nan"),
     ("gumbel_muzero", {"value_scale": float("inf")}, "value_scale must be a number of at least 0, not inf"),

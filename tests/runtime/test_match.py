@@ -169,7 +169,7 @@ def test_a_run_that_learned_nothing_yet_says_so(tmp_path: Path, capsys: Any) -> 
     small = {"num_envs": 4, "simulations": 2, "latent_size": 4, "hidden": (8,), "evaluation_episodes": 4}
     train("muzero", env="CartPole-v1", out=tmp_path / "a", steps=128, **small)
     said = capsys.readouterr().err
-    assert "nothing was learned yet in 128 env steps: the first gradient step comes after 1,000 env steps" in said
+    assert "no learning yet after 128 env steps: the first gradient step comes after 1,000 env steps" in said
     assert "Its presets take 120,000 at CartPole-v1" in said
     resolved = resolve.resolve("muzero", env="Acrobot-v1")
     chance, same, better = (Evaluation("return", mean, 20.0, 20) for mean in (-498.0, -495.0, -97.0))

@@ -303,7 +303,7 @@ def test_the_command_in_the_summary_repeats_the_run() -> None:
         ({"layers": 3}, "must be tuple"),
         ({"decay": "x"}, "must be float | None"),
         ({"env": "CartPole-v1"}, "choose it with task, not env"),
-        ({"task": None}, "Say what adder shall learn"),
+        ({"task": None}, "No task given for adder"),
         ({"device": "cuda:77"}, "device 'cuda:77' cannot be used"),
         ({"log": ("tensorbord",)}, "Unknown log service"),
     ],
@@ -374,7 +374,7 @@ def test_a_run_is_not_resumed_by_several_processes(tmp_path: Path, monkeypatch: 
     run = adder(tmp_path / "a", steps=3)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
-    with pytest.raises(UserError, match="goes on in one process"):
+    with pytest.raises(UserError, match="cannot be resumed under torchrun"):
         foresight.resume(run.path, steps=6, show=False)
 
 

@@ -35,7 +35,7 @@ def test_the_run_is_kept_and_goes_on(name: str, tmp_path: Path) -> None:
             name, env=env, out=path, env_options={"how": how, "when": WHEN.get(name, 2), "engine": "gymnasium"},
             show=False, evaluation_episodes=1, **SETTINGS[name],
         )  # fmt: skip
-    wanted = f"Environment '{env}', env 2 at step 3 of its episode: {WORDS[how]}.* is saved. When this is mended: "
+    wanted = f"Environment '{env}', env 2 at step 3 of its episode: {WORDS[how]}.* is saved. When this is fixed: "
     assert re.match(wanted, str(caught.value)), str(caught.value)
     assert checkpoint.all_steps(path / "checkpoints")
     assert run.load(path).state.step < SETTINGS[name]["steps"]
@@ -54,7 +54,7 @@ def test_a_first_reset_that_fails_says_how_to_go_on(who: int, kept: str, tmp_pat
             "a2c", env="Broken-v0", out=path, env_options=options, show=False, evaluation_episodes=4, **ON_POLICY
         )  # fmt: skip
     where = "Environment 'Broken-v0', env 2 at step 0 of its episode: its reset raised RuntimeError: the motor burned."
-    assert str(caught.value) == f"{where} {kept} When this is mended: foresight resume {path}"
+    assert str(caught.value) == f"{where} {kept} When this is fixed: foresight resume {path}"
     text = (path / "config.yaml").read_text().replace("at: 0", "at: 3").replace("when: 1", "when: 1000")
     (path / "config.yaml").write_text(text)
     assert run.resume(path, show=False).evaluation is not None

@@ -1,27 +1,27 @@
-"""Acting apart from learning: what runs in an actor's process, and the learner that takes what actors send.
+"""Actors: what runs in an actor's process, and the messages that it sends to the learner (`learner`).
 
-It asks these things of an algorithm's module, and they are those that its `train` is made of:
+It uses these parts of an algorithm's module, from which its `train` is built too:
 
 - `build(config, spaces)`: an actor has a State of its own and is sent the fields that acting reads: the names in
   `ACTING` if the module has it, otherwise every `nn.Module` of the State;
-- `rollout(state, env, *position) -> (message, *position)`: `unroll_steps` in every world, as any dataclass of tensors
-  with the worlds in the first dim. A position (observation, carry) begins as what `env.reset` gives and stays in the
+- `rollout(state, env, *position) -> (message, *position)`: `rollout_steps` in every env, as any dataclass of tensors
+  with the envs in the first dim. A position (observation, carry) begins as what `env.reset` gives and stays in the
   actor;
 - `learn(state, message)`, or else `update(state, message)`: what the learner does with messages joined along that dim.
   The memory of a message is read-only;
-- `restart(state)`, if it has one: before it learns from worlds that began anew, at the start or after an actor died;
+- `restart(state)`, if it has one: called before training on envs that were reset, at the start or after an actor died;
 - `REPORT`, if it has one: the steps between two yields, of which there are many messages.
 
-How stale a message may be is the algorithm's matter. A Config with `max_lag` says it; without it is on-policy: 0.
+`max_lag` of the Config bounds how stale a message may be; without that field it is 0 (on-policy).
 
-- A Config with `unrolls` takes so many messages for an update, each from `num_envs` worlds of one actor. `max_lag` is
+- A Config with `rollouts_per_update` takes that many messages, each from `num_envs` envs of one actor. `max_lag` is
   None (actors never wait), a number of updates (older messages are dropped), or 0 (lockstep: all act with the newest
   weights and wait for the update).
-- Without it the actors share `num_envs` worlds (or `num_games`), and an update takes one message of each, in the order
-  of the actors, so that the rows of a world always follow each other, as in a replay they must. The actors act
+- Without it the actors share `num_envs` envs (or `num_games`), and an update takes one message of each, in the order
+  of the actors, so that the steps of an env stay in order, as a replay needs. The actors act
   `max_lag` updates ahead.
 
-A game for two is a world too, in which one agent plays both sides (`envs.games.selfplay`); `build` is given the game
+A two-player game is an env in which one agent plays both sides (`envs.games.selfplay`); `build` is given the game
 itself.
 
 The `Fleet` may be in this process (`Inline`) or on Ray (`cluster.Fleet`).
@@ -66,7 +66,7 @@ class Message:
 
     actor: int
     order: int  # the number of the request that it answers
-    fresh: bool  # whether its worlds have just begun, and go on from no earlier message
+    fresh: bool  # whether its envs were just reset
     version: int
     steps: int
     content: Any
@@ -99,7 +99,7 @@ class Fleet(Protocol):
 
 
 class Collector:
-    """An actor: its worlds, a State to act with, and the place where it stands in the worlds."""
+    """An actor: its envs, a State to act with, and its position in the envs."""
 
     def __init__(self, algorithm: str, config: dict[str, Any], make: Callable[[], Any], index: int, life: int) -> None:
         torch.set_num_threads(1)
@@ -169,9 +169,9 @@ class Inline:
 
 
 def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """The Config fields of one actor, and what makes its worlds.
+    """The Config fields of one actor, and a function that makes its envs.
 
-    Raises UserError for an algorithm that cannot act apart from learning, and worlds that cannot be shared.
+    Raises UserError for an algorithm without `rollout`, and for envs that cannot be split evenly.
     """
     module, config = catalog.module(resolved.algorithm), dict(resolved.config)
     if count < 1:
@@ -182,11 +182,11 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], A
     ):
         said = "\ndef rollout(state: State, env: Env, obs"
         able = [name for name, entry in catalog.algorithms().items() if said in entry.path.read_text(encoding="utf-8")]
-        raise UserError(f"{module.__name__.rpartition('.')[2]} does not act apart from learning; {', '.join(able)} do.")
+        raise UserError(f"{module.__name__.rpartition('.')[2]} does not support actors; these do: {', '.join(able)}.")
     shared = "num_envs" if "num_envs" in config else "num_games"
-    if "unrolls" not in config and count > 1:
+    if "rollouts_per_update" not in config and count > 1:
         if config[shared] % count:
-            raise UserError(f"{count} actors cannot share {config[shared]} worlds equally. Change {shared}.")
+            raise UserError(f"{shared} is {config[shared]}, not a multiple of {count} (--actors): change {shared}.")
         config[shared] //= count
     resolved = dataclasses.replace(resolved, config=config)
     return config, lambda: selfplay.env(environments.training(resolved), config[shared], config.get("openings", 0))

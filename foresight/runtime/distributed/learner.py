@@ -18,14 +18,14 @@ from foresight.runtime.distributed import actors
 from foresight.runtime.distributed.actors import Fleet, Lost, Message, Weights
 
 AHEAD = 2  # messages that an actor may owe, so that it need not wait for the learner's answer
-SHOWN = ("lag", "dropped_unrolls")  # on the screen, beside what the algorithm shows
+SHOWN = ("lag", "dropped_unrolls")  # shown live, after the algorithm's own METRICS
 KEPT = 100  # finished episodes over which a return is a mean
 
 
 def train(
     module: Any, config: Any, state: Any, fleet: Fleet, times: profile.Profile | None = None
 ) -> Iterator[tuple[int, dict[str, float], Any]]:
-    """As an algorithm's own `train`, but what it learns from comes from `fleet`; the State is whole at every yield.
+    """An algorithm's `train` whose data come from `fleet`; the State is consistent at every yield.
 
     Adds to the metrics `lag` (updates between the policy that acted and the one that learns, a mean over messages),
     `return/TASK` where there are several tasks, `dropped_unrolls` (of dead actors), `stale_unrolls` (older than
@@ -47,8 +47,8 @@ class _Learner:
     def __init__(self, module: Any, config: Any, state: Any, fleet: Fleet, times: profile.Profile) -> None:
         self.module, self.config, self.state, self.fleet, self.times = module, config, state, fleet, times
         self.limit: int | None = getattr(config, "max_lag", 0)
-        self.need: int = getattr(config, "unrolls", fleet.size)
-        self.shared = not hasattr(config, "unrolls")
+        self.need: int = getattr(config, "rollouts_per_update", fleet.size)
+        self.shared = not hasattr(config, "rollouts_per_update")
         self.learn = getattr(module, "learn", None)
         self.restart = getattr(module, "restart", None)
         self.annealed = self.learn is None and "progress" in inspect.signature(module.update).parameters
@@ -61,7 +61,7 @@ class _Learner:
         self.counts: Counter[str] = Counter()
 
     def turn(self) -> dict[str, float]:
-        """Messages, then one update; what it said."""
+        """Receive messages, make one update; returns its metrics."""
         state, progress = self.state, self.state.step / self.config.steps
         messages = self.abreast() if self.shared else self.lockstep() if self.limit == 0 else self.gather()
         lag = sum(self.version - message.version for message in messages) / len(messages)
@@ -76,7 +76,7 @@ class _Learner:
             metrics = self.module.update(state, batch, progress) if self.annealed else self.module.update(state, batch)
         self.version += 1
         self.weights = None
-        return {**metrics, **self.returns(), "lag": lag, **self.troubles()}
+        return {**metrics, **self.returns(), "lag": lag, **self.faults()}
 
     def abreast(self) -> list[Message]:
         """The next message of each actor, in their order; each is asked for `max_lag` more in advance."""
@@ -164,7 +164,7 @@ class _Learner:
             metrics |= {f"return/{task}": _mean([r for r, _ in kept]) for task, kept in sorted(self.episodes.items())}
         return metrics
 
-    def troubles(self) -> dict[str, float]:
+    def faults(self) -> dict[str, float]:
         return {
             "dropped_unrolls": float(self.dropped),
             "stale_unrolls": float(self.stale),

@@ -70,9 +70,9 @@ def share_(state: Any) -> None:
 def check_equal(state: Any) -> None:
     """Raise RuntimeError if a State's weights are not the same in all processes: a gradient was not joined."""
     sums = torch.stack([weight.double().sum().cpu() for weight in _weights(state)])
-    told = [torch.empty_like(sums) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(told, sums)
-    if not all(torch.equal(told[0], other) for other in told):
+    gathered = [torch.empty_like(sums) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(gathered, sums)
+    if not all(torch.equal(gathered[0], other) for other in gathered):
         raise RuntimeError("The processes have different weights: a gradient was not joined.")
 
 
@@ -89,7 +89,7 @@ def _check(settings: Settings) -> None:
     if kinds.get(settings.kind).replicas:
         if settings.algorithm not in JOINED:
             known = ", ".join(JOINED)
-            raise UserError(f"Over several processes {known} can learn: run {settings.algorithm} without torchrun.")
+            raise UserError(f"{settings.algorithm} does not run under torchrun; these do: {known}.")
         unfit = ("normalize_obs", "normalize_reward", "target_kl")
         found = [name for name in unfit if settings.config.get(name)]
         if found or settings.actors:

@@ -1,4 +1,4 @@
-"""How good an algorithm's State is, on worlds and seeds that it was not trained on."""
+"""How good an algorithm's State is, on environments and seeds that it was not trained on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         if not self.n:
-            return f"{self.metric} unknown: the grader could tell of none of the answers"
+            return f"{self.metric} unknown: the grader could score none of the answers"
         spread = f" ± {self.std:.4g} ({self.n} of them)" if self.n > 1 else ""
         return f"{self.metric} {self.mean:.4g}{spread}"
 
@@ -72,19 +72,19 @@ def falls(metric: str) -> bool:
 
 
 def evaluate(module: Any, state: Any, env: Any, episodes: int | None = None, seed: int = 0) -> Evaluation:
-    """Run the State greedily (`explore=False`) in `world`; the State and all random generators stay as they were.
+    """Run the State greedily (`explore=False`) in `env`; the State and all random generators stay as they were.
 
     - control: the return of exactly `episodes` episodes, from seeds that training does not use;
-    - mdp: the exact expected discounted return of its policy from the start distribution (`also`: the
+    - tabular: the exact expected discounted return of its policy from the start distribution (`also`: the
       undiscounted one within the time limit, where there is a limit);
     - text: the mean reward of greedy completions of the first `episodes` held-out examples (all if None); where the
-      task grades nothing (its rows are demonstrations or preferences), what `module.assess(state, examples)` says;
+      task grades nothing (its rows are demonstrations or preferences), what `module.assess(state, examples)` returns;
     - game: the points a game (1, ½, 0) against the game's `opponent`, half of the games with the first move.
 
-    An algorithm that is judged by something else has a `measure(state, world)` that returns its name, the figure and,
+    An algorithm with another criterion has a `measure(state, env)` that returns its name, the figure and,
     if there are others, a dict of these.
 
-    `world` must be its own: episodes that are under way in it are lost.
+    `env` must not be the training env: its running episodes are lost.
     """
     with undisturbed(state):
         return _kind(module, env).evaluate(module, state, env, episodes, seed)

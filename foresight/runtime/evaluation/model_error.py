@@ -35,7 +35,7 @@ def measure(
     state, module = agent.state, agent.module
     try:
         if not hasattr(module, "reanalyze"):
-            raise UserError(f"{agent.settings.algorithm} learns no model to search in: muzero and its heirs do.")
+            raise UserError(f"{agent.settings.algorithm} learns no model to search in: muzero and its variants do.")
         world = environments.evaluation(
             dataclasses.replace(agent.settings, episodes=control.EVALUATION_ENVS), agent.env
         )

@@ -37,7 +37,7 @@ def random_policy(env: Any, seed: int) -> Act:
 def evaluate(
     env: Any, act: Act, episodes: int, seed: int, reset_carry: Callable[[Any, Tensor], Any] | None
 ) -> Evaluation:
-    """Every world has a fixed quota of episodes. Taking the first to end instead would prefer short ones."""
+    """Every env has a fixed quota of episodes. Taking the first to end instead would prefer short ones."""
     quota = [episodes // env.num_envs + (i < episodes % env.num_envs) for i in range(env.num_envs)]
     values: list[list[float]] = [[] for _ in quota]
     running, length = [0.0] * env.num_envs, [0] * env.num_envs
@@ -53,7 +53,7 @@ def evaluate(
         ended = _ended(feedback)
         reported = feedback.info.get("episode_return")
         for k, i in enumerate(ended):
-            # What the world reports is whole where the reward that is shown is clipped.
+            # The env reports the unclipped return.
             values[i].append(float(reported[k]) if reported is not None else running[i])
             running[i], length[i] = 0.0, 0
         for i in range(env.num_envs):
@@ -68,7 +68,7 @@ def evaluate(
 
 
 def _ended(feedback: Any) -> list[int]:
-    """The worlds whose episode (not only one life of it) ended, in the order in which returns are reported."""
+    """The envs whose episode (not only a life) ended, in the order in which returns are reported."""
     engine = feedback.info.get("engine")
     over = engine.get("game_over") if isinstance(engine, dict) else None
     if over is None:
