@@ -11,13 +11,14 @@ another device, activation or head. A test compares each with its readable loss,
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from foresight.data.replay import Transitions
 from foresight.data.trajectory import Trajectory
+from foresight.nets.critics import Critics
 from foresight.nets.heads import CategoricalHead
 from foresight.nets.q_network import QNetwork
 from foresight.nets.values import Values
@@ -65,3 +66,21 @@ def q_loss(
     q, back = found
     grad, metrics = fused.huber_q(q, batch.action, batch.reward, batch.discount, next_q.mean(), next_action)
     return lambda: back(grad), metrics[0], metrics[1]
+
+
+def critic_loss(
+    critics: Critics,
+    features: Tensor,
+    action: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    next_q: Sequence[Tensor],
+    next_logp: Tensor,
+    alpha: Tensor,
+) -> tuple[Backward, Tensor, Tensor] | None:
+    """The twin of `sac.critic_loss`, for features without gradient."""
+    if (found := critics.vjp(features, action)) is None:
+        return None
+    q, back = found
+    grads, metrics = fused.soft_q(q, reward, discount, next_q, next_logp, alpha.item())
+    return lambda: back(grads), metrics[0], metrics[1]

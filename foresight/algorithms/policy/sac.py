@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +37,9 @@ from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets.critics import Critics, Seen, SquashedActor, reader, sample, see, trunk
 from foresight.nets.sequence import memory
-from foresight.ops import fused, policy, schedules, value
-from foresight.training import optim
+from foresight.ops import policy, schedules, value
+from foresight.training import optim, twins
+from foresight.training.twins import twin
 
 KIND = "control"
 UNIT = "env steps"
@@ -171,23 +172,33 @@ def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Rollou
     return dataclasses.replace(unroll, first=None, carry=None, final_carry=None), unroll.last, unroll.carry
 
 
+@twin(twins.critic_loss)
+def critic_loss(
+    critics: Critics,
+    features: Tensor,
+    action: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    next_q: Sequence[Tensor],
+    next_logp: Tensor,
+    alpha: Tensor,
+) -> tuple[Callable[[], object], Tensor, Tensor]:
+    """The critics' loss for the soft target y: its backward pass, still to be called; the loss and the mean Q(s, a)."""
+    q_target = reward + discount * (torch.minimum(*next_q).squeeze(-1) - alpha * next_logp)
+    q_taken = torch.cat(list(critics(features, action)), -1).t()  # one row per critic
+    loss = value.squared_loss(q_taken, q_target.expand_as(q_taken)).mean(1).sum()
+    return loss.backward, loss.detach(), q_taken.detach().mean()
+
+
 def objective(state: State, seen: Seen) -> tuple[Callable[[], object], Tensor, Tensor]:
-    """The backward pass of the critics' loss, yet to be called; the loss, and the mean value of what was done."""
+    """`critic_loss` with next actions sampled from the policy and next values of the target critics."""
     actor, critics, target = state.actor, state.critics, state.target
     alpha = state.log_alpha.detach().exp()
     with torch.no_grad():
         next_action, next_logp = actor(seen.next_actor).sample_logp(state.inner)
         following = target(seen.next_critics, next_action)
     action = actor.inward(seen.action)
-    if found := critics.vjp(seen.critics, action):
-        # The same as below for the commonest case, small networks on a CPU: differentiated by hand and compiled.
-        done, back = found
-        grads, shown = fused.soft_q(done, seen.reward, seen.discount, following, next_logp, alpha.item())
-        return lambda: back(grads), shown[0], shown[1]
-    goal = seen.reward + seen.discount * (torch.minimum(*following).squeeze(-1) - alpha * next_logp)
-    values = torch.cat(list(critics(seen.critics, action)), -1).t()  # one row a critic
-    loss = value.squared_loss(values, goal.expand_as(values)).mean(1).sum()
-    return loss.backward, loss.detach(), values.detach().mean()
+    return critic_loss(critics, seen.critics, action, seen.reward, seen.discount, following, next_logp, alpha)
 
 
 def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
