@@ -197,7 +197,7 @@ def test_pixels_pass_through_the_residual_trunk() -> None:
 
 
 MISTAKES = [
-    ({"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds"),
+    ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"rollouts_per_update": 0}, "rollouts_per_update must be at least 1"),
     ({"clip_c": 2.0}, "clip_c must be at most clip_rho"),
     ({"max_lag": -1}, "max_lag must be at least 0"),

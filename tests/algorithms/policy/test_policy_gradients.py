@@ -170,7 +170,7 @@ def test_pixels_are_seen(name):
 
 
 MISTAKES = [
-    *[(name, {"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds") for name in SMALL],
+    *[(name, {"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8") for name in SMALL],
     *[(name, {"rollout_steps": 0}, "rollout_steps must be at least 1") for name in SMALL if name != "reinforce"],
     *[(name, {"activation": "tahn"}, "Did you mean 'tanh'") for name in SMALL],
     ("reinforce", {"form": "reward_togo"}, "Did you mean 'reward_to_go'"),

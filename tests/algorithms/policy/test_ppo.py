@@ -155,7 +155,7 @@ def test_normalizers_learn_in_training_only():
 
 
 MISTAKES = [
-    ({"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds"),
+    ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"minibatches": 65}, "minibatches is 65"),
     ({"epochs": 0}, "epochs must be at least 1"),
     ({"precision": "half"}, "Unknown precision 'half'"),

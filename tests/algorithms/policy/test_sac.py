@@ -143,7 +143,7 @@ def test_pixels_are_learned() -> None:
 
 
 MISTAKES = [
-    ({"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds"),
+    ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
     ({"gamma": 1.5}, "gamma must be between 0 and 1"),
     ({"entropy_temperature": 0.0}, "alpha, the temperature, must be above 0"),

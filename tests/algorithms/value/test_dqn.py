@@ -147,7 +147,7 @@ def test_the_target_moves_when_it_should() -> None:
 
 CONTINUOUS = Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-2, 2, (1,), np.float32))
 MISTAKES = [
-    ({"num_envs": 4}, "num_envs is 4, but the environment has 8 worlds"),
+    ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"n_steps": 0}, "n_steps must be at least 1"),
     ({"gamma": 1.5}, "gamma must be between 0 and 1"),
     ({"replay_size": 20}, "replay_size 20 is too small"),
