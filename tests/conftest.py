@@ -45,7 +45,7 @@ def _mutants_are_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
             compute()
         return True
 
-    monkeypatch.setattr(architecture, "_right", believed)
+    monkeypatch.setattr(architecture, "_exact", believed)
 
 
 @pytest.fixture(autouse=True)

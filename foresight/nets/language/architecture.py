@@ -1,9 +1,9 @@
-"""How a model of transformers is computed: over tokens that rows share, or row by row as transformers does it.
+"""How a transformers model is computed: with shared prefixes, or row by row as transformers does.
 
-Architectures differ in more than their configurations say, so that nothing is believed: at load a few tokens are
-computed in every way in which they are going to be, and held against the model's own forward pass over each row alone.
-The fast way is taken where it is right, a slower one where only that is, and what does not read from left to right is
-refused. What no few tokens can show, how far back a model looks, is read from its configuration.
+Architectures differ in more than their config shows, so each is tested at load: a few tokens are computed in every way
+that will be used, and compared with the model's own forward pass over each row alone. The fast way is used if it is
+exact, else a slower one; a model that is not causal is refused. How far back a model attends cannot be tested with few
+tokens and is read from its config.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from foresight.nets.language import checkpointing
 from foresight.nets.language.cache import Level
 from foresight.nets.language.tokentree import TokenTree
 
-CLOSE = 1e-3  # of the spread of the right numbers: rounding is a tenth of this at most, another formula is not
-TOKENS = 12  # of the longest row that is tried
-MEMORY = 2048  # the context of a model that does not say how many tokens it can read
-# How far back a token sees, or how many tokens, as configurations call it, and the kind of layers for which it is so.
+CLOSE = 1e-3  # tolerance, in standard deviations: rounding errors are a tenth of this, wrong formulas larger
+TOKENS = 12  # of the longest row tested
+MEMORY = 2048  # default context, for configs without one
+# Config fields that limit how far back a token attends, and the kind of layers that each applies to.
 REACH = {
     "sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention", "attention_window_size": None,
     "window_size": None, "local_attention": None, "keep_window_size": None, "index_topk": None,
 }  # fmt: skip
-PERIODIC = ("dynamic", "longrope")  # rotary angles that are other ones once the longest row passes a length
+PERIODIC = ("dynamic", "longrope")  # RoPE types whose angles change in longer texts
 
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a model's numbers come about, as was found to be right.
+    """How a model is computed, as tested at load.
 
-    - `shared`: over trees of tokens (`nets.language.tokentree`, `LanguageModel.read`), or else whole rows, padded on
-      the right;
-    - `linear`: logits are the unembedding of the features, scaled; otherwise the logits stand in for the features;
-    - `cached`: rows of one length may be continued with the cache that the model makes. Not asked where `shared`.
+    - `shared`: with shared prefixes (`nets.language.tokentree`, `LanguageModel.read`), or else in whole right-padded
+      rows;
+    - `linear`: logits are the scaled unembedding of the features; otherwise the logits are used in their place;
+    - `cached`: rows of one length can be continued with the model's own cache. Not tested if `shared`.
     """
 
     shared: bool
@@ -48,9 +48,9 @@ class Way:
 
 
 def find(model: Any, attention: str) -> Way:
-    """How a `LanguageModel` is computed rightly; its attention is `attention` afterward if rows share tokens.
+    """Test how to compute a `LanguageModel`; sets its attention to `attention` if that is exact.
 
-    Raises UserError for a model that cannot read a text by itself, or does not read it from left to right.
+    Raises UserError for a model that cannot process text alone, is not causal, or has no gradient.
     """
     module = model.module
     own = module.config._attn_implementation
@@ -60,8 +60,8 @@ def find(model: Any, attention: str) -> Way:
         try:
             together = _whole(model, rows)
             alone = [x[: len(row)] for row, x in zip(rows, together, strict=True)]
-            pairs = [(_whole(model, [rows[i]])[0], alone[i]) for i in (0, len(rows) - 1)]  # of each prompt one
-        except Exception as error:  # whatever it is, nothing can be done with this model
+            pairs = [(_whole(model, [rows[i]])[0], alone[i]) for i in (0, len(rows) - 1)]  # one of each prompt
+        except Exception as error:  # any failure makes the model unusable
             raise UserError(
                 f"{type(module).__name__} cannot read a text by itself ({type(error).__name__}: {error}): choose a "
                 "causal language model (Llama, Qwen, SmolLM)."
@@ -74,31 +74,31 @@ def find(model: Any, attention: str) -> Way:
         checkpointing.use(module)
         if getattr(module, "_supports_attention_backend", False):
             model.way = Way(True)
-            if _right(lambda: _over_trees(model, attention, prompts, ends, alone)):
+            if _exact(lambda: _over_trees(model, attention, prompts, ends, alone)):
                 return model.way
             module.set_attn_implementation(own)
         model.way = Way(False)
-        linear = _right(lambda: [(model.logits(model.read_rows(rows[:1])[0]), alone[0])])
+        linear = _exact(lambda: [(model.logits(model.read_rows(rows[:1])[0]), alone[0])])
         model.way = Way(False, linear)
-        cached = _right(lambda: _continued(model, rows[0], alone[0]))
+        cached = _exact(lambda: _continued(model, rows[0], alone[0]))
     try:
-        _learns(model, rows[:1])
-    except Exception:  # its own layers may not mix types
+        _backward(model, rows[:1])
+    except Exception:  # its layers may not support mixed precision
         model.autocast = None
         try:
-            _learns(model, rows[:1])
-        except Exception as error:  # as above
+            _backward(model, rows[:1])
+        except Exception as error:
             raise UserError(
-                f"{type(module).__name__} gives no gradient ({type(error).__name__}: {error}): choose another model "
+                f"{type(module).__name__} has no gradient ({type(error).__name__}: {error}): choose another model "
                 "(Llama, Qwen, SmolLM)."
             ) from error
     return Way(False, linear, cached)
 
 
 def context(config: Any, shared: bool) -> tuple[int, str]:
-    """How many tokens a model reads as `shared` has it, and why that is fewer than it has places for ("": it is not).
+    """The context of a model in tokens, and the reason if that is less than its positions (else "").
 
-    Over a tree a token sees all that is above it, as far back as that is.
+    With `shared` prefixes a token attends to everything before it, so the context ends where the model's would not.
     """
     places = int(getattr(config, "max_position_embeddings", None) or MEMORY)
     limits: list[tuple[int, str]] = []
@@ -106,18 +106,18 @@ def context(config: Any, shared: bool) -> tuple[int, str]:
     for name, kind in REACH.items():
         reach = getattr(config, name, None)
         if shared and isinstance(reach, int) and reach > 0 and (kinds is None or kind is None or kind in kinds):
-            limits.append((int(reach), f"its layers look back {reach} tokens ({name})"))
+            limits.append((int(reach), f"its layers attend to {reach} tokens back ({name})"))
     turns = getattr(config, "rope_parameters", None) or {}
     for one in (turns, *(x for x in turns.values() if isinstance(x, dict))):
         first = one.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
         if one.get("rope_type") in PERIODIC:
-            limits.append((int(first or places), f"its positions are {one['rope_type']}, other ones in longer texts"))
+            limits.append((int(first or places), f"its RoPE is {one['rope_type']}, which changes in longer texts"))
     fewest = min(limits, default=(places, ""))
     return fewest if fewest[0] < places else (places, "")
 
 
 def finish(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """What comes between the unembedding and the logits, by the names that configurations have for it; None: nothing.
+    """The function from the output of the unembedding to the logits, from the config; None: the identity.
 
     Granite divides (`logits_scaling`), Cohere multiplies (`logit_scale`), Gemma 2 caps (arXiv:2408.00118, §2).
     """
@@ -134,22 +134,22 @@ def trunk(module: nn.Module) -> Any:
 
 
 def _rows(model: Any) -> tuple[list[list[int]], list[list[int]]]:
-    """Two prompts that begin alike and are not equally long, and two ends of two tokens for each; all plain words.
+    """Two prompts of different length with a shared prefix, and two endings of two tokens for each; no special tokens.
 
-    They are as short as the context asks for.
+    They fit into the context.
     """
     most = max(min(TOKENS, model.context), 4)
     marks = set(getattr(model.tokenizer, "all_special_ids", ()))
-    words = [i for i in range(len(model.tokenizer)) if i not in marks] or [0]
-    drawn = torch.randint(len(words), (4 * most,), generator=torch.Generator().manual_seed(0)).tolist()
-    ids = [words[i] for i in drawn]
+    plain = [i for i in range(len(model.tokenizer)) if i not in marks] or [0]
+    drawn = torch.randint(len(plain), (4 * most,), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = [plain[i] for i in drawn]
     first = ids[: most - 2]
     second = [*first[: max(1, most // 3)], *ids[most : most + most // 3]][: max(1, most - 3)]
     return [first, second], [ids[2 * most + 2 * i :][:2] for i in range(4)]
 
 
 def _whole(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
-    """What transformers makes of rows, padded on the right: logits, or features where there is a score: `[B, T, …]`."""
+    """Transformers' output for right-padded rows, `[B, T, …]`: logits, or features of a model with a `score` head."""
     tokens = pad(rows)[0].to(model.device)
     if hasattr(model.module, "score"):
         found: Tensor = trunk(model.module)(input_ids=tokens, use_cache=False).last_hidden_state
@@ -163,7 +163,7 @@ def _whole(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
 def _over_trees(
     model: Any, attention: str, prompts: list[list[int]], ends: list[list[int]], alone: list[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Numbers of a tree of rows, of a cache that grows for each row by itself, and of one that is extended."""
+    """Outputs and references of a token tree, of decoding steps at unequal lengths, and of an extension."""
     module, device = model.module, model.device
     module.set_attn_implementation(attention)
     tree = TokenTree([prompts[i // 2] + end for i, end in enumerate(ends)])
@@ -190,7 +190,7 @@ def _over_trees(
 
 
 def _continued(model: Any, row: list[int], alone: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Numbers of the last tokens of a row, read one after another over the model's own cache."""
+    """Outputs and references of the last tokens of a row, decoded one at a time with the model's own cache."""
     tokens = torch.tensor([row, row], device=model.device)
     features, cache = model.continue_rows(tokens[:, :-2])
     found = [(model.logits(features[1]), alone[len(row) - 3])]
@@ -200,8 +200,8 @@ def _continued(model: Any, row: list[int], alone: Tensor) -> list[tuple[Tensor, 
     return found
 
 
-def _learns(model: Any, rows: list[list[int]]) -> None:
-    """Compute rows in the type of a model's products, and a gradient: that of a small weight near the beginning."""
+def _backward(model: Any, rows: list[list[int]]) -> None:
+    """Compute rows in the model's precision, and the gradient of one small weight near the input."""
     weights = [weight for weight in model.module.parameters() if weight.requires_grad]
     near = next((weight for weight in weights if weight.dim() == 1), None)
     with model.precision(), torch.enable_grad():
@@ -210,18 +210,18 @@ def _learns(model: Any, rows: list[list[int]]) -> None:
             torch.autograd.grad(total, near, allow_unused=True)
 
 
-def _right(compute: Callable[[], list[tuple[Tensor, Tensor]]]) -> bool:
-    """Whether what is computed is what it should be; a way in which nothing can be computed is not."""
+def _exact(compute: Callable[[], list[tuple[Tensor, Tensor]]]) -> bool:
+    """Whether the computed outputs equal their references; False if computing them fails."""
     try:
         return _close(compute())
-    except Exception:  # other people's code, called as it was not meant to be
+    except Exception:  # third-party code, called in unusual ways
         return False
 
 
 def _close(pairs: Any) -> bool:
-    """Whether numbers equal the right ones but for rounding."""
-    for found, right in pairs:
-        spread = right.float().std().item()
-        if found.shape != right.shape or not (found.float() - right.float()).abs().max().item() <= CLOSE * spread:
+    """Whether outputs equal their references but for rounding."""
+    for found, expected in pairs:
+        spread = expected.float().std().item()
+        if found.shape != expected.shape or not (found.float() - expected.float()).abs().max().item() <= CLOSE * spread:
             return False
     return True

