@@ -188,7 +188,7 @@ def test_the_checkpoints_of_a_run_meet(run: Path, capsys: pytest.CaptureFixture[
         (["match", "RUN", "random", "--checkpoints", "2"], "Name a second player"),
         (["match", "RUN", "--checkpoints", "1"], "two is the least"),
         (["match", "random", "minimax:2"], "Name a run first"),
-        (["match", "RUN", "minimax:0"], "is no opponent"),
+        (["match", "RUN", "minimax:0"], "Unknown opponent"),
         (["match", "RUN", "random", "--games", "0"], "--games must be at least 1"),
         (["match", "RUN", "nowhere"], "is not a run directory"),
         (["play", "RUN", "--prompt", "x"], "--prompt is for language runs"),

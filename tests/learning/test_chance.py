@@ -1,4 +1,4 @@
-"""Stochastic MuZero learns what a die may show, and to roll it: a world of which everything is known."""
+"""Stochastic MuZero learns the outcomes of a die, and to roll it: an environment with a known solution."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_stochastic_muzero_learns_what_a_die_may_show() -> None:
     random = torch.stack([earned(table) for table in tables]).mean()
     assert 0.38 < random < 0.4
     assert earned(action) == 1.0  # the best there is
-    codes = network.happening(torch.zeros(3, dtype=torch.int64), torch.arange(1, 4)).argmax(-1)
+    codes = network.encode_outcome(torch.zeros(3, dtype=torch.int64), torch.arange(1, 4)).argmax(-1)
     assert len(set(codes.tolist())) == 3  # a code for each face
     with torch.no_grad():
         start = network.represent(torch.tensor([0]))
@@ -60,8 +60,8 @@ PAIRS = ((3, 4), (4, 5), (3, 5))  # the faces of coin 0, 1 and 2
 
 
 def coins() -> MDP:
-    """States 0 to 2 are coins, of three faces two each: whatever is done, one of them is shown, states 3 to 5, and
-    naming it earns 1. 6 is the end. Where one of two codes is told by the face alone, some coin has the same for both.
+    """States 0 to 2 are coins with two of three faces each: any action shows one of them, states 3 to 5, and naming it
+    earns 1. 6 is the end. If one of two codes depended on the face alone, some coin would have one code for both.
     """
     following = torch.full((7, 3, 2), 6, dtype=torch.int32)
     prob, discount = torch.zeros(7, 3, 2, dtype=torch.float64), torch.zeros(7, 3, 2, dtype=torch.float64)
@@ -72,7 +72,7 @@ def coins() -> MDP:
     return MDP("coins", following, prob, reward, start, discount)
 
 
-@sabotaged_by("foresight.nets.models.stochastic_muzero.ChanceModel.happening", change("obs", torch.zeros_like))
+@sabotaged_by("foresight.nets.models.stochastic_muzero.ChanceModel.encode_outcome", change("obs", torch.zeros_like))
 def test_what_chance_did_is_told_from_what_was_there_before() -> None:
     """Both faces of every coin get a code of their own, and the model learns what naming them earns.
 
@@ -93,7 +93,7 @@ def test_what_chance_did_is_told_from_what_was_there_before() -> None:
     for _ in range(300):
         stochastic_muzero.update(state, batch)
     coin, face = obs[:, 0], obs[:, 1]
-    code = state.network.happening(coin, face).argmax(-1)
+    code = state.network.encode_outcome(coin, face).argmax(-1)
     for here in range(3):
         assert len({int(code[(coin == here) & (face == shown)][0]) for shown in PAIRS[here]}) == 2
     found = muzero_targets.model_errors(state.network, batch, action, extras["next_obs"], 2, CategoricalHead(5))

@@ -1,4 +1,4 @@
-"""MuZero and Gumbel MuZero learn a game for two whose every position is known, without its rules."""
+"""MuZero and Gumbel MuZero learn a solved two-player game without its rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foresight.runtime.evaluation import match
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 HEX = games.make("hex", size=2)
-B1, A2 = 1, 2  # the cells with two ways to the other edge: whoever begins there wins, whoever begins elsewhere loses
+B1, A2 = 1, 2  # cells with two ways to the other edge: starting there wins, starting elsewhere loses
 
 
 SABOTAGES = (
@@ -23,7 +23,7 @@ SABOTAGES = (
 
 
 def learned(module: Any, **exploring: Any) -> Any:
-    """The State of `module` after 3,000 moves of Hex; it loses against nobody when it begins."""
+    """The State of `module` after 3,000 moves of Hex; it never loses when it starts."""
     config = module.Config(
         steps=3_000, num_envs=16, simulations=12, gamma=1.0, unroll_steps=3, n_steps=4, batch_size=64, train_every=8,
         collect_steps=8, learning_starts=200, reanalyze=0.0, latent_size=16, hidden=(32,), support=2,

@@ -1,4 +1,4 @@
-"""Worlds in tables as search models: their states are numbers, everything about them is known."""
+"""Tabular MDPs as search models: states are integers, and all values can be computed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TableModel:
 
 
 def random_world(seed: int, states: int = 12, actions: int = 4, gamma: float = 0.9) -> dict[str, Tensor]:
-    """A deterministic world of random rewards, with random logits and values."""
+    """A deterministic MDP with random rewards, with random logits and values."""
     g = torch.Generator().manual_seed(seed)
     return {
         "next": torch.randint(states, (states, actions), generator=g),

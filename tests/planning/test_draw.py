@@ -1,4 +1,4 @@
-"""What a tree looks like: numbers that can be checked by hand, and text that other programs read."""
+"""Search trees as dicts, JSON, DOT and figures: values that can be checked by hand."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_alpha_beta_to_the_end_is_perfect() -> None:
 def unpruned(position: torch.Tensor, depth: int) -> float:
     """The value of a position of Connect Four to `depth`, every line looked at."""
     if depth == 0:
-        return float(minimax._judge(*C4.rules, position[0].numpy()))
+        return float(minimax._evaluate(*C4.rules, position[0].numpy()))
     values = []
     for action in C4.legal(position)[0].nonzero().flatten():
         moved = C4.step(position, action.view(1))
@@ -200,15 +200,15 @@ def _with(answer: tuple[Any, ...], index: int, change: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", ["minimax", "minimax:0", "mcts:many", "sover", "random:3"])
 def test_opponents_that_do_not_exist_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=r"is no opponent\. Write random, minimax:DEPTH"):
+    with pytest.raises(UserError, match=r"Unknown opponent .*Use random, minimax:DEPTH"):
         opponents.make(name, TTT)
 
 
 def test_the_solver_knows_one_game() -> None:
-    with pytest.raises(UserError, match="The exact solver knows Connect Four, not tic-tac-toe"):
+    with pytest.raises(UserError, match="The exact solver plays only Connect Four, not tic-tac-toe"):
         opponents.make("solver", TTT)
 
 
-def test_the_numbers_of_a_row_are_where_they_are_said_to_be() -> None:
+def test_the_fields_of_a_row_are_at_their_indices() -> None:
     row = replay(C4, [[3]])[0, 42:]
     assert row[boards.TURN] == 1 and row[boards.MOVES] == 1 and row[boards.RESULT] == boards.PLAYING

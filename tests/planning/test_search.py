@@ -37,7 +37,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def mixed_world(seed: int) -> dict[str, Tensor]:
-    """A random world with movers that change, games that end and actions that are not allowed."""
+    """A random game with changing players, ends and illegal actions."""
     env, g = random_world(seed, states=30, actions=5), seeded(seed)
     kinds = torch.tensor([0.9, -1.0, -1.0, 0.0, 1.0])
     env["discount"] = kinds[torch.randint(5, (30, 5), generator=g)]
@@ -265,22 +265,22 @@ def test_a_reused_tree_keeps_what_was_found_below(backend: str) -> None:
                 child = int(below.children[row, 0, action])
                 if child >= 0:
                     assert below.state[child, row] == model.next[after[row], action]
-    with pytest.raises(UserError, match="reused"):
+    with pytest.raises(UserError, match="cannot reuse a tree"):
         search(model, after, 8, Gumbel(), reuse=below)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_turns_out_to_be_illegal_at_a_reused_root_is_let_go(backend: str) -> None:
-    """A learned model does not know what is legal below its root; the next real position says it."""
+    """A learned model has no mask below its root; the next real position does."""
     model, obs = TableModel(random_world(2, states=6, actions=3)), torch.tensor([0, 1])
     first = search(model, obs, 60, PUCT(), backend=backend)
     below = advance(first.tree, first.action)
-    known = int(below.child_visits()[0].argmax())
-    assert below.child_visits()[0, known] > 0
+    best = int(below.child_visits()[0].argmax())
+    assert below.child_visits()[0, best] > 0
     legal = torch.ones(2, 3, dtype=torch.bool)
-    legal[0, known] = False
+    legal[0, best] = False
     again = search(model, model.next[obs, first.action], 30, PUCT(), reuse=below, legal=legal, backend=backend)
-    assert again.visits[0, known] == 0 and again.weights[0, known] == 0 and again.action[0] != known
+    assert again.visits[0, best] == 0 and again.weights[0, best] == 0 and again.action[0] != best
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -390,7 +390,7 @@ def test_chance_nodes_are_exact_expectations() -> None:
 
 @sabotaged_by("foresight.planning.search.kernels.expand", lambda f: lambda slot, *rest: f(slot, *_negated(rest)))
 def test_a_search_through_chance_finds_the_best_actions() -> None:
-    """Of a random stochastic world, by sweeps: the action of the search is as good as the best one, within 0.05."""
+    """In a random stochastic MDP, solved by sweeps: the search's action is as good as the best one, within 0.05."""
     for seed in range(3):
         model = Chance(seed)
         best = torch.zeros(6)

@@ -70,7 +70,7 @@ class Config:
     full_share: float = 1.0  # of moves with a full search, which are trained on; KataGo 0.25
     cheap_simulations: int = 8  # of the other searches
     playout_steps: int = 0  # first positions, played by a search with random playouts; 0 is the paper
-    playout_simulations: int = 200  # of those searches
+    playout_simulations: int = 200  # playouts of that search
     channels: int = 32  # of the trunk (256)
     blocks: int = 2  # residual blocks (19)
     replay_size: int = 100_000  # newest positions kept (the last million games)

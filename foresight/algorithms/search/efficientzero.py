@@ -150,7 +150,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         hidden["latent"] = latent.scale_gradient(hidden["latent"], 0.5)
         latents.append(hidden["latent"])
         features.append(hidden["h"])
-        hidden = network.renew(hidden)
+        hidden = network.reset_prefix(hidden)
     states = torch.stack(latents, 1)
     head, reached = network.head(states), states[:, 1:]  # all K + 1 at once: faster than K + 1 small calls
     with torch.no_grad():  # the true successor, also at the end of an episode

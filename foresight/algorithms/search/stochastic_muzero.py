@@ -139,7 +139,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
     pair = (trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), obs) for obs in (batch.obs, batch.extras["next_obs"]))
-    encoded = network.happening(*pair).view(len(alive), steps, -1)
+    encoded = network.encode_outcome(*pair).view(len(alive), steps, -1)
     code = latent.straight_through(encoded)
     states, afterstates, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], [], []
     before = states[0]

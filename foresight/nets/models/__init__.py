@@ -1,3 +1,3 @@
-"""Learned models that search plans with."""
+"""Networks and learned models for search."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Networks over the planes of a board: a residual tower, and heads for a policy and a value."""
+"""Board networks: a residual trunk with policy and value heads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 class Block(nn.Module):
     """relu(x + conv(relu(conv(x)))): AlphaGo Zero's block without batch normalization.
 
-    The second convolution begins as zero, so that a tower of any height begins as its first layer (Zhang et al. 2019,
-    Fixup); without statistics of batches a position has one value, whoever stands beside it.
+    The second convolution is initialized to zero, so that a trunk of any depth starts as its first layer (Zhang et al.
+    2019, Fixup). Without batch statistics the value of a position does not depend on the batch.
     """
 
     def __init__(self, channels: int) -> None:
@@ -25,22 +25,22 @@ class Block(nn.Module):
             nn.init.zeros_(zero)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
+        """Features of the same shape."""
         return torch.relu_(x + self.second(torch.relu_(self.first(x))))
 
 
-class Tower(nn.Module):
-    """Planes `[N, C, H, W]` of any number type to features `[N, channels, H, W]`."""
+class Trunk(nn.Module):
+    """Planes `[N, C, H, W]` of any dtype to features `[N, channels, H, W]`."""
 
     def __init__(self, shape: Sequence[int], channels: int, blocks: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(shape[0], channels, 3, padding=1)
         nn.init.kaiming_normal_(self.first.weight, nonlinearity="relu")
         self.blocks = nn.Sequential(*(Block(channels) for _ in range(blocks)))
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # in which CPUs convolve fastest
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fastest on CPUs
 
     def forward(self, planes: Tensor) -> Tensor:
-        """Features after every block, rectified."""
+        """Features after the last block."""
         x = planes.to(self.first.weight.dtype, memory_format=torch.channels_last)
         return self.blocks(torch.relu_(self.first(x)))
 
@@ -56,7 +56,7 @@ class PolicyHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits of all actions, illegal ones too."""
+        """Logits of all actions, including illegal ones."""
         return self.linear(torch.relu_(self.conv(features)).flatten(1))
 
 
@@ -72,17 +72,17 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """tanh of one number."""
+        """Values in (-1, 1)."""
         h = torch.relu_(self.hidden(torch.relu_(self.conv(features)).flatten(1)))
         return torch.tanh(self.linear(h)).squeeze(-1)
 
 
 class PolicyNet(nn.Module):
-    """A tower with a policy head."""
+    """A trunk with a policy head."""
 
     def __init__(self, shape: Sequence[int], actions: int, channels: int, blocks: int) -> None:
         super().__init__()
-        self.tower = Tower(shape, channels, blocks)
+        self.tower = Trunk(shape, channels, blocks)
         self.head = PolicyHead(shape, channels, actions)
 
     def forward(self, planes: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ class PolicyNet(nn.Module):
 
 
 class ValueNet(nn.Module):
-    """A tower with a value head."""
+    """A trunk with a value head."""
 
     def __init__(self, shape: Sequence[int], channels: int, blocks: int) -> None:
         super().__init__()
-        self.tower = Tower(shape, channels, blocks)
+        self.tower = Trunk(shape, channels, blocks)
         self.head = ValueHead(shape, channels)
 
     def forward(self, planes: Tensor) -> Tensor:
@@ -104,11 +104,11 @@ class ValueNet(nn.Module):
 
 
 class PolicyValueNet(nn.Module):
-    """One tower under both heads (AlphaGo Zero, AlphaZero)."""
+    """One trunk with both heads (AlphaGo Zero, AlphaZero)."""
 
     def __init__(self, shape: Sequence[int], actions: int, channels: int, blocks: int) -> None:
         super().__init__()
-        self.tower = Tower(shape, channels, blocks)
+        self.tower = Trunk(shape, channels, blocks)
         self.policy = PolicyHead(shape, channels, actions)
         self.value = ValueHead(shape, channels)
 

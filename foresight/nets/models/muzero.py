@@ -1,6 +1,6 @@
 """A learned model in a latent space: representation, dynamics, prediction (MuZero, arXiv:1911.08265).
 
-It has the face that `planning.search.mcts` asks of a model (`root`, `step`), so it can be searched as it is.
+It is a `planning.search.mcts.Model` (`root`, `step`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from foresight.nets.outputs import TwoHot
 from foresight.ops import latent, transforms
 
 
-class Number(nn.Module):
-    """A layer that gives a number as a categorical over whole numbers in [-support, support] of h(x).
+class CategoricalScalar(nn.Module):
+    """A layer that predicts a scalar as a categorical over the integers in [-support, support] of h(x).
 
     h is the signed hyperbolic transform: support 20 reaches ±422. Weights start at 0, so the first prediction is 0
-    (MuZero, appendix F; the zero start is EfficientZero's).
+    (MuZero, appendix F; the zero initialization is EfficientZero's).
     """
 
     bins: Tensor
@@ -33,7 +33,7 @@ class Number(nn.Module):
         self.register_buffer("bins", torch.arange(-support, support + 1, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The number `[...]`, for features `[..., D]`."""
+        """The scalar `[...]` of features `[..., D]`."""
         return transforms.signed_parabolic(torch.softmax(self.layer(x), -1) @ self.bins)
 
     def loss(self, x: Tensor, target: Tensor) -> Tensor:
@@ -42,10 +42,10 @@ class Number(nn.Module):
 
 
 class LatentModel(nn.Module):
-    """Latents `[B, D]` scaled to [0, 1]; actions come in as features `[B, F]` (one-hot, or the action itself).
+    """Latents `[B, D]` scaled to [0, 1]; actions are features `[B, F]` (one-hot, or the action itself).
 
-    `encoder` is any module with a `size`; `policy_width` numbers go to the policy's output. `discount` is what one
-    step of the model continues with: the model does not predict termination, its values do (MuZero).
+    `encoder` is any module with a `size`; the policy output has `policy_width` values. `discount` is the same at
+    every step: the model does not predict termination, its values account for it (MuZero).
     """
 
     eye: Tensor
@@ -66,31 +66,29 @@ class LatentModel(nn.Module):
         self.encoder, self.into = encoder, orthogonal(nn.Linear(encoder.size, latent_size), 1.0)
         self.body = MLP(latent_size + action_features, hidden, activation)
         self.next = orthogonal(nn.Linear(self.body.size, latent_size), 1.0)
-        self.reward = Number(self.body.size, support)
+        self.reward = CategoricalScalar(self.body.size, support)
         self.head = MLP(latent_size, hidden, activation)
         self.policy = orthogonal(nn.Linear(self.head.size, policy_width), 0.01)
-        self.value = Number(self.head.size, support)
+        self.value = CategoricalScalar(self.head.size, support)
         self.register_buffer("eye", torch.eye(action_features), persistent=False)
 
     def represent(self, obs: Any) -> Tensor:
-        """The latent `[B, D]` of what was seen."""
+        """The latent `[B, D]` of an observation."""
         return latent.unit_interval(self.into(self.encoder(obs)))
 
     def advance(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """The latent after action features `[B, F]`, and the features of the reward on the way."""
+        """The latent after action features `[B, F]`, and the features that the reward is read from."""
         features = self.body(torch.cat([state, action], -1))
         return latent.unit_interval(self.next(features) + state), features
 
     def root(self, obs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """`(logits, value, state)`, as `planning.search.mcts` asks."""
+        """`(logits, value, state)`, see `planning.search.mcts.Model`."""
         state = self.represent(obs)
         features = self.head(state)
         return self.policy(features), self.value(features), state
 
     def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """`(state, reward, discount, logits, value)`, as `planning.search.mcts` asks; action int64 `[B]` or
-        features.
-        """
+        """`(state, reward, discount, logits, value)`; `action` int64 `[B]` or features `[B, F]`."""
         features = self.eye.index_select(0, action) if action.dim() == 1 else action
         state, on_the_way = self.advance(state, features)
         reward = self.reward(on_the_way)

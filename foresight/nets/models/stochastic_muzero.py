@@ -1,4 +1,4 @@
-"""Stochastic MuZero's learned model: what one does leads to an afterstate, and chance leads on from there."""
+"""Stochastic MuZero's learned model: an action leads to an afterstate, a chance outcome to the next state."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresight.nets.mlp import MLP, orthogonal
-from foresight.nets.models.muzero import Number
+from foresight.nets.models.muzero import CategoricalScalar
 from foresight.ops import latent
 
 State = dict[str, Tensor]
 
 
 class ChanceModel(nn.Module):
-    """Latents `[B, D]` of states and of afterstates; one of `codes` outcomes of chance leads from these to those.
+    """Latents `[B, D]` of states and afterstates; one of `codes` chance outcomes leads from an afterstate to a state.
 
-    It has the face that `planning.search.mcts` asks of a model (`root`, `step`) with `actions` + `codes` actions, of
-    which a state allows the first and an afterstate the last (`select.PUCT`, `chance`). A state of the search is a
-    dict: the `latent`, and `after` `[B]`, 1 for an afterstate. Source: Antonoglou et al. 2022 (ICLR; openreview
+    A `planning.search.mcts.Model` (`root`, `step`) with `actions` + `codes` actions: the first are legal in states, the
+    last in afterstates (`selection.PUCT`, `chance`). A state of the search is a dict: the `latent`, and `after` `[B]`,
+    1 for an afterstate. Source: Antonoglou et al. 2022 (ICLR; openreview
     X6D9bAHhBQ1).
     """
 
@@ -39,32 +39,32 @@ class ChanceModel(nn.Module):
         discount: float = 0.997,
         activation: str = "relu",
     ) -> None:
-        """`encoder` and `watcher` are two encoders of observations: one for latents, one for what chance did.
+        """`encoder` and `watcher` encode observations: one for latents, one for the code of the chance outcome.
 
-        That is told from what was seen before and after, side by side, so that a code need not mean the same from every
-        afterstate: of as many codes as outcomes are possible at once, all can be told apart.
+        The code depends on the observations before and after the step, so it may mean different outcomes in different
+        afterstates: `codes` need only be the number of outcomes of one afterstate.
         """
         super().__init__()
         self.discount, self.actions, self.codes = discount, actions, codes
         self.encoder, self.into = encoder, orthogonal(nn.Linear(encoder.size, latent_size), 1.0)
         self.acted = _Step(latent_size, actions, hidden, activation)
         self.happened = _Step(latent_size, codes, hidden, activation)
-        self.reward = Number(self.happened.size, support)
+        self.reward = CategoricalScalar(self.happened.size, support)
         self.head, self.after = MLP(latent_size, hidden, activation), MLP(latent_size, hidden, activation)
         self.policy = orthogonal(nn.Linear(self.head.size, actions), 0.01)
-        self.value = Number(self.head.size, support)
+        self.value = CategoricalScalar(self.head.size, support)
         self.outcome = orthogonal(nn.Linear(self.after.size, codes), 0.01)
-        self.after_value = Number(self.after.size, support)
+        self.after_value = CategoricalScalar(self.after.size, support)
         self.watcher, self.between = watcher, MLP(2 * watcher.size, hidden, activation)
         self.code = orthogonal(nn.Linear(self.between.size, codes), 1.0)
         self.register_buffer("eye", torch.eye(max(actions, codes)), persistent=False)
 
     def represent(self, obs: Any) -> Tensor:
-        """The latent `[B, D]` of what was seen."""
+        """The latent `[B, D]` of an observation."""
         return latent.unit_interval(self.into(self.encoder(obs)))
 
-    def happening(self, obs: Any, next_obs: Any) -> Tensor:
-        """Numbers `[B, C]`: the largest is the code of what chance did between these observations."""
+    def encode_outcome(self, obs: Any, next_obs: Any) -> Tensor:
+        """Scores `[B, C]`: the largest is the code of the chance outcome between these observations."""
         return self.code(self.between(torch.cat([self.watcher(obs), self.watcher(next_obs)], -1)))
 
     def act(self, state: Tensor, action: Tensor) -> Tensor:
@@ -72,41 +72,47 @@ class ChanceModel(nn.Module):
         return self.acted(state, self.eye[action, : self.actions])[0]
 
     def chance(self, after: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
-        """The latent of the state after the outcome `code` `[B, C]`, and the features of the reward on the way."""
+        """The latent of the state after the outcome `code` `[B, C]`, and the features that the reward is read from."""
         return self.happened(after, code)
 
     def root(self, obs: Any) -> tuple[Tensor, Tensor, State]:
-        """`(logits, value, state)`, as `planning.search.mcts` asks."""
+        """`(logits, value, state)`, see `planning.search.mcts.Model`."""
         found = self.represent(obs)
         ahead = self.head(found)
         state = {"latent": found, "after": found.new_zeros(len(found))}
         return self._first(self.policy(ahead)), self.value(ahead), state
 
     def step(self, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Tensor, Tensor]:
-        """`(state, reward, discount, logits, value)`, as `planning.search.mcts` asks.
+        """`(state, reward, discount, logits, value)`, see `planning.search.mcts.Model`.
 
-        From a state to an afterstate, without reward and discount; or from there to a state. Both are computed for all
-        rows, as a batch has some of each.
+        From a state to an afterstate (reward 0, discount 1), or from an afterstate to a state. Both are computed for
+        all rows, as a batch has both.
         """
-        ended = state["after"] > 0
+        from_after = state["after"] > 0
         after = self.act(state["latent"], action.clamp(max=self.actions - 1))
         behind = self.after(after)
         code = self.eye[(action - self.actions).clamp(min=0), : self.codes]
         found, on_the_way = self.chance(state["latent"], code)
         ahead = self.head(found)
-        reward = torch.where(ended, self.reward(on_the_way), 0.0)
-        discount = torch.where(ended, self.discount, 1.0)
-        value = torch.where(ended, self.value(ahead), self.after_value(behind))
-        wide = ended.unsqueeze(-1)
+        reward = torch.where(from_after, self.reward(on_the_way), 0.0)
+        discount = torch.where(from_after, self.discount, 1.0)
+        value = torch.where(from_after, self.value(ahead), self.after_value(behind))
+        wide = from_after.unsqueeze(-1)
         logits = torch.where(wide, self._first(self.policy(ahead)), self._last(self.outcome(behind)))
-        return {"latent": torch.where(wide, found, after), "after": (~ended).float()}, reward, discount, logits, value
+        return (
+            {"latent": torch.where(wide, found, after), "after": (~from_after).float()},
+            reward,
+            discount,
+            logits,
+            value,
+        )
 
     def follow(
         self, state: State, action: Tensor, obs: Any, next_obs: Any
     ) -> tuple[State, Tensor, Tensor, Tensor, Tensor]:
-        """Two steps at once: the action, and the outcome that is seen from `obs` to `next_obs`."""
+        """Two steps: the action, and the chance outcome observed between `obs` and `next_obs`."""
         after, *_ = self.step(state, action)
-        return self.step(after, self.actions + self.happening(obs, next_obs).argmax(-1))
+        return self.step(after, self.actions + self.encode_outcome(obs, next_obs).argmax(-1))
 
     def _first(self, logits: Tensor) -> Tensor:
         return functional.pad(logits, (0, self.codes), value=-torch.inf)
@@ -116,7 +122,7 @@ class ChanceModel(nn.Module):
 
 
 class _Step(nn.Module):
-    """From a latent and what was done (features) to the next latent, and the features that it was made of."""
+    """From a latent and action features to the next latent, and the features before the last layer."""
 
     def __init__(self, latent_size: int, features: int, hidden: Sequence[int], activation: str) -> None:
         super().__init__()
@@ -124,6 +130,6 @@ class _Step(nn.Module):
         self.next = orthogonal(nn.Linear(self.body.size, latent_size), 1.0)
         self.size = self.body.size
 
-    def forward(self, state: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.body(torch.cat([state, done], -1))
+    def forward(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.body(torch.cat([state, action], -1))
         return latent.unit_interval(self.next(features) + state), features

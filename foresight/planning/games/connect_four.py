@@ -1,9 +1,9 @@
-"""Connect Four exactly: alpha-beta over bitboards with a transposition table, to say which moves are mistakes.
+"""An exact Connect Four solver: alpha-beta over bitboards with a transposition table.
 
-A column is seven bits, six cells and an empty one above them, so that lines are found by shifting. `stones` holds the
-cells of the player to move, `mask` all that are taken; mask + stones is different for every position. The method is
-that of Tromp (1995) and Pons ("Solving Connect 4"): only moves that do not lose at once, those that make most threats
-first, and searches with an empty window. Values are signs: 1 won, 0 drawn, -1 lost for the player to move.
+A column has seven bits, six cells and an empty one above them, so that lines are found by shifts. `stones` has the
+cells of the player to move, `mask` all occupied cells; mask + stones is unique for every position. The method is that
+of Tromp (1995) and Pons ("Solving Connect 4"): only moves that do not lose at once, those with most threats first, and
+null-window searches. Values are signs: 1 won, 0 drawn, -1 lost for the player to move.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CENTER_FIRST = (3, 2, 4, 1, 5, 0, 6)
 
 @njit(int64(int64), cache=True, nogil=True)
 def _count(x: int) -> int:
-    """How many bits are set."""
+    """The number of bits set."""
     x = x - ((x >> 1) & 0x5555555555555555)
     x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
@@ -54,16 +54,16 @@ def _threats(stones: int, mask: int) -> int:
 
 @njit(int64(int64, int64, int64, int64, int64, int64[:], uint8[:], int64[:, :, :]), cache=True, nogil=True)
 def _solve(stones: int, mask: int, moves: int, alpha: int, beta: int, keys: Any, values: Any, order: Any) -> int:
-    """Negamax between signs, where nobody can win at once. `order` has room for the moves of every ply."""
+    """Negamax over signs, for positions without an immediate win. `order` has room for the moves of every ply."""
     order[-1, 0, 0] += 1  # counts the positions
     reach = (mask + BOTTOM) & BOARD
     theirs = _threats(mask ^ stones, mask)
     forced = reach & theirs
     if forced:
         if forced & (forced - 1):
-            return -1  # two cells to close
+            return -1  # two threats to block
         reach = forced
-    reach &= ~(theirs >> 1)  # not below a cell where the other wins
+    reach &= ~(theirs >> 1)  # not below a winning cell of the opponent
     if reach == 0:
         return -1
     if moves >= WIDTH * HEIGHT - 2:
@@ -100,13 +100,13 @@ def _solve(stones: int, mask: int, moves: int, alpha: int, beta: int, keys: Any,
         lower = max(lower, best)
     if best < beta:
         upper = min(upper, best)
-    keys[at], values[at] = key, uint8((upper + 1) | ((lower + 1) << 2))  # two bits a bound
+    keys[at], values[at] = key, uint8((upper + 1) | ((lower + 1) << 2))  # two bits per bound
     return best
 
 
 @njit(cache=True, nogil=True)
 def _value(stones: int, mask: int, moves: int, keys: Any, values: Any, order: Any) -> int:
-    """The sign of any position that is not over."""
+    """The sign of any unfinished position."""
     if _threats(stones, mask) & ((mask + BOTTOM) & BOARD):
         return 1
     if moves >= WIDTH * HEIGHT - 1:
@@ -116,7 +116,7 @@ def _value(stones: int, mask: int, moves: int, keys: Any, values: Any, order: An
 
 @njit(cache=True, nogil=True)
 def _moves(rows: Any, out: Any, keys: Any, values: Any, order: Any) -> None:
-    """What every move of every row is worth to the player who makes it; -2 where it is illegal."""
+    """The value of every move of every row for the player who makes it; -2 if illegal."""
     cells = WIDTH * HEIGHT
     for b in range(len(rows)):
         stones, mask = int64(0), int64(0)
@@ -141,14 +141,14 @@ def _moves(rows: Any, out: Any, keys: Any, values: Any, order: Any) -> None:
 
 
 class Solver:
-    """The solver with its table (38 MB), which stays between calls: positions of one game share most of their work."""
+    """The solver with its transposition table (38 MB), kept between calls: positions of a game share most work."""
 
     def __init__(self) -> None:
         self.keys, self.values = np.zeros(TABLE, np.int64), np.zeros(TABLE, np.uint8)
         self.order = np.zeros((WIDTH * HEIGHT + 1, 2, WIDTH), np.int64)
 
     def moves(self, position: Tensor) -> Tensor:
-        """The sign of every move of every position `[B]`, int64 `[B, 7]`; -2 where it is illegal."""
+        """The sign of every move of every position `[B]`, int64 `[B, 7]`; -2 if illegal."""
         out = np.empty((len(position), WIDTH), np.int64)
         _moves(position.numpy(), out, self.keys, self.values, self.order)
         return torch.from_numpy(out)
@@ -157,28 +157,28 @@ class Solver:
 def check(game: Game) -> None:
     """Raises UserError if `game` is not Connect Four with native rules."""
     if not isinstance(game, Native) or game.name != "connect_four":
-        raise UserError(f"The exact solver knows Connect Four, not {game.title}.")
+        raise UserError(f"The exact solver plays only Connect Four, not {game.title}.")
 
 
 _SHARED: list[Solver] = []
 
 
 def solver() -> Solver:
-    """The one Solver of this process."""
+    """The Solver of this process, created once."""
     if not _SHARED:
         _SHARED.append(Solver())
     return _SHARED[0]
 
 
 def best(position: Tensor, random: np.ndarray) -> Tensor:
-    """A move of the highest value for every position, int64 `[B]`, drawn among equals."""
-    values, numbers = solver().moves(position), random.view(np.uint64)
+    """A move of the highest value for every position, int64 `[B]`, ties broken at random."""
+    values, stream = solver().moves(position), random.view(np.uint64)
     rows = [(row == row.max()).nonzero().flatten().tolist() for row in values]
-    return torch.tensor([row[boards.draw(numbers, len(row))] for row in rows])
+    return torch.tensor([row[boards.draw(stream, len(row))] for row in rows])
 
 
 def mistakes(position: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each action gives away a win or a draw, bool `[B]`, and how much: 1, or 2 (won to lost), int64 `[B]`."""
+    """Whether each action is a mistake, bool `[B]`, and its loss of value: 1, or 2 (won to lost), int64 `[B]`."""
     values = solver().moves(position)
     lost = values.amax(-1) - values.gather(1, action.unsqueeze(1)).squeeze(1)
     return lost > 0, lost

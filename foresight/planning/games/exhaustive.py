@@ -1,4 +1,4 @@
-"""Exhaustive play: an agent against every opponent there could be, one position at a time but each only once."""
+"""Exhaustive play: an agent against all possible opponents, each position visited once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 from foresight.envs.games.game import Chooser, Game
 
-EVALUATION_ENVS = 4096  # positions that the agent is asked about at once
+EVALUATION_ENVS = 4096  # positions per call of the agent
 
 
 class Proof(NamedTuple):
-    """What can happen when the agent moves first, or second.
+    """All possible results when the agent moves first, or second.
 
-    `positions` it had to move in, `lost`, `drawn` and `won`: different final positions that an opponent can reach,
-    `line`: one of the lost games, as moves, or None. `lost` 0 is a proof that it never loses.
+    `positions`: where the agent had to move; `lost`, `drawn`, `won`: distinct final positions that an opponent can
+    reach; `line`: the moves of a lost game, or None. `lost` 0 proves that the agent never loses.
     """
 
     positions: int
@@ -26,9 +26,9 @@ class Proof(NamedTuple):
 
 
 def exhaust(game: Game, chooser: Chooser, first: bool) -> Proof:
-    """Let the opponent of `chooser`, which must choose the same way every time, try everything.
+    """Play the deterministic `chooser` against every possible opponent move.
 
-    For games whose positions are few, with native rules (equal positions are then equal rows).
+    For small games with native rules (equal positions are equal rows).
     """
     positions, ends, line = 0, {0.0: 0, 0.5: 0, 1.0: 0}, None
     frontier, lines = game.start(1), [()]

@@ -1,7 +1,7 @@
-"""Alpha-beta to a fixed depth: the opponent whose strength everybody knows.
+"""Alpha-beta search to a fixed depth: an opponent of known strength.
 
-A leaf is judged without playing on: in the games of stones in a row by the lines that one side alone can still fill,
-in Hex by how many stones each side lacks, in Go by the area. OpenSpiel's other games count as even there.
+Leaves have a static evaluation: in k-in-a-row games by the lines that only one side can still fill, in Hex by the
+stones each side still needs, in Go by the area. Leaves of OpenSpiel's other games have value 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WON = 1_000_000.0
 
 @njit(cache=True, nogil=True)
 def _lines(kind: int, height: int, width: int, line: int, row: Any, stone: int) -> float:
-    """Every straight line of `line` cells that holds stones of one side only counts 4^stones for it."""
+    """Every straight line of `line` cells with stones of one side only counts 4^stones for that side."""
     total = 0.0
     for direction in range(4):
         dr = 0 if direction == 0 else 1
@@ -47,8 +47,8 @@ def _lines(kind: int, height: int, width: int, line: int, row: Any, stone: int) 
 
 
 @njit(cache=True, nogil=True)
-def _lacking(height: int, width: int, row: Any, stone: int) -> int:
-    """The fewest stones with which this side joins its edges in Hex; more than all cells if it cannot."""
+def _missing(height: int, width: int, row: Any, stone: int) -> int:
+    """The fewest stones with which this side connects its edges in Hex; more than the number of cells if it cannot."""
     n = height * width
     best = np.full(n, 2 * n, np.int64)
     for cell in range(n):
@@ -80,11 +80,11 @@ def _lacking(height: int, width: int, row: Any, stone: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _judge(kind: int, height: int, width: int, line: int, komi: float, row: Any) -> float:
-    """A guess at the position's worth to the player to move."""
+def _evaluate(kind: int, height: int, width: int, line: int, komi: float, row: Any) -> float:
+    """The static evaluation of a position for the player to move."""
     stone = row[height * width + boards.TURN] + 1
     if kind == boards.HEX:
-        return float(_lacking(height, width, row, 3 - stone) - _lacking(height, width, row, stone))
+        return float(_missing(height, width, row, 3 - stone) - _missing(height, width, row, stone))
     if kind == boards.GO:
         return (boards.area(height, width, row) - komi) * (1.0 if stone == 1 else -1.0)
     return _lines(kind, height, width, line, row, stone)
@@ -95,12 +95,12 @@ def _negamax(
     kind: int, height: int, width: int, line: int, komi: float, rows: Any, depth: int, floor: float, ceiling: float,
     order: Any,
 ) -> float:  # fmt: skip
-    """The value of `rows[0]` to the player to move, between floor and ceiling; sooner wins are better.
+    """The value of `rows[0]` for the player to move, between floor and ceiling; sooner wins are better.
 
-    `rows` has a row for every ply. A loop, not a recursion: compiled code that calls itself cannot be cached safely.
+    `rows` has a row for every ply. A loop, as recursive numba functions cannot be cached safely.
     """
     if depth == 0:
-        return _judge(kind, height, width, line, komi, rows[0])
+        return _evaluate(kind, height, width, line, komi, rows[0])
     n = height * width
     alpha, beta, best = np.empty(depth), np.empty(depth), np.empty(depth)
     tried = np.zeros(depth, np.int64)
@@ -111,7 +111,7 @@ def _negamax(
             if boards.playable(kind, height, width, rows[ply], order[tried[ply]]):
                 action = order[tried[ply]]
             tried[ply] += 1
-        if action < 0:  # this position is done: its value goes up
+        if action < 0:  # all moves tried: back up the value
             if ply == 0:
                 return best[0]
             ply -= 1
@@ -123,7 +123,7 @@ def _negamax(
         if rows[ply + 1, n + boards.RESULT] != boards.PLAYING:
             best[ply] = max(best[ply], reward * (WON - ply))
         elif ply + 1 == depth:
-            best[ply] = max(best[ply], -_judge(kind, height, width, line, komi, rows[ply + 1]))
+            best[ply] = max(best[ply], -_evaluate(kind, height, width, line, komi, rows[ply + 1]))
         else:
             alpha[ply + 1], beta[ply + 1] = -beta[ply], -max(alpha[ply], best[ply])
             ply += 1
@@ -147,7 +147,7 @@ def _best(
             reward = boards.play(kind, height, width, line, komi, rows[0], order[i])
             if rows[0, n + boards.RESULT] != boards.PLAYING:
                 value = reward * (WON + 1)
-            else:  # just below the best so far, so that an equal one is seen to be equal
+            else:  # just below the best so far, so that ties are detected
                 value = -_negamax(kind, height, width, line, komi, rows, depth - 1, -math.inf, -(best - 1e-6), order)
             if value > best + 1e-7:
                 best, ties = value, 0
@@ -160,7 +160,7 @@ def _best(
 def minimax(game: Game, position: Tensor, depth: int, random: np.ndarray) -> Tensor:
     """The best action of every position by alpha-beta to `depth` plies (at least 1), ties broken at random: `[B]`.
 
-    None of the games may be over. `random` is a `rollouts.stream`, which is changed.
+    No game may be over. `random` is a `playouts.stream`, updated in place.
     """
     if isinstance(game, Native):
         out = np.zeros(len(position), np.int64)
@@ -185,7 +185,7 @@ def _spiel_best(state: Any, depth: int, random: np.ndarray) -> int:
 
 
 def _spiel_value(state: Any, depth: int, alpha: float, beta: float, player: int) -> float:
-    """What `state` is worth to `player`, who need not be the one to move."""
+    """The value of `state` for `player`, who may not be the player to move."""
     if state.is_terminal():
         return float(state.returns()[player]) * (1 + depth)  # sooner is better
     if depth == 0:

@@ -20,10 +20,10 @@ def is_opponent(name: str) -> bool:
 
 
 def make(name: str, game: Game, seed: int = 0) -> Chooser:
-    """The opponent `name` at `game`: positions `[B]` to actions int64 `[B]`, with random numbers of its own.
+    """The opponent `name` for `game`: positions `[B]` to actions int64 `[B]`, with its own random state.
 
-    Raises UserError for a name that is none, and for a depth or number of simulations below 1, or one whose tree memory
-    does not hold.
+    Raises UserError for an unknown name, a depth or number of simulations below 1, and a search tree that does not fit
+    in memory.
     """
     kind, colon, text = name.partition(":")
     random = playouts.stream(seed)
@@ -35,7 +35,7 @@ def make(name: str, game: Game, seed: int = 0) -> Chooser:
             return lambda position: connect_four.best(position, random)
         return lambda position: _random(game, position, random)
     if kind not in ("minimax", "mcts") or not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise UserError(f"'{name}' is no opponent. Write {FORMS}, with whole numbers from 1, such as mcts:1000.")
+        raise UserError(f"Unknown opponent '{name}'. Use {FORMS}; numbers are whole and at least 1, as in mcts:1000.")
     number = int(text)
     if kind == "minimax":
         return lambda position: minimax.minimax(game, position, number, random)
@@ -43,7 +43,7 @@ def make(name: str, game: Game, seed: int = 0) -> Chooser:
 
     def search(position: Tensor) -> Tensor:
         visits, values = playouts.uct(game, position, number, random)
-        # The most visited; where one simulation leaves many equal, the better one; illegal ones have no visits.
+        # The most visited action; ties go to the higher value. Illegal actions have no visits.
         score = visits + 0.25 * values.clamp(-1, 1) + torch.where(visits > 0, 0.5, -1.0)
         return score.masked_fill(~game.legal(position), -torch.inf).argmax(-1)
 
@@ -51,9 +51,9 @@ def make(name: str, game: Game, seed: int = 0) -> Chooser:
 
 
 def _random(game: Game, position: Tensor, random: object) -> Tensor:
-    numbers = random.view("uint64")  # type: ignore[attr-defined]
+    stream = random.view("uint64")  # type: ignore[attr-defined]
     chosen = []
     for legal in game.legal(position):
         options = legal.nonzero().flatten()
-        chosen.append(int(options[boards.draw(numbers, len(options))]))
+        chosen.append(int(options[boards.draw(stream, len(options))]))
     return torch.tensor(chosen, dtype=torch.int64)

@@ -1,7 +1,6 @@
-"""A search tree for the eye: as plain values and JSON, as Graphviz, and as a picture of its principal lines.
+"""Search trees as dicts, JSON, Graphviz, and as a figure of the principal lines.
 
-`names` turns an action into what people call it ("e4", "column 3"); without it actions are their numbers. Nothing is
-written here: the caller does with the text or figure what it likes.
+`names` turns an action into its name ("e4", "column 3"); the default is its number. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ Names = Callable[[int], str]
 def as_dict(tree: Tree, row: int = 0, least: int = 1, names: Names = str) -> dict[str, Any]:
     """Row `row` as nested dicts: `action, prior, visits, value, reward, discount, terminal, children`.
 
-    Children with fewer than `least` visits are left out; the others come by falling visits. `value` is seen by the
-    player to move at the node, `q` (where there is a parent) by the one who moved there: reward + discount · value.
+    Children with fewer than `least` visits are left out; the others are sorted by visits, most first. `value` is for
+    the player to move at the node, `q` (not at the root) for the player who moved there: reward + discount · value.
     """
     built: dict[int, dict[str, Any]] = {}
-    for node in range(tree.size):  # a node comes after its parent
+    for node in range(tree.size):  # parents come before their children
         visits, parent = int(tree.visits[row, node]), int(tree.parent[row, node])
         if node > 0 and (visits < max(least, 1) or parent not in built):
             continue
@@ -49,7 +48,7 @@ def as_json(tree: Tree, row: int = 0, least: int = 1, names: Names = str) -> str
 
 
 def as_dot(tree: Tree, row: int = 0, least: int = 1, names: Names = str) -> str:
-    """Row `row` in the language of Graphviz: `dot -Tsvg`. Terminal nodes have double borders."""
+    """Row `row` in Graphviz DOT (`dot -Tsvg`). Terminal nodes have double borders."""
     lines = ["digraph search {", '  node [shape=box, fontname="sans-serif"];']
     todo: list[tuple[str, dict[str, Any]]] = [("n", as_dict(tree, row, least, names))]
     while todo:
@@ -65,9 +64,9 @@ def as_dot(tree: Tree, row: int = 0, least: int = 1, names: Names = str) -> str:
 
 
 def principal_line(tree: Tree, row: int = 0, first: int | None = None) -> list[tuple[int, int, float]]:
-    """`(action, visits, q)` of the most visited actions from the root down; `first` chooses the first of them.
+    """`(action, visits, q)` of the most visited actions from the root down; `first` fixes the first action.
 
-    q is seen by the player who took the action. Among equals the lower action comes first.
+    q is for the player who took the action. Ties go to the lower action.
     """
     line: list[tuple[int, int, float]] = []
     node = 0
@@ -85,8 +84,8 @@ def principal_line(tree: Tree, row: int = 0, first: int | None = None) -> list[t
 def picture(tree: Tree, row: int = 0, lines: int = 4, depth: int = 8, names: Names = str) -> Any:
     """A matplotlib Figure of the principal lines of the `lines` most visited root actions.
 
-    Every box is an action: its width of line grows with its share of the visits, its color is its value for the
-    player who took it. Nothing is written: `figure.savefig(...)` does.
+    Each box is an action: the line width is its share of the visits, the color its value for the player who took it.
+    Save it with `figure.savefig(...)`.
     """
     from matplotlib.figure import Figure
 

@@ -1,6 +1,6 @@
-"""The compiled tree: the same search as in `search._Tensors`, row by row. The readable math is in `select`.
+"""The compiled search: the same as `mcts._tensors`, row by row. The readable math is in `selection`.
 
-Numbers are kept as float32 and computed as float64, as there, so that both trees choose the same actions.
+Values are stored as float32 and computed as float64 in both, so that both choose the same actions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-EPSILON = 1e-8  # select.EPSILON
-TINY = 1.1754943508222875e-38  # select.TINY
+EPSILON = 1e-8  # selection.EPSILON
+TINY = 1.1754943508222875e-38  # selection.TINY
 ILLEGAL = -1e30  # tree.ILLEGAL
 
 
@@ -34,7 +34,7 @@ def _best(
     kind: int, rule: Any, children: Any, logits: Any, prior: Any, visits: Any, value: Any, raw: Any, reward: Any,
     discount: Any, bounds: Any, tie: Any, gumbel: Any, wanted: int, node: int, q: Any, n: Any,
 ) -> int:  # fmt: skip
-    """The action that the rule tries at `node` of one row, or -1 where none is legal. `wanted` >= 0: Gumbel's root."""
+    """The action that the rule selects at `node` of one row, or -1 if none is legal. `wanted` >= 0: Gumbel's root."""
     actions = children.shape[1]
     own, total = np.float64(value[node]), np.float64(visits[node])
     count, mass, weighted, tried_mass = 0.0, 0.0, 0.0, 0.0
@@ -148,9 +148,9 @@ def descend(
     children: Any, logits: Any, prior: Any, parent: Any, action: Any, visits: Any, value: Any, raw: Any, reward: Any,
     discount: Any, bounds: Any, node_out: Any, action_out: Any, leaf_out: Any, index_out: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """For every row the node and the action to expand, and the node that this leads to: -1 if it is new.
+    """For each row the node and the action to expand, and the child: -1 if it is new.
 
-    `index_out` is the place of the node's state in the flat memory `[N * B]`.
+    `index_out` is the index of the node's state in the flat memory `[N * B]`.
     """
     q, n = scratch[0], scratch[1]
     for b in range(children.shape[0]):
@@ -166,7 +166,7 @@ def descend(
                 kind, rule, below, row_logits, row_prior, row_visits, row_value, row_raw, row_reward, row_discount,
                 row_bounds, row_tie, row_gumbel, wanted, node, q, n,
             )  # fmt: skip
-            if a < 0:  # nothing is legal here: the node itself is the end
+            if a < 0:  # no legal action: the node itself is the leaf
                 node_out[b], action_out[b], leaf_out[b] = max(parent[b, node], 0), max(action[b, node], 0), node
                 break
             level += 1
@@ -184,7 +184,7 @@ def expand(
     value_in: Any, children: Any, logits: Any, prior: Any, parent: Any, action: Any, visits: Any, value: Any, raw: Any,
     reward: Any, discount: Any, bounds: Any,
 ) -> int:  # fmt: skip
-    """Write the new nodes, then back up in every row. Returns the first row whose numbers are not finite, or -1."""
+    """Write the new nodes, then back up in each row. Returns the first row with a value that is not finite, or -1."""
     actions = children.shape[2]
     for b in range(children.shape[0]):
         leaf = leaf_in[b]

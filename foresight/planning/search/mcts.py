@@ -1,9 +1,8 @@
-"""Monte Carlo tree search over a batch of positions, with one call of the model per simulation for all of them.
+"""Monte Carlo tree search over a batch of positions, with one model call per simulation for all of them.
 
-The search knows neither rules nor networks: a `Model` does. True rules, MuZero's latent dynamics and a wrapper that
-samples actions are all the same to it. Two players need no branch: a model whose mover changes says so with a
-discount of -1 (its values are seen by the player to move, its rewards by the player who moved), and a game that
-ends with a discount of 0. What stands below such a node never counts, so the search stops there.
+The search takes any `Model`: exact rules, MuZero's latent dynamics, or a wrapper that samples actions. Two-player games
+need no branch: the model returns discount -1 when the player changes (values are for the player to move, rewards for
+the player who moved) and discount 0 when the game ends. Such terminal nodes are never expanded.
 
     result = search(model, obs, simulations=50, rule=PUCT())
     result.action, result.weights, result.value, result.tree
@@ -30,30 +29,30 @@ BACKENDS = ("auto", "compiled", "tensor")
 
 
 class Model(Protocol):
-    """What can be searched. B positions at once; a state is a tensor `[B, ...]` or a dict of such.
+    """A model to search in, for B positions at once. A state is a tensor `[B, ...]` or a dict of tensors.
 
-    Logits `[B, A]` are -inf (or the lowest number of their type) where an action is illegal, at every node.
+    Logits `[B, A]` are -inf (or the lowest value of their dtype) for illegal actions, at every node.
     """
 
     def root(self, obs: Any) -> tuple[Tensor, Tensor, Any]:
-        """`(logits [B, A], value [B], state)` of the positions to search from."""
+        """`(logits [B, A], value [B], state)` of the root positions."""
 
     def step(self, state: Any, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Tensor]:
         """`(state, reward [B], discount [B], logits [B, A], value [B])` after the actions int64 `[B]`.
 
-        `reward` is seen by the player who acted, `value` by the player to move after it; `discount` is 0 where the
-        game ended, -1 (or -gamma) where the mover changed, 1 (or gamma) otherwise. A row whose search ended in a
-        terminal node asks again for the step that led there; its answer is not used.
+        `reward` is for the player who acted, `value` for the player to move next; `discount` is 0 where the game ended,
+        -1 (or -gamma) where the player changed, 1 (or gamma) otherwise. A row that reached a terminal node repeats the
+        step that led there; its result is not used.
         """
 
 
 class SearchResult(NamedTuple):
-    """What a search found.
+    """The result of a search.
 
-    - `action` int64 `[B]`: what to play;
-    - `weights` `[B, A]` float32: the policy target (PUCT, UCT: shares of the visits; Gumbel: π'); sums to 1;
-    - `value` `[B]` float32: the root's mean value, the value target, seen by the player to move;
-    - `tree`: all of it.
+    - `action` int64 `[B]`: the action to play;
+    - `weights` `[B, A]` float32: the policy target (PUCT, UCT: visit shares; Gumbel: π'); sums to 1;
+    - `value` `[B]` float32: the root's mean value, the value target, for the player to move;
+    - `tree`: the whole tree.
     """
 
     action: Tensor
@@ -63,13 +62,13 @@ class SearchResult(NamedTuple):
 
     @property
     def visits(self) -> Tensor:
-        """How often each action was tried at the root, int64 `[B, A]`."""
+        """Visits of the root actions, int64 `[B, A]`."""
         return self.tree.child_visits()
 
 
 @dataclasses.dataclass(frozen=True)
 class Dirichlet:
-    """Noise for the root's prior; see `select.dirichlet`."""
+    """Noise on the root's prior; see `selection.dirichlet`."""
 
     alpha: float = 0.3
     fraction: float = 0.25
@@ -93,18 +92,18 @@ def search(
     """Search from the positions `obs` (whatever `model.root` takes) with `simulations` calls of `model.step`.
 
     - `noise`: Dirichlet noise on the root's prior (self-play with PUCT); Gumbel has its own;
-    - `temperature`: play in proportion to visits^(1/temperature); 0 plays the most visited action (the first among
-      equals). Gumbel always plays its best considered action;
-    - `legal` bool `[B, A]`: legal actions at the root, beside those that the model's logits rule out;
-    - `generator`: for noise, ties (which it breaks at random: without it the first action wins) and the action;
-    - `max_depth`: edges from the root that a simulation may go down;
-    - `reuse`: what `advance` kept of the last search; its counts stay, so `simulations` come on top of them;
-    - `backend`: "compiled" (numba, CPU), "tensor" (any device), or "auto": by where the model's logits are. Equal
+    - `temperature`: sample in proportion to visits^(1/temperature); 0 plays the most visited action (ties: the first).
+      Gumbel always plays its best considered action;
+    - `legal` bool `[B, A]`: legal actions at the root, in addition to the mask in the model's logits;
+    - `generator`: for noise, random tie-breaking (without it the first action wins) and the action;
+    - `max_depth`: the most edges from the root that a simulation may follow;
+    - `reuse`: the subtree that `advance` kept of the last search; `simulations` are added to its visits;
+    - `backend`: "compiled" (numba, CPU), "tensor" (any device), or "auto": by the device of the model's logits. Equal
       generators give equal trees.
 
-    Without simulations it is the raw policy: weights are the prior, value is the model's.
-    Raises UserError for a position without a legal action, a number from the model that is not finite (with the
-    position), fewer than 0 simulations or more than memory holds, an unknown backend, and Gumbel on a reused tree.
+    With 0 simulations it is the raw policy: weights are the prior, value is the model's.
+    Raises UserError for a position without a legal action, a model output that is not finite (with the position), fewer
+    than 0 simulations or more than memory holds, an unknown backend, and Gumbel with `reuse`.
     """
     if isinstance(simulations, bool) or not isinstance(simulations, int):
         raise UserError(f"The number of simulations must be a whole number, not {simulations!r}.")
@@ -116,7 +115,7 @@ def search(
         raise errors.unknown("search backend", backend, BACKENDS)
     if reuse is not None and isinstance(rule, Gumbel):
         raise UserError(
-            "Gumbel plans its visits from the first to the last: it cannot go on in a reused tree. Use PUCT."
+            "Gumbel plans all its visits in advance, so it cannot reuse a tree. Use PUCT or UCT, or leave out reuse."
         )
     logits, value, state = model.root(obs)
     if (row := _bad_row(logits, value)) is not None:
@@ -126,7 +125,7 @@ def search(
         logits = logits.masked_fill(~legal.to(logits.device), -torch.inf)
     if (stuck := (logits == -torch.inf).all(-1)).any():
         row = int(stuck.nonzero()[0])
-        raise UserError(f"Row {row} has no legal action: the game is over there. Begin a new one before searching.")
+        raise UserError(f"Row {row} has no legal action: its game is over. Start a new game before searching.")
     if noise is not None:
         logits = selection.dirichlet(logits, noise.alpha, noise.fraction, generator)
     tree = plant(logits, value, state, simulations, reuse)
@@ -165,7 +164,7 @@ def _result(
 
 
 def view(tree: Tree, node: Tensor) -> Node:
-    """What rules see of the nodes int64 `[B]`."""
+    """The `Node` that rules score, for the nodes int64 `[B]`."""
     batch = torch.arange(len(node), device=node.device)
     children = tree.children[batch, node].long()
     there = children >= 0
@@ -195,11 +194,11 @@ def view(tree: Tree, node: Tensor) -> Node:
 def _compiled(
     tree: Tree, model: Model, simulations: int, rule: PUCT | UCT | Gumbel, tie: Tensor, gumbel: Tensor, depth: int
 ) -> None:
-    """The tree in numba; the model's tensors are read where they are."""
+    """The tree in numba; the model's tensors are read in place."""
     from foresight.planning.search import kernels
 
     rows, _, actions = tree.shape
-    kind, numbers = rule.code()
+    kind, parameters = rule.code()
     table, considered = _halving(tree, rule, simulations)
     arrays = tuple(getattr(tree, name).numpy() for name in _ARRAYS)
     node, action, leaf, index = (torch.empty(rows, dtype=torch.int64) for _ in range(4))
@@ -207,7 +206,7 @@ def _compiled(
     scratch = np.empty((2, actions))
     begun = tree.visits[:, 0].numpy().copy()
     down = (
-        kind, numbers, tie.numpy(), gumbel.numpy(), table.numpy(), considered.numpy(), begun, depth, *arrays, *ends,
+        kind, parameters, tie.numpy(), gumbel.numpy(), table.numpy(), considered.numpy(), begun, depth, *arrays, *ends,
         index.numpy(), scratch,
     )  # fmt: skip
     memory = tree_map(_flat, tree.state)
@@ -225,14 +224,14 @@ def _compiled(
 def _tensors(
     tree: Tree, model: Model, simulations: int, rule: PUCT | UCT | Gumbel, tie: Tensor, gumbel: Tensor, depth: int
 ) -> None:
-    """The same tree as tensors that never leave the device: the definition, which the kernels are held to."""
+    """The same search in tensor operations on any device: the reference for the kernels."""
     rows = tree.shape[0]
     device = tree.children.device
     batch = torch.arange(rows, device=device)
     table, considered = (x.to(device) for x in _halving(tree, rule, simulations))
     begun = tree.visits[:, 0].clone()
     for slot in range(tree.size, tree.size + simulations):
-        # Down: all rows together, those that have arrived stand still.
+        # Down: all rows together; rows that reached a leaf wait.
         node = torch.zeros(rows, dtype=torch.int64, device=device)
         last, action = node.clone(), torch.full_like(node, NONE)
         leaf, walking = torch.full_like(node, NONE), torch.ones(rows, dtype=torch.bool, device=device)
@@ -271,7 +270,7 @@ def _tensors(
         for name, x in (("reward", reward), ("discount", discount), ("value", value), ("raw", value)):
             getattr(tree, name)[:, slot] = torch.where(new, x.float(), 0.0)
 
-        # Up: again all rows together, until the last one has reached its root.
+        # Up: all rows together, until the last one has reached its root.
         node = torch.where(new, slot, leaf)
         tree.visits[batch, node] += 1
         found = tree.raw[batch, node].double()
@@ -299,12 +298,12 @@ _ARRAYS = (
 
 
 def _halving(tree: Tree, rule: PUCT | UCT | Gumbel, simulations: int) -> tuple[Tensor, Tensor]:
-    """`(table, considered)`: the plan of visits for every number of considered actions, and that number `[B]`."""
+    """`(table, considered)`: the visit schedule for each number of considered actions, and that number `[B]`."""
     if not isinstance(rule, Gumbel):
         return torch.zeros(1, 1, dtype=torch.int64), torch.zeros(tree.shape[0], dtype=torch.int64)
     considered = (tree.logits[:, 0] != -torch.inf).sum(-1).clamp(max=rule.considered)
     most = int(considered.max())
-    wanted = set(considered.tolist())  # rows of the table that nobody asks for stay empty
+    wanted = set(considered.tolist())  # unused rows of the table stay empty
     table = torch.zeros(most + 1, max(simulations, 1), dtype=torch.int64)
     for m in wanted:
         table[m] = torch.tensor(selection.considered_visits(m, table.shape[1]))
@@ -320,26 +319,26 @@ def _plain(x: Tensor) -> Any:
     return (x if x.dtype == torch.float32 else x.float()).numpy()
 
 
-def _bad_row(logits: Tensor, *numbers: Tensor) -> int | None:
-    """The first row with a number that is not finite (logits may be -inf), if there is one."""
+def _bad_row(logits: Tensor, *values: Tensor) -> int | None:
+    """The first row with a value that is not finite (logits may be -inf), or None."""
     bad = (logits.isnan() | (logits == torch.inf)).any(-1)
-    for x in numbers:
+    for x in values:
         bad = bad | ~x.isfinite()
     return int(bad.nonzero()[0]) if bad.any() else None
 
 
 def _roots(tree: Tree) -> Any:
-    """The states that the search began from."""
+    """The root states."""
     return tree_map(lambda x: x[0], tree.state)
 
 
 def _not_finite(model: Model, roots: Any, row: int, path: str) -> UserError:
     where = f" after the actions {path}" if path else ""
-    picture = getattr(model, "picture", None)  # a model that knows what a position looks like may say so
+    picture = getattr(model, "picture", None)  # optional: a text picture of the position
     shown = f" Row {row} is this position:\n{picture(roots, row)}" if picture else ""
     return NotFinite(
-        f"The model gave a number that is not finite for row {row}{where}. The search stops, so that nothing is "
-        f"learned from it.{shown}"
+        f"The model returned a value that is not finite for row {row}{where}. The search stops, so that nothing is "
+        f"trained on it.{shown}"
     )
 
 

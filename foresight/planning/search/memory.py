@@ -1,4 +1,4 @@
-"""What a search takes of the memory, asked before it is taken: a tree that cannot be held is refused in a sentence."""
+"""The memory that a search needs, checked before it is allocated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from foresight.errors import UserError
 
-ASKED = 2**30  # bytes below which nobody asks: searches are made all the time
+UNCHECKED = 2**30  # bytes below which memory is not queried, as searches are frequent
 
 
 def memory(device: str | torch.device = "cpu") -> int:
-    """Bytes that this process may use: the machine's, or less inside a container; on an accelerator its own."""
+    """Bytes that this process may use: the machine's, the container's limit, or the accelerator's own."""
     if torch.device(device).type != "cpu" and torch.accelerator.is_available():
         module = torch.get_device_module(device)
         if hasattr(module, "get_device_properties"):
@@ -28,14 +28,14 @@ def memory(device: str | torch.device = "cpu") -> int:
 def require(
     rows: int, simulations: int, actions: int, state: int = 0, device: str | torch.device = "cpu", more: str = ""
 ) -> None:
-    """Raise UserError where `rows` trees of so many simulations cannot be held at once, see `tree.Tree`.
+    """Raise UserError if `rows` trees (`tree.Tree`) of so many simulations do not fit in memory.
 
-    `actions`: of a node; `state`: bytes of the model's state at a node. `more` is said of the cause, if it is known.
+    `actions`: per node; `state`: bytes of the model's state per node; `more`: added to the message after the count.
     """
     needed = rows * (simulations + 1) * (12 * actions + 32 + state)
-    if needed > ASKED and needed > (there := memory(device)):
+    if needed > UNCHECKED and needed > (available := memory(device)):
         trees = f"{rows:,} trees" if rows > 1 else "a tree"
         raise UserError(
             f"simulations is {simulations:,}{more}: {trees} of that size would take {needed / 2**30:,.0f} GiB of "
-            f"memory, and there are {there / 2**30:,.0f}. Take fewer simulations, or search fewer positions at once."
+            f"memory, and there are {available / 2**30:,.0f}. Use fewer simulations, or search fewer positions at once."
         )

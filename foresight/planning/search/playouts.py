@@ -1,7 +1,7 @@
-"""Random playouts, and the Monte Carlo tree search that knows nothing else: UCT of Kocsis & Szepesvári 2006.
+"""Random playouts, and Monte Carlo tree search with them: UCT, Kocsis & Szepesvári 2006.
 
-For games with native rules both are compiled, one position after the other, a row of integers changed in place. For
-OpenSpiel's games the search is OpenSpiel's own, in C++.
+For games with native rules both are compiled, one position after the other, on a row of integers changed in place.
+OpenSpiel's games use OpenSpiel's own search, in C++.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ UNTRIED, ILLEGAL = -1, -2
 
 @njit(cache=True, nogil=True)
 def _finish(kind: int, height: int, width: int, line: int, komi: float, row: Any, free: Any, random: Any) -> None:
-    """Play `row` to its end with uniformly random moves. In Go nobody fills his own eye, or passes if he need not."""
+    """Play `row` to its end with uniformly random moves. In Go no player fills an own eye, or passes while other
+    moves remain.
+    """
     n = height * width
     if kind == boards.DROP:
         while row[n + boards.RESULT] == boards.PLAYING:
@@ -42,7 +44,7 @@ def _finish(kind: int, height: int, width: int, line: int, komi: float, row: Any
             count += 1
     if kind == boards.GO:
         while row[n + boards.RESULT] == boards.PLAYING:
-            # Captures give points back, so the list of empty points is made anew when it may have changed.
+            # Captures free points, so the list of empty points is rebuilt every move.
             action, stone, left = n, row[n + boards.TURN] + 1, 0
             for cell in range(n):
                 if row[cell] == 0:
@@ -70,7 +72,7 @@ def _finish(kind: int, height: int, width: int, line: int, komi: float, row: Any
 
 @njit(cache=True, nogil=True)
 def _first(n: int, row: Any) -> float:
-    """What the game was worth to the first player."""
+    """The result for the first player."""
     result = row[n + boards.RESULT]
     return 1.0 if result == boards.FIRST else (-1.0 if result == boards.SECOND else 0.0)
 
@@ -159,14 +161,14 @@ def _uct_all(
 
 
 def stream(seed: int) -> np.ndarray:
-    """The random numbers of the compiled loops, as a State holds them: int64 `[1]`, never 0."""
+    """The random state of the compiled loops: int64 `[1]`, never 0."""
     return np.random.default_rng(seed).integers(1, 2**62, 1)
 
 
 def playouts(game: Game, position: Tensor, count: int, random: np.ndarray) -> Tensor:
     """Mean result of `count` random games from every position, for the player to move: float32 `[B]` in [-1, 1].
 
-    Where the game is over it is what the position is worth. `random` is changed.
+    For a finished game it is the result. `random` is updated in place.
     """
     if isinstance(game, Native):
         out = np.empty(len(position))
@@ -190,10 +192,9 @@ def playouts(game: Game, position: Tensor, count: int, random: np.ndarray) -> Te
 def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: float = UCT_C) -> tuple[Tensor, Tensor]:
     """Search every position with random playouts: visits int64 `[B, A]` and mean values float32 `[B, A]`.
 
-    Values are those of the player to move, 0 where an action was never tried. `random` is changed. None of the games
-    may be over. OpenSpiel's search, which its games have, proves results on the way: a proven defeat counts as not
-    visited, and once the position itself is proven all visits are those of the best action. Raises UserError for a tree
-    that memory does not hold.
+    Values are for the player to move, 0 for untried actions. `random` is updated in place. No game may be over.
+    OpenSpiel's search also proves results: a proven loss counts as unvisited, and once the position itself is proven
+    the best action gets all visits. Raises UserError for a tree that does not fit in memory.
     """
     require_room(game, simulations)
     counts = np.zeros((len(position), game.actions), np.int64)
@@ -205,7 +206,7 @@ def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: f
         import pyspiel
 
         evaluator = pyspiel.RandomRolloutEvaluator(1, seed_of(random))
-        # OpenSpiel's first simulation ends at the root itself: one more, so that each tries an action.
+        # OpenSpiel's first simulation ends at the root: one more, so that all try an action.
         bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations + 1, 1000, True, seed_of(random), False)
         for b, number in enumerate(position.tolist()):
             root = bot.mcts_search(game.state(number))
@@ -216,7 +217,7 @@ def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: f
                     worth = child.outcome[child.player]
                     lost += [child.action] if worth < 0 else []
                 counts[b, child.action], values[b, child.action] = child.explore_count, worth / game.limit
-            if root.outcome:  # it stopped early, whatever was tried how often
+            if root.outcome:  # solved: the search stopped early
                 counts[b] = 0
                 counts[b, root.best_child().action] = simulations
             elif counts[b].sum() > counts[b, lost].sum():
@@ -225,13 +226,13 @@ def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: f
 
 
 def require_room(game: Game, simulations: int, more: str = "") -> None:
-    """Raise UserError where the tree of a search of `uct` cannot be held in memory; `more` is said of the cause."""
+    """Raise UserError if the tree of `uct` does not fit in memory; `more` is added to the message."""
     if isinstance(simulations, bool) or not isinstance(simulations, int):
         raise UserError(f"The number of simulations must be a whole number, not {simulations!r}{more}.")
-    if isinstance(game, Native):  # OpenSpiel's search keeps to a limit of its own
-        memory.require(1, simulations, game.actions // 3 + 1, more=more)  # children alone
+    if isinstance(game, Native):  # OpenSpiel's search has its own limit
+        memory.require(1, simulations, game.actions // 3 + 1, more=more)  # the children only
 
 
 def seed_of(random: np.ndarray) -> int:
-    """A number below 2³¹ from the stream, which moves on: a seed for others."""
+    """Draw a seed below 2³¹ from the stream."""
     return boards.draw(random.view(np.uint64), 2**31 - 1)

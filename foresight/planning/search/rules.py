@@ -1,4 +1,4 @@
-"""`Rules`: the exact rules of a game as a search `Model`, whatever it is that evaluates positions."""
+"""`Rules`: the exact rules of a game as a search `Model`, with any evaluation function."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from torch import Tensor
 
 from foresight.envs.games.game import Game
 
-Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]  # positions to logits `[B, A]` and values `[B]` of the mover
+Evaluate = Callable[
+    [Tensor], tuple[Tensor, Tensor]
+]  # positions to logits `[B, A]` and values `[B]` for the player to move
 
 
 class Rules:
-    """Positions of `game` are the model's states; logits and values are `evaluate`'s, illegal actions ruled out.
+    """Positions of `game` are the model's states; logits and values come from `evaluate`, illegal actions are masked.
 
-    The discount is -1 where the mover changes and 0 where the game ends, so values are always those of the player to
-    move and rewards those of the player who moved. `evaluate` is asked about all rows, those that are over too: their
-    values never count. Numbers are brought to where the positions are, the CPU.
+    The discount is -1 where the player changes and 0 where the game ends, so values are for the player to move and
+    rewards for the player who moved. `evaluate` also gets finished games; their values are not used. Its outputs are
+    moved to the device of the positions, the CPU.
     """
 
     def __init__(self, game: Game, evaluate: Evaluate) -> None:
         self.game, self.evaluate = game, evaluate
 
     def root(self, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `search.Model`; `position` is `[B, ...]`."""
-        logits, value = self._judge(position)
+        """See `mcts.Model`; `position` is `[B, ...]`."""
+        logits, value = self._evaluate(position)
         return logits, value, position
 
     def step(self, position: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """See `search.Model`."""
+        """See `mcts.Model`."""
         moved = self.game.step(position, action)
-        logits, value = self._judge(moved.position)
+        logits, value = self._evaluate(moved.position)
         changed = self.game.mover(moved.position) != self.game.mover(position)
         discount = torch.where(changed, -1.0, 1.0).masked_fill(moved.over, 0.0)
         return moved.position, moved.reward, discount, logits, value
 
     def picture(self, position: Tensor, row: int) -> str:
-        """One of the positions `[B, ...]` for a terminal, where a message speaks of it."""
+        """One of the positions `[B, ...]` as text, for error messages."""
         return self.game.picture(position[row : row + 1])
 
-    def _judge(self, position: Tensor) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         logits, value = self.evaluate(position)
         logits = logits.to(position.device, torch.float32)
         return logits.masked_fill(~self.game.legal(position), -torch.inf), value.to(position.device, torch.float32)

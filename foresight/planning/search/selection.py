@@ -1,16 +1,16 @@
-"""Which action a search tries next: PUCT, UCT and Gumbel, and the pieces that they are made of.
+"""Selection rules of the search: PUCT, UCT and Gumbel, and their parts.
 
-A rule is a frozen dataclass of numbers. Its math is written twice: here over tensors, for the tree that stays on the
-device and for the reader; and as `code`, which the compiled tree (`search_kernels`) knows. A test holds them equal.
+A rule is a frozen dataclass of parameters. Its math is written twice: here over tensors, for the tensor backend and for
+the reader; and in `kernels`, which gets the parameters from `code`. A test compares the two.
 
-The action values that a rule compares are made in two explicit steps, because the literature disagrees on both:
+A rule compares action values after two explicit steps, on which the literature differs:
 
-- `first_play`: what stands in for the value of an action that was never tried. "lowest": the lowest of the node's
-  own value and its tried actions (mctx); "zero" (AlphaZero's draw, in values of [-1, 1]); "loss": -1; "parent": the
-  node's mean value; "reduced": that minus `reduction` · √(prior mass of what was tried) (KataGo);
+- `first_play`: the value of an untried action. "lowest": the lowest of the node's own value and its tried actions
+  (mctx); "zero" (AlphaZero's draw, in values of [-1, 1]); "loss": -1; "parent": the node's mean value; "reduced": that
+  minus `reduction` · √(prior mass of the tried actions) (KataGo);
 - `normalize`: "siblings": to [0, 1] by the node's own value and its actions (mctx; Gumbel: by its completed actions
   alone); "tree": by the lowest and the highest action value of the whole search so far (MuZero, arXiv:1911.08265,
-  eq. 5); "none": as they are.
+  eq. 5); "none": unchanged.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from foresight.errors import UserError
 
 FIRST_PLAY = ("lowest", "zero", "loss", "parent", "reduced")
 NORMALIZE = ("siblings", "tree", "none")
-EPSILON = 1e-8  # the smallest spread that values are divided by (mctx)
+EPSILON = 1e-8  # the smallest range that values are divided by (mctx)
 TINY = float(np.finfo(np.float32).tiny)
 
 
 class Node(NamedTuple):
-    """What a rule sees of one node in every row. float64 on purpose: both backends then choose the same action.
+    """One node per row, as the input of a rule. float64, so that both backends choose the same action.
 
-    - `logits`, `prior`, `q` `[B, A]`: of the policy; action values (0 where never tried);
+    - `logits`, `prior`, `q` `[B, A]`: policy and action values (0 where untried);
     - `visits` `[B, A]`: of the actions; `legal` `[B, A]` bool;
     - `value`, `raw`, `total` `[B]`: mean value, the model's own value, and visits of the node itself;
-    - `low`, `high` `[B]`: action values of the whole search so far (inf and -inf before the first).
+    - `low`, `high` `[B]`: the range of action values in the whole search so far (inf and -inf before the first).
     """
 
     logits: Tensor
@@ -57,17 +57,17 @@ class Rule(Protocol):
     """A selection rule."""
 
     def score(self, node: Node) -> Tensor:
-        """Scores `[B, A]` inside the tree: the legal action with the highest one is tried, the first among equals."""
+        """Scores `[B, A]` inside the tree: the legal action with the highest score is selected (ties: the first)."""
 
     def code(self) -> tuple[int, np.ndarray]:
-        """`(kind, numbers)` for the compiled tree."""
+        """`(kind, parameters)` for the compiled search."""
 
 
-# --- the pieces
+# --- parts of the rules
 
 
 def first_play(node: Node, how: str = "lowest", reduction: float = 0.0) -> Tensor:
-    """Action values `[B, A]` with those of actions never tried filled in; see the head of this file for `how`."""
+    """Action values `[B, A]` with values for untried actions filled in; see the module docstring for `how`."""
     tried, own = node.visits > 0, node.value.unsqueeze(-1)
     if how == "lowest":
         missing = torch.minimum(own, torch.where(tried, node.q, own).amin(-1, keepdim=True))
@@ -85,14 +85,14 @@ def first_play(node: Node, how: str = "lowest", reduction: float = 0.0) -> Tenso
 
 
 def normalize(node: Node, q: Tensor, how: str = "siblings") -> Tensor:
-    """`q` `[B, A]` scaled; see the head of this file for `how`. With nothing to compare by, values stay as they are
-    under "tree" (MuZero's pseudocode) and become 0 under "siblings" (mctx).
+    """`q` `[B, A]` scaled; see the module docstring for `how`. If the range is empty, values are unchanged with "tree"
+    (MuZero's pseudocode) and 0 with "siblings" (mctx).
     """
     if how == "siblings":
         own, tried = node.value.unsqueeze(-1), node.visits > 0
-        known = torch.where(tried, node.q, own)
-        low = torch.minimum(own, known.amin(-1, keepdim=True))
-        high = torch.maximum(own, known.amax(-1, keepdim=True))
+        values = torch.where(tried, node.q, own)
+        low = torch.minimum(own, values.amin(-1, keepdim=True))
+        high = torch.maximum(own, values.amax(-1, keepdim=True))
         return (q - low) / (high - low).clamp(min=EPSILON)
     if how == "tree":
         low, high = node.low.unsqueeze(-1), node.high.unsqueeze(-1)
@@ -119,12 +119,12 @@ def mixed_value(node: Node) -> Tensor:
 def completed_values(
     node: Node, value_scale: float = 0.1, max_visit_init: float = 50.0, how: str = "siblings"
 ) -> Tensor:
-    """σ(completedQ) `[B, A]`: v_mix where an action was never tried, then scaled (`how`, see the head), then
+    """σ(completedQ) `[B, A]`: v_mix for untried actions, then scaled (`how`, see the module docstring), then
 
         σ(q) = (max_visit_init + max_a N(a)) · value_scale · q
 
-    Source: Danihelka et al. 2022, eq. 8 and 10. "siblings" is mctx's: with two actions the better one has always 1 and
-    the worse one 0, however close they are. Illegal actions take part in it with v_mix, as they do there.
+    Source: Danihelka et al. 2022, eq. 8 and 10. "siblings" is mctx's: of two actions the better one always gets 1 and
+    the worse one 0, however close they are. Illegal actions are included with v_mix, as in mctx.
     """
     q = torch.where(node.visits > 0, node.q, mixed_value(node).unsqueeze(-1))
     if how == "siblings":
@@ -141,10 +141,10 @@ def improved_logits(node: Node, rule: Gumbel) -> Tensor:
 
 
 def considered_visits(considered: int, simulations: int) -> list[int]:
-    """Sequential Halving as a sequence: how often an action must have been tried to be next, simulation by simulation.
+    """Sequential Halving as a schedule: the visits of the action to be tried next, for each simulation.
 
-    Of `considered` actions all are tried equally often; then only the better half, and so on. Source: Karnin et al.
-    2013; Danihelka et al. 2022, algorithm 2.
+    All `considered` actions get equal visits, then the better half, and so on. Source: Karnin et al. 2013; Danihelka et
+    al. 2022, algorithm 2.
     """
     if considered <= 1:
         return list(range(simulations))
@@ -169,7 +169,7 @@ def halving_score(node: Node, gumbel: Tensor, wanted: Tensor, rule: Gumbel) -> T
 def dirichlet(logits: Tensor, alpha: float, fraction: float, generator: torch.Generator | None = None) -> Tensor:
     """Logits `[B, A]` of (1 - fraction) · prior + fraction · Dirichlet(alpha), over legal actions only.
 
-    Raises UserError unless `alpha` is above 0 and `fraction` a share.
+    Raises UserError unless `alpha` is above 0 and `fraction` in [0, 1].
 
     Source: Silver et al. 2017 (AlphaGo Zero); alpha ≈ 10 / legal moves in AlphaZero (0.3 chess, 0.15 shogi, 0.03 Go).
     """
@@ -185,21 +185,21 @@ def dirichlet(logits: Tensor, alpha: float, fraction: float, generator: torch.Ge
 
 
 def check_noise(alpha: float, fraction: float) -> None:
-    """Raise UserError for Dirichlet noise that is none: `alpha` not above 0, `fraction` not between 0 and 1."""
+    """Raise UserError unless `alpha` is above 0 and `fraction` in [0, 1]."""
     if not 0 < alpha < math.inf:
         raise UserError(f"dirichlet_alpha must be a number above 0, not {alpha}.")
     if not 0 <= fraction <= 1:
-        raise UserError(f"dirichlet_fraction is a share: between 0 and 1, not {fraction}.")
+        raise UserError(f"dirichlet_fraction must be between 0 and 1, not {fraction}.")
 
 
 def gumbel_noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard Gumbel noise of the shape of `like`, drawn where the generator lives: equal on all devices."""
+    """Standard Gumbel noise shaped like `like`, drawn on the generator's device: equal on all devices."""
     draw = torch.empty(like.shape, device=generator.device).exponential_(generator=generator)
     return -draw.clamp_(min=TINY).log_().to(like.device)
 
 
 def tie_noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise in [0, 1e-7), which decides between equal scores only. One draw a search and action."""
+    """Noise in [0, 1e-7) that breaks ties. One draw per search and action."""
     return 1e-7 * torch.rand(like.shape, generator=generator, device=generator.device).to(like.device)
 
 
@@ -208,20 +208,20 @@ def tie_noise(like: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class PUCT:
-    """Value plus a bonus for what the prior likes and the search has tried little:
+    """Value plus an exploration bonus in proportion to the prior:
 
         q(a) + prior(a) · √N / (1 + N(a)) · (c_init + ln((1 + N + c_base) / c_base))
 
     with N the visits of the node. Source: AlphaZero (Silver et al. 2018), MuZero (arXiv:1911.08265), eq. 2. `c_base`
-    inf leaves c_init alone (AlphaGo's c_puct). AlphaZero's boards: `normalize="none", first_play="zero"`.
+    inf leaves only c_init (AlphaGo's c_puct). AlphaZero's boards: `normalize="none", first_play="zero"`.
 
-    The last `chance` actions are no actions but outcomes, with their probabilities for a prior. A node at which they
-    are legal is a chance node, where the search tries
+    The last `chance` actions are chance outcomes, whose prior is their probability. A node where they are legal is a
+    chance node, at which the search tries
 
         argmax_a prior(a) / (1 + N(a))
 
-    so that every outcome is tried as often as it is likely, and the node's value tends to their expectation (as with
-    every node, its own first value is part of the mean). Source: Stochastic MuZero (Antonoglou et al. 2022), appendix.
+    so that visits are proportional to the probabilities and the node's value tends to the expectation (like every node,
+    it includes its own first value in the mean). Source: Stochastic MuZero (Antonoglou et al. 2022), appendix.
     """
 
     c_init: float = 1.25
@@ -245,17 +245,17 @@ class PUCT:
         return torch.where(outcomes, node.prior / (1 + node.visits), score)
 
     def code(self) -> tuple[int, np.ndarray]:
-        """For the compiled tree."""
+        """For the compiled search."""
         kinds = [NORMALIZE.index(self.normalize), FIRST_PLAY.index(self.first_play)]
         return 0, np.array([self.c_init, self.c_base, *kinds, self.reduction, self.chance])
 
 
 @dataclasses.dataclass(frozen=True)
 class UCT:
-    """Value plus c · √(ln N / N(a)); actions never tried come first, the likelier ones before the others.
+    """Value plus c · √(ln N / N(a)); untried actions come first, in order of their prior.
 
-    Source: Kocsis & Szepesvári 2006; c = √2 in values of [-1, 1]. With random rollouts as the model's value it is
-    plain Monte Carlo tree search, and the prior is uniform.
+    Source: Kocsis & Szepesvári 2006; c = √2 in values of [-1, 1]. With random playouts as the model's value and a
+    uniform prior it is plain Monte Carlo tree search.
     """
 
     c: float = math.sqrt(2.0)
@@ -271,19 +271,19 @@ class UCT:
         return torch.where(node.visits > 0, q + bonus, 1e9 + node.prior)
 
     def code(self) -> tuple[int, np.ndarray]:
-        """For the compiled tree."""
+        """For the compiled search."""
         return 1, np.array([self.c, 0.0, NORMALIZE.index(self.normalize), 0.0, 0.0, 0.0])
 
 
 @dataclasses.dataclass(frozen=True)
 class Gumbel:
-    """Sequential Halving over `considered` actions at the root, drawn without replacement by Gumbel noise; inside the
-    tree, without noise,
+    """Sequential Halving over `considered` root actions, sampled without replacement by Gumbel noise; inside the tree,
+    without noise,
 
         argmax_a π'(a) - N(a) / (1 + ΣN),   π' = softmax(logits + σ(completedQ)).
 
-    Source: Danihelka et al. 2022, *Policy improvement by planning with Gumbel*. `scale` 0 takes the noise away (play
-    in games of perfect information). mctx's value_scale is 0.1; the paper has 1.0 for Go and chess.
+    Source: Danihelka et al. 2022, *Policy improvement by planning with Gumbel*. `scale` 0 removes the noise (for
+    play in games of perfect information). mctx's value_scale is 0.1; the paper has 1.0 for Go and chess.
     """
 
     considered: int = 16
@@ -295,7 +295,7 @@ class Gumbel:
     def __post_init__(self) -> None:
         _check(self.normalize, "zero")
         if self.considered < 1:
-            raise UserError(f"Gumbel must consider at least 1 action, not {self.considered}.")
+            raise UserError(f"Gumbel's considered must be at least 1 action, not {self.considered}.")
         if not 0 <= self.value_scale < math.inf:
             raise UserError(f"Gumbel's value_scale must be a number of at least 0, not {self.value_scale}.")
 
@@ -305,13 +305,13 @@ class Gumbel:
         return prior - node.visits / (1 + node.visits.sum(-1, keepdim=True))
 
     def code(self) -> tuple[int, np.ndarray]:
-        """For the compiled tree."""
+        """For the compiled search."""
         how = NORMALIZE.index(self.normalize)
         return 2, np.array([self.value_scale, self.max_visit_init, how, 0.0, 0.0, 0.0])
 
 
-def _check(how_to_normalize: str, unknown_value: str) -> None:
-    if how_to_normalize not in NORMALIZE:
-        raise errors.unknown("normalization", how_to_normalize, NORMALIZE)
-    if unknown_value not in FIRST_PLAY:
-        raise errors.unknown("first-play rule", unknown_value, FIRST_PLAY)
+def _check(normalize: str, first_play: str) -> None:
+    if normalize not in NORMALIZE:
+        raise errors.unknown("normalization", normalize, NORMALIZE)
+    if first_play not in FIRST_PLAY:
+        raise errors.unknown("first-play rule", first_play, FIRST_PLAY)

@@ -1,9 +1,8 @@
 """`Tree`: a batch of search trees as flat arrays, so that one network call serves all of them.
 
-Row b of the batch is a tree of its own; node 0 is its root. What belongs to an edge into a node (the reward and the
-discount of the action that led there) stands with that node, so an edge array is only needed for the children's
-numbers and for the priors. Node n of every row is written by the same simulation: a simulation that ends in a node
-that is there already (a terminal one, or one at the depth limit) leaves its number unused in that row.
+Each row of the batch is a separate tree with root node 0. The data of an edge (reward and discount of the action) is
+stored with its child node, so only child indices and priors need an array per action. Simulation n writes node n in
+every row; if it ends in an existing node (terminal, or at the depth limit), node n of that row stays unused.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from foresight.data.trajectory import tree_map
 from foresight.errors import UserError
 from foresight.planning.search import memory
 
-NONE = -1  # no such node
-ILLEGAL = -1e30  # logits below this belong to illegal actions (-inf, or the lowest number of a float type)
+NONE = -1  # no node
+ILLEGAL = -1e30  # logits below this are of illegal actions (-inf, or the lowest value of a float dtype)
 
 
 @dataclasses.dataclass
 class Tree:
     """Trees of B rows with room for N nodes of A actions each.
 
-    - `children` `[B, N, A]` int32: the node that an action leads to, -1 where it was never tried;
-    - `logits`, `prior` `[B, N, A]` float32: of the policy; -inf and 0 where an action is illegal;
-    - `parent`, `action` `[B, N]` int32: the node and action that led here; -1 at the root and where there is no node;
-    - `visits` `[B, N]` int32: simulations that passed through or ended here, with the evaluation of the node itself;
-      0 where there is no node;
-    - `value` `[B, N]` float32: mean of what these simulations found, seen by the player to move at the node;
+    - `children` `[B, N, A]` int32: the child of each action, -1 if untried;
+    - `logits`, `prior` `[B, N, A]` float32: of the policy; -inf and 0 for illegal actions;
+    - `parent`, `action` `[B, N]` int32: the node and action that led here; -1 at the root and for unused nodes;
+    - `visits` `[B, N]` int32: simulations that passed through or ended here, including the node's own evaluation; 0 for
+      unused nodes;
+    - `value` `[B, N]` float32: the mean value of these simulations, for the player to move at the node;
     - `raw` `[B, N]` float32: the model's own value of the node;
-    - `reward`, `discount` `[B, N]` float32: of the action that led here. Discount 0 means that the node is terminal;
-    - `bounds` `[B, 2]` float32: the lowest and the highest action value seen in the row's search;
-    - `state`: the model's states, `[N, B, ...]` (a tensor, or dicts of such): node first, so that a simulation
-      writes one piece of memory;
+    - `reward`, `discount` `[B, N]` float32: of the action that led here. Discount 0: the node is terminal;
+    - `bounds` `[B, 2]` float32: the lowest and the highest action value in the row's search;
+    - `state`: the model's states, `[N, B, ...]` (a tensor, or dicts of tensors): node first, so that a simulation
+      writes contiguous memory;
     - `size`: nodes in use.
     """
 
@@ -64,19 +63,19 @@ class Tree:
         return self._of_children(self.visits, node, 0).long()
 
     def child_values(self, node: int | Tensor = 0) -> Tensor:
-        """Action values at `node`: reward + discount · value of the child, 0 where there is none. `[B, A]` float32."""
+        """Action values at `node`: reward + discount · value of the child, 0 if untried. `[B, A]` float32."""
         return self._of_children(self.reward + self.discount * self.value, node, 0.0)
 
-    def _of_children(self, numbers: Tensor, node: int | Tensor, missing: float) -> Tensor:
-        children = self.children[torch.arange(len(self.children), device=numbers.device), node].long()
-        found = numbers.gather(1, children.clamp(min=0))
+    def _of_children(self, x: Tensor, node: int | Tensor, missing: float) -> Tensor:
+        children = self.children[torch.arange(len(self.children), device=x.device), node].long()
+        found = x.gather(1, children.clamp(min=0))
         return found.masked_fill(children < 0, missing)
 
 
 def priors(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """`(logits, prior)` as a tree keeps them: -inf and 0 where an action is illegal. `[..., A]` float32.
+    """`(logits, prior)` as a tree stores them: -inf and 0 for illegal actions. `[..., A]` float32.
 
-    A position without legal actions has prior 0 everywhere, not NaN.
+    Without legal actions the prior is 0 everywhere, not NaN.
     """
     logits = logits.float()
     logits = logits.masked_fill(logits <= ILLEGAL, -torch.inf)
@@ -84,11 +83,11 @@ def priors(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def plant(logits: Tensor, value: Tensor, state: Any, simulations: int, reuse: Tree | None = None) -> Tree:
-    """A tree of only its root, with room for `simulations` more; with `reuse` the nodes and counts of that one too.
+    """A tree with only a root and room for `simulations` nodes; with `reuse`, also the nodes and visits of that tree.
 
     Shapes: logits `[B, A]`, value `[B]`, state with leading B. The root's prior, raw value and state are always the
-    given ones; where `reuse` has nothing (visits 0), its mean value too. What `reuse` has below actions that are
-    illegal now is let go, and stays in the mean value of the root. Raises UserError for more than memory holds.
+    given ones, and its mean value where `reuse` is empty (visits 0). Subtrees of `reuse` below actions that are illegal
+    now are dropped, but stay in the root's mean value. Raises UserError if the tree does not fit in memory.
     """
     rows, actions = logits.shape
     old = 1 if reuse is None else reuse.size
@@ -124,8 +123,8 @@ def plant(logits: Tensor, value: Tensor, state: Any, simulations: int, reuse: Tr
     if reuse is not None:
         if reuse.shape[0] != rows or reuse.shape[2] != actions:
             raise UserError(
-                f"The tree to go on with has {reuse.shape[0]} rows of {reuse.shape[2]} actions, the position {rows} "
-                f"of {actions}. Start a new search."
+                f"reuse has {reuse.shape[0]} rows of {reuse.shape[2]} actions, but the position has {rows} rows of "
+                f"{actions}. Start a new search without reuse."
             )
         for name in _NODES:
             getattr(tree, name)[:, :old] = getattr(reuse, name)[:, :old]
@@ -133,7 +132,7 @@ def plant(logits: Tensor, value: Tensor, state: Any, simulations: int, reuse: Tr
         _copy(tree.state, reuse.state, old)
     fresh = tree.visits[:, 0] == 0
     tree.logits[:, 0], tree.prior[:, 0] = priors(logits)
-    tree.children[:, 0].masked_fill_(logits == -torch.inf, NONE)  # tried while it was not known to be illegal
+    tree.children[:, 0].masked_fill_(logits == -torch.inf, NONE)  # tried before it was masked as illegal
     tree.raw[:, 0] = value
     tree.value[:, 0] = torch.where(fresh, value.float(), tree.value[:, 0])
     tree.visits[:, 0] += fresh.int()
@@ -142,11 +141,11 @@ def plant(logits: Tensor, value: Tensor, state: Any, simulations: int, reuse: Tr
 
 
 def advance(tree: Tree, action: Tensor, keep: Tensor | None = None) -> Tree:
-    """The trees below the actions that were really taken, to go on searching in: `search(..., reuse=...)`.
+    """The subtrees below the actions taken, for `search(..., reuse=...)`.
 
-    Shapes: action int64 `[B]`; keep bool `[B]` or None: false where the row began a new game, and nothing is kept.
-    A row whose action was never tried keeps nothing either (its root has 0 visits).
-    The rows are packed: a node comes after its parent, and as many nodes stay as the largest subtree has.
+    Shapes: action int64 `[B]`; keep bool `[B]` or None: false where a new game started, so that nothing is kept. A row
+    whose action was untried is empty too (its root has 0 visits). Nodes are renumbered without gaps, parents before
+    children, up to the size of the largest subtree.
     """
     rows = tree.shape[0]
     used, device = tree.size, tree.children.device
@@ -156,13 +155,13 @@ def advance(tree: Tree, action: Tensor, keep: Tensor | None = None) -> Tree:
         top = torch.where(keep, top, NONE)
     member = torch.zeros(rows, used, dtype=torch.bool, device=device)
     parent = tree.parent[:, :used].long()
-    for node in range(1, used):  # a parent's number is lower than its children's
+    for node in range(1, used):  # parents come before their children
         under = member[batch, parent[:, node].clamp(min=0)] & (parent[:, node] >= 0)
         member[:, node] = (top == node) | under
-    number = torch.where(member, member.long().cumsum(1) - 1, NONE)  # the new number of every old node
+    index = torch.where(member, member.long().cumsum(1) - 1, NONE)  # the new index of each old node
     size = max(int(member.sum(1).max()), 1)
     row, old = member.nonzero(as_tuple=True)
-    new = number[row, old]
+    new = index[row, old]
 
     small: dict[str, Tensor] = {}
     for name, missing in _NODES.items():
@@ -172,8 +171,8 @@ def advance(tree: Tree, action: Tensor, keep: Tensor | None = None) -> Tree:
         small[name] = part
     for name in ("children", "parent"):
         kept = small[name].long()
-        index = number.gather(1, kept.clamp(min=0).flatten(1)).view_as(kept)
-        small[name] = torch.where(kept >= 0, index, NONE).int()
+        moved = index.gather(1, kept.clamp(min=0).flatten(1)).view_as(kept)
+        small[name] = torch.where(kept >= 0, moved, NONE).int()
     small["action"][:, 0] = NONE
     small["discount"][:, 0] = 0.0
     small["reward"][:, 0] = 0.0
@@ -202,7 +201,7 @@ def _copy(target: Any, source: Any, nodes: int) -> None:
 
 
 def _write(target: Any, state: Any, node: int = 0) -> None:
-    """Node `node` of all rows gets `state`."""
+    """Write `state` to node `node` of all rows."""
     if isinstance(target, dict):
         for key in target:
             _write(target[key], state[key], node)

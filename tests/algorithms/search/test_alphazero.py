@@ -44,7 +44,7 @@ def rows_of(history: list[int], values: list[float]) -> tuple[list[dict[str, tor
     ("lam", "expected"),
     [
         (1.0, [1, -1, 1, -1, 1]),  # X, who moved first, won
-        (0.0, [-0.2, -0.3, -0.4, -0.5, 1]),  # minus what the next player thought; the end is no opinion
+        (0.0, [-0.2, -0.3, -0.4, -0.5, 1]),  # minus the next player's value; the last is the result
         (0.5, [-0.225, 0.15, -0.0, -0.75, 1]),  # by hand from the back: -(v + G) / 2
     ],
 )
@@ -200,7 +200,7 @@ def test_cheap_searches_are_played_but_not_learned_from() -> None:
     "foresight.algorithms.search.alphazero.playouts",
     lambda f: lambda state, position: (lambda a, w, v: (a, w.roll(1, -1), v))(*f(state, position)),
 )
-def test_playouts_judge_the_first_positions_where_they_are_asked_to() -> None:
+def test_playouts_evaluate_the_first_positions_if_playout_steps_is_set() -> None:
     """X on a1, b1 can win on c1: that is what playouts choose and what is learned, by a network that knows nothing."""
     config = dataclasses.replace(SMALL, playout_steps=10_000, playout_simulations=300)
     state = az.build(config, TTT)

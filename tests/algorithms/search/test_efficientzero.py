@@ -28,16 +28,16 @@ def small(**fields: Any) -> Any:
     return efficientzero.build(efficientzero.Config(**{**few, **fields}), spaces())
 
 
-def walk(pieces: int, rows: int, seed: int = 0) -> Trajectory:
-    """Pieces of a world that a model can learn: each action turns the observation by a quarter, left or right."""
+def walk(sequences: int, steps: int, seed: int = 0) -> Trajectory:
+    """Sequences that a model can learn: each action turns the observation by a quarter, left or right."""
     g = torch.Generator().manual_seed(seed)
-    seen, action = [torch.randn(pieces, 4, generator=g)], torch.randint(2, (pieces, rows), generator=g)
-    for t in range(rows):
+    seen, action = [torch.randn(sequences, 4, generator=g)], torch.randint(2, (sequences, steps), generator=g)
+    for t in range(steps):
         seen.append(torch.where(action[:, t, None] > 0, seen[-1].roll(1, -1), seen[-1].roll(-1, -1)))
-    obs, ones = torch.stack(seen, 1), torch.ones(pieces, rows)
+    obs, ones = torch.stack(seen, 1), torch.ones(sequences, steps)
     extras = {
-        "weights": torch.full((pieces, rows, 2), 0.5), "next_obs": obs[:, 1:],
-        "born": torch.zeros(pieces, rows, dtype=torch.int64),
+        "weights": torch.full((sequences, steps, 2), 0.5), "next_obs": obs[:, 1:],
+        "born": torch.zeros(sequences, steps, dtype=torch.int64),
     }  # fmt: skip
     return Trajectory(obs[:, :-1], action, 0 * ones, ones, 0 * ones, ones, extras=extras)
 
@@ -63,7 +63,7 @@ def test_consistency_starts_far_from_its_optimum_and_is_learned() -> None:
 
 @torch.no_grad()
 def agreement(state: Any) -> float:
-    """The cosine after one step, on pieces that were not learned from."""
+    """The cosine after one step, on sequences that were not trained on."""
     network, batch = state.network, walk(256, 1, 1_000)
     after = network.advance(network.represent(batch.obs[:, 0]), batch.action[:, 0])["latent"]
     seen = network.project(network.represent(batch.extras["next_obs"][:, 0])["latent"])

@@ -1,4 +1,4 @@
-"""MuZero and its heirs: their targets by hand, what reanalysis repeats, and that they learn."""
+"""MuZero and its variants: targets by hand, reanalysis, and training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foresight.envs.games import make as games
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
-from foresight.nets.models.muzero import Number
+from foresight.nets.models.muzero import CategoricalScalar
 from foresight.ops import transforms
 from foresight.planning.search import sampled
 from foresight.planning.search.mcts import search
@@ -46,7 +46,7 @@ def name(module: ModuleType) -> str:
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)
-def test_it_trains_stops_and_goes_on(module: ModuleType) -> None:
+def test_it_trains_stops_and_resumes(module: ModuleType) -> None:
     config, env, _ = small(module)
     before, last, state = None, 0, None
     for step, metrics, state in module.train(config, env):
@@ -62,7 +62,7 @@ def test_it_trains_stops_and_goes_on(module: ModuleType) -> None:
     longer = module.Config(**{**SMALL, "steps": 440})
     *_, (step, _, after) = module.train(longer, env, state)
     assert step == 440 and after is state
-    assert state.replay.rows is not None and (state.replay.rows.mask[:, 99] == 0).all()  # what followed is not known
+    assert state.replay.rows is not None and (state.replay.rows.mask[:, 99] == 0).all()  # the successor is unknown
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)
@@ -82,19 +82,19 @@ def _seed(state: Any) -> Any:
     return state
 
 
-def pieces(module: ModuleType, state: Any, rows: int = 6) -> Trajectory:
-    """Two pieces by hand: the first terminates after row 2, the second meets a time limit after row 1."""
+def sequences(module: ModuleType, state: Any, steps: int = 6) -> Trajectory:
+    """Two sequences by hand: the first terminates after step 2, the second is truncated after step 1."""
     actions, g = 2, torch.Generator().manual_seed(0)
-    zeros = torch.zeros(2, rows)
+    zeros = torch.zeros(2, steps)
     reward = torch.tensor([[1.0, 2.0, 3.0, 50.0, 60.0, 70.0], [4.0, 5.0, 80.0, 90.0, 10.0, 20.0]])
-    discount, cut = torch.ones(2, rows), zeros.clone()
+    discount, cut = torch.ones(2, steps), zeros.clone()
     discount[0, 2], cut[0, 2], cut[1, 1] = 0.0, 1.0, 1.0
-    obs = torch.randn(2, rows, 4, generator=g)
+    obs = torch.randn(2, steps, 4, generator=g)
     extras = {
-        "weights": torch.softmax(torch.randn(2, rows, actions, generator=g), -1),
-        "next_obs": torch.randn(2, rows, 4, generator=g), "born": torch.zeros(2, rows, dtype=torch.int64),
+        "weights": torch.softmax(torch.randn(2, steps, actions, generator=g), -1),
+        "next_obs": torch.randn(2, steps, 4, generator=g), "born": torch.zeros(2, steps, dtype=torch.int64),
     }  # fmt: skip
-    return Trajectory(obs, zeros.long(), reward, discount, cut, torch.ones(2, rows), extras=extras)
+    return Trajectory(obs, zeros.long(), reward, discount, cut, torch.ones(2, steps), extras=extras)
 
 
 @pytest.mark.parametrize("module", DISCRETE, ids=name)
@@ -103,7 +103,7 @@ def pieces(module: ModuleType, state: Any, rows: int = 6) -> Trajectory:
 def test_targets_by_hand(module: ModuleType) -> None:
     """γ = 0.1 and n = 2: digits can be read off the returns."""
     _, _, state = small(module, gamma=0.1, n_steps=2, unroll_steps=4, reanalyze=0.0)
-    batch = pieces(module, state)
+    batch = sequences(module, state)
     with torch.no_grad():  # values that are not 0, so that a wrong bootstrap shows
         state.target.value.layer.bias.copy_(torch.randn(41, generator=torch.Generator().manual_seed(1)))
         after = state.target.root(batch.extras["next_obs"].flatten(0, 1))[1].view(2, 6)
@@ -149,10 +149,10 @@ def _reference(state: Any, obs: torch.Tensor, simulations: int) -> torch.Tensor:
 
 
 @sabotaged_by("foresight.ops.transforms.signed_hyperbolic", scaled(0.5))
-@sabotaged_by("foresight.nets.models.muzero.Number.forward", flip_sign)
+@sabotaged_by("foresight.nets.models.muzero.CategoricalScalar.forward", flip_sign)
 def test_a_number_is_learned_through_its_categorical() -> None:
     torch.manual_seed(0)
-    number, x = Number(3, 20), torch.eye(3)
+    number, x = CategoricalScalar(3, 20), torch.eye(3)
     assert number(x).abs().max() < 1e-4
     target = torch.tensor([-3.0, 0.5, 250.0])
     optimizer = torch.optim.Adam(number.parameters(), 0.1)
@@ -181,9 +181,9 @@ def test_the_gradient_into_the_dynamics_is_halved(monkeypatch: pytest.MonkeyPatc
     assert obs.grad[0, :, 0].tolist() == [1.75, 0, 0]
 
 
-@sabotaged_by("foresight.nets.models.efficientzero.PrefixModel.renew", lambda f: lambda self, state: state)
+@sabotaged_by("foresight.nets.models.efficientzero.PrefixModel.reset_prefix", lambda f: lambda self, state: state)
 def test_a_search_reads_rewards_from_the_value_prefix() -> None:
-    """The rewards of five steps sum to the prefix; at the horizon the sum and the LSTM begin anew."""
+    """The rewards of five steps sum to the prefix; at the horizon the sum and the LSTM are reset."""
     _, env, state = small(efficientzero, lstm_horizon=3)
     with torch.no_grad():
         state.network.prefix.layer.weight.normal_(generator=torch.Generator().manual_seed(0))
@@ -191,10 +191,10 @@ def test_a_search_reads_rewards_from_the_value_prefix() -> None:
         total = torch.zeros(4)
         for depth in range(1, 7):
             action = torch.zeros(4, dtype=torch.int64)
-            told = state.network.prefix(state.network.advance(now, action)["h"])
+            prefix = state.network.prefix(state.network.advance(now, action)["h"])
             now, reward, _, _, _ = state.network.step(now, action)
             total = total + reward
-            torch.testing.assert_close(total, told, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(total, prefix, atol=1e-4, rtol=1e-4)
             if depth % 3 == 0:
                 assert now["h"].abs().max() == 0 and now["prefix"].abs().max() == 0
                 total = torch.zeros(4)
@@ -227,7 +227,7 @@ def test_sampled_actions_reach_the_model_as_they_were_drawn() -> None:
 
 
 @sabotaged_by("foresight.planning.search.sampled._logits", lambda f: lambda actions: torch.zeros(actions.shape))
-def test_choices_that_were_drawn_twice_are_one_action() -> None:
+def test_discrete_actions_sampled_twice_are_one_action() -> None:
     drawn = torch.tensor([[2, 0, 2, 2], [1, 1, 1, 1], [3, 2, 1, 0]])
     prior = torch.softmax(sampled._logits(drawn), -1)
     torch.testing.assert_close(prior, torch.tensor([[0.75, 0.25, 0, 0], [1, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]]))
@@ -235,9 +235,9 @@ def test_choices_that_were_drawn_twice_are_one_action() -> None:
 
 @sabotaged_by("foresight.algorithms.search.muzero._rule", lambda f: lambda state: muzero.RULE)
 def test_in_games_muzero_takes_a_slight_edge_for_slight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bounds of a game's values are known: of values near 0 nothing is made. In control it is what the tree has."""
+    """Game values have known bounds, so values near 0 change nothing. In control the tree's own bounds apply."""
     envs = {"game": (games.make("tic_tac_toe"), 1.0), "control": (make("CartPole-v1", num_envs=1).spaces, 0.997)}
-    forward, visits = Number.forward, {}
+    forward, visits = CategoricalScalar.forward, {}
     for kind, (env, gamma) in envs.items():
         state = muzero.build(muzero.Config(**{**SMALL, "simulations": 40, "gamma": gamma}), env)
         generator = torch.Generator().manual_seed(1)
@@ -246,24 +246,24 @@ def test_in_games_muzero_takes_a_slight_edge_for_slight(monkeypatch: pytest.Monk
                 p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
         seen = env.start(1) if kind == "game" else torch.zeros(1, 4)
         for scale in (0.0, 1e-6):
-            monkeypatch.setattr(Number, "forward", lambda self, x, scale=scale: scale * forward(self, x))
+            monkeypatch.setattr(CategoricalScalar, "forward", lambda self, x, scale=scale: scale * forward(self, x))
             visits[kind, scale] = muzero.act(state, seen)[1]["visits"]
     assert torch.equal(visits["game", 0.0], visits["game", 1e-6])
     assert not torch.equal(visits["control", 0.0], visits["control", 1e-6])
 
 
 class Still:
-    """A model whose policy has always the same numbers `[W]`, and in which nothing happens."""
+    """A model with a constant policy output `[W]`, in which nothing happens."""
 
-    def __init__(self, numbers: torch.Tensor) -> None:
-        self.numbers = numbers
+    def __init__(self, parameters: torch.Tensor) -> None:
+        self.parameters = parameters
 
     def root(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.numbers.expand(len(obs), -1), torch.zeros(len(obs)), obs
+        return self.parameters.expand(len(obs), -1), torch.zeros(len(obs)), obs
 
     def step(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
         zero = torch.zeros(len(state))
-        return state, zero, zero, self.numbers.expand(len(state), -1), zero
+        return state, zero, zero, self.parameters.expand(len(state), -1), zero
 
 
 @pytest.mark.parametrize("tau", [0.5, 3.0])
@@ -288,8 +288,8 @@ def test_choices_are_drawn_at_a_temperature_and_the_prior_makes_up_for_it(tau: f
 def test_real_actions_are_drawn_wider_and_the_prior_makes_up_for_it() -> None:
     """u of tanh(u) has the variance σ²τ, and the mean of u² under the prior is σ² again."""
     head, generator = TanhNormalHead(1), torch.Generator().manual_seed(0)
-    numbers = torch.tensor([0.0, math.log(0.5)])
-    model = sampled.SampledActions(Still(numbers), head, 4_000, generator, temperature=2.0)
+    parameters = torch.tensor([0.0, math.log(0.5)])
+    model = sampled.SampledActions(Still(parameters), head, 4_000, generator, temperature=2.0)
     tree = search(model, torch.zeros(3, 1), 1, muzero.RULE).tree
     square = sampled.root_actions(tree)[..., 0].atanh().square()
     torch.testing.assert_close(square.mean(1), torch.full((3,), 0.5), atol=0.04, rtol=0)
@@ -335,7 +335,7 @@ def _unmasked(seen: Any) -> Any:
 
 @sabotaged_by("foresight.training.muzero_targets.observe", _unmasked)
 @pytest.mark.parametrize("module", DISCRETE, ids=name)
-def test_only_what_is_legal_is_chosen_and_learned(module: ModuleType) -> None:
+def test_only_legal_actions_are_chosen_and_trained_on(module: ModuleType) -> None:
     state = module.build(module.Config(**SMALL), Bandit.spaces)
     obs = Bandit().reset(0)
     illegal = obs["action_mask"] == 0
@@ -358,7 +358,7 @@ def test_sampled_muzero_chooses_what_is_legal_and_learns_it() -> None:
 
 
 @pytest.mark.parametrize("module", DISCRETE, ids=name)
-def test_mistakes_are_told(module: ModuleType) -> None:
+def test_invalid_configs_and_spaces_are_refused(module: ModuleType) -> None:
     env = make("Pendulum-v1", num_envs=2)
     with pytest.raises(UserError, match="discrete actions"):
         module.build(module.Config(), env.spaces)
@@ -375,9 +375,9 @@ def test_mistakes_are_told(module: ModuleType) -> None:
             module.build(module.Config(**wrong), cart.spaces)
     with pytest.raises(UserError, match="sample_temperature must be above 0"):
         sampled_muzero.build(sampled_muzero.Config(sample_temperature=0.0), env.spaces)
-    for openings, world, most in ((1, cart.spaces, 0), (9, games.make("tic_tac_toe"), 8)):
+    for openings, spaces, most in ((1, cart.spaces, 0), (9, games.make("tic_tac_toe"), 8)):
         with pytest.raises(UserError, match=rf"openings is {openings}: .* \(here at most {most}\)"):
-            gumbel_muzero.build(gumbel_muzero.Config(openings=openings, gamma=1.0), world)
+            gumbel_muzero.build(gumbel_muzero.Config(openings=openings, gamma=1.0), spaces)
     with pytest.raises(UserError, match="num_envs is 8"):
         next(module.train(module.Config(), cart))
 
@@ -395,9 +395,9 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
 @sabotaged_by("foresight.ops.returns.n_step_return", drop("mask"))
 def test_an_interrupted_replay_learns_nothing_of_the_gap() -> None:
     _, _, state = small(muzero, gamma=0.1, n_steps=2, unroll_steps=4, reanalyze=0.0)
-    batch = pieces(muzero, state)
+    batch = sequences(muzero, state)
     mask = torch.ones(2, 6)
-    mask[0, 1] = 0  # row 1 was the newest when the run was stopped
+    mask[0, 1] = 0  # step 1 was the newest when the run stopped
     alive, known, value, _ = muzero.targets(state, batch.replace(mask=mask))
     assert alive[0].tolist() == [1, 0, 0, 0, 0] and known[0].tolist() == [1, 0, 0, 0, 0]
     assert value[0, 0].item() == pytest.approx(1.0, abs=1e-5)  # the reward, and a value that is still 0

@@ -1,11 +1,11 @@
-"""The losses of MuZero and its heirs against numbers made by hand, and reanalysis against acting.
+"""The losses of MuZero and its variants compared with values by hand, and reanalysis compared with acting.
 
-Two pieces of six rows, γ = 0.1: one terminates after row 2, the other meets a time limit after row 1. With K = 4:
+Two sequences of six steps, γ = 0.1: one terminates after step 2, the other is truncated after step 1. With K = 4:
 
-    alive  1 1 1 0 0   1 1 0 0 0       (a row of the episode)
+    alive  1 1 1 0 0   1 1 0 0 0       (a step of the episode)
     known  1 1 1 1 1   1 1 0 0 0       (that, or absorbing)
 
-Fresh heads for numbers say all 41 bins are equally likely, so each row costs ln 41, whatever its target is.
+New scalar heads give all 41 bins equal probability, so each step costs ln 41 for any target.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch import Tensor
 
 from foresight.algorithms.search import efficientzero, gumbel_muzero, sampled_muzero, stochastic_muzero
 from foresight.data.trajectory import Trajectory
-from foresight.nets.models.muzero import Number
+from foresight.nets.models.muzero import CategoricalScalar
 from foresight.ops import latent
 from foresight.training import muzero_targets, optim
-from tests.algorithms.search.test_muzero_family import ALL, DISCRETE, name, pieces, small
+from tests.algorithms.search.test_muzero_family import ALL, DISCRETE, name, sequences, small
 from tests.sabotage import change, sabotaged_by
 
 BINS = math.log(41)
 
 
 def prepared(module: ModuleType, **fields: Any) -> tuple[Any, Trajectory]:
-    """A State whose policy prefers the second action 3 to 1, or N(0, 1) before tanh; and the pieces."""
+    """A State whose policy prefers the second action 3 to 1, or N(0, 1) before tanh; and the sequences."""
     _, _, state = small(
         module, gamma=0.1, n_steps=2, unroll_steps=4, reanalyze=0.0, support=20,
         **({"samples": 2} if module is sampled_muzero else {}), **fields,
     )  # fmt: skip
-    batch = pieces(module, state)
+    batch = sequences(module, state)
     torch.nn.init.zeros_(state.network.policy.weight)
     if module is sampled_muzero:
         drawn = torch.tensor([0.0, 0.5]).view(1, 1, 2, 1).expand(2, 6, 2, 1)
@@ -52,7 +52,7 @@ def prepared(module: ModuleType, **fields: Any) -> tuple[Any, Trajectory]:
 @sabotaged_by("foresight.ops.latent.unroll_masks", change("discount", torch.ones_like), change("cut", torch.zeros_like))
 @sabotaged_by("foresight.training.muzero_targets.summed", lambda f: lambda terms, unroll: f(terms, 1))
 def test_each_step_counts_as_it_should(module: ModuleType) -> None:
-    """The first step once, the K others 1 / K each; rewards of K steps; nothing of what is not known."""
+    """The first step once, the K others 1 / K each; rewards of K steps; nothing where `known` is 0."""
     state, batch = prepared(module)
     terms = {key: float(term.detach()) for key, term in module.loss(state, batch).items()}
     assert terms["value_loss"] == pytest.approx(BINS * ((1 + 4 / 4) + (1 + 1 / 4)) / 2, rel=1e-5)
@@ -64,8 +64,8 @@ def test_each_step_counts_as_it_should(module: ModuleType) -> None:
 
 @pytest.mark.parametrize("module", ALL, ids=name)
 @sabotaged_by("foresight.training.muzero_targets.policy_targets", lambda f: _late(f))
-def test_each_step_has_the_policy_target_of_its_row(module: ModuleType) -> None:
-    """-ln p of the action that the search chose at that row: at rows 0, 1, 2 of one piece and 0, 1 of the other."""
+def test_each_step_has_its_own_policy_target(module: ModuleType) -> None:
+    """-ln p of the action that the search chose at that step: steps 0, 1, 2 of one sequence and 0, 1 of the other."""
     state, batch = prepared(module)
     term = float(module.loss(state, batch)["policy_loss"].detach())
     first, second = math.log(4.0), math.log(4.0 / 3.0)
@@ -77,25 +77,25 @@ def test_each_step_has_the_policy_target_of_its_row(module: ModuleType) -> None:
 
 
 def _late(policies: Any) -> Any:
-    """Targets of the next row."""
+    """Targets of the next step."""
     return lambda *args: {key: x.roll(-1, 1) for key, x in policies(*args).items()}
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)
 @sabotaged_by("foresight.training.muzero_targets.targets", lambda f: lambda state, batch, n: f(state, batch, 1))
-def test_numbers_are_told_what_happened(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards 1 2 3 and 4 5: returns of two steps read 1.2, 2.3, 3 and 4.5, 5; prefixes begin anew after three."""
+def test_values_and_rewards_have_the_right_targets(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards 1 2 3 and 4 5: returns of two steps read 1.2, 2.3, 3 and 4.5, 5; prefixes are reset after three."""
     state, batch = prepared(module, **({"lstm_horizon": 3} if module is efficientzero else {}))
-    told: list[Tensor] = []
-    loss = Number.loss
+    seen: list[Tensor] = []
+    loss = CategoricalScalar.loss
 
-    def noted(self: Number, x: Tensor, target: Tensor) -> Tensor:
-        told.append(target)
+    def noted(self: CategoricalScalar, x: Tensor, target: Tensor) -> Tensor:
+        seen.append(target)
         return loss(self, x, target)
 
-    monkeypatch.setattr(Number, "loss", noted)
+    monkeypatch.setattr(CategoricalScalar, "loss", noted)
     module.loss(state, batch)
-    value, reward = told[:2]
+    value, reward = seen[:2]
     close = {"atol": 1e-5, "rtol": 0}
     torch.testing.assert_close(value, torch.tensor([[1.2, 2.3, 3, 0, 0], [4.5, 5, 0, 0, 0]]), **close)
     if module is efficientzero:  # what is left of a prefix after the end of an episode is what it had come to
@@ -103,12 +103,12 @@ def test_numbers_are_told_what_happened(module: ModuleType, monkeypatch: pytest.
         return
     torch.testing.assert_close(reward, torch.tensor([[1.0, 2, 3, 0], [4, 5, 0, 0]]), **close)
     if module is stochastic_muzero:
-        torch.testing.assert_close(told[2], value[:, :4])
+        torch.testing.assert_close(seen[2], value[:, :4])
 
 
 @sabotaged_by("foresight.ops.latent.value_prefix", change("horizon", lambda h: h + 1), change("alive", torch.ones_like))
 def test_a_value_prefix_by_hand() -> None:
-    """Digits to be added, and what follows the end of the episode in row 1 of the second; new sums after three."""
+    """Digits to be added, and what follows the end of the episode at step 1 of the second; new sums after three."""
     reward, alive = torch.tensor([[1.0, 2, 3, 4, 5], [6, 7, 80, 90, 10]]), torch.ones(2, 5)
     alive[1, 2:] = 0
     assert latent.value_prefix(reward, alive, 3).tolist() == [[1, 3, 6, 4, 9], [6, 13, 13, 0, 0]]
@@ -136,12 +136,12 @@ class Line(torch.nn.Module):
     def same(self, x: Any, *_: Any) -> Any:
         return x
 
-    head = after = act = renew = project = predictor = same
+    head = after = act = reset_prefix = project = predictor = same
 
     def chance(self, after: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
         return after, after
 
-    def happening(self, obs: Tensor, next_obs: Tensor) -> Tensor:
+    def encode_outcome(self, obs: Tensor, next_obs: Tensor) -> Tensor:
         return next_obs[..., :2]
 
     def outcome(self, x: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def test_what_comes_back_through_the_dynamics_is_halved(module: ModuleType) -> N
 @pytest.mark.parametrize("module", ALL, ids=name)
 @sabotaged_by("foresight.training.optim.track", lambda f: lambda target, network, *_: None)
 def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
-    """Once the slow copy has caught up, searching again finds what acting found, from equal random numbers."""
+    """With an up-to-date target network a new search finds what acting found, from equal random numbers."""
     _, env, state = small(module, simulations=8, unroll_steps=2, n_steps=1, reanalyze=1.0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():  # a network that prefers something
@@ -178,14 +178,14 @@ def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
     names = ("weights", "actions") if module is sampled_muzero else ("weights",)
     state.generator.manual_seed(7)
     drawn = module is gumbel_muzero  # its search draws with and without exploring, but for noise
-    _, said, _ = module.act(state, seen.flatten(0, 1), explore=drawn)
-    ones, nothing = torch.ones(4, 3), {key: torch.zeros_like(said[key]).unflatten(0, (4, 3)) for key in names}
+    _, acted, _ = module.act(state, seen.flatten(0, 1), explore=drawn)
+    ones, nothing = torch.ones(4, 3), {key: torch.zeros_like(acted[key]).unflatten(0, (4, 3)) for key in names}
     batch = Trajectory(seen, torch.zeros(4, 3), ones, ones, 0 * ones, ones, extras=nothing)
     state.generator.manual_seed(7)
     again = muzero_targets.policy_targets(state, batch, module.reanalyze, names)
     for key in names:
-        assert said[key].std() > 0.01
-        torch.testing.assert_close(again[key].flatten(0, 1), said[key], atol=1e-6, rtol=0)
+        assert acted[key].std() > 0.01
+        torch.testing.assert_close(again[key].flatten(0, 1), acted[key], atol=1e-6, rtol=0)
 
 
 @sabotaged_by("foresight.ops.latent.shrunk_horizon", lambda f: lambda age, total, n, share: f(0 * age, total, n, share))
@@ -202,7 +202,7 @@ def test_rows_age_from_when_the_learner_had_them() -> None:
     state.updates = 3
     efficientzero.learn(state, rows)
     assert (state.replay.rows.extras["born"][:, : rows.shape[1]] == 3).all()
-    batch = pieces(efficientzero, state)
+    batch = sequences(efficientzero, state)
     state.updates = 10**6
     value = efficientzero.targets(state, batch)[2]
     torch.testing.assert_close(value[:, :3], torch.tensor([[1.0, 2, 3], [4, 5, 0]]), atol=1e-5, rtol=0)
