@@ -126,7 +126,7 @@ def test_a_window_bounds_only_what_shares():
 @TOLD
 def test_speculation_says_what_it_cannot_do():
     policy = LanguageModel(architectures.model("lfm2"), tiny_language.model().tokenizer)
-    with pytest.raises(UserError, match="row by row, which speculation cannot"):
+    with pytest.raises(UserError, match="row by row, which speculative decoding does not support"):
         speculate(policy, [[3, 4]], policy)
 
 

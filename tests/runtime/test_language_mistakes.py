@@ -191,7 +191,7 @@ def test_a_reward_function_from_python_is_trained_with_and_found_again_or_said_t
         )  # fmt: skip
         said = capfd.readouterr().err
         assert "21 examples to train on, 5 held out; rewards are computed from prompts, completions\n" in said
-        assert ("not found again" in said) == (name == "lost")
+        assert ("cannot be found again" in said) == (name == "lost")
     assert made["kept"].summary["evaluation"] == made["lost"].summary["evaluation"]
     assert "scores.py:digits" in made["kept"].summary["command"]
     assert run.resume(made["kept"].path, steps=2, show=False).summary["steps"] == 2
