@@ -105,10 +105,10 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Update the pair n steps back, choose the next action, act; until `steps`."""
-    world = tabular.World(env, config.gamma)
+    tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     while tabular.goes_on(state):
-        metrics = tabular.control(world, state, walk)
+        metrics = tabular.control(tables, state, walk)
         yield state.step, metrics, state
 
 

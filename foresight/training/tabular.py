@@ -1,6 +1,6 @@
 """Tabular TD and Monte Carlo: what a run keeps, and how the compiled loops are called.
 
-`World` holds the tables in the form that drawing needs, `Walk` where a learner stands. `control`, `predict` and
+`Tables` holds the MDP as arrays to sample from, `Walk` the position of a learner. `control`, `predict` and
 `episodes` run the loops of `tabular_kernels` and return metrics or experience. Sutton & Barto (2018), chapters 5 to 7
 and 12.
 """
@@ -50,8 +50,8 @@ def start(seed: int, n: int = 1) -> Walk:
     return Walk(np.random.default_rng(seed), np.zeros((n, 2), np.int64), np.zeros((n, 2)))
 
 
-class World:
-    """The tables of a world as drawing needs them. `env` is an `MDP`, or the same world sampled, a `TableEnv`.
+class Tables:
+    """The tables of an MDP as arrays to sample from. `env` is an `MDP`, or a `TableEnv` that samples one.
 
     Raises UserError for a discount outside [0, 1], and for a discount of 1 where a state leads to no end.
     """
@@ -59,9 +59,7 @@ class World:
     def __init__(self, env: MDP | TableEnv, gamma: float) -> None:
         whole = env.mdp if isinstance(env, TableEnv) else env
         if not isinstance(whole, MDP):
-            raise UserError(
-                f"A table learner walks in a world of tables (see foresight.envs.tabular.grid), not in {env!r}."
-            )
+            raise UserError(f"Tabular learning needs an MDP (see foresight.envs.tabular.grid), not {env!r}.")
         bellman.require_ending(whole, gamma)
         self.mdp, self.gamma = whole.to("cpu"), gamma
         limit = env.time_limit if isinstance(env, TableEnv) else whole.time_limit
@@ -76,8 +74,8 @@ class World:
         self.forbidden = ~mdp.reward.isfinite()  # [S, A]
 
     @property
-    def tables(self) -> tuple[Any, ...]:
-        """What the compiled loops are given."""
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays that the compiled loops take."""
         return self.next_state, self.cumulative, self.reward, self.discount, self.start
 
     @property
@@ -131,7 +129,7 @@ def goes_on(state: Any) -> bool:
     return bool(state.step < config.steps and (not config.episodes or state.walk.episodes < config.episodes))
 
 
-def control(world: World, state: Any, walk: Callable[..., Any]) -> dict[str, float]:
+def control(tables: Tables, state: Any, walk: Callable[..., Any]) -> dict[str, float]:
     """Act and learn until the next yield, moving `state.q` `[S, A]` or `[N, S, A]` in place; returns what happened.
 
     `walk` is `tabular_kernels.control` compiled around an algorithm's target. A target of the n steps that `state.walk`
@@ -139,19 +137,19 @@ def control(world: World, state: Any, walk: Callable[..., Any]) -> dict[str, flo
     """
     config, at = state.config, state.walk
     if state.step == 0:
-        state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
+        state.q.masked_fill_(tables.forbidden.to(state.q.device), -torch.inf)
     steps, most = until(state)
     with arrays(state.q, state.visits) as (q, visits):
         found = walk(
-            len(at.pairs), steps, most, *(x if x.ndim == 3 else x[None] for x in (q, visits)), *world.tables,
-            world.limit, world.gamma, config.alpha, config.alpha_power, config.epsilon, at.rng, at.pairs, at.rewards,
+            len(at.pairs), steps, most, *(x if x.ndim == 3 else x[None] for x in (q, visits)), *tables.arrays,
+            tables.limit, tables.gamma, config.alpha, config.alpha_power, config.epsilon, at.rng, at.pairs, at.rewards,
             at.state, at.action, at.length, at.earned, at.pending,
         )  # fmt: skip
     taken, at.state, at.action, at.length, at.earned, at.pending, *happened = found
     return report(state, taken, *happened)
 
 
-def predict(world: World, state: Any, policy: Tensor, walk: Callable[..., Any]) -> dict[str, float]:
+def predict(tables: Tables, state: Any, policy: Tensor, walk: Callable[..., Any]) -> dict[str, float]:
     """Follow `policy` `[S, A]` and learn until the next yield, moving `state.v` `[S]` in place; returns what happened.
 
     `walk` is `tabular_kernels.predict` compiled around an algorithm's target.
@@ -160,7 +158,7 @@ def predict(world: World, state: Any, policy: Tensor, walk: Callable[..., Any]) 
     steps, most = until(state)
     with arrays(state.v, state.visits) as (v, visits):
         found = walk(
-            len(at.pairs), steps, most, v, visits, running(policy), *world.tables, world.limit, world.gamma,
+            len(at.pairs), steps, most, v, visits, running(policy), *tables.arrays, tables.limit, tables.gamma,
             config.alpha, config.alpha_power, at.rng, at.pairs, at.rewards, at.state, at.length, at.earned, at.pending,
         )  # fmt: skip
     taken, at.state, at.length, at.earned, at.pending, *happened = found
@@ -208,19 +206,19 @@ def move_all(table: Tensor, visits: Tensor, index: Tensor, target: Tensor, confi
 
 
 def episodes(
-    world: World, policy: Tensor, count: int, horizon: int, rng: np.random.Generator, first: Tensor | None = None
+    tables: Tables, policy: Tensor, count: int, horizon: int, rng: np.random.Generator, first: Tensor | None = None
 ) -> Trajectory:
     """`count` episodes of `policy` `[S, A]`, one after the other in one row: a `Trajectory` `[1, N]`, float64.
 
-    Each ends where the world ends it or after `horizon` actions (or the world's own time limit); `cut` is 1 in its last
+    Each ends where the MDP ends it, at its time limit, or after `horizon` actions; `cut` is 1 in its last
     row. `discount` is γ, or 0 where the episode ended. `first` `[count, 2]`: the states and actions to begin with,
     -1 where they are to be drawn.
     """
-    horizon = min(horizon, world.limit or horizon)
+    horizon = min(horizon, tables.limit or horizon)
     begin = np.full((count, 2), -1) if first is None else first.cpu().numpy()
-    columns = tabular_kernels.episodes(count, horizon, begin, running(policy), *world.tables, rng)
+    columns = tabular_kernels.episodes(count, horizon, begin, running(policy), *tables.arrays, rng)
     s, a, reward, going, cut = (torch.from_numpy(np.ascontiguousarray(x))[None].to(policy.device) for x in columns)
-    return Trajectory(s, a, reward, world.gamma * going, cut.to(reward.dtype))
+    return Trajectory(s, a, reward, tables.gamma * going, cut.to(reward.dtype))
 
 
 def first_visits(index: Tensor, cut: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def control(
     `q` and `visits` `[N, S, A]`: of N > 1 tables a fair draw chooses the one to move, and their sum acts. `target` is
     given Σ γ^k r and γⁿ of the n rewards, `q`, the table to move, the state and (with `action_first`) the action that
     follow, and ε. It is not asked where the episode ended: there the rewards are all. `pairs` and `rewards` hold the
-    `pending` steps that wait for their target; `walks.Walk` explains them and the rest of what is returned.
+    `pending` steps that wait for their target; `tabular.Walk` explains them and the rest of what is returned.
     """
     (
         n, steps, most, q, visits, next_state, cumulative, reward, discount, start, limit, gamma, alpha, power,
@@ -252,7 +252,7 @@ def episodes(
     count: int, horizon: int, first: Any, policy: Any, next_state: Any, cumulative: Any, reward: Any, discount: Any,
     start: Any, rng: Any,
 ) -> tuple[Any, Any, Any, Any, Any]:  # fmt: skip
-    """`count` whole episodes of `policy` (running sums `[S, A]`), one after the other; see `walks.episodes`.
+    """`count` whole episodes of `policy` (running sums `[S, A]`), one after the other; see `tabular.episodes`.
 
     Row i of `first` `[count, 2]` is the state and action that episode i begins with, -1 where they are to be drawn.
     """

@@ -159,7 +159,7 @@ FOLLOWED: list[Case] = [
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), FOLLOWED, ids=name)
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_prediction_settles_at_the_values_of_the_policy(
     module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None
 ) -> None:
@@ -187,7 +187,7 @@ ON_POLICY: list[Case] = [
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), ON_POLICY, ids=name)
 @sabotaged_by("foresight.training.tabular.control", change("walk", lambda _: q_learning.walk))
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_on_policy_control_settles_at_the_best_epsilon_soft_policy(
     module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None
 ) -> None:
@@ -203,7 +203,7 @@ N_STEP: list[Case] = [
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), N_STEP, ids=name)
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_so_does_n_step_sarsa(module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None) -> None:
     _settles_at_the_best_epsilon_soft_policy(module, fields, env(1, forbidden, time_limit))
 
@@ -227,7 +227,7 @@ OFF_POLICY: list[Case] = [
 @pytest.mark.learning
 @pytest.mark.parametrize(("module", "fields", "forbidden", "time_limit"), OFF_POLICY, ids=name)
 @sabotaged_by("foresight.training.tabular.control", change("walk", lambda _: sarsa.walk))
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_off_policy_control_settles_at_the_optimal_values(
     module: Any, fields: dict[str, Any], forbidden: int, time_limit: int | None
 ) -> None:
@@ -252,7 +252,7 @@ def test_off_policy_control_settles_at_the_optimal_values(
     ids=name,
 )
 @sabotaged_by("foresight.ops.targets.epsilon_greedy", change("epsilon", lambda epsilon: abs(epsilon - 0.6)))
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_monte_carlo_control_settles_at_the_best_epsilon_soft_policy(fields: dict[str, Any], forbidden: int) -> None:
     _settles_at_the_best_epsilon_soft_policy(mc_epsilon_greedy, fields, env(1, forbidden))
 
@@ -267,7 +267,7 @@ def test_monte_carlo_control_settles_at_the_best_epsilon_soft_policy(fields: dic
     ],
     ids=name,
 )
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_exploring_starts_settle_at_the_optimal_values(fields: dict[str, Any], forbidden: int) -> None:
     mdp, config = env(1, forbidden), mc_exploring_starts.Config(**fields)
     found, _ = settled(mc_exploring_starts, mdp, "q", fields)
@@ -278,7 +278,7 @@ def test_exploring_starts_settle_at_the_optimal_values(fields: dict[str, Any], f
 @pytest.mark.parametrize(
     "fields", [{}, {"gamma": 0.99, "max_episode_steps": 2}, {"gamma": 1.0, "max_episode_steps": 3}], ids=name
 )
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.8 * gamma))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 @sabotaged_by("foresight.ops.targets.monte_carlo", change("reward", lambda r: 1.1 * r))
 def test_mc_basic(fields: dict[str, Any]) -> None:
     """The action values of the policy it ends with, as far as its episodes reach; optimal where they reach the end."""

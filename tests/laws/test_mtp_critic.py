@@ -348,7 +348,7 @@ def test_its_export_brings_the_heads_back(tmp_path):
     again = mtp_critic.build(dataclasses.replace(state.config, model=str(tmp_path / "export")))
     for a, b in zip(state.heads.parameters(), again.heads.parameters(), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(UserError, match="has 3 heads and heads is 2: say --heads 3"):
+    with pytest.raises(UserError, match="has 3 heads, not 2: give --heads 3"):
         mtp_critic.build(dataclasses.replace(state.config, model=str(tmp_path / "export"), heads=2))
 
 
@@ -375,7 +375,7 @@ def test_adapters_leave_the_trunk_as_it_is(precision):
 
 
 def test_no_heads_are_refused():
-    with pytest.raises(UserError, match="heads is 0"):
+    with pytest.raises(UserError, match="heads must be at least 1"):
         _rollout(heads=0)
 
 

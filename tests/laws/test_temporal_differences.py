@@ -76,7 +76,7 @@ def test_traces_are_the_lambda_return_if_values_hold_still(lam: float) -> None:
     state = td_lambda.build(config, mdp.spaces)
     state.v = before.clone()
     list(td_lambda.train(config, mdp, state))
-    batch = tabular.episodes(tabular.World(mdp, gamma), mdp.uniform(), 1, 10**6, np.random.default_rng(SEED))
+    batch = tabular.episodes(tabular.Tables(mdp, gamma), mdp.uniform(), 1, 10**6, np.random.default_rng(SEED))
     assert batch.shape[1] == state.step > 5
     following = torch.cat([batch.obs[:, 1:], batch.obs[:, :1]], 1)
     target = returns.lambda_return(batch.reward, batch.discount, batch.cut, before[following], lam)

@@ -76,7 +76,7 @@ def test_control_finds_the_goal(module: Any, fields: dict[str, Any]) -> None:
     assert reached == pytest.approx(best, abs=1e-9), f"{reached} from {baseline}"
 
 
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.9 * gamma))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.9 * gamma))
 @pytest.mark.parametrize(("module", "fields"), PREDICTION, ids=name)
 def test_prediction_finds_the_values(module: Any, fields: dict[str, Any]) -> None:
     mdp, gamma = random_world(3, 8), 0.8
@@ -87,7 +87,7 @@ def test_prediction_finds_the_values(module: Any, fields: dict[str, Any]) -> Non
     assert module.measure(state, mdp)[1] == pytest.approx(float((state.values - exact).square().mean() ** 0.5))
 
 
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda gamma: 0.9 * gamma))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.9 * gamma))
 def test_q_learning_reaches_the_exact_values() -> None:
     """Watkins & Dayan (1992): steps 1/m^0.7 and every pair visited for ever."""
     mdp = random_world(5, 8, 3, 2, ending=0.2)
@@ -120,7 +120,7 @@ def test_the_cliff() -> None:
     assert bellman.expected_return(mdp, last(q_learning, mdp, **fields).policy, 1.0, 100) == pytest.approx(-13)
 
 
-@sabotaged_by("foresight.training.tabular.World.__init__", change("gamma", lambda g: 0.9 * g))
+@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda g: 0.9 * g))
 @sabotaged_by("foresight.training.tabular.start", change("n", lambda n: 2 * n))
 def test_a_u_over_n_on_the_19_state_walk() -> None:
     """S&B figure 7.2 at the best α of each n, 40 runs."""
@@ -189,7 +189,7 @@ def test_a_run_resumed_from_a_checkpoint_equals_the_uninterrupted_one(
 ) -> None:
     mdp = random_world(3, 10)
     size = {"steps": 12} if module in (mc_basic, soft_value_iteration) else {"steps": 170}
-    if hasattr(module.Config(), "every"):
+    if hasattr(module.Config(), "yield_every"):
         size["every"] = 1 if module is soft_value_iteration else 17  # in the middle of episodes
     config = module.Config(
         **{"gamma": 0.9, **fields, **size, **({"max_episode_steps": 20} if module is mc_basic else {})}

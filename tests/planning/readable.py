@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foresight.ops import returns, targets
 from foresight.training import tabular
-from foresight.training.tabular import Walk, World
+from foresight.training.tabular import Tables, Walk
 
 
 class Rows(NamedTuple):
@@ -106,12 +106,12 @@ def replace(patch: Any, module: Any) -> None:
     ))  # fmt: skip
 
 
-def begin(env: World, rng: np.random.Generator) -> int:
+def begin(env: Tables, rng: np.random.Generator) -> int:
     """Where an episode begins."""
     return tabular.draw(env.start, rng.random())
 
 
-def step(env: World, rng: np.random.Generator, s: int, a: int) -> tuple[int, float, float]:
+def step(env: Tables, rng: np.random.Generator, s: int, a: int) -> tuple[int, float, float]:
     """(next state, reward, the environment's own discount) of action a in state s."""
     k = tabular.draw(env.cumulative[s, a], rng.random())
     reward = env.reward[s, a, k if env.reward.shape[2] > 1 else 0]
@@ -119,7 +119,7 @@ def step(env: World, rng: np.random.Generator, s: int, a: int) -> tuple[int, flo
     return int(env.next_state[s, a, k]), float(reward), going
 
 
-def control(env: World, state: Any, act: Any, update: Any, on_policy: bool) -> dict[str, float]:
+def control(env: Tables, state: Any, act: Any, update: Any, on_policy: bool) -> dict[str, float]:
     if state.step == 0:
         state.q.masked_fill_(env.forbidden, -torch.inf)
     steps, most = tabular.until(state)
@@ -150,7 +150,7 @@ def control(env: World, state: Any, act: Any, update: Any, on_policy: bool) -> d
     return tabular.report(state, taken, ended, returned, lengths, errors)
 
 
-def predict(env: World, state: Any, policy: Tensor, update: Any) -> dict[str, float]:
+def predict(env: Tables, state: Any, policy: Tensor, update: Any) -> dict[str, float]:
     steps, most = tabular.until(state)
     walk, taken, ended, returned, lengths, errors = state.walk, 0, 0, 0.0, 0, 0.0
     running = np.cumsum(policy.numpy(), axis=1)
@@ -211,7 +211,7 @@ def move(table: Tensor, visits: Tensor, index: tuple[Tensor, ...], target: Tenso
 
 
 def episodes(
-    env: World, policy: Tensor, count: int, horizon: int, rng: np.random.Generator, first: Tensor | None = None
+    env: Tables, policy: Tensor, count: int, horizon: int, rng: np.random.Generator, first: Tensor | None = None
 ) -> Any:
     running, rows = np.cumsum(policy.numpy(), axis=1), []
     for s, a in (torch.full((count, 2), -1) if first is None else first).tolist():

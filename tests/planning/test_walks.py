@@ -142,12 +142,12 @@ def test_zero_yields_at_the_end_of_each_episode() -> None:
 
 
 @sabotaged_by(
-    "foresight.training.tabular.World.__init__",
+    "foresight.training.tabular.Tables.__init__",
     change("env", lambda env: dataclasses.replace(env, prob=env.prob.sort(2)[0], start=env.start.sort()[0])),
 )
 def test_worlds_are_drawn_by_their_probabilities() -> None:
     mdp = random_world(5, 6, 2, 3, ending=0.3)
-    world, rng = tabular.World(mdp, 0.9), np.random.default_rng(0)
+    world, rng = tabular.Tables(mdp, 0.9), np.random.default_rng(0)
     first = torch.tensor([[2, 1]]).expand(4_000, 2)
     batch = tabular.episodes(world, mdp.uniform(), 4_000, 2, rng, first)
     s, ended, cut = batch.obs[0], batch.discount[0] == 0, batch.cut[0] == 1
@@ -164,7 +164,7 @@ def test_worlds_are_drawn_by_their_probabilities() -> None:
 
 def test_compiled_episodes_have_the_value_of_their_policy() -> None:
     mdp = random_world(6, 8)
-    batch = tabular.episodes(tabular.World(mdp, 0.9), mdp.uniform(), 20_000, 1_000, np.random.default_rng(0))
+    batch = tabular.episodes(tabular.Tables(mdp, 0.9), mdp.uniform(), 20_000, 1_000, np.random.default_rng(0))
     assert int(batch.cut.sum()) == 20_000 and batch.shape[0] == 1
     from foresight.ops import targets
 
@@ -200,9 +200,9 @@ def test_mistakes_are_told() -> None:
     assert bellman.require_ending(endless, 0.99) is None
     half = grid.gridworld("S.G/###/..#")  # two cells lead nowhere
     with pytest.raises(UserError, match="2 of its 5 states lead to no end"):
-        tabular.World(half, 1.0)
+        tabular.Tables(half, 1.0)
     with pytest.raises(UserError, match="gamma must be between 0 and 1"):
-        tabular.World(half, 1.5)
+        tabular.Tables(half, 1.5)
     box = gymnasium.spaces.Box(-1.0, 1.0, (4,))
     two = gymnasium.spaces.Discrete(2)
     for module in (q_learning, td_prediction, td_lambda, mc_exploring_starts, monte_carlo_prediction):
@@ -216,7 +216,7 @@ def test_mistakes_are_told() -> None:
             next(q_learning.train(q_learning.Config(**fields), grid.make("GridWorld4x4")))
     with pytest.raises(UserError, match="n_steps must be at least 1, not 0"):
         next(n_step_sarsa.train(n_step_sarsa.Config(n_steps=0), grid.make("GridWorld4x4")))
-    with pytest.raises(UserError, match="walks in a world of tables"):
-        tabular.World(gymnasium.make("CartPole-v1"), 0.9)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="needs an MDP"):
+        tabular.Tables(gymnasium.make("CartPole-v1"), 0.9)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"CartPole-v1 has no transition table"):
         grid.make("CartPole-v1")

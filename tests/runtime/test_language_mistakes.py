@@ -118,7 +118,7 @@ def test_forms_that_others_write(tmp_path):
     _, (row,) = forms.check([{"prompt": "1+1=", "chosen": chat, "rejected": bad}], "x")
     assert (row["prompt"], row["chosen"], row["rejected"]) == (chat[:1], "2", "3")
     data = rows(tmp_path, "judged.jsonl", [{**row, "label": i > 0} for i, row in enumerate(DEMONSTRATIONS)])
-    with pytest.raises(UserError, match=r"row 1: .* was judged bad \('label' is false\), .* or train kto"):
+    with pytest.raises(UserError, match=r"row 1: .* is labeled bad \('label' is false\), .* or train kto"):
         run.train("sft", data=data, model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False)
 
 
@@ -160,7 +160,7 @@ def test_a_reward_model_judges_prompts_alone(tmp_path):
     assert made.evaluation.metric == "score of the reward model" and math.isfinite(made.evaluation.mean)
     logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert math.isfinite(logged[0]["reward"]) and "grade" not in logged[0]
-    with pytest.raises(UserError, match="rlhf_ppo has nothing to learn from: give --reward-model"):
+    with pytest.raises(UserError, match="rlhf_ppo has no reward: give --reward-model"):
         run.train(
             "rlhf_ppo", task=prompts(tmp_path), model=tiny_language.folder(), out=tmp_path / "none", steps=2, **SMALL
         )

@@ -1,14 +1,14 @@
 """CISPO: MiniMax-M1, Chen et al. 2025 (arXiv:2506.13585), section 3.1, equations 4 and 5.
 
-A clipped ratio drops the whole gradient of a token that became much more likely, and those are often the rare
-tokens on which reasoning turns. CISPO clips the *weight* instead and lets every token learn:
+A clipped ratio drops the whole gradient of a token that became much more likely, often one of the rare tokens that
+reasoning depends on. CISPO clips the *weight* instead, so that every token has a gradient:
 
     J(θ) = E[ 1/Σ_i |o_i|  Σ_i Σ_t  sg(min(ρ_it, 1+ε)) A_i log π_θ(o_it) ]        A_i = (r_i − mean(r)) / std(r)
 
 where sg stops the gradient. As in the paper the weight is clipped above only. Left out: the filter of
 repeating completions, and AdamW's betas (0.9, 0.95) and eps 1e-15, which belong to their precision.
 
-Beside `grpo.py` two of five slots differ: the clip (`clipped_weight`) and the aggregation (`per_token`).
+Compared with `grpo.py`, two of five slots differ: the clip (`clipped_weight`) and the aggregation (`per_token`).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of CISPO. Defaults are for a small model on a short task; the paper's are beside them."""
+    """Hyperparameters of CISPO. Defaults are for a small model on a short task; the paper's are in parentheses."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
     steps: int = 60
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
@@ -60,7 +60,7 @@ class Config:
     learning_rate: float = 1e-5
     """Of AdamW."""
     epochs: int = 1
-    """Passes over each rollout (paper: 1); with one of one step no ratio leaves 1."""
+    """Passes over each rollout (paper: 1); with one pass of one step every ratio is 1."""
     minibatches: int = 1
     """Gradient steps an epoch, each on some of the groups (paper: 16); ratios are to the policy before the first."""
     clip_high: float = 4.0

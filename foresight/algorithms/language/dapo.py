@@ -5,10 +5,10 @@
 
 All of its parts:
 - clip higher (eq. 10): ε_high > ε_low, so that rare tokens may become likely;
-- dynamic sampling (eq. 11): groups of equal rewards are thrown away and others sampled until the batch is full, or
-  `max_batches` were sampled; then it learns from what it has, and `filled` says how much that was;
+- dynamic sampling (eq. 11): groups of equal rewards are replaced by newly sampled ones until the batch is full or
+  `max_batches` were sampled; then it trains on what it has, and the metric `filled` is the share of the batch;
 - token-level loss (eq. 12): every token of the batch weighs the same;
-- overlong filtering (section 3.4): a completion that hit the limit is in its group's baseline, but is not learned from;
+- overlong filtering (section 3.4): a completion that hit the limit counts in its group's baseline, but not in the loss;
 - soft overlong punishment (eq. 13): in the last `overlong_buffer` tokens before the limit the reward falls to −1;
 - no KL term (section 2.3).
 
@@ -44,12 +44,12 @@ METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of DAPO. Defaults are for a small model on a short task; the paper's are beside them."""
+    """Hyperparameters of DAPO. Defaults are for a small model on a short task; the paper's are in parentheses."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
     steps: int = 60
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
@@ -63,7 +63,7 @@ class Config:
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6 for 32B parameters, lr_warmup of 20 rollouts)."""
     epochs: int = 1
-    """Passes over each rollout (paper: 1); with one of one step no ratio leaves 1."""
+    """Passes over each rollout (paper: 1); with one pass of one step every ratio is 1."""
     minibatches: int = 1
     """Gradient steps an epoch, each on some of the groups (paper: 16); ratios are to the policy before the first."""
     clip_low: float = 0.2
@@ -71,13 +71,13 @@ class Config:
     clip_high: float = 0.28
     """ε_high (paper: 0.28)."""
     max_batches: int = 10
-    """Batches of prompts that one update may sample to fill itself (their code: 10). 1 is no dynamic sampling."""
+    """Batches of prompts that one update may sample (their code: 10). 1: no dynamic sampling."""
     overlong_filter: bool = True
     """Whether completions that hit the limit are left out of the loss."""
     overlong_buffer: int = 4
     """Tokens before the limit over which the punishment grows (paper: 4096 of 20480)."""
     overlong_penalty: float = 1.0
-    """The whole punishment, in units of reward (paper: 1). 0 is none."""
+    """The full punishment, in units of reward (paper: 1). 0: none."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -99,7 +99,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     check_minibatches(config)
     if config.overlong_penalty > 0 and not 0 < config.overlong_buffer <= config.max_new_tokens:
         raise UserError(
-            f"overlong_buffer is {config.overlong_buffer}: it is the end of max_new_tokens ({config.max_new_tokens})."
+            f"overlong_buffer must be from 1 to max_new_tokens ({config.max_new_tokens}), not {config.overlong_buffer}."
         )
     return State(config, *language.build(config, device))
 

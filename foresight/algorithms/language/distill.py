@@ -1,14 +1,14 @@
 """Distillation: Hinton et al. 2015 (arXiv:1503.02531); GKD, Agarwal et al. 2023 (arXiv:2306.13649).
 
-A student π_θ learns to write as a teacher π_T does. Who writes the answers, and how much of the teacher is seen:
+A student π_θ is trained to match a teacher π_T. The variants: who writes the answers, and sampled or full divergence:
 
     on-policy              −E_{o~π_θ} Σ_t A_t log π_θ(o_t),  A_t = −(log π_θ(o_t) − log π_T(o_t))    sampled reverse KL
     on-policy, soft        E_{o~π_θ} Σ_t KL( π_θ(·|o_<t) ‖ π_T(·|o_<t) )                              whole reverse KL
     off-policy, soft       E_{o~π_T} Σ_t KL( π_T(·|o_<t) ‖ π_θ(·|o_<t) )                              soft targets
     off-policy             −E_{o~π_T} Σ_t log π_θ(o_t)                                                 its answers
 
-On-policy the student is corrected where it really goes; the teacher's log-probability is a reward for every token,
-with discount 0: a token answers for itself alone. Off-policy without soft targets is sequence-level distillation (Kim
+On-policy the student is corrected on its own states; the teacher's log-probability is a reward for every token, with
+discount 0: each token has only its own reward. Off-policy without soft targets is sequence-level distillation (Kim
 & Rush 2016, arXiv:1606.07947). Kept: these four. Left out: mixtures of them, and the skewed divergences of GKD.
 """
 
@@ -41,18 +41,18 @@ METRICS = ("reward", "teacher_kl", "entropy", "length")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of distillation."""
+    """Hyperparameters of distillation."""
 
     model: str = "smollm2"
     """The student: "smollm2" (packaged), a Hugging Face folder, or a hub id."""
     teacher: str = ""
     """The teacher, with the student's tokenizer: a folder (such as RUN/export) or a hub id."""
     on_policy: bool = True
-    """Whether the student writes the answers, and not the teacher."""
+    """Whether the student writes the answers; otherwise the teacher does."""
     soft: bool = False
-    """Whether the divergence is over the whole vocabulary, and not of the sampled token alone."""
+    """Whether the divergence is over the whole vocabulary; otherwise it is that of the sampled token."""
     steps: int = 60
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 16
@@ -88,7 +88,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
     policy, optimizer, generator = language.build(config, device)
     teacher = pretrained.load(config.teacher, device, config.tuning.precision).requires_grad_(False)
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise UserError(f"The teacher {config.teacher} has another tokenizer than {config.model}: it cannot teach it.")
+        raise UserError(f"The teacher {config.teacher} has another tokenizer than {config.model}: both need the same.")
     return State(config, policy, teacher, optimizer, generator)
 
 
@@ -96,7 +96,7 @@ act = answer
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """log π_θ − log π_T of a token, in nats, over an answer of the student's: how it is measured without a grader."""
+    """log π_θ − log π_T per token, in nats, over the student's answers: the evaluation without a grader."""
     config, values = state.config, list[float]()
     generator = torch.Generator(state.generator.device).manual_seed(config.seed)
     for i in range(0, len(held_out), config.prompts):
@@ -107,26 +107,26 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 
 
 def _distance(state: State, reader: LanguageModel, batch: TokenBatch) -> Tensor:
-    """How much likelier each token is to who wrote it than to `reader`: k1 of the two, `[P, G, T]`, 0 where padded."""
+    """k1 between the model that wrote each token and `reader`, `[P, G, T]`; 0 where padded."""
     config = state.config
     read = gather(lambda few: reader.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens)
     return kl.k1(batch.logprob, read) * batch.mask
 
 
 def sampled_loss(
-    state: State, batch: TokenBatch, gain: Tensor, weights: Tensor, old: Tensor | None
+    state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Of sampled tokens alone: gain `[P, G, T]` is −(log π_θ − log π_T) of a student's and 1 of a teacher's answers."""
+    """Of sampled tokens: advantage `[P, G, T]` is −(log π_θ − log π_T) on the student's answers, 1 on the teacher's."""
     logprob, entropy = state.policy.logprob(batch, state.config.temperature)
-    terms = reinforce(logprob, gain)
+    terms = reinforce(logprob, advantage)
     return (weights * terms).sum(), logprob, {"entropy": entropy.detach().sum()}
 
 
 def soft_loss(
-    state: State, batch: TokenBatch, gain: Tensor, weights: Tensor, old: Tensor | None
+    state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Of the whole vocabulary: KL(π_θ ‖ π_T) on the student's answers, KL(π_T ‖ π_θ) on the teacher's."""
-    config, mask = state.config, batch.mask.to(gain.device)
+    config, mask = state.config, batch.mask.to(advantage.device)
 
     def logits(model: LanguageModel) -> Tensor:
         with model.precision():
@@ -139,17 +139,17 @@ def soft_loss(
     words = min(student.shape[-1], teacher.shape[-1])  # tables of one vocabulary may be padded differently
     student, teacher = student[..., :words], teacher[..., :words]
     terms = kl.categorical(student, teacher) if config.on_policy else kl.categorical(teacher, student)
-    return (weights[mask] * terms).sum(), gain, {"divergence": terms.detach().sum()}
+    return (weights[mask] * terms).sum(), advantage, {"divergence": terms.detach().sum()}
 
 
 def update(state: State, batch: TokenBatch) -> dict[str, float]:
     """One gradient step on answers of the student, or of the teacher if off-policy."""
     config = state.config
     distance = _distance(state, state.teacher if config.on_policy else state.policy, batch)
-    gain = -distance if config.on_policy else batch.mask.float()
+    advantage = -distance if config.on_policy else batch.mask.float()
     name = "teacher_kl" if config.on_policy else "student_kl"
     metrics = {name: distance.sum().item() / batch.mask.sum().item()}
-    return metrics | descend(state, soft_loss if config.soft else sampled_loss, batch, gain, batch.mask, per_token)
+    return metrics | descend(state, soft_loss if config.soft else sampled_loss, batch, advantage, batch.mask, per_token)
 
 
 export = language.export
@@ -158,9 +158,9 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Let the student (or the teacher) answer, and move the student toward the teacher; yields after every update.
+    """Let the student (or the teacher) answer, and train the student on it; yields after every update.
 
-    Prompts alone are enough: what a task grades is only reported.
+    The task needs only prompts: its grades are reported, not trained on.
     """
     state = build(config, env.spaces, device) if state is None else state
     writer = state.policy if config.on_policy else state.teacher

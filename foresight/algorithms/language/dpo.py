@@ -4,8 +4,8 @@
 
 A policy is a reward model in disguise: β log π_θ/π_ref is the implicit reward, and the loss is Bradley-Terry's on it.
 The other losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036), `hinge`; with `label_smoothing`
-above 0, `sigmoid` is cDPO. With `length_normalized` the log-probabilities are means over tokens, so that an answer
-gains nothing by being long.
+above 0, `sigmoid` is cDPO. With `length_normalized` the log-probabilities are means over tokens, so that length
+brings no advantage.
 
 Kept: all of it. The prompt is computed once for both answers, and tokenized once with each. Dropout is never active.
 """
@@ -37,14 +37,14 @@ METRICS = ("loss", "accuracy", "margin", "chosen_reward")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of DPO."""
+    """Hyperparameters of DPO."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id. It is also the reference."""
     data: str = ""
     """Preferences (JSONL, Parquet, a dataset): prompt, chosen, rejected. Empty: the rows of the task."""
     steps: int = 100
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of the order of the rows."""
     batch_size: int = 16
@@ -52,17 +52,17 @@ class Config:
     max_tokens: int = 1024
     """Pairs with a longer row, prompt and completion together, are left out (and counted)."""
     beta: float = 0.1
-    """β: how dear it is to leave the reference (paper: 0.1)."""
+    """β: how strongly the policy is held to the reference (paper: 0.1)."""
     loss: str = "sigmoid"
     """The function of `ops.preference`: sigmoid (DPO), ipo or hinge."""
     label_smoothing: float = 0.0
-    """ε of cDPO: the share of pairs that are the wrong way round."""
+    """ε of cDPO: the share of pairs with swapped labels."""
     length_normalized: bool = False
     """Whether log-probabilities are means over tokens and not sums (TRL does so for IPO; its paper does not)."""
     learning_rate: float = 1e-6
     """Of AdamW (paper: RMSprop at 1e-6)."""
     max_new_tokens: int = 64
-    """Tokens a completion may have when the model is asked."""
+    """Tokens a completion may have when the model answers."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
     """How the model is tuned (`training.options`)."""
 
@@ -98,7 +98,7 @@ act = answer
 
 
 def log_odds(state: State, batch: TokenBatch) -> Tensor:
-    """log π_θ/π_ref of the chosen and of the rejected answer, `[P, 2]`: the implicit rewards but for β."""
+    """log π_θ/π_ref of the chosen and of the rejected answer, `[P, 2]`: the implicit rewards divided by β."""
     with torch.no_grad():
         reference = state.reference.logprob(batch)[0].sum(-1)
     odds = state.policy.logprob(batch)[0].sum(-1) - reference
@@ -112,7 +112,7 @@ def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str,
     terms = getattr(preference, config.loss)(difference, config.beta, config.label_smoothing)
     rewards = config.beta * odds.detach()
     return terms.sum() / pairs, {
-        "accuracy": (0.5 * (difference >= 0) + 0.5 * (difference > 0)).sum(),  # half a point for a tie, as at the start
+        "accuracy": (0.5 * (difference >= 0) + 0.5 * (difference > 0)).sum(),  # a tie, as at the start, scores one half
         "margin": (rewards[:, 0] - rewards[:, 1]).sum(),
         "chosen_reward": rewards[:, 0].sum(),
         "rejected_reward": rewards[:, 1].sum(),
@@ -126,12 +126,12 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """Whether the implicit reward of each held-out pair puts the chosen first: how it is measured without a grader."""
+    """Whether the implicit reward of each held-out pair puts the chosen first: the evaluation without a grader."""
     rows, values = _corpus(state, of_form(held_out, "preference", "dpo")), list[float]()
     for batch in rows.batches(state.config.batch_size):
         with torch.no_grad():
             odds = log_odds(state, batch)
-        # At first policy and reference are equal: neither answer is preferred, which is half a point.
+        # Policy and reference start equal: neither answer is preferred, which scores one half.
         values += (0.5 * (odds[:, 0] > odds[:, 1]) + 0.5 * (odds[:, 0] >= odds[:, 1])).tolist()
     return "pair accuracy", values
 
@@ -148,7 +148,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw pairs, epoch after epoch, and learn which is better; yields after every update."""
+    """Draw pairs, epoch after epoch, and train on them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, "preference", "dpo"))
     while state.step < config.steps:

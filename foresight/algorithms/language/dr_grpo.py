@@ -1,15 +1,15 @@
 """Dr. GRPO: "Understanding R1-Zero-Like Training", Liu et al. 2025 (arXiv:2503.20783), section 3.
 
-GRPO done right: two of its divisions bias the gradient, so they go. Maximize
+GRPO without the two divisions that bias its gradient. Maximize
 
     J(θ) = E[ 1/G Σ_i Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε, 1+ε) A_i) ]        A_i = r_i − mean(r)
 
-Without 1/|o_i| a wrong answer is no longer punished less for being long; without 1/std(r) a prompt no longer
-counts more for being nearly solved or nearly hopeless. The sum over tokens is divided by a constant, the
-completions of the batch times the tokens that each may have, which changes nothing but the scale. Kept: all
+With 1/|o_i| a long wrong answer was punished less; with 1/std(r) a prompt that is nearly always or nearly never
+solved counted more. The sum over tokens is divided by a constant, the completions of the batch times
+`max_new_tokens`, which changes only the scale. Kept: all
 of section 3.2. Left out: nothing; the paper has no KL term.
 
-Beside `grpo.py` two of five slots differ: the advantage (`group_centered`) and the aggregation (`per_budget`).
+Compared with `grpo.py`, two of five slots differ: the advantage (`group_centered`) and the aggregation (`per_budget`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of Dr. GRPO. Defaults are for a small model on a short task; the paper's are beside them."""
+    """Hyperparameters of Dr. GRPO. Defaults are for a small model on a short task; the paper's are in parentheses."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
     steps: int = 60
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8

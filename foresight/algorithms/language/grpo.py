@@ -10,8 +10,8 @@ penalty with a frozen reference (off by default, as is usual now; as a loss its 
 KL(π_ref ‖ π), while `ops.kl.k2` has that of KL(π ‖ π_ref)). Left out: process supervision, and the outer
 loop that retrains the reward model.
 
-What makes it fast changes no number: tokens that rows share are computed once (`nets.language.model`), groups of
-equal rewards have no gradient and are skipped, and the first step of an update is its own π_old.
+Three shortcuts change no result: tokens shared by rows are computed once (`nets.language.model`), groups of equal
+rewards have no gradient and are skipped, and the first step of an update is its own π_old.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of GRPO. Defaults are for a small model on a short task; the paper's are beside them."""
+    """Hyperparameters of GRPO. Defaults are for a small model on a short task; the paper's are in parentheses."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
     steps: int = 60
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
@@ -126,7 +126,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     advantage = group_scaled(rewards)
     scored = batch.scored(rewards, config.mask_truncated)
     weights = per_sequence
-    pulled = state.reference is not None  # the penalty has a gradient where the rewards have none
+    pulled = state.reference is not None  # the penalty has a gradient also where rewards are equal
     return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches, pulled)
 
 

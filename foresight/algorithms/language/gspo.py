@@ -1,6 +1,6 @@
 """GSPO: Group Sequence Policy Optimization, Zheng et al. 2025 (arXiv:2507.18071), equations 5 to 7.
 
-The reward judges a whole answer, so the whole answer gets one importance ratio, its length taken out:
+The reward is for a whole answer, so the whole answer has one importance ratio, normalized by length:
 
     J(θ) = E[ 1/G Σ_i min(s_i A_i, clip(s_i, 1-ε_low, 1+ε_high) A_i) ]        A_i = (r_i − mean(r)) / std(r)
     s_i = ( π_θ(o_i | q) / π_old(o_i | q) )^(1/|o_i|) = exp( 1/|o_i| Σ_t log ρ_it )
@@ -8,7 +8,7 @@ The reward judges a whole answer, so the whole answer gets one importance ratio,
 Because s_i averages over tokens it stays near 1, and the clip range is a thousand times narrower than GRPO's. With
 one step a rollout, s_i is 1 and the gradient is that of GRPO. Left out: the token-level variant, section 4.3.
 
-Beside `grpo.py` two of five slots differ: the ratio (`sequence_ratio`) and the clip, which is asymmetric.
+Compared with `grpo.py`, two of five slots differ: the ratio (`sequence_ratio`) and the clip, which is asymmetric.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of GSPO. Defaults are for a small model on a short task; the paper's are beside them."""
+    """Hyperparameters of GSPO. Defaults are for a small model on a short task; the paper's are in parentheses."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
     steps: int = 60
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
@@ -60,7 +60,7 @@ class Config:
     learning_rate: float = 1e-5
     """Of AdamW."""
     epochs: int = 1
-    """Passes over each rollout (paper: 1); with one of one step no ratio leaves 1."""
+    """Passes over each rollout (paper: 1); with one pass of one step every ratio is 1."""
     minibatches: int = 1
     """Gradient steps an epoch, each on some of the groups (paper: 4); ratios are to the policy before the first."""
     clip_low: float = 3e-4

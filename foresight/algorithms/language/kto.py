@@ -4,8 +4,8 @@
     v(x, y) = λ_D σ(β (r − z)) of a desirable answer, λ_U σ(β (z − r)) of an undesirable one
     z = max(0, 1/m Σ_i log π_θ(y_i+1|x_i)/π_ref(y_i+1|x_i))      without gradient
 
-No pairs: of each answer it is only known whether it is good. People count gains and losses from where they are; z, an
-estimate of KL(π_θ ‖ π_ref), is that place, from each prompt of a batch with the answer to the next one.
+No pairs: each answer is only labeled good or bad. Gains and losses count from a reference point z, an estimate of
+KL(π_θ ‖ π_ref), from each prompt of a batch with the answer to the next one.
 
 Kept: all of it, z over a whole batch however that is split for memory. Pairs (chosen, rejected) are read as two
 answers each. Left out: other value functions. Dropout is never active.
@@ -40,14 +40,14 @@ FORMS = ("judged", "preference")  # of data
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of KTO."""
+    """Hyperparameters of KTO."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id. It is also the reference."""
     data: str = ""
-    """Judged answers (prompt, completion, label), or preferences, in JSONL, Parquet, a dataset. Empty: the task's."""
+    """Labeled answers (prompt, completion, label), or preferences, in JSONL, Parquet, a dataset. Empty: the task's."""
     steps: int = 100
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of the order of the rows."""
     batch_size: int = 16
@@ -55,15 +55,15 @@ class Config:
     max_tokens: int = 1024
     """Longer rows, prompt and completion together, are left out (and counted)."""
     beta: float = 0.1
-    """β: how soon a gain or a loss is large enough (paper: 0.1)."""
+    """β: how soon the value of a gain or a loss saturates (paper: 0.1)."""
     desirable_weight: float = 1.0
     """λ_D. The paper keeps λ_D times the desirable rows between 1 and 4/3 of λ_U times the others (section 4.2)."""
     undesirable_weight: float = 1.0
-    """λ_U: what a loss weighs."""
+    """λ_U: the weight of undesirable answers."""
     learning_rate: float = 1e-6
     """Of AdamW (paper: 5e-7 for models of 7B parameters; TRL: 1e-6)."""
     max_new_tokens: int = 64
-    """Tokens a completion may have when the model is asked."""
+    """Tokens a completion may have when the model answers."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
     """How the model is tuned (`training.options`)."""
 
@@ -123,7 +123,7 @@ def loss(
     terms = preference.kto(ratio, point, good, config.beta, config.desirable_weight, config.undesirable_weight)
     gain = (ratio - point).detach() * torch.where(good, 1.0, -1.0)
     return terms.sum() / count, {
-        "accuracy": (0.5 * (gain >= 0) + 0.5 * (gain > 0)).sum(),  # half a point for a tie, as at the start
+        "accuracy": (0.5 * (gain >= 0) + 0.5 * (gain > 0)).sum(),  # a tie, as at the start, scores one half
         "desirable_reward": config.beta * ratio.detach()[good].sum(),
         "undesirable_reward": config.beta * ratio.detach()[~good].sum(),
     }
@@ -141,7 +141,7 @@ def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """Whether each held-out answer is on its side of the reference point: how it is measured without a grader."""
+    """Whether each held-out answer is on its side of the reference point: the evaluation without a grader."""
     known, ratios, others = _corpus(state, of_form(held_out, FORMS, "kto")), list[Tensor](), [torch.zeros(0)]
     for batch in known.batches(state.config.batch_size):
         with torch.no_grad():
@@ -154,7 +154,7 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 
 
 def judged(rows: Sequence[Example]) -> list[Example]:
-    """The same rows, of which each pair became two answers: the chosen is desirable, the rejected is not."""
+    """The same rows, each pair split into two answers: the chosen is desirable, the rejected is not."""
     found: list[Example] = []
     for row in rows:
         if row.columns.get("chosen") is None:
@@ -176,7 +176,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw judged answers, epoch after epoch, and learn what is good; yields after every update."""
+    """Draw labeled answers, epoch after epoch, and train on them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "kto"))
     while state.step < config.steps:

@@ -2,20 +2,20 @@
 
 Our own composition; its parts are from DeepSeek-V3 2024 (arXiv:2412.19437, §2.2: the heads), Sutton 1988 (the TD
 target), Lillicrap et al. 2016 (arXiv:1509.02971: averaged target weights) and Schulman et al. 2017 (arXiv:1707.06347).
-Head k of K (`nets.language.mtp`) looks at the state s_t, the text before token t, from a trunk that is k - 1 tokens
-behind, and says what token comes and what the state is worth:
+Head k of K (`nets.language.mtp`) sees the state s_t, the text before token t, through a trunk that is k - 1 tokens
+behind, and predicts the next token and the value of the state:
 
     L = 1/N Σ_t [ −min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) + λ₂/K Σ_k huber(vᵏ_t − yᵏ_t) + β/(K-1) Σ_k>1 KL(π ‖ pᵏ)_t ]
     yᵏ_t = r_t + γ v̄ᵏ_{t+1}            v̄: Polyak averages of the heads alone, over the trunk as it is
-    A_t: GAE over the tokens, whose value is the mean of the K opinions
+    A_t: GAE over the tokens, whose value is the mean of the K estimates
 
 The reward r is the grader's, paid at the last token. The huber is quadratic up to an error of c and linear beyond: the
 gradient of a value is clamped to ±c. Token prediction has soft targets, the policy's own distribution at that state,
 and reaches neither the trunk nor the shared unembedding: with hard targets and an open trunk it collapses the entropy.
-The gradient of the values may be kept from the trunk, too.
+The gradient of the values may stop at the trunk, too.
 
-One pass through the trunk serves it all: it is its own π_old and its own baseline, as long as there is one step a
-rollout. So advantages are not whitened, which would need a pass before. Left out: a KL to a reference.
+With one step a rollout, one pass through the trunk gives π_old and the baseline as well. So advantages are not
+whitened, which would need a pass before. Left out: a KL to a reference.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ METRICS = ("reward", "length", "entropy", "explained_variance", "acceptance")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of the multi-token critic. No paper has all of them: each says whose it is."""
+    """Hyperparameters of the multi-token critic. No paper has all of them: each names its source."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder (its heads are used if it has any), or a hub id."""
     steps: int = 60
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of prompts, sampling and new heads."""
     prompts: int = 64
@@ -95,13 +95,13 @@ class Config:
     td_lambda: float = 0.0
     """λ of the values' target: 0 is r + γ v̄, 1 the return itself (VAPO, arXiv:2504.05118: 1)."""
     tau: float = 0.1
-    """How far the averaged heads follow in a gradient step (DDPG: 0.001, with a hundred times as many steps)."""
+    """Polyak step size of the averaged heads (DDPG: 0.001, with a hundred times as many steps)."""
     value_coef: float = 0.1
     """λ₂ of the value loss."""
     clip_value: float = 1.0
     """c, to which the gradient of a value is clamped, in units of reward (DQN: 1)."""
     detach_value: bool = False
-    """Whether the gradient of the values is kept from the trunk."""
+    """Whether the gradient of the values stops at the trunk."""
     token_coef: float = 0.1
     """β of token prediction (DeepSeek-V3: 0.3, then 0.1)."""
     tuning: Tuning = Tuning(micro_tokens=1024)
@@ -125,12 +125,12 @@ class State:
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, its heads or new ones, and make their averages and the optimizers."""
     if config.heads < 1:
-        raise UserError(f"heads is {config.heads}: at least 1 is needed, the trunk's own with a value.")
+        raise UserError(f"heads must be at least 1 (a value on the trunk), not {config.heads}.")
     check_minibatches(config)
     policy, optimizer, generator = language.build(config, device)
     heads = pretrained.load_heads(config.model, device)
     if heads is not None and len(heads) != config.heads:
-        raise UserError(f"{config.model} has {len(heads)} heads and heads is {config.heads}: say --heads {len(heads)}.")
+        raise UserError(f"{config.model} has {len(heads)} heads, not {config.heads}: give --heads {len(heads)}.")
     if heads is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -145,9 +145,9 @@ act = answer
 
 @dataclass(frozen=True)
 class Targets:
-    """What part of a rollout is learned from, as of before the first step: old, advantage `[P, G, T]`, y `[K, ...]`.
+    """What part of a rollout is trained on, from before the first step: old, advantage `[P, G, T]`, y `[K, ...]`.
 
-    `value` and `earned`, the baseline and the return from there, `[P, G, T]`, are to watch.
+    `value` and `earned`, the baseline and the return from there, `[P, G, T]`, are for the metrics.
     """
 
     old: Tensor
@@ -262,7 +262,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
             if not math.isfinite(done[-1]["loss"] + done[-1]["grad_norm"]):
                 state.head_optimizer.zero_grad()
                 return metrics | done[-1]
-            # The pieces left the heads' gradients behind; limited by themselves, so as not to hide the trunk's.
+            # The heads' gradients are already there; clipped separately, so as not to hide the trunk's.
             apart = step(state.head_optimizer, (), config.head_learning_rate * rise, tuning.max_grad_norm)
             done[-1]["head_grad_norm"] = apart["grad_norm"]
             track(state.averaged, state.heads, config.tau)
@@ -276,7 +276,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
 
 
 def export(state: State, directory: str | Path, merged: bool = True) -> Path:
-    """Write the policy as `learner.export` does, with its heads beside it."""
+    """Write the policy as `training.language.export` does, and its heads."""
     model, tokenizer = state.policy.module, state.policy.tokenizer
     return pretrained.save_folder(model, tokenizer, directory, merged, state.heads, state.config.model)
 

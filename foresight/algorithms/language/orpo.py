@@ -4,7 +4,7 @@
     log P(y|x) = 1/|y| Σ_t log π_θ(y_t | x, y_<t)      odds(y|x) = P(y|x) / (1 − P(y|x))
 
 Demonstrations and preferences at once, without a reference: the first term is that of SFT on the chosen answers, the
-second asks that their odds exceed those of the rejected ones, which SFT alone would make likelier too.
+second raises their odds over those of the rejected ones, which SFT alone would make likelier too.
 
 Kept: all of it. Both terms are over the tokens of the answers alone, a mean of each (TRL's first term has the prompt's
 tokens, too, and is a mean over all tokens of a batch). The prompt is computed once for both answers.
@@ -37,14 +37,14 @@ METRICS = ("loss", "accuracy", "chosen_logprob", "rejected_logprob")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of ORPO."""
+    """Hyperparameters of ORPO."""
 
     model: str = "smollm2"
-    """"smollm2" (packaged), a Hugging Face folder, or a hub id. It need not have learned demonstrations before."""
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id. It need not be fine-tuned before."""
     data: str = ""
     """Preferences (JSONL, Parquet, a dataset): prompt, chosen, rejected. Empty: the rows of the task."""
     steps: int = 100
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of the order of the rows."""
     batch_size: int = 16
@@ -52,11 +52,11 @@ class Config:
     max_tokens: int = 1024
     """Pairs with a longer row, prompt and completion together, are left out (and counted)."""
     odds_ratio_coef: float = 0.1
-    """λ: what the odds ratio weighs beside the demonstrations (TRL: 0.1)."""
+    """λ: the weight of the odds ratio (TRL: 0.1); that of the demonstrations is 1."""
     learning_rate: float = 1e-5
-    """Of AdamW: that of SFT, whose term leads."""
+    """Of AdamW: as for SFT, the larger term."""
     max_new_tokens: int = 64
-    """Tokens a completion may have when the model is asked."""
+    """Tokens a completion may have when the model answers."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
     """How the model is tuned (`training.options`)."""
 
@@ -108,7 +108,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """Whether the chosen answer of each held-out pair is the likelier: how it is measured without a grader."""
+    """Whether the chosen answer of each held-out pair is the likelier: the evaluation without a grader."""
     rows, values = _corpus(state, of_form(held_out, "preference", "orpo")), list[float]()
     for batch in rows.batches(state.config.batch_size):
         with torch.no_grad():
@@ -129,7 +129,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw pairs, epoch after epoch, and learn the chosen answers and why not the others; yields after every update."""
+    """Draw pairs, epoch after epoch, and train on them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, "preference", "orpo"))
     while state.step < config.steps:

@@ -1,17 +1,17 @@
-"""Pretraining: a small decoder (`nets.language.decoder`) learns to foresee text from nothing, character by character.
+"""Pretraining: a small decoder (`nets.language.decoder`) is trained from scratch to predict text by character.
 
 The objective is GPT's (Radford et al. 2018) and, with more than one head, that of multi-token prediction (Gloeckle et
-al. 2024, arXiv:2404.19737, eq. 2), whose heads teach the trunk to look ahead:
+al. 2024, arXiv:2404.19737, eq. 2), whose heads train the trunk to look ahead:
 
     L = − mean_n log p¹(x_{n+1} | x_≤n) − c Σ_{k=2..K} mean_n log pᵏ(x_{n+1} | x_≤n) + α mean_l balance_l
 
-Head k foresees from the trunk's features of k - 1 characters before, and has read the characters since by itself: the
-chain of DeepSeek-V3 (arXiv:2412.19437, §2.2; `nets.language.mtp`), not Gloeckle's heads beside one another, so that
-what it drafts fits together (`planning.generation.speculative`). All heads share the unembedding, and their gradients
+Head k predicts from the trunk's features of k - 1 characters before, and reads the characters since by itself: the
+chain of DeepSeek-V3 (arXiv:2412.19437, §2.2; `nets.language.mtp`), not Gloeckle's parallel heads, so that its drafts
+are consistent (`planning.generation.speculative`). All heads share the unembedding, and their gradients
 reach the trunk.
 
-A text of the task is a prompt and its answer (or completion), and a row of its own, padded: nothing is attended to
-across texts. With experts, their load is kept even by Switch's loss (α), by the loss-free rule, or by both.
+A text is a prompt and its answer (or completion), one padded row each: there is no attention across texts. With
+experts, Switch's loss (α), the loss-free rule, or both balance their load.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from foresight.training.options import Tuning
 KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "head_loss", "balance", "grad_norm")
-EVALUATION_ENVS = 64  # texts that are measured at once
+EVALUATION_ENVS = 64  # texts evaluated at once
 
 
 @dataclass(frozen=True)
 class Config:
-    """Shape and numbers of a decoder that reads in minutes what a grammar writes."""
+    """Shape and hyperparameters of a small decoder that is trained in minutes on the texts of a grammar."""
 
     steps: int = 1000
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of the first weights, and of the order of the texts."""
     batch_size: int = 64
@@ -60,7 +60,7 @@ class Config:
     layers: int = 4
     """Layers of attention and feed-forward."""
     dim: int = 128
-    """Width of the stream between them."""
+    """Width of the residual stream."""
     heads: int = 4
     """Attention heads."""
     kv_heads: int = 2
@@ -70,21 +70,21 @@ class Config:
     experts: int = 0
     """Experts of each feed-forward; 0: a dense one."""
     experts_per_token: int = 2
-    """Of which compute each character (Switch: 1; Mixtral: 2)."""
+    """Experts that compute each character (Switch: 1; Mixtral: 2)."""
     balance_coef: float = 0.01
     """α of the balance loss (Switch: 0.01)."""
     bias_rate: float = 0.0
     """Step of the loss-free rule (Wang et al.: 0.001, without a balance loss)."""
     predict_tokens: int = 1
-    """K, the heads that foresee, the trunk's own among them (Gloeckle et al.: 4)."""
+    """K, the prediction heads, the trunk's own included (Gloeckle et al.: 4)."""
     predict_coef: float = 1.0
     """c of the heads after the first (Gloeckle et al.: 1; DeepSeek-V3: 0.3 over their number)."""
     context: int = 128
     """Characters that the model can read, a prompt and its answer together; longer texts are cut."""
     max_new_tokens: int = 64
-    """Characters that an answer may have when the model is asked."""
+    """Characters that an answer may have when the model answers."""
     learning_rate: float = 3e-3
-    """Of AdamW (GPT-3 125M: 6e-4; smaller models bear more)."""
+    """Of AdamW (GPT-3 125M: 6e-4; smaller models tolerate more)."""
     lr_warmup: int = 50
     """Updates over which the learning rate rises."""
     anneal_lr: bool = True
@@ -112,7 +112,7 @@ class State:
 def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
     """Draw the weights of the decoder and of its heads, and make the optimizer."""
     if config.predict_tokens < 1:
-        raise UserError(f"predict_tokens is {config.predict_tokens}: at least 1 head is needed, the decoder's own.")
+        raise UserError(f"predict_tokens must be at least 1 (the decoder's own head), not {config.predict_tokens}.")
     from foresight.nets.language import decoder  # late: only what runs needs transformers
 
     shape = decoder.DecoderConfig(
@@ -139,7 +139,7 @@ act = answer
 
 
 def documents(state: State, examples: Sequence[Example]) -> list[list[int]]:
-    """The texts of examples as tokens, each with the mark of the end before and after it, cut to the context.
+    """The texts of examples as tokens, each with the end token before and after it, cut to the context.
 
     Raises UserError for a character that the decoder does not have.
     """
@@ -186,14 +186,14 @@ def update(state: State, tokens: Tensor, lengths: Tensor) -> dict[str, float]:
     """One gradient step on texts `[B, T + 1]` of lengths `[B]`, and one of the loss-free rule if it is on."""
     config, went = state.config, list[Routing]()
 
-    def piece() -> tuple[Tensor, dict[str, Tensor]]:
+    def objective() -> tuple[Tensor, dict[str, Tensor]]:
         total, terms, routing = loss(state, tokens.to(state.policy.device), lengths)
         went.extend(routing)
         return total, terms
 
     rate = schedules.planned(config.learning_rate, state.step, config.steps, config.lr_warmup, config.anneal_lr)
     with state.policy.precision():
-        metrics = step(state.optimizer, (piece,), rate, config.max_grad_norm)
+        metrics = step(state.optimizer, (objective,), rate, config.max_grad_norm)
     if math.isfinite(metrics["loss"]) and config.bias_rate:
         for layer, routing in zip(state.policy.module.model.layers, went, strict=True):
             layer.feed.rebalance(routing.load, config.bias_rate)
@@ -205,7 +205,7 @@ def update(state: State, tokens: Tensor, lengths: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
-    """Nats for a character of the held-out texts, their ends among them; also in bits, and greedy answers graded."""
+    """Nats per character of the held-out texts, end tokens included; also bits, and the grade of greedy answers."""
     rows, total, count = documents(state, env.test), 0.0, 0
     for start in range(0, len(rows), EVALUATION_ENVS):
         tokens, lengths = pad(rows[start : start + EVALUATION_ENVS])
@@ -227,19 +227,19 @@ def picture(state: State, env: TextTask) -> str:
     free = complete(state.policy, [""], 4, state.config.context - 1, generator=torch.Generator().manual_seed(0))
     asked = list(env.test)[:4]
     ends = act(state, asked)[0]
-    told = [f"{e.question}|{ending}" for e, ending in zip(asked, ends, strict=True)]
-    return "\n".join([*texts(state.policy, free), "", *told])
+    answers = [f"{e.question}|{ending}" for e, ending in zip(asked, ends, strict=True)]
+    return "\n".join([*texts(state.policy, free), "", *answers])
 
 
 def export(state: State, directory: str | Path, merged: bool = True) -> Path:
-    """Write the decoder as a Hugging Face folder, its heads beside it: every language algorithm starts from it."""
+    """Write the decoder as a Hugging Face folder, its heads beside it: every language algorithm can start from it."""
     return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory, merged, state.heads)
 
 
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw texts and learn them; yields after every update."""
+    """Draw texts and train on them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = documents(state, env.train)
     while state.step < config.steps:

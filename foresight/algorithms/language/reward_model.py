@@ -1,13 +1,13 @@
 """Reward models: of outcomes, InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155), eq. 1; of steps, Lightman et al. 2023
 (arXiv:2305.20050).
 
-A language model whose projection to the vocabulary is replaced by one number, s(x, y), read at the last token. From
-pairs of answers (columns chosen, rejected) it learns the Bradley-Terry model, and where zero is:
+A language model whose projection to the vocabulary is replaced by a scalar s(x, y), read at the last token. On pairs of
+answers (columns chosen, rejected) it is the Bradley-Terry model, with scores centered around 0:
 
     L(θ) = −E[ log σ(s(x, y_c) − s(x, y_r) − m) ] + c E[ (s(x, y_c) + s(x, y_r))² ]
 
-From answers whose steps are judged (columns completions, labels) the number at the end of each step learns whether
-all is right so far: −E[ l log σ(s) + (1 − l) log(1 − σ(s)) ]. Which of the two it is, the data say.
+On answers with labeled steps (columns completions, labels) the score at the end of each step predicts whether all is
+right so far: −E[ l log σ(s) + (1 − l) log(1 − σ(s)) ]. The columns of the data decide which.
 
 Kept: both. An answer's last token is the one that ends it. Left out: a third class "neutral" for steps.
 """
@@ -42,18 +42,18 @@ FORMS = ("preference", "stepwise")  # of data
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of a reward model."""
+    """Hyperparameters of a reward model."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id: the trunk; a folder with a head keeps its head."""
     data: str = ""
-    """Preferences or judged steps (JSONL, Parquet, a dataset). Empty: the rows of the task."""
+    """Preferences or labeled steps (JSONL, Parquet, a dataset). Empty: the rows of the task."""
     steps: int = 100
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of the head and of the order of the rows."""
     batch_size: int = 16
-    """Pairs, or answers with judged steps, an update (paper: 64 prompts)."""
+    """Pairs, or answers with labeled steps, an update (paper: 64 prompts)."""
     max_tokens: int = 1024
     """Longer rows, prompt and completion together, are left out (and counted)."""
     centering: float = 0.01
@@ -68,7 +68,7 @@ class Config:
 
 @dataclass
 class State:
-    """Everything that changes while a reward model learns."""
+    """Everything that changes while a reward model is trained."""
 
     config: Config
     scorer: Scorer
@@ -86,7 +86,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
 def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[float], dict, None]:
     """The score of each answer; `obs` are pairs (prompt, completion)."""
     if not all(isinstance(x, tuple) and len(x) == 2 for x in obs):
-        raise UserError("A reward model judges answers and gives none: leave --task out, and give --data pairs.")
+        raise UserError("A reward model scores answers and writes none: leave --task out, and give --data pairs.")
     scores: list[float] = []
     for i in range(0, len(obs), state.config.batch_size):
         rows = [encode(state.scorer.trunk, *x) for x in obs[i : i + state.config.batch_size]]
@@ -118,7 +118,7 @@ def step_loss(
 
 
 def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str, float]:
-    """One gradient step on pairs `[P, 2, T]` or on answers with judged steps `[P, 1, T]`; `rows` are their examples."""
+    """One gradient step on pairs `[P, 2, T]` or on answers with labeled steps `[P, 1, T]`; `rows`: their examples."""
     trunk = state.scorer.trunk
     if "chosen" in rows[0].columns:
         pairs = len(rows)
@@ -127,15 +127,15 @@ def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str
     ends, labels = step_ends(trunk, batch, rows)
     count = int(ends.sum())
 
-    def piece(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def part_loss(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
         width = few.completion.shape[-1]
         return step_loss(state, few, ends[part][:, :width], labels[part][:, :width], count)
 
-    return fit(state, trunk, batch, piece, count)
+    return fit(state, trunk, batch, part_loss, count)
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """Whether each held-out pair is put the right way round, or each held-out step judged rightly."""
+    """Whether each held-out pair is ranked correctly, or each held-out step classified correctly."""
     rows, values = _corpus(state, of_form(held_out, FORMS, "reward_model")), list[float]()
     for i in range(0, len(rows), state.config.batch_size):
         few = range(i, min(i + state.config.batch_size, len(rows)))
@@ -166,7 +166,7 @@ def export(state: State, directory: str | Path, merged: bool = True) -> Path:
     """
     trunk = state.scorer.trunk
     if not merged and lora.has(trunk.module):
-        raise UserError("An adapter does not hold the head of a reward model: export it as merged.")
+        raise UserError("An adapter does not hold the head of a reward model: export it merged.")
     config, tokenizer = trunk.module.config, trunk.tokenizer
     before = config.pad_token_id, tokenizer.pad_token, tokenizer.padding_side
     try:
@@ -178,9 +178,9 @@ def export(state: State, directory: str | Path, merged: bool = True) -> Path:
 
 
 def padding(trunk: LanguageModel) -> int:
-    """The token that rows are filled up with in an export: the tokenizer's own or another, but one that ends no answer.
+    """The padding token of an export: the tokenizer's own or another, but not one that ends an answer.
 
-    transformers reads the score at the last token that is not this one, so the end of an answer would be passed over.
+    transformers reads the score at the last token that is not padding, so it would skip the end of an answer.
     """
     tokenizer = trunk.tokenizer
     marks = [tokenizer.pad_token_id, tokenizer.unk_token_id, *tokenizer.all_special_ids, *range(len(tokenizer))]
@@ -190,7 +190,7 @@ def padding(trunk: LanguageModel) -> int:
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw pairs or answers, epoch after epoch, and learn to judge them; yields after every update."""
+    """Draw pairs or answers, epoch after epoch, and train on them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "reward_model"))
     while state.step < config.steps:

@@ -1,13 +1,13 @@
 """PPO for RLHF: InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155), section 3.5; Ziegler et al. 2019, arXiv:1909.08593.
 
-A token is a step and an answer an episode. The reward is what a reward model (or any grader) says of the whole answer,
-paid at its last token, less the price of every step away from a frozen reference:
+A token is a step and an answer an episode. The reward is the score of a reward model (or any grader) for the whole
+answer, paid at its last token, minus a KL penalty at every token against a frozen reference:
 
     r_t = −β (log π_old(o_t) − log π_ref(o_t)) + [t is the last] · score(q, o)
     L(θ) = −1/N Σ_t min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) − c H(π_θ)        A: GAE over the tokens
     L(φ) = 1/N Σ_t ½ max( (V_φ − G_t)², (V_old + clip(V_φ − V_old, ±ε_v) − G_t)² )        G = A + V_old
 
-Four models: the actor, a critic of its own, the reference and, if `reward_model` names one, the judge. Several epochs
+Four models: actor, critic, reference and, if `reward_model` names one, the reward model. Several epochs
 over shuffled minibatches of whole answers. Kept: all of it. Left out: the mix with pretraining gradients (PPO-ptx),
 and the adaptive β of Ziegler et al.
 """
@@ -47,7 +47,7 @@ METRICS = ("reward", "grade", "kl", "value_loss", "entropy")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of PPO for RLHF. An update is one rollout and all of its gradient steps."""
+    """Hyperparameters of PPO for RLHF. An update is one rollout and all of its gradient steps."""
 
     model: str = "smollm2"
     """Of actor and reference: "smollm2" (packaged), a Hugging Face folder, or a hub id."""
@@ -56,7 +56,7 @@ class Config:
     critic: str = ""
     """What the critic starts from (paper: the reward model). Empty: the actor's model with a head of zeros."""
     steps: int = 60
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of prompts, sampling and minibatches."""
     prompts: int = 64
@@ -99,7 +99,7 @@ class Config:
 
 @dataclass
 class State:
-    """Everything that changes while PPO runs, and the models that judge it."""
+    """Everything that changes while PPO runs, the frozen reference, and the reward model (`judge`)."""
 
     config: Config
     policy: LanguageModel
@@ -123,7 +123,7 @@ def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu"
         judge.requires_grad_(False)
     for scorer, name in ((critic, config.critic), (judge, config.reward_model)):
         if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-            raise UserError(f"{name} has another tokenizer than {config.model}, so it cannot read its tokens.")
+            raise UserError(f"{name} has another tokenizer than {config.model}: both need the same.")
     critic_optimizer = language.adamw(critic, config.value_learning_rate, config.tuning)
     return State(config, policy, critic, language.frozen(policy), judge, optimizer, critic_optimizer, generator)
 
@@ -132,11 +132,11 @@ act = answer
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """What the reward model says of greedy answers: how a run is measured whose task has no grader."""
+    """The reward model's scores of greedy answers: the evaluation of a task without a grader."""
     config, values = state.config, list[float]()
     if state.judge is None:
         raise UserError(
-            "rlhf_ppo has nothing to learn from: give --reward-model FOLDER, a reward function (--env-options "
+            "rlhf_ppo has no reward: give --reward-model FOLDER, a reward function (--env-options "
             "reward=rewards.py:score), or another --task."
         )
     for i in range(0, len(held_out), config.prompts):
@@ -147,7 +147,7 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 
 @dataclass(frozen=True)
 class Targets:
-    """What a rollout `[P, G, T]` is learned from, all without gradient; `mask` is true on tokens that have a score."""
+    """What a rollout `[P, G, T]` is trained on, without gradient; `mask` is true on tokens that are scored."""
 
     old: Tensor
     value: Tensor
@@ -157,13 +157,13 @@ class Targets:
 
 
 def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, dict[str, float]]:
-    """Price every token, run GAE over them, and say how far the actor is from the reference."""
+    """Penalize and score every token, run GAE, and measure the KL of the actor to the reference."""
     config, last = state.config, batch.length[..., None] - 1
 
-    def under(model: LanguageModel) -> Tensor:
+    def logprob_of(model: LanguageModel) -> Tensor:
         return gather(lambda few: model.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens)
 
-    old, reference = under(state.policy), under(state.reference)
+    old, reference = logprob_of(state.policy), logprob_of(state.reference)
     value = gather(state.critic.values, batch, config.tuning.micro_tokens)
     distance = kl.k1(old, reference) * batch.mask
     mask = batch.scored(rewards, config.mask_truncated)
@@ -215,7 +215,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         for groups in order.tensor_split(config.minibatches):
             mask = targets.mask[groups]
             if not mask.any():
-                continue  # a step on a gradient of 0 would still go where the last ones went
+                continue  # with a gradient of 0 the optimizer's momentum would still move the weights
             weights = torch.zeros(targets.mask.shape)
             weights[groups] = per_token(mask)  # of the minibatch, before it is split
             parts = split(batch, groups, config.tuning.micro_tokens)
@@ -248,7 +248,7 @@ def _part(
 
 
 def judged(state: State, rollout: Rollout) -> Tensor:
-    """The reward `[P, G]` of a rollout: what the judge says of its very tokens, or else what the grader said."""
+    """The reward `[P, G]` of a rollout: from the reward model on its tokens, or else from the grader."""
     if state.judge is None:
         return rollout.rewards
     steps = gather(state.judge.steps, rollout.batch, state.config.tuning.micro_tokens)
@@ -261,7 +261,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Sample, judge, update; yields after every rollout. `grade` is the task's own grader where a judge rewards."""
+    """Sample, score, update; yields after every rollout. With a reward model, `grade` is the task's own grader."""
     state = build(config, env.spaces, device) if state is None else state
     graded = env.grader is not None
     env = env if graded or state.judge is None else env.ungraded()

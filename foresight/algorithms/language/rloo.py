@@ -9,8 +9,8 @@ The baseline does not depend on the answer it is subtracted from, so the gradien
 action: its log-probability is the sum over its tokens, and nothing is clipped. The KL is in the reward (k1, the
 estimator that belongs there) and off by default. Kept: all of it.
 
-Beside `grpo.py` the ratio and the clip are gone (`reinforce`), the advantage is `leave_one_out`, tokens are summed
-(`per_budget`), and the KL moved into the reward.
+Compared with `grpo.py`, the ratio and the clip are gone (`reinforce`), the advantage is `leave_one_out`, tokens are
+summed (`per_budget`), and the KL moved into the reward.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ METRICS = ("reward", "length", "entropy", "equal_reward_groups")
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of RLOO. Defaults are for a small model on a short task; the paper's are beside them."""
+    """Hyperparameters of RLOO. Defaults are for a small model on a short task; the paper's are in parentheses."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
     steps: int = 60
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8

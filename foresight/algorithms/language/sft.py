@@ -2,13 +2,13 @@
 
     L(θ) = − 1/Σ_i |y_i|  Σ_i Σ_t log π_θ(y_it | x_i, y_i<t)
 
-over the tokens of the completions alone, their last one, which says that the answer has ended, among them. Of a
-conversation (`messages`) they are those of all its answers. The mean is over all tokens of a batch, however it is
-split. Prompts are written by the model's chat template exactly as the sampler will be given them.
+over the tokens of the completions only, the end token included. Of a conversation (`messages`) these are the tokens
+of all answers. The mean is over all tokens of a batch, however it is split. Prompts are formatted by the model's chat
+template, exactly as in sampling.
 
-Kept: all of it. Rows are packed: they lie end to end as one tree of tokens (`nets.language.tokentree`), each with
-positions of its own and blind to the others, so that there is no padding, and what they begin with is computed once. It
-changes no number. Left out: the mix with pretraining data.
+Kept: all of it. Rows are packed end to end as one tree of tokens (`nets.language.tokentree`), each with its own
+positions and masked from the others: there is no padding, and a shared prefix is computed once. Results are the same.
+Left out: the mix with pretraining data.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ FORMS = ("demonstration", "judged")  # of data
 
 @dataclass(frozen=True)
 class Config:
-    """Numbers of SFT."""
+    """Hyperparameters of SFT."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id."""
     data: str = ""
     """Demonstrations (JSONL, Parquet, a dataset): prompt and completion, or messages. Empty: the rows of the task."""
     steps: int = 100
-    """Updates in all."""
+    """Total updates."""
     seed: int = 0
     """Of the order of the rows."""
     batch_size: int = 16
@@ -56,9 +56,9 @@ class Config:
     learning_rate: float = 1e-5
     """Of AdamW (paper: 9.65e-6 for 1.3B parameters, weight_decay 0.1)."""
     all_turns: bool = True
-    """Whether every answer of a conversation (`messages`) is learned, or its last one alone."""
+    """Whether to train on every answer of a conversation (`messages`), or only on the last."""
     max_new_tokens: int = 64
-    """Tokens a completion may have when the model is asked."""
+    """Tokens a completion may have when the model answers."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
     """How the model is tuned (`training.options`)."""
 
@@ -92,14 +92,14 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
     """One gradient step on demonstrations."""
     weights = per_token(batch.mask)  # of the whole batch, before it is split
 
-    def piece(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def part_loss(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
         return loss(state, few, rows(weights, part, few))
 
-    return fit(state, state.policy, batch, piece, int(batch.mask.sum()))
+    return fit(state, state.policy, batch, part_loss, int(batch.mask.sum()))
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """The mean log-probability of a token of each held-out completion, in nats: how it is measured without a grader."""
+    """The mean log-probability per token of each held-out completion, in nats: the evaluation without a grader."""
     known, values = _corpus(state, of_form(held_out, FORMS, "sft")), list[float]()
     for batch in known.batches(state.config.batch_size):
         with torch.no_grad():
@@ -112,8 +112,8 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     for row in rows:
         if row.columns.get("label") is False:
             raise UserError(
-                f"{row.place}: the answer {row.columns['completion'][:40]!r} was judged bad ('label' is false), and "
-                "sft learns what it is shown: leave such rows out, or train kto."
+                f"{row.place}: the answer {row.columns['completion'][:40]!r} is labeled bad ('label' is false), and "
+                "sft trains on every row: remove such rows, or train kto."
             )
     return shown(state.policy, rows, state.config.max_tokens, state.config.all_turns)
 
@@ -124,7 +124,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw demonstrations, epoch after epoch, and learn them; yields after every update."""
+    """Draw demonstrations, epoch after epoch, and train on them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     known = _corpus(state, examples(config.data, env, FORMS, "sft"))
     while state.step < config.steps:

@@ -5,7 +5,7 @@ Objective: q_π(s, a) of the ε-greedy policy π that is followed. Each step (s,
     q(s, a) ← q(s, a) + α [r + γ Σ_a' π(a'|s') q(s', a') − q(s, a)]
 
 by the expectation of what Sarsa draws: the same fixed point with less noise, so that α may be as large as 1 where
-the world is deterministic.
+the environment is deterministic.
 
 Kept: one table; the target policy is the one that acts. Left out: other target policies (with a greedy one it is
 `q_learning`); schedules of ε.
@@ -43,9 +43,7 @@ class Config:
     epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
     initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
     episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = (
-        1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
-    )
+    yield_every: int = 1_000  # env steps between yields; 0: yield at the end of each episode
 
 
 @dataclass
@@ -106,10 +104,10 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, and learn from (s, a, r, s') before the next action is chosen."""
-    world = tabular.World(env, config.gamma)
+    tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     while tabular.goes_on(state):
-        metrics = tabular.control(world, state, walk)
+        metrics = tabular.control(tables, state, walk)
         yield state.step, metrics, state
 
 

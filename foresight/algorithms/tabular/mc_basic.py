@@ -44,7 +44,7 @@ class Config:
     steps: int = 20  # policy iterations at most; it ends when an improvement changes no action
     seed: int = 0  # of the episodes
     gamma: float = 0.9  # discount per action (Zhao section 5.2)
-    episodes: int = 30  # of each pair and iteration; 1 is enough where world and policy are deterministic
+    episodes: int = 30  # of each pair and iteration; 1 is enough where environment and policy are deterministic
     max_episode_steps: int = 100  # actions after which an episode that has not ended is given up
 
 
@@ -104,16 +104,16 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Evaluate each pair by episodes, improve, until no action changes (Zhao, algorithm 5.1)."""
-    world = tabular.World(env, config.gamma)
+    tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
+    state.q.masked_fill_(tables.forbidden.to(state.q.device), -torch.inf)
     if state.step == 0:
         state.policy = state.q.argmax(1)
-    pairs = world.pairs.to(state.q.device)
+    pairs = tables.pairs.to(state.q.device)
     first = pairs.repeat_interleave(config.episodes, 0)
     while state.step < config.steps and not state.stable:
         policy = one_hot(state.policy, state.q.shape[1]).double()
-        batch = tabular.episodes(world, policy, len(first), config.max_episode_steps, state.rng, first)
+        batch = tabular.episodes(tables, policy, len(first), config.max_episode_steps, state.rng, first)
         metrics = update(state, batch, pairs)
         yield state.step, metrics, state
 

@@ -109,13 +109,13 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Episodes of the ε-greedy policy, their returns, a greedier policy (S&B p. 101)."""
-    world = tabular.World(env, config.gamma)
+    tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
+    state.q.masked_fill_(tables.forbidden.to(state.q.device), -torch.inf)
     while state.step < config.steps:
         count = min(config.improve_every, config.steps - state.step)
         policy = targets.epsilon_greedy(state.q, config.epsilon)
-        batch = tabular.episodes(world, policy, count, config.max_episode_steps, state.rng)
+        batch = tabular.episodes(tables, policy, count, config.max_episode_steps, state.rng)
         metrics = update(state, batch)
         yield state.step, metrics, state
 

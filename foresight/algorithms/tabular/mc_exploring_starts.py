@@ -108,13 +108,15 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Episodes from anywhere, their returns, a greedier policy (S&B p. 99)."""
-    world = tabular.World(env, config.gamma)
+    tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    state.q.masked_fill_(world.forbidden.to(state.q.device), -torch.inf)
-    pairs = world.pairs.to(state.q.device)
+    state.q.masked_fill_(tables.forbidden.to(state.q.device), -torch.inf)
+    pairs = tables.pairs.to(state.q.device)
     while state.step < config.steps:
         first = starts(pairs, min(config.improve_every, config.steps - state.step), state.rng)
-        batch = tabular.episodes(world, targets.greedy(state.q), len(first), config.max_episode_steps, state.rng, first)
+        batch = tabular.episodes(
+            tables, targets.greedy(state.q), len(first), config.max_episode_steps, state.rng, first
+        )
         metrics = update(state, batch)
         yield state.step, metrics, state
 

@@ -109,15 +109,15 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Whole episodes, then their returns (S&B p. 92). `policy` `[S, A]` instead of the Config's, if given."""
-    world = tabular.World(env, config.gamma)
+    tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    state.probabilities = tabular.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
-    exact = bellman.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
+    state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)
+    exact = bellman.policy_value(tables.mdp, state.probabilities.cpu(), config.gamma)
     while state.step < config.steps:
         count = min(config.yield_every, config.steps - state.step)
-        batch = tabular.episodes(world, state.probabilities, count, config.max_episode_steps, state.rng)
+        batch = tabular.episodes(tables, state.probabilities, count, config.max_episode_steps, state.rng)
         metrics = update(state, batch)
-        metrics["rms_error"] = tabular.root_mean_square(world.mdp, state.v, exact)
+        metrics["rms_error"] = tabular.root_mean_square(tables.mdp, state.v, exact)
         yield state.step, metrics, state
 
 

@@ -43,9 +43,7 @@ class Config:
     epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
     initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
     episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = (
-        1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
-    )
+    yield_every: int = 1_000  # env steps between yields; 0: yield at the end of each episode
 
 
 @dataclass
@@ -106,10 +104,10 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Act, and learn from (s, a, r, s') before the next action is chosen (S&B p. 131)."""
-    world = tabular.World(env, config.gamma)
+    tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     while tabular.goes_on(state):
-        metrics = tabular.control(world, state, walk)
+        metrics = tabular.control(tables, state, walk)
         yield state.step, metrics, state
 
 

@@ -49,9 +49,7 @@ class Config:
     initial: float = 0.0  # all values before anything is known
     policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
     episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = (
-        1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
-    )
+    yield_every: int = 1_000  # env steps between yields; 0: yield at the end of each episode
 
 
 @dataclass
@@ -137,13 +135,13 @@ def walk(
     return taken, s, length, earned, ended, returned, lengths, errors
 
 
-def follow(state: State, world: tabular.World) -> dict[str, float]:
+def follow(state: State, tables: tabular.Tables) -> dict[str, float]:
     """Walk until the next yield; the metrics of what happened."""
     config, at = state.config, state.walk
     steps, most = tabular.until(state)
     with tabular.arrays(state.v, state.visits, state.trace) as learned:
         found = walk(
-            steps, most, *learned, tabular.running(state.probabilities), *world.tables, world.limit, world.gamma,
+            steps, most, *learned, tabular.running(state.probabilities), *tables.arrays, tables.limit, tables.gamma,
             config.trace_lambda, config.replacing, config.alpha, config.alpha_power, at.rng, at.state, at.length,
             at.earned,
         )  # fmt: skip
@@ -155,13 +153,13 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Follow the policy and learn from each step (S&B p. 293). `policy` `[S, A]` instead of the Config's, if given."""
-    world = tabular.World(env, config.gamma)
+    tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    state.probabilities = tabular.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
-    exact = bellman.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
+    state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)
+    exact = bellman.policy_value(tables.mdp, state.probabilities.cpu(), config.gamma)
     while tabular.goes_on(state):
-        metrics = follow(state, world)
-        metrics["rms_error"] = tabular.root_mean_square(world.mdp, state.v, exact)
+        metrics = follow(state, tables)
+        metrics["rms_error"] = tabular.root_mean_square(tables.mdp, state.v, exact)
         yield state.step, metrics, state
 
 

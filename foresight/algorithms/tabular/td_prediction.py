@@ -8,7 +8,7 @@ and the value of where they led:
 n = 1 is TD(0): v(s) ← v(s) + α [r + γ v(s') − v(s)]. n beyond the length of an episode is constant-α Monte Carlo. In
 between lies the best, as the U-shape of S&B's figure 7.2 shows (`foresight reproduce sutton-barto`).
 
-Kept: the online form, n steps late; the error against the exact v_π, which the tables of the world give. A time limit
+Kept: the online form, n steps late; the error against the exact v_π, which the MDP gives. A time limit
 cuts the episode, but the value beyond it counts. Left out: off-policy prediction (S&B section 7.3); the mixture of all
 n is `td_lambda`.
 """
@@ -46,9 +46,7 @@ class Config:
     initial: float = 0.0  # all values before anything is known
     policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
     episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = (
-        1_000  # env steps between yields: 1 lets a viewer step through, 0 yields at the end of each episode
-    )
+    yield_every: int = 1_000  # env steps between yields; 0: yield at the end of each episode
 
 
 @dataclass
@@ -107,13 +105,13 @@ def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Follow the policy and learn n steps late (S&B p. 144). `policy` `[S, A]` instead of the Config's, if given."""
-    world = tabular.World(env, config.gamma)
+    tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    state.probabilities = tabular.policy_table(world.mdp, config.policy, config.gamma, policy).to(device)
-    exact = bellman.policy_value(world.mdp, state.probabilities.cpu(), config.gamma)
+    state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)
+    exact = bellman.policy_value(tables.mdp, state.probabilities.cpu(), config.gamma)
     while tabular.goes_on(state):
-        metrics = tabular.predict(world, state, state.probabilities, walk)
-        metrics["rms_error"] = tabular.root_mean_square(world.mdp, state.v, exact)
+        metrics = tabular.predict(tables, state, state.probabilities, walk)
+        metrics["rms_error"] = tabular.root_mean_square(tables.mdp, state.v, exact)
         yield state.step, metrics, state
 
 

@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 def learn(algorithm: str, env: Any, metric: str, **fields: Any) -> Array:
     """One run with a yield at the end of each episode: `metric` by episode `[N]`."""
     module = catalog.module(algorithm)
-    config = module.Config(every=1 if algorithm.startswith("m") else 0, **fields)
+    config = module.Config(yield_every=1 if algorithm.startswith("m") else 0, **fields)
     return np.array([metrics[metric] for _, metrics, _ in module.train(config, env)])
 
 
@@ -172,12 +172,12 @@ def blackjack(quick: bool, picture: Path) -> dict[str, Any]:
     prediction = catalog.module("monte_carlo_prediction")
     errors = {}
     for episodes in (1_000, 10_000) if quick else (10_000, 500_000):
-        config = prediction.Config(gamma=1.0, steps=episodes, every=10_000)
+        config = prediction.Config(gamma=1.0, steps=episodes, yield_every=10_000)
         *_, (_, _, state) = prediction.train(config, env, policy=stick_on_20)
         errors[episodes] = float((state.v - exact)[shown].square().mean().sqrt())
     control = catalog.module("mc_exploring_starts")
     steps, batch = (20_000, 1_000) if quick else (5_000_000, 1_000)
-    *_, (_, _, learned) = control.train(control.Config(gamma=1.0, steps=steps, batch=batch), env)
+    *_, (_, _, learned) = control.train(control.Config(gamma=1.0, steps=steps, improve_every=batch), env)
     best = best_actions(env, 1.0)
     agree = best[shown].gather(1, learned.policy[shown][:, None]).double().mean()
     value, optimal = bellman.expected_return(env, learned.policy), optimum("Blackjack-v1")
