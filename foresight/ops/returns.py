@@ -188,17 +188,19 @@ def vtrace(
 ) -> tuple[Tensor, Tensor]:
     """V-trace: `(advantage, target)` for the current policy, from rows that an older policy acted.
 
-        ρ_t = min(ρ̄, ratio_t)      c_t = λ · min(c̄, ratio_t)
+        ρ_t = min(ρ̄, ratio_t)      c_t = λ_t · min(c̄, ratio_t)
         v_t - V_t = ρ_t · δ_t + discount_t · c_t · (1 - cut_t) · (v_{t+1} - V_{t+1})
-        A_t = min(ρ̄_pg, ratio_t) · (reward_t + discount_t · v_{t+1} - V_t)
+        A_t = min(ρ̄_pg, ratio_t) · (reward_t + discount_t · (λ_t · v_{t+1} + (1 - λ_t) · V_{t+1}) - V_t)
 
-    where at a cut and in the last row v_{t+1} is next_value_t. The target is v.
+    where at a cut and in the last row next_value_t stands in for v_{t+1} and V_{t+1}. The target is v.
 
     Shapes: all `[B, T]`; `ratio` is π(a|s) / μ(a|s), current policy over the one that acted, without
-    gradient; returns two `[B, T]`. Source: Espeholt et al. 2018 (arXiv:1802.01561), eq. 1 and §4.2; the λ
-    is in their remark 2. ρ̄ sets the fixed point, c̄ only the speed.
+    gradient; lam a number or `[B, T]`; returns two `[B, T]`. Source: Espeholt et al. 2018 (arXiv:1802.01561),
+    eq. 1, §4.2 and, for λ in the traces, remark 2. The paper has no λ in its advantage, which is of v_{t+1} alone;
+    that with λ is rlax's (`vtrace_td_error_and_advantage`), and both are the same when λ is 1. ρ̄ sets the fixed
+    point, the value of the policy ∝ min(ρ̄ μ, π); c̄ and λ only the speed.
 
-    Becomes the λ-return (target) when ratio is 1; with λ = 1 too, the advantage becomes that of `gae`.
+    Becomes, when ratio is 1, `gae` for every λ: its advantage, and the λ-return for a target.
 
     Raises ValueError if the shapes differ.
     """
@@ -207,7 +209,7 @@ def vtrace(
     continues = _continues(cut, mask)
     delta = ratio.clamp(max=clip_rho) * (reward + discount * next_value - value)
     target = value + backward(delta, discount * continues * lam * ratio.clamp(max=clip_c))
-    successor = torch.where(continues != 0, _next(target), next_value)
+    successor = torch.where(continues != 0, lam * _next(target) + (1 - lam) * next_value, next_value)
     advantage = ratio.clamp(max=clip_pg) * (reward + discount * successor - value)
     return advantage, target
 
@@ -262,10 +264,22 @@ def n_step_transition(
     """
     _same_shape(reward=reward, discount=discount, cut=cut, mask=mask)
     reward, discount = _real(mask, reward, discount)
-    belongs = torch.cat([torch.ones_like(reward[:, :1]), _continues(cut, mask)[:, :-1]], dim=1).cumprod(1)
-    reached = torch.where(belongs != 0, discount, 1.0).cumprod(1)
-    before = torch.cat([torch.ones_like(reward[:, :1]), reached[:, :-1]], dim=1)
-    return (belongs * before * reward).sum(1), reached[:, -1], belongs.sum(1).long() - 1
+    belongs, reached = _pieces(discount, cut, mask)
+    return (n_step_weights(discount, cut, mask) * reward).sum(1), reached[:, -1], belongs.sum(1).long() - 1
+
+
+def n_step_weights(discount: Tensor, cut: Tensor, mask: Tensor | None = None) -> Tensor:
+    """What every row of a piece counts in its n-step return: Π_{j<k} discount_j, and 0 for those that do not belong.
+
+    Shapes: all `[B, n]`; returns `[B, n]`, the first column 1. Row 0 must be real. R of `n_step_transition` is the sum
+    of the rewards so weighed.
+
+    Raises ValueError if the shapes differ.
+    """
+    _same_shape(discount=discount, cut=cut, mask=mask)
+    (discount,) = _real(mask, discount)
+    belongs, reached = _pieces(discount, cut, mask)
+    return belongs * torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=1)
 
 
 def following(value: Tensor, last: Tensor) -> Tensor:
@@ -296,6 +310,12 @@ def _continues(cut: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         continues = continues * _next(mask.to(continues.dtype))
     return torch.cat([continues[:, :-1], torch.zeros_like(continues[:, -1:])], dim=1)
+
+
+def _pieces(discount: Tensor, cut: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Whether a row belongs to row 0, and the product of the discounts up to and with it, both `[B, n]`."""
+    belongs = torch.cat([torch.ones_like(discount[:, :1]), _continues(cut, mask)[:, :-1]], dim=1).cumprod(1)
+    return belongs, torch.where(belongs != 0, discount, 1.0).cumprod(1)
 
 
 def _next(x: Tensor) -> Tensor:

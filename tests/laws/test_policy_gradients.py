@@ -269,7 +269,7 @@ def _off_policy(epsilon: float, **options) -> tuple[off_policy_ac.State, Traject
 
 
 @sabotaged_by("foresight.ops.policy.ratio", scaled(1.1))
-@sabotaged_by("foresight.ops.returns.retrace", shift("next_value"), flip_sign)
+@sabotaged_by("foresight.ops.returns.vtrace", shift("next_value"), flip_sign)
 def test_on_policy_all_weights_are_one_and_the_gradient_is_that_of_a2c():
     state, batch = _off_policy(epsilon=0.0, trace_lambda=0.9)
     policy_loss, value_loss, watched = off_policy_ac.losses(state, batch)
@@ -506,12 +506,12 @@ def test_the_auxiliary_phase_comes_every_so_many_iterations():
 
 
 def _time_limit_ends(original):
-    return lambda reward, discount, cut, *rest: original(reward, discount * (1 - cut), cut, *rest)
+    return lambda reward, discount, cut, *rest, **more: original(reward, discount * (1 - cut), cut, *rest, **more)
 
 
 @sabotaged_by("foresight.ops.returns.gae", _time_limit_ends)
 @sabotaged_by("foresight.ops.returns.lambda_return", _time_limit_ends)
-@sabotaged_by("foresight.ops.returns.retrace", _time_limit_ends)
+@sabotaged_by("foresight.ops.returns.vtrace", _time_limit_ends)
 def test_a_time_limit_is_no_termination():
     """Reward 1 for ever is worth 1 / (1 - 0.9) = 10, though every episode is cut after 8 steps."""
     settings = {

@@ -70,11 +70,11 @@ def test_on_policy_all_targets_are_the_lambda_return(s: Segment, lam: float) -> 
 @sabotaged_by(
     RETURNS + "vtrace", flip_sign, never_cut, change("ratio", lambda r: 0.5 * r), change("clip_pg", lambda c: 0.5)
 )
-@given(segments())
-def test_on_policy_vtrace_has_the_advantage_of_gae(s: Segment) -> None:
+@given(segments(), LAMBDAS)
+def test_on_policy_vtrace_has_the_advantage_of_gae(s: Segment, lam: float) -> None:
     ones = torch.ones_like(s.ratio)
-    expected, _ = returns.gae(s.reward, s.discount, s.cut, s.value, s.next_value, 1.0, s.mask)
-    advantage, _ = returns.vtrace(s.reward, s.discount, s.cut, s.value, s.next_value, ones, mask=s.mask)
+    expected, _ = returns.gae(s.reward, s.discount, s.cut, s.value, s.next_value, lam, s.mask)
+    advantage, _ = returns.vtrace(s.reward, s.discount, s.cut, s.value, s.next_value, ones, lam, mask=s.mask)
     close(advantage, expected)
 
 

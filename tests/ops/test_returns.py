@@ -141,9 +141,14 @@ def test_vtrace(s: Segment, lam: float) -> None:
         return total
 
     def advantage_row(b: int, t: int) -> Tensor:
-        successor = s.next_value[b, t] if s.ends(b, t) else target_row(b, t + 1)
-        q = s.reward[b, t] + s.discount[b, t] * successor
-        return s.ratio[b, t].clamp(max=clip_pg) * (q - s.value[b, t])
+        """ρ_t (δ_t + λ Σ_i γ^(i-t) c_(t+1) ... c_(i-1) ρ_i δ_i): with λ in every factor but that of a_t, as in GAE."""
+        total = patterns.td_error(s, b, t)
+        for i in [i for i in s.span(b, t) if i > t]:
+            weight = lam * patterns.discount_between(s, b, t, i) * s.ratio[b, i].clamp(max=clip_rho)
+            for j in range(t + 1, i):
+                weight = weight * lam * s.ratio[b, j].clamp(max=clip_c)
+            total = total + weight * patterns.td_error(s, b, i)
+        return s.ratio[b, t].clamp(max=clip_pg) * total
 
     advantage, target = returns.vtrace(
         s.reward, s.discount, s.cut, s.value, s.next_value, s.ratio, lam, clip_rho, clip_c, clip_pg, s.mask

@@ -2,12 +2,12 @@
 
 A behavior policy b acts, and a target policy π learns from what it did:
 
-    actor    ∇J(θ) ≈ E_b[ ρ_t (G_t - V_w(s_t)) ∇log π_θ(a_t|s_t) ],   ρ_t = π_θ(a_t|s_t) / b(a_t|s_t)
-    critic   minimize over w  E_b[ ρ_t ½ (V_w(s_t) - G_t)² ],  G a constant
-    where    G_t - V(s_t) = δ_t + γ λ min(1, ρ_{t+1}) (G_{t+1} - V(s_{t+1})),   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
+    actor    ∇J(θ) ≈ E_b[ ρ_t (r_t + γ (λ G_{t+1} + (1 - λ) V_w(s_{t+1})) - V_w(s_t)) ∇log π_θ(a_t|s_t) ]
+    critic   minimize over w  E_b[ ½ (V_w(s_t) - G_t)² ],  G a constant
+    where    G_t - V(s_t) = ρ_t δ_t + γ λ min(1, ρ_t) (G_{t+1} - V(s_{t+1})),   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
 
-so with λ = 0 both move along ρ_t δ_t (the paper's algorithm 1 with λ = 0; Zhao 2025, *Mathematical Foundations of
-Reinforcement Learning*, algorithm 10.3).
+and ρ_t = π_θ(a_t|s_t) / b(a_t|s_t), so with λ = 0 both move along ρ_t δ_t (the paper's algorithm 1 with λ = 0; Zhao
+2025, *Mathematical Foundations of Reinforcement Learning*, algorithm 10.3).
 
 What is kept: the objective J(θ) = Σ_s d_b(s) V^π(s), states weighed as b visits them; the approximate gradient of its
 theorem 1, which leaves out ∇Q; a learning rate each. The behavior is b = (1 - ε) π + ε · uniform over the actions that
@@ -15,9 +15,10 @@ are allowed, with its probabilities known exactly: `epsilon` 1 is the paper's un
 every ρ is 1. Old segments stay in a replay with the probabilities they were acted with, and `replay_ratio` of them are
 learned from beside each new one: π moved on since, and ρ corrects for that too.
 
-Otherwise than there: the forward view with Retrace's traces (`ops.returns.retrace`; Munos et al. 2016) in place of
-eligibility traces with ρ of any size, and `max_ratio` bounds ρ, for what a replay holds may be far from π. Left out:
-the gradient correction of GTD(λ), whose second weights assume linear features; continuous actions.
+Otherwise than there: the forward view of V-trace (`ops.returns.vtrace`; Espeholt et al. 2018, arXiv:1802.01561), whose
+traces stop at 1, in place of eligibility traces with ρ of any size, and `max_ratio` bounds ρ, for what a replay holds
+may be far from π. So V is that of π where no ρ is above `max_ratio`, and else of the policy ∝ min(`max_ratio` b, π).
+Left out: the gradient correction of GTD(λ), whose second weights assume linear features; continuous actions.
 
 A time limit is no termination: its row bootstraps with the value of its final observation.
 """
@@ -61,7 +62,7 @@ class Config:
     epsilon: float = 0.1  # share of uniform actions in the behavior: 1 as in the paper's §4, 0 is on-policy
     replay_segments: int = 64  # segments of each world that are kept
     replay_ratio: int = 2  # batches of old segments, as large as a new one, learned from beside each new one
-    max_ratio: float = 2.0  # bound of ρ
+    max_ratio: float = 2.0  # bound of ρ, for actor and critic; traces stop at 1
     learning_rate: float = 1e-3  # Adam, of the actor
     anneal_lr: bool = False  # learning rate of the actor linearly to 0
     value_learning_rate: float = 3e-3  # Adam, of the critic
@@ -164,14 +165,13 @@ def losses(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
     logprob = output.logp(batch.action)
     with torch.no_grad():
         ratio = policy.ratio(logprob, batch.logprob)
-        target = returns.retrace(
+        gain, target = returns.vtrace(
             batch.reward, config.gamma * batch.discount, batch.cut, values,
-            network.value(batch.extras["next_obs"]).value, ratio, config.trace_lambda, mask,
+            network.value(batch.extras["next_obs"]).value, ratio, config.trace_lambda,
+            clip_rho=config.max_ratio, clip_pg=config.max_ratio, mask=mask,
         )  # fmt: skip
-        weight = ratio.clamp(max=config.max_ratio)
-        gain = weight * (target - values)
     policy_loss = policy.reinforce(logprob, gain)[real].mean()
-    value_loss = (weight * value.squared_loss(values, target))[real].mean()
+    value_loss = value.squared_loss(values, target)[real].mean()
     entropy = output.entropy()[real].mean()
     watched = torch.stack([entropy.detach(), ratio[real].mean()])
     return policy_loss - config.entropy_coef * entropy, value_loss, watched

@@ -1,0 +1,239 @@
+"""Policy gradients with the policy held still: what their critics settle at, and V^π or Q^π from a linear solve.
+
+Critics are tables (one-hot observations, no hidden layer). Episodes end at random and are cut by a time limit of 7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppg, ppo, qac, reinforce, trpo
+from foresight.nets.actor_critic import Shared
+from foresight.ops import returns as estimators
+from tests.fixed_points import mdps
+from tests.sabotage import change, sabotaged_by
+
+GAMMA, WORLDS = 0.9, 128
+CLOSE = 0.05  # of values that span about 3; noise leaves 0.01 to 0.03
+
+
+def hold(network: Any, policy: Tensor) -> None:
+    """Make the policy of a network over one-hot observations this table."""
+    body = getattr(network.body, "policy", network.body)
+    body = getattr(body, "towers", body)
+    if isinstance(body, Shared):
+        weight, bias = body.last[0].weight, body.last[0].bias
+    else:
+        weight, bias = body.layers()[0][-1]
+    with torch.no_grad():
+        weight.copy_(policy.clamp(min=1e-9).log().t())
+        bias.zero_()
+
+
+def settled(rounds: int, step: Callable[[], None], table: Callable[[], Tensor]) -> Tensor:
+    """The mean of a table over the last half of so many steps, which takes the noise of a constant rate away."""
+    seen = []
+    for i in range(rounds):
+        step()
+        if 2 * i >= rounds:
+            with torch.no_grad():
+                seen.append(table().double())
+    return torch.stack(seen).mean(0)
+
+
+def critic(module: Any, config: Any, mdp: Any, policy: Tensor, rounds: int) -> Tensor:
+    """What `module` learns that `policy` is worth."""
+    env = mdps.Tabled(mdp, config.num_envs, time_limit=7)
+    config = dataclasses.replace(config, gamma=GAMMA, steps=10**9)
+    state, held = module.build(config, env.spaces), [env.reset(0)]
+
+    def step() -> None:
+        hold(state.network, policy)
+        batch, held[0], *_ = module.rollout(state, env, held[0])
+        (module.learn if hasattr(module, "learn") else module.update)(state, batch)
+
+    shown = mdps.observations(mdp)
+    values = (lambda: qac.q_values(state.network, shown)) if module is qac else lambda: state.network.value(shown).value
+    return settled(rounds, step, values)
+
+
+def compare(found: Tensor, exact: Tensor, within: float = CLOSE) -> None:
+    real = exact.isfinite()
+    torch.testing.assert_close(found[real], exact[real], atol=within, rtol=0)
+
+
+ON_POLICY = {"num_envs": WORLDS, "hidden": ()}
+SETTINGS = {
+    "a2c": (
+        a2c,
+        {"learning_rate": 0.03, "rollout_steps": 5, "max_grad_norm": 1e9},
+        ({"gae_lambda": 0.5}, {"normalize_advantage": True, "gae_lambda": 0.0}),
+        300,
+    ),
+    "ppo": (
+        ppo,
+        {"learning_rate": 0.01, "rollout_steps": 16, "anneal_lr": False},
+        ({"gae_lambda": 0.0}, {"clip_value": 0.2}),
+        100,
+    ),
+    "ppg": (
+        ppg,
+        {"learning_rate": 0.03, "rollout_steps": 16, "normalize_reward": False, "policy_iterations": 10**6},
+        ({"gae_lambda": 0.0}, {"value_epochs": 2, "gae_lambda": 1.0}),
+        60,
+    ),
+    "trpo": (
+        trpo,
+        {"value_learning_rate": 0.01, "rollout_steps": 16, "cg_iterations": 1, "value_epochs": 3},
+        ({"gae_lambda": 1.0}, {"gae_lambda": 0.0}),
+        60,
+    ),
+    "impala": (
+        impala,
+        {"learning_rate": 0.03, "anneal_lr": False, "max_grad_norm": 1e9},
+        ({"trace_lambda": 0.5}, {"optimizer": "adam", "optimizer_epsilon": 1e-8}),
+        200,
+    ),
+    "off_policy_ac": (
+        off_policy_ac,
+        {"value_learning_rate": 0.03, "replay_segments": 4},
+        ({"epsilon": 0.5}, {"trace_lambda": 0.0, "epsilon": 0.5}, {"epsilon": 1.0, "max_ratio": 10.0}),
+        100,
+    ),
+}
+
+
+def _settles(name: str, options: dict[str, Any], forbidden: int) -> None:
+    module, common, _, rounds = SETTINGS[name]
+    mdp = mdps.random_mdp(1 + forbidden, forbidden=forbidden)
+    policy = mdps.random_policy(mdp, 1)
+    found = critic(module, module.Config(**{**ON_POLICY, **common, **options}), mdp, policy, rounds)
+    compare(found, mdps.policy_values(mdp, policy, GAMMA))
+
+
+def _a_limit_ends(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda reward, discount, cut, *rest, **more: original(reward, discount * (1 - cut), cut, *rest, **more)
+
+
+@sabotaged_by("foresight.ops.returns.gae", _a_limit_ends)
+@pytest.mark.parametrize("name", ["a2c", "ppo", "ppg", "trpo"])
+def test_the_critic_settles_at_the_value_of_the_policy(name: str) -> None:
+    _settles(name, {}, 0)
+
+
+@sabotaged_by("foresight.ops.returns.vtrace", _a_limit_ends)
+@pytest.mark.parametrize("name", ["impala", "off_policy_ac"])
+def test_so_does_that_with_vtrace(name: str) -> None:
+    _settles(name, {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "forbidden"),
+    [
+        pytest.param(name, options, i % 2, id=f"{name}-{i}")
+        for name, (_, _, others, _) in SETTINGS.items()
+        for i, options in enumerate(others)
+    ],
+)
+def test_so_it_does_at_other_settings_and_with_masks(name: str, options: dict[str, Any], forbidden: int) -> None:
+    _settles(name, options, 1 - forbidden)
+
+
+@sabotaged_by("foresight.ops.returns.lambda_return", _a_limit_ends)
+@pytest.mark.parametrize(("options", "forbidden"), [({}, 0), ({"trace_lambda": 0.9}, 1), ({"all_actions": True}, 0)])
+def test_qac_settles_at_the_action_values_of_the_policy(options: dict[str, Any], forbidden: int) -> None:
+    mdp = mdps.random_mdp(1, forbidden=forbidden)
+    policy = 0.5 * mdps.random_policy(mdp, 1) + 0.5 * mdp.uniform()
+    config = qac.Config(**ON_POLICY, value_learning_rate=0.1, **options)
+    found = critic(qac, config, mdp, policy, 200)
+    exact = mdps.action_values(mdp, mdps.policy_values(mdp, policy, GAMMA), GAMMA)
+    compare(found, exact)
+
+
+@pytest.mark.parametrize(
+    ("options", "forbidden"),
+    [({}, 0), ({"normalize_advantage": True}, 1), ({"value_steps": 2, "value_learning_rate": 0.05}, 0)],
+)
+def test_the_baseline_of_reinforce_settles_at_the_value_of_the_policy(options: dict[str, Any], forbidden: int) -> None:
+    mdp = mdps.random_mdp(1, forbidden=forbidden)
+    policy, held = (
+        mdps.random_policy(mdp, 1),
+        reinforce.Config(**ON_POLICY, gamma=GAMMA, max_episode_steps=7, **options),
+    )
+    env = mdps.Tabled(mdp, WORLDS)
+    state = reinforce.build(held, env.spaces)
+
+    def step() -> None:
+        hold(state.network, policy)
+        reinforce.update(state, reinforce.rollout(state, env))
+
+    found = settled(150, step, lambda: state.network.value(mdps.observations(mdp)).value)
+    compare(found, mdps.policy_values(mdp, policy, GAMMA))
+
+
+# ---- another behavior: V-trace's fixed point is the value of the policy ∝ min(ρ̄ μ, π)
+
+
+def between(policy: Tensor, behavior: Tensor, clip_rho: float) -> Tensor:
+    """Espeholt et al. 2018, eq. 2."""
+    kept = torch.minimum(clip_rho * behavior, policy)
+    return kept / kept.sum(1, keepdim=True)
+
+
+@sabotaged_by("foresight.ops.returns.vtrace", change("ratio", torch.ones_like))
+@pytest.mark.parametrize(
+    "options", [{}, {"clip_rho": 10.0}, {"clip_rho": 10.0, "clip_c": 2.0, "trace_lambda": 0.8}], ids=["1", "10", "c"]
+)
+def test_impala_settles_where_vtrace_says_whoever_acts(options: dict[str, Any]) -> None:
+    mdp = mdps.random_mdp(1)
+    policy, behavior = mdps.random_policy(mdp, 1), mdp.uniform()
+    config = impala.Config(**{**ON_POLICY, **SETTINGS["impala"][1], **options}, gamma=GAMMA, steps=10**9)
+    env = mdps.Tabled(mdp, WORLDS, time_limit=7)
+    state, held = impala.build(config, env.spaces), [env.reset(0)]
+
+    def step() -> None:
+        hold(state.network, behavior)
+        unroll, held[0], _ = impala.rollout(state, env, held[0])
+        hold(state.network, policy)
+        impala.update(state, unroll)
+
+    found = settled(150, step, lambda: state.network.value(mdps.observations(mdp)).value)
+    exact = mdps.policy_values(mdp, between(policy, behavior, config.clip_rho), GAMMA)
+    compare(found, exact)
+
+
+@sabotaged_by("foresight.ops.returns.vtrace", change("clip_rho", lambda r: 1.5 * r))
+@pytest.mark.parametrize("max_ratio", [1.0, 1.5])
+def test_off_policy_ac_settles_where_its_bound_says(max_ratio: float) -> None:
+    mdp = mdps.random_mdp(1)
+    policy = mdps.random_policy(mdp, 1)
+    config = off_policy_ac.Config(**ON_POLICY, **SETTINGS["off_policy_ac"][1], epsilon=1.0, max_ratio=max_ratio)
+    exact = mdps.policy_values(mdp, between(policy, mdp.uniform(), max_ratio), GAMMA)
+    found = critic(off_policy_ac, config, mdp, policy, 100)
+    compare(found, exact)
+
+
+@sabotaged_by("foresight.ops.returns.vtrace", lambda f: _as_retrace)
+def test_off_policy_ac_in_one_state_is_worth_nine() -> None:
+    """π = (.9, .1), uniform behavior, γ = λ = .9, r = (1, 0), no end: V = .9 / (1 - .9)."""
+    one = mdps.random_mdp(0, states=1, actions=2, ends=0.0)
+    mdp = dataclasses.replace(one, reward=torch.tensor([[1.0, 0.0]]).double())
+    config = off_policy_ac.Config(**ON_POLICY, epsilon=1.0, value_learning_rate=0.3, replay_segments=4)
+    found = critic(off_policy_ac, config, mdp, torch.tensor([[0.9, 0.1]]), 80)
+    compare(found, torch.tensor([9.0]).double(), within=0.1)
+
+
+def _as_retrace(
+    reward: Tensor, discount: Tensor, cut: Tensor, value: Tensor, next_value: Tensor, ratio: Tensor, lam: float,
+    clip_rho: float, clip_pg: float, mask: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Traces that are made for δ of Q(s, a): what a row's own action was is not weighed."""
+    target = estimators.retrace(reward, discount, cut, value, next_value, ratio, lam, mask)
+    target = value + ratio.clamp(max=clip_rho) * (target - value)
+    return target - value, target
