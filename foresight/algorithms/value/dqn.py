@@ -2,7 +2,8 @@
 
     minimize  E_{(s,a,r,s') ~ replay}[ huber( r + γ max_a' Q⁻(s', a') - Q(s, a) ) ]
 
-where Q⁻ is an older copy of Q: copied every so often (`target_every`), or followed slowly (`tau` below 1).
+where Q⁻ is an older copy of Q: copied every so many env steps (`target_every`), or, with `tau` below 1, moved a little
+towards Q after every so many gradient steps.
 
 What is kept: uniform replay, the target network, ε-greedy exploration annealed linearly, the clipped error (Huber's
 loss with δ = 1), one network for all actions. Each of these papers changes one line, and is an option:
@@ -62,8 +63,8 @@ class Config:
     learning_starts: int = 100  # env steps before the first update; 50,000 in table 1
     train_every: int = 4  # env steps between updates; table 1
     gradient_steps: int = 1  # gradient steps of each update
-    target_every: int = 10_000  # env steps between two moves of the target network; table 1
-    tau: float = 1.0  # how far it moves: 1 copies; with target_every 1 and tau 0.005, Polyak averaging
+    target_every: int = 10_000  # env steps between two copies of the network (table 1); gradient steps if tau < 1
+    tau: float = 1.0  # how far the target moves: 1 copies; with target_every 1 and tau 0.005, Polyak averaging
     gamma: float = 0.99  # discount a step; table 1
     epsilon_start: float = 1.0  # share of random actions at first; table 1
     epsilon_end: float = 0.05  # and at last; 0.1 in table 1
@@ -93,6 +94,7 @@ class State:
     generator: torch.Generator  # draws exploring actions
     sampler: torch.Generator  # draws transitions, on the CPU
     step: int = 0
+    gradient_steps: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
 
 
@@ -187,12 +189,15 @@ def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], T
 
 
 def update(state: State, batch: Transitions) -> dict[str, float]:
-    """One gradient step."""
+    """One gradient step; where the target follows slowly, perhaps one move of it."""
     config = state.config
     if config.anneal_lr:
         state.optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
     backward, loss, q = objective(state, batch)
     optim.descend(state.optimizer, backward, config.max_grad_norm)
+    state.gradient_steps += 1
+    if config.tau < 1 and state.gradient_steps % config.target_every == 0:
+        optim.track(state.target, state.network, config.tau)
     return {"loss": loss.item(), "q": q.item()}
 
 
@@ -205,8 +210,8 @@ def learn(state: State, unroll: Rollout) -> dict[str, float]:
     if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * config.num_envs:
         for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
             metrics = update(state, sample(state))
-    if schedules.passed(before, state.step, config.target_every):
-        optim.track(state.target, state.network, config.tau)
+    if config.tau == 1 and schedules.passed(before, state.step, config.target_every):
+        optim.track(state.target, state.network)
     return {**metrics, "epsilon": epsilon(state)}
 
 

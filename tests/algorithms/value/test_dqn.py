@@ -145,6 +145,41 @@ def test_the_target_moves_when_it_should() -> None:
     assert not torch.equal(state.target.body.flat, state.network.body.flat)
 
 
+def _once_a_call(track):
+    """As if the target moved once, however many gradient steps there were."""
+    return lambda target, source, rate=1.0: track(target, source, 0.0 if rate < 1 else rate)
+
+
+@sabotaged_by("foresight.training.optim.track", _once_a_call)
+@pytest.mark.parametrize(("updates", "train_every", "moves"), [(1, 8, 3), (4, 8, 12), (1, 4, 6)])
+def test_a_slow_target_moves_after_every_gradient_step(updates, train_every, moves) -> None:
+    """The network stands still (rate 0), so that after k moves (1 - τ)ᵏ of the distance to it is left."""
+    config = dataclasses.replace(
+        DQN,
+        learning_rate=0.0,
+        tau=0.5,
+        target_every=1,
+        gradient_steps=updates,
+        train_every=train_every,
+        learning_starts=0,
+    )
+    env = choice()
+    state = dqn.build(config, env.spaces)
+    obs = env.reset(0)
+    for _ in range(2):  # rows to learn from
+        state.step = 1
+        dqn.collect.remember(state.replay, dqn.rollout(state, env, obs)[0])
+    state.step = 0
+    with torch.no_grad():
+        state.network.body.flat.normal_(generator=torch.Generator().manual_seed(0))
+        state.target.body.flat.zero_()
+    for _ in range(3):
+        unroll, obs = dqn.rollout(state, env, obs)
+        dqn.learn(state, unroll)
+    torch.testing.assert_close(state.target.body.flat, (1 - 0.5**moves) * state.network.body.flat)
+    assert state.gradient_steps == moves
+
+
 CONTINUOUS = Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-2, 2, (1,), np.float32))
 MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
