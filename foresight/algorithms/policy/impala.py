@@ -48,7 +48,7 @@ KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "lag", "explained_variance")
 ACTING = ("network",)  # the fields of State that actors are sent
-OPTIMIZERS = ("rmsprop", "adam")
+OPTIMIZERS = {"rmsprop": 0.01, "adam": 1e-8}  # and the ε that each has of its own
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Config:
     learning_rate: float = 6e-4  # table D.1
     anneal_lr: bool = True  # learning rate linearly to 0, table D.1
     optimizer: str = "rmsprop"  # table D.1; or "adam"
-    optimizer_epsilon: float = 0.01  # of the optimizer, added to the root; table D.1
+    optimizer_epsilon: float | None = None  # added to its root; None: 0.01 (table D.1), of Adam 1e-8
     entropy_coef: float = 0.01  # c₂, table D.1
     value_coef: float = 0.5  # c₁ of ½ squared error, table D.1
     max_grad_norm: float = 40.0  # of the gradient of the summed loss, table D.1
@@ -111,7 +111,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             config.hidden, config.activation, config.images, None, halved,
         ).to(device)  # fmt: skip
     kinds = {"rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
-    optimizer = kinds[config.optimizer](network.parameters(), lr=config.learning_rate, eps=config.optimizer_epsilon)
+    epsilon = OPTIMIZERS[config.optimizer] if config.optimizer_epsilon is None else config.optimizer_epsilon
+    optimizer = kinds[config.optimizer](network.parameters(), lr=config.learning_rate, eps=epsilon)
     return State(config, network, optimizer, generator=torch.Generator(device).manual_seed(config.seed))
 
 

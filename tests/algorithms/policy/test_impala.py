@@ -155,6 +155,16 @@ def test_it_counts_steps_and_says_what_it_saw() -> None:
     np.testing.assert_allclose(rates, [3e-3 * (1 - i / 8) for i in range(1, 9)])
 
 
+def test_each_optimizer_has_its_own_epsilon_unless_it_is_told() -> None:
+    def epsilon(**options) -> float:
+        state = impala.build(dataclasses.replace(SMALL, **options), choice().spaces)
+        return state.optimizer.param_groups[0]["eps"]
+
+    assert epsilon(optimizer="rmsprop") == 0.01  # Espeholt et al. 2018, table D.1
+    assert epsilon(optimizer="adam") == 1e-8  # Kingma & Ba 2015, algorithm 1
+    assert epsilon(optimizer="adam", optimizer_epsilon=1e-3) == 1e-3
+
+
 @pytest.mark.parametrize("optimizer", impala.OPTIMIZERS)
 def test_a_resumed_run_is_the_uninterrupted_one(optimizer: str) -> None:
     config = dataclasses.replace(SMALL, optimizer=optimizer)
