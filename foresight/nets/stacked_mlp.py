@@ -175,8 +175,9 @@ class _Node(torch.autograd.Function):
         for i, grad, activations in zip(ctx.chosen, grads, ctx.activations, strict=True):
             place = places[i] if weights else None
             grad = _back(grad, x, activations, layers[i], place, towers.activation, inputs)
-            into = grad if into is None else into + grad
-        return into if inputs else None, result.clone() if weights else None, None, None, None
+            if inputs:  # otherwise what is left is the gradient of some layer's output
+                into = grad if into is None else into + grad
+        return into, result.clone() if weights else None, None, None, None
 
 
 def _split(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[tuple[Tensor, Tensor]]]:

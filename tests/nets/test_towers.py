@@ -199,3 +199,12 @@ def test_gradients_can_be_differentiated_again_where_that_was_asked_for():
         curve(once, once(x))
     with torch.no_grad():
         assert torch.equal(twice(x)[0], once(x)[0])
+
+
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 1.1 * g))
+def test_towers_of_different_widths_without_hidden_layers_have_the_gradients_of_autograd() -> None:
+    towers, x = StackedMLP(4, (), (3, 5), (1.0, 1.0)), torch.randn(7, 4)
+    parts = [torch.randn(7, 3), torch.randn(7, 5)]
+    sum((y * part).sum() for y, part in zip(towers(x), parts, strict=True)).backward()
+    expected = [(part.t() @ x, part.sum(0)) for part in parts]
+    torch.testing.assert_close(towers.flat.grad, torch.cat([g.flatten() for pair in expected for g in pair]))
