@@ -24,7 +24,10 @@ class Transitions:
     - `reward`: discounted sum over the steps; `discount`: the continuation after the last one, with a γ for each step:
       the n-step target is reward + discount · value(next_obs);
     - `key`: the index of the first step in the replay, for priorities;
-    - `weight`: importance weight (None: all 1).
+    - `weight`: importance weight (None: all 1);
+    - `passed`, `passed_weight`: if asked for, the observations `[N, n - 1, ...]` of the steps between `obs` and
+      `next_obs`, and their weights `[N, n - 1]` in the return (`returns.n_step_weights`: 0 where the transition is
+      shorter).
     """
 
     obs: Tree
@@ -34,6 +37,8 @@ class Transitions:
     next_obs: Tree
     key: Tensor
     weight: Tensor | None = None
+    passed: Tree = None
+    passed_weight: Tensor | None = None
 
     def to(self, device: str | torch.device) -> Transitions:
         """The same on `device`; the same object if it is there already."""
@@ -145,7 +150,12 @@ class Replay:
         return batch.replace(extras={**batch.extras, "key": key})
 
     def transitions(
-        self, n: int, gamma: float, n_steps: int = 1, generator: torch.Generator | None = None
+        self,
+        n: int,
+        gamma: float,
+        n_steps: int = 1,
+        generator: torch.Generator | None = None,
+        passed: bool = False,
     ) -> Transitions:
         """`n` transitions of `n_steps` steps, uniform over the possible first steps, with replacement: see `gather`.
 
@@ -162,16 +172,18 @@ class Replay:
             mask = self.rows.mask.flatten()
             while len(wrong := (mask[key] == 0).nonzero().squeeze(-1)):
                 key[wrong] = self._draw(len(wrong), choices, generator)
-        return self.gather(key, gamma, n_steps)
+        return self.gather(key, gamma, n_steps, passed)
 
-    def gather(self, key: Tensor, gamma: float, n_steps: int = 1) -> Transitions:
+    def gather(self, key: Tensor, gamma: float, n_steps: int = 1, passed: bool = False) -> Transitions:
         """The transitions that start at the steps `key` `[N]`, of `n_steps` steps or until the episode ends.
 
         No transition crosses a cut: its reward and `next_obs` are of one episode. The steps that follow must be stored
-        already: a key is at least `n_steps` steps older than the newest one.
+        already: a key is at least `n_steps` steps older than the newest one. With `passed` the steps between are
+        included, unless `n_steps` is 1.
         """
         flat, capacity = self._flat, self.capacity
         assert flat is not None
+        between: tuple[Any, ...] = ()
         if n_steps == 1:
             last = key
             reward, discount = flat.reward.index_select(0, key), gamma * flat.discount.index_select(0, key)
@@ -182,13 +194,16 @@ class Replay:
                 flat.reward[ahead], gamma * flat.discount[ahead], flat.cut[ahead], mask
             )
             last = self._ahead(key, rows)
+            if passed:
+                weights = returns.n_step_weights(gamma * flat.discount[ahead], flat.cut[ahead], mask)[:, 1:]
+                between = (None, tree_map(lambda x: x[ahead[:, 1:]], flat.obs), weights)
         following = (last + 1) % capacity if self._streams() == 1 else self._ahead(last, 1)
         next_obs = tree_map(lambda x: x.index_select(0, following), flat.obs)
         if self._final:
             for row in (flat.cut[last] * flat.discount[last]).nonzero().squeeze(-1).tolist():
                 _put(next_obs, row, self._final.get(int(last[row])))
         obs = tree_map(lambda x: x.index_select(0, key), flat.obs)
-        return Transitions(obs, flat.action.index_select(0, key), reward, discount, next_obs, key)
+        return Transitions(obs, flat.action.index_select(0, key), reward, discount, next_obs, key, *between)
 
     def state_dict(self) -> dict[str, Any]:
         """The stored steps (views, so that saving does not double memory) and where the next one goes."""

@@ -155,7 +155,9 @@ class Seen(NamedTuple):
     """N transitions as actor and critics see them: features `[N, D]` of a row and of its successor for each of them.
 
     `critics` and `actor` have a gradient to the trunks that made them; `next_critics` are the target critics'. `obs`
-    and `next_obs` are looked at for masks of actions only. `discount` has the gamma of the algorithm in it.
+    and `next_obs` are looked at for masks of actions only. `discount` has the gamma of the algorithm in it. Where
+    transitions have n > 1 rows, the actor sees those between too: `passed_actor` `[N, n - 1, D]`, `passed_obs`, and
+    `passed_weight` `[N, n - 1]`, what each counts.
     """
 
     critics: Tensor
@@ -167,6 +169,9 @@ class Seen(NamedTuple):
     action: Tensor
     reward: Tensor
     discount: Tensor
+    passed_actor: Tensor | None = None
+    passed_obs: Any = None
+    passed_weight: Tensor | None = None
 
 
 def reader(state: Any) -> memory.Trunk:
@@ -179,7 +184,9 @@ def sample(state: Any) -> Transitions | Trajectory:
     """A batch of a State's replay: transitions, or with a memory sequences of as many rows, and those around them."""
     config, device = state.config, state.generator.device
     if config.memory is None:
-        rows: Transitions = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
+        rows: Transitions = state.replay.transitions(
+            config.batch_size, config.gamma, config.n_steps, state.sampler, passed=True
+        )
         return rows.to(device)
     count, length = max(1, config.batch_size // config.sequence_length), config.burn_in + config.sequence_length + 1
     pieces: Trajectory = state.replay.sample(count, length, state.sampler)
@@ -204,10 +211,14 @@ def see(
         features = critics.trunk(batch.obs)[0]
         with torch.no_grad():
             next_features = target.trunk(batch.next_obs)[0]
-            next_own = (critics if actor.trunk is None else actor).trunk(batch.next_obs)[0]  # type: ignore[misc]
+            eyes: Any = critics.trunk if actor.trunk is None else actor.trunk
+            next_own, passed = eyes(batch.next_obs)[0], None
+            if batch.passed_weight is not None:
+                size = batch.passed_weight.shape
+                passed = eyes(tree_map(lambda x: x.flatten(0, 1), batch.passed))[0].unflatten(0, size)
         own = features.detach() if actor.trunk is None else actor.trunk(batch.obs)[0]
         rest = (batch.obs, batch.next_obs, batch.action, batch.reward, batch.discount)
-        return Seen(features, own, next_features, next_own, *rest)
+        return Seen(features, own, next_features, next_own, *rest, passed, batch.passed, batch.passed_weight)
     assert batch.mask is not None
     start = memory.starts(batch.cut)
     rows = batch.map(lambda x: x[:, burn_in:])

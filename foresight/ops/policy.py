@@ -86,13 +86,13 @@ def clipped_weight(
     return reinforce(logprob, weight * advantage)
 
 
-def temperature_loss(log_alpha: Tensor, entropy: Tensor, wanted: float) -> Tensor:
+def temperature_loss(log_alpha: Tensor, entropy: Tensor, wanted: float | Tensor) -> Tensor:
     """SAC's loss of the temperature α: log α · (H - H̄), which raises α where the policy is less random than wanted.
 
-    Shapes: scalars; `entropy` H and `wanted` H̄ in nats; no gradient flows into H. Source: Haarnoja et al. 2018
+    Shapes: scalars; `entropy` H and `wanted` H̄ in nats; no gradient flows into them. Source: Haarnoja et al. 2018
     (arXiv:1812.05905), eq. 18, with log α for α as in the authors' code.
     """
-    return log_alpha * (entropy.detach() - wanted)
+    return log_alpha * (entropy - wanted).detach()
 
 
 def clip_fraction(ratio: Tensor, clip_low: float, clip_high: float | None = None, mask: Tensor | None = None) -> Tensor:

@@ -49,6 +49,17 @@ def double_q_target(reward: Tensor, discount: Tensor, next_value: Tensor, choice
     return reward + discount * next_value.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
 
+def soft_reward(reward: Tensor, weight: Tensor, entropy: Tensor, alpha: Tensor | float) -> Tensor:
+    """An n-step reward with what the policy's entropy earns on the way: R + α Σ_k w_k H(π(·|s_k)).
+
+    Shapes: reward `[N]`; weight and entropy `[N, n - 1]`, of the rows after the first, whose own entropy is no part of
+    Q(s, a); returns `[N]`. The weights are those of `returns.n_step_weights`. The entropy is that of the policy whose
+    values are learned, whoever acted, as in the one-step target. It follows from applying the soft Bellman equation
+    (Haarnoja et al. 2018, arXiv:1812.05905, eq. 2 and 3) n times. Becomes `reward` when n = 1.
+    """
+    return reward + alpha * (weight * entropy).sum(-1)
+
+
 def dueling(value: Tensor, advantage: Tensor) -> Tensor:
     """Q(s, a) = V(s) + A(s, a) - mean over actions of A(s, ·).
 

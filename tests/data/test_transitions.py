@@ -100,6 +100,33 @@ def test_no_transition_crosses_a_cut(seed: int, streams: int, capacity: int, n: 
     history.check(replay.transitions(64, GAMMA, n, torch.Generator().manual_seed(seed)), n, capacity)
 
 
+@sabotaged_by("foresight.ops.returns.n_step_weights", change("cut", torch.zeros_like))
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 4))
+def test_what_a_transition_passed_comes_along(seed: int, n: int) -> None:
+    """The states between, each with its discount, as many as belong to the episode; none where there is one row."""
+    history, replay = History(2, seed, (TERMINAL, LIMIT, LOST)), Replay(20)
+    for _ in range(30):
+        replay.add(*history.step())
+    batch = replay.transitions(64, GAMMA, n, torch.Generator().manual_seed(seed), passed=True)
+    plain = replay.transitions(64, GAMMA, n, torch.Generator().manual_seed(seed))
+    assert torch.equal(batch.reward, plain.reward) and plain.passed is plain.passed_weight is None
+    if n == 1:
+        assert batch.passed is batch.passed_weight is None
+        return
+    for k, key in enumerate(batch.key.tolist()):
+        i, column = divmod(key, 20)
+        row = max(t for t in range(30) if t % 20 == column)
+        discount, expected = 1.0, []
+        for t in range(row, row + n - 1):
+            here, after = history.rows[i][t], history.rows[i][t + 1]
+            discount *= GAMMA * here["discount"]
+            if here["cut"] or after["mask"] == 0:
+                break
+            expected.append(discount)
+            assert tuple(batch.passed[k, len(expected) - 1].tolist()) == after["obs"]
+        assert batch.passed_weight[k].tolist() == pytest.approx(expected + [0.0] * (n - 1 - len(expected)), rel=1e-5)
+
+
 @sabotaged_by("foresight.data.replay.Replay._draw", change("choices", lambda c: c - 1, "too_few"))
 def test_every_row_whose_successor_is_known_is_equally_likely() -> None:
     history, replay = History(2, 0), Replay(8)

@@ -123,12 +123,14 @@ def test_the_compiled_gradient_is_that_of_the_q_target() -> None:
 
 @sabotaged_by("foresight.ops.fused.soft_q", scaled(1.01), change("alpha", lambda a: 2 * a))
 @sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 1.1 * g))
-def test_the_compiled_critics_are_the_readable_ones() -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_compiled_critics_are_the_readable_ones(n: int) -> None:
     """A whole update of SAC, compiled and not: the same losses, and critics that moved alike."""
     spaces = Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-2, 2, (2,), np.float32))
+    passed = (None, torch.randn(70, n - 1, 3), torch.rand(70, n - 1)) if n > 1 else ()
     batch = Transitions(
         torch.randn(70, 3), torch.randn(70, 2), torch.randn(70), 0.9 * (torch.rand(70) < 0.8).float(),
-        torch.randn(70, 3), torch.arange(70),
+        torch.randn(70, 3), torch.arange(70), *passed,
     )  # fmt: skip
     found = []
     for compiled in (True, False):

@@ -8,7 +8,9 @@ where (s, a, r, s') come from replay and Q⁻ follows Q slowly: Q⁻ ← Q⁻ + 
 
 What is kept: two critics and their minimum (§5), the squashed normal with the correction of its density (appendix C),
 which is computed where it is exact, the reparametrized policy gradient (eq. 9), and the automatic temperature (§5).
-Actions are measured in (-1, 1) whatever the bounds of the world, so H̄ = -dim(A) means the same everywhere.
+Actions are measured in (-1, 1) whatever the bounds of the world, so H̄ = -dim(A) means the same everywhere. With
+`n_steps` above 1 the target has n rewards, and the entropy of the policy at every state between them:
+y = r_0 + Σ_k γᵏ (r_k - α log π(a'_k|s_k)) + γⁿ (...), k = 1 .. n - 1, a'_k ~ π(s_k) drawn anew as a' is.
 
 Otherwise than there: the temperature's loss is in log α (as in the authors' code); a time limit is no termination,
 its target bootstraps from the final observation; before `learning_starts` actions are uniformly random. On pixels the
@@ -66,7 +68,7 @@ class Config:
     gradient_steps: int = 1  # gradient steps of each update; table 1
     gamma: float = 0.99  # discount a step; table 1
     tau: float = 0.005  # how far the target critics move in each update; table 1
-    n_steps: int = 1  # rewards before the bootstrap
+    n_steps: int = 1  # rewards, and entropies between them, before the bootstrap
     entropy_temperature: float = 1.0  # temperature at the start, in reward a nat
     learn_temperature: bool = True  # whether it is learned; §5
     target_entropy: float | None = None  # H̄ in nats; None: -1 for each action dim (table 1)
@@ -197,8 +199,12 @@ def objective(state: State, seen: Seen) -> tuple[Callable[[], object], Tensor, T
     with torch.no_grad():
         next_action, next_logp = actor(seen.next_actor).sample_logp(state.inner)
         following = target(seen.next_critics, next_action)
+        reward = seen.reward
+        if seen.passed_weight is not None:
+            _, passed_logp = actor(seen.passed_actor).sample_logp(state.inner)
+            reward = value.soft_reward(reward, seen.passed_weight, -passed_logp, alpha)
     action = actor.inward(seen.action)
-    return critic_loss(critics, seen.critics, action, seen.reward, seen.discount, following, next_logp, alpha)
+    return critic_loss(critics, seen.critics, action, reward, seen.discount, following, next_logp, alpha)
 
 
 def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:

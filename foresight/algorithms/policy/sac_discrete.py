@@ -10,16 +10,17 @@ sampled and no gradient goes through an action; otherwise it is `sac`.
 What is kept: two critics that give the values of all actions, their minimum (§4), and the automatic temperature, whose
 target H̄ is a share of the greatest entropy log A (0.98 in the paper's code, 0.89 in CleanRL's).
 
-Otherwise than there: a time limit is no termination; masked actions have probability 0; on pixels the critics'
-convolutions are the policy's too, which does not change them. With a `memory` the replay gives sequences, and memories
-are filled by the `burn_in` rows before them (R2D2, Kapturowski et al. 2019, §3).
+Otherwise than there: a time limit is no termination; masked actions have probability 0, and the greatest entropy of a
+state is the logarithm of how many are allowed in it; on pixels the critics' convolutions are the policy's too, which
+does not change them. With `n_steps` above 1 the target has n rewards, and the entropy of the policy at every state
+between them: y = r_0 + Σ_k γᵏ (r_k + α H(π(·|s_k))) + γⁿ (...), k = 1 .. n - 1. With a `memory` the replay gives
+sequences, and memories are filled by the `burn_in` rows before them (R2D2, Kapturowski et al. 2019, §3).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,10 +67,10 @@ class Config:
     gamma: float = 0.99  # discount a step; appendix B
     target_every: int = 1  # gradient steps between two moves of the target critics; 8,000 on Atari (appendix B)
     tau: float = 0.005  # how far they move; 1 copies
-    n_steps: int = 1  # rewards before the bootstrap
+    n_steps: int = 1  # rewards, and entropies between them, before the bootstrap
     entropy_temperature: float = 1.0  # temperature at the start, in reward a nat
     learn_temperature: bool = True  # whether it is learned; §4
-    target_entropy: float = 0.89  # H̄ as a share of log A: 0.98 in the authors' code, 0.89 in CleanRL's
+    target_entropy: float = 0.89  # H̄ as a share of log A, A the allowed actions: 0.98 by the authors, 0.89 in CleanRL
     hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics
     activation: str = "relu"  # of those layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
@@ -179,7 +180,11 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
         following = actor(seen.next_actor, seen.next_obs)
         judged = torch.minimum(*target(seen.next_critics))
         soft = targets.expected(judged, following.mean()) + alpha * following.entropy()
-        goal = seen.reward + seen.discount * soft
+        reward = seen.reward
+        if seen.passed_weight is not None:
+            passed = actor(seen.passed_actor, seen.passed_obs).entropy()
+            reward = value.soft_reward(reward, seen.passed_weight, passed, alpha)
+        goal = reward + seen.discount * soft
     values = critics(seen.critics)
     done = torch.stack([targets.taken(q, seen.action) for q in values])
     critic_loss = value.squared_loss(done, goal.expand_as(done)).mean(1).sum()
@@ -192,7 +197,7 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     optim.step(state.actor_optimizer, actor_loss.backward)
 
     if config.learn_temperature:
-        wanted = config.target_entropy * math.log(actor.actions)
+        wanted = config.target_entropy * actor.uniform(chosen).entropy().mean()
         optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, wanted).backward)
     state.gradient_steps += 1
     if state.gradient_steps % config.target_every == 0:

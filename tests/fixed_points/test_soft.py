@@ -1,0 +1,207 @@
+"""SAC and discrete SAC: what their critics settle at, and soft values by linear solves.
+
+The entropy counts at every state that is passed, also within n-step targets; α is held still, and where it says so the
+policy too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium.spaces as gs
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from foresight.algorithms.policy import sac, sac_discrete
+from foresight.envs.base import Feedback, Spaces
+from tests.fixed_points import mdps
+from tests.sabotage import change, sabotaged_by
+
+GAMMA, ALPHA = 0.9, 0.2
+COMMON: dict[str, Any] = {
+    "steps": 10**9, "num_envs": 64, "rollout_steps": 8, "learning_starts": 0, "train_every": 64, "batch_size": 512,
+    "learning_rate": 0.03, "tau": 0.1, "hidden": (), "gamma": GAMMA, "entropy_temperature": ALPHA,
+    "learn_temperature": False,
+}  # fmt: skip
+
+
+def hold(state: Any, weight: Tensor, bias: Tensor) -> None:
+    """Make a policy without hidden layers this one, from which nothing moves it."""
+    with torch.no_grad():
+        own_weight, own_bias = state.actor.towers.layers()[0][-1]
+        own_weight.copy_(weight)
+        own_bias.copy_(bias)
+    state.actor_optimizer.param_groups[0]["lr"] = 0.0
+
+
+def settled(module: Any, state: Any, env: Any, rounds: int, table: Callable[[], Tensor]) -> Tensor:
+    """The mean of a table over the last half of so many rounds of acting and learning."""
+    seen, obs = [], env.reset(0)
+    for i in range(rounds):
+        unroll, obs, _ = module.rollout(state, env, obs)
+        module.learn(state, unroll)
+        if 2 * i >= rounds:
+            with torch.no_grad():
+                seen.append(table().double())
+    return torch.stack(seen).mean(0)
+
+
+def table_of(state: Any, mdp: Any) -> Callable[[], Tensor]:
+    def table() -> Tensor:
+        features = state.critics.trunk(mdps.observations(mdp))[0]
+        return torch.stack(list(state.critics(features))).mean(0)
+
+    return table
+
+
+@sabotaged_by("foresight.ops.value.soft_reward", change("weight", torch.zeros_like))
+def test_entropy_alone_is_worth_the_same_at_every_n() -> None:
+    """r = 0, 4 actions, uniform: Q = γ α log 4 / (1 - γ) = 2.495."""
+    mdp = mdps.random_mdp(0, states=1, actions=4, ends=0.0)
+    mdp = dataclasses.replace(mdp, reward=torch.zeros(1, 4, dtype=torch.float64))
+    for n in (3, 1):
+        env = mdps.Tabled(mdp, 64)
+        state = sac_discrete.build(sac_discrete.Config(**COMMON, n_steps=n), env.spaces)
+        found = settled(sac_discrete, state, env, 120, table_of(state, mdp))
+        assert found.mean().item() == pytest.approx(2.495, abs=0.03), n
+
+
+@sabotaged_by("foresight.ops.value.soft_reward", change("alpha", torch.zeros_like))
+@pytest.mark.parametrize(("n", "forbidden"), [(3, 1), (2, 0)])
+def test_discrete_sac_settles_at_the_soft_values_of_its_policy(n: int, forbidden: int) -> None:
+    _held(n, forbidden)
+
+
+def test_discrete_sac_settles_at_the_soft_values_of_its_policy_with_one_reward() -> None:
+    _held(1, 1)
+
+
+def _held(n: int, forbidden: int) -> None:
+    mdp = mdps.random_mdp(1, forbidden=forbidden)
+    policy = 0.5 * mdps.random_policy(mdp, 1) + 0.5 * mdp.uniform()
+    env = mdps.Tabled(mdp, 64, time_limit=7)
+    state = sac_discrete.build(sac_discrete.Config(**COMMON, n_steps=n), env.spaces)
+    hold(state, policy.clamp(min=1e-9).log().t(), torch.zeros(mdp.actions))
+    found = settled(sac_discrete, state, env, 150, table_of(state, mdp))
+    exact = mdps.action_values(mdp, mdps.soft_policy_values(mdp, policy, GAMMA, ALPHA), GAMMA)
+    real = mdps.allowed(mdp)
+    torch.testing.assert_close(found[real], exact[real], atol=0.06, rtol=0)
+
+
+@sabotaged_by("foresight.nets.outputs.Categorical.entropy", lambda f: lambda self: 0.5 * f(self))
+@pytest.mark.parametrize("forbidden", [0, 1])
+def test_discrete_sac_finds_the_soft_optimal_values(forbidden: int) -> None:
+    """At an α so high that every action is taken often."""
+    mdp, alpha = mdps.random_mdp(1, forbidden=forbidden), 0.5
+    env = mdps.Tabled(mdp, 64, time_limit=7)
+    state = sac_discrete.build(sac_discrete.Config(**{**COMMON, "entropy_temperature": alpha}), env.spaces)
+    shown = mdps.observations(mdp)
+
+    def both() -> Tensor:
+        policy = state.actor(state.critics.trunk(shown)[0], shown).mean()
+        return torch.stack([table_of(state, mdp)(), policy])
+
+    found, policy = settled(sac_discrete, state, env, 300, both)
+    exact = mdps.action_values(mdp, mdps.soft_optimal_values(mdp, GAMMA, alpha), GAMMA)
+    real = mdps.allowed(mdp)
+    torch.testing.assert_close(found[real], exact[real], atol=0.06, rtol=0)
+    torch.testing.assert_close(policy, torch.softmax(exact / alpha, 1), atol=0.03, rtol=0)
+
+
+# ---- the temperature where few actions are allowed
+
+
+class Masked:
+    """One state, 6 actions of which two are allowed, and one of these earns 1; every step ends an episode."""
+
+    name = "Masked"
+
+    def __init__(self, num_envs: int = 8) -> None:
+        self.num_envs = num_envs
+        self.spaces = Spaces(
+            gs.Dict({"x": gs.Box(0, 1, (1,), np.float32), "action_mask": gs.MultiBinary(6)}), gs.Discrete(6)
+        )
+
+    def reset(self, seed: int) -> Any:
+        mask = torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.int8).expand(self.num_envs, 6)
+        return {"x": torch.ones(self.num_envs, 1), "action_mask": mask}
+
+    def step(self, action: Tensor) -> Feedback:
+        ones, obs = torch.ones(self.num_envs), self.reset(0)
+        return Feedback(obs, (action == 1).float(), 0 * ones, ones, ones, obs, {})
+
+
+@sabotaged_by("foresight.nets.critics.CategoricalActor.uniform", lambda f: lambda self, like: _all_six(like))
+def test_the_target_entropy_is_a_share_of_what_the_mask_leaves() -> None:
+    """α settles where the entropy is 0.89 log 2; 0.89 log 6 is beyond reach, and α would grow for ever."""
+    env = Masked()
+    config = sac_discrete.Config(
+        steps=4_800, num_envs=8, learning_starts=16, train_every=8, batch_size=64, learning_rate=0.01, hidden=(),
+        entropy_temperature=1.0,
+    )  # fmt: skip
+    *_, (_, metrics, _) = sac_discrete.train(config, env)
+    assert metrics["entropy"] == pytest.approx(0.89 * np.log(2), abs=0.03)
+    assert metrics["alpha"] < 1.5
+
+
+def _all_six(like: Any) -> Any:
+    return type(like)(torch.zeros_like(like.logits))
+
+
+# ---- SAC: a value that is linear in state and action
+
+
+class Linear:
+    """Four states that follow each other at random; r = g(s) + c · a, so that Q is linear in one-hot s and in a."""
+
+    name, states, slope, limit = "Linear", 4, 0.5, 6
+
+    def __init__(self, num_envs: int = 64) -> None:
+        self.num_envs = num_envs
+        rng = np.random.default_rng(0)
+        self.chain = torch.from_numpy(rng.dirichlet(np.ones(self.states), self.states))
+        self.base = torch.from_numpy(rng.uniform(-1, 1, self.states))
+        self.spaces = Spaces(gs.Box(0, 1, (self.states,), np.float32), gs.Box(-1, 1, (1,), np.float32))
+
+    def reset(self, seed: int) -> Tensor:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._state = torch.arange(self.num_envs) % self.states
+        self._time = torch.arange(self.num_envs) % self.limit
+        return torch.eye(self.states)[self._state]
+
+    def step(self, action: Tensor) -> Feedback:
+        reward = (self.base[self._state] + self.slope * action[:, 0]).float()
+        self._state = torch.multinomial(self.chain[self._state], 1, generator=self._generator)[:, 0]
+        self._time = (self._time + 1) % self.limit
+        cut, final = (self._time == 0).float(), torch.eye(self.states)[self._state]
+        self._state = torch.where(cut > 0, 0, self._state)
+        ones, obs = torch.ones(self.num_envs), torch.eye(self.states)[self._state]
+        return Feedback(obs, reward, ones, cut, ones, final, {})
+
+
+@sabotaged_by("foresight.nets.outputs.TanhNormal.sample_logp", lambda f: lambda *a: (f(*a)[0], 0.5 * f(*a)[1]))
+@pytest.mark.parametrize(("n", "compiled"), [(1, True), (3, True), (3, False)])
+def test_sac_settles_at_the_soft_values_of_its_policy(n: int, compiled: bool) -> None:
+    env = Linear()
+    state = sac.build(sac.Config(**COMMON, n_steps=n), env.spaces)
+    state.critics.towers._compiled = compiled
+    weight = torch.tensor([[0.5, -0.5, 0.0, 1.0], [-1.0, 0.0, -0.5, 0.3]])  # means and spreads, state by state
+    actions = torch.tensor([[-0.5], [0.5]])
+    rows = torch.cat([torch.eye(4).repeat_interleave(2, 0), actions.repeat(4, 1)], 1)
+
+    def table() -> Tensor:
+        return torch.cat(list(state.critics(rows[:, :4], rows[:, 4:])), 1).mean(1)
+
+    hold(state, weight, torch.zeros(2))
+    found = settled(sac, state, env, 150, table)
+    with torch.no_grad():
+        output = state.actor(torch.eye(4))
+        worth = env.base + env.slope * output.mean()[:, 0].double() + ALPHA * output.entropy().double()
+    values = torch.linalg.solve(torch.eye(4).double() - GAMMA * env.chain, worth)
+    ahead = env.base + GAMMA * env.chain @ values
+    exact = ahead.repeat_interleave(2) + env.slope * actions.repeat(4, 1)[:, 0].double()
+    torch.testing.assert_close(found, exact, atol=0.06, rtol=0)
