@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 PEERS := $(VENV)/.peers
 
 # reasoning-gym needs a package that is compiled on installation. Without a C compiler, leave it out and say so.
-WORLDS := box2d,mujoco,atari,minigrid,games,ray,tune,onnx
-EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(WORLDS)),dev
+ENVS_EXTRAS := box2d,mujoco,atari,minigrid,games,ray,tune,onnx
+EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(ENVS_EXTRAS)),dev
 
 # Used by `make test TESTS=tests/ops ARGS="-k gae"`.
 TESTS ?= tests
@@ -43,7 +43,7 @@ lint: install ## ruff (rules and format) and mypy.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy foresight
 
-format: install ## Let ruff mend what it can.
+format: install ## Let ruff fix what it can.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
-    """Env steps a second that the learner has learned from, as `foresight train impala --actors N` runs it.
+    """Env steps a second that the learner trained on, as `foresight train impala --actors N` runs it.
 
     `given` are fields of the Config. One thread; the first fifth of the steps warms up.
     """

@@ -1,4 +1,4 @@
-"""What the benchmarks of language models share: the model, rows to learn from, and the limits of the machine."""
+"""What the benchmarks of language models share: the model, training rows, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def rows(count: int = 400, seed: int = 0) -> list[dict[str, Any]]:
     for _ in range(count):
         a, b = draw.randrange(100), draw.randrange(100)
         steps = [f"First {a} and {i + 1} of {b} make {a + i + 1}." for i in range(draw.randrange(8))]
-        told = " ".join([*steps, "So {} + {} = {}."])
+        text = " ".join([*steps, "So {} + {} = {}."])
         wrong = a + b + draw.choice((-10, -1, 1, 10))
         found.append(
             {
                 "prompt": f"What is {a} + {b}?",
-                "chosen": told.format(a, b, a + b),
-                "rejected": told.format(a, b, wrong),
+                "chosen": text.format(a, b, a + b),
+                "rejected": text.format(a, b, wrong),
             }
         )
     return found

@@ -7,45 +7,42 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-Table = dict[tuple[str, int, str], list[dict[str, Any]]]  # the cells of a world, a length and a memory: one a seed
+Table = dict[tuple[str, int, str], list[dict[str, Any]]]  # the cells of an env, a length and a memory: one per seed
 
 COLORS = {"gru": "#1f77b4", "lstm": "#17becf", "gtrxl": "#d62728", "transformer": "#ff7f0e", "none": "#7f7f7f"}
 NAMES = {"gru": "GRU", "lstm": "LSTM", "gtrxl": "GTrXL", "transformer": "transformer", "none": "no memory"}
 HEAD = """# Memory
 
-Which memory lets PPO act on what it saw long ago? GTrXL (Parisotto et al. 2019,
+Which memory lets PPO act on old observations? GTrXL (Parisotto et al. 2019,
 [arXiv:1910.06764](https://arxiv.org/abs/1910.06764)), a plain causal transformer over a window, LSTM and GRU, in
-networks of about as many parameters (encoder, memory and heads together), with the same budget of steps and the same
-settings, against a policy without memory. Code: [`nets/sequence/memory.py`](../foresight/nets/sequence/memory.py),
+networks of about the same size (encoder, memory and heads together), with the same step budget and settings, compared
+with a policy without memory. Code: [`nets/sequence/memory.py`](../foresight/nets/sequence/memory.py),
 [`nets/sequence/gtrxl.py`](../foresight/nets/sequence/gtrxl.py),
 [`nets/sequence/window.py`](../foresight/nets/sequence/window.py),
-[`nets/sequence/recurrent.py`](../foresight/nets/sequence/recurrent.py); worlds:
+[`nets/sequence/recurrent.py`](../foresight/nets/sequence/recurrent.py); environments:
 [`envs/control/memory_tasks.py`](../foresight/envs/control/memory_tasks.py).
 
     foresight train ppo --preset TMazePassive-v0
     foresight train ppo --env RepeatFirst-v0 --memory gru
 
 {made}
-The settings were chosen on `{world}` of length {length}, with {kinds}, on seed {seed}. So seed {seed} is not counted
-anywhere on this page, the column of that length is marked †, and what can be said about {kinds} against the others
-rests on the other columns.
+The settings were tuned on `{world}` of length {length}, with {kinds}, on seed {seed}. So seed {seed} is excluded from this
+page, the column of that length is marked †, and {kinds} should be compared with the others by the other columns.
 """
 MADE = """![Success against length](media/memory.png)
 
-Made by `{command}` in {minutes:,.0f} minutes of one core. Seeds: {seeds}; which of
-them a world has had stands with it. Every number is the mean over them of a greedy evaluation on {episodes} episodes
-that training never saw. A run stops early once the mean return of the last 100 episodes was nearly the best possible
-after three updates in a row.
+Made by `{command}` in {minutes:,.0f} minutes on one core. Seeds: {seeds}; each table
+lists its own. Every value is the mean over seeds of a greedy evaluation on {episodes} unseen episodes. A run stops early
+once the mean return of the last 100 episodes was nearly optimal after three consecutive updates.
 """
 TAIL = """
 ## How a memory is a carry
 
-`network(obs, carry)` reads one more step of every world and gives the carry to go on with;
-`network(obs, carry, start)` reads whole sequences, where `start` is 1 at the first row of an episode. Both give the
-same numbers: a row sees its own episode only, and attention exactly `memory_window` rows before it, whether they
-stand in the carry or in the sequence. A carry is a tree of tensors in which zeros mean that nothing was read, so
-`memory.forget(carry, cut)` empties the rows whose episode ended, whatever the kind of memory. The tests hold each kind
-to this across episode boundaries, and PPO's first ratio to 1.
+`network(obs, carry)` reads one step of every environment and returns the next carry; `network(obs, carry, start)` reads
+whole sequences, where `start` is 1 at the first step of an episode. Both compute the same values: a step sees only its own
+episode, and attention exactly the `memory_window` steps before it, in the carry or in the sequence. A carry is a tree of
+tensors in which zeros mean empty, so `memory.forget(carry, cut)` resets the rows whose episode ended, for every kind of
+memory. Tests check each kind across episode boundaries, and that PPO's first ratio is 1.
 
 | setting of `ppo` | meaning |
 |---|---|
@@ -56,22 +53,20 @@ to this across episode boundaries, and PPO's first ratio to 1.
 
 ## What to know
 
-- The longer a maze, the more of the budget goes into learning to walk: whoever once falls behind is punished to the end
-  whatever it does. A policy that never reaches the end scores 0, below the ceiling without memory.
+- In longer mazes, more of the budget goes into learning to walk: once an agent falls behind it is penalized to the end. A
+  policy that never reaches the end scores 0, below the ceiling without memory.
 - The control of the T-maze has other settings: in 300,000 steps it did not learn to walk, and with the others' entropy
   bonus (0.003) and a million steps one seed of three walked and never turned (0.30 at 20 and 0.33 at 30 on average).
-  With 0.01 only one at 25 is left that does so. All this was seen on the seeds that are reported; a control is there to
-  stand at its ceiling.
-- The window is at least the length of the episode here. A window that is shorter than what must be remembered leaves
-  a layer of attention at the ceiling of a policy without memory; deeper stacks see `memory_layers` windows back.
-- The segment (`unroll_steps`) is two episodes long, but at most 128 steps. An episode that crosses its end has its
-  gradient cut there, and the carry alone brings the cue across.
-- The T-maze is the one of Ni et al. 2023 ([arXiv:2307.03864](https://arxiv.org/abs/2307.03864)): a step that lags
-  behind costs 1 / length, so that walking is learned first and what remains to be learned is the memory. Repeat-first
-  is POPGym's ([arXiv:2303.01859](https://arxiv.org/abs/2303.01859)) with cards drawn anew instead of from a deck.
-- CartPole shows positions only, and its velocities are the difference of two steps; its settings are those of the
-  preset of `ppo`, which no memory here was tuned for. In MiniGrid-Memory the object that must be found again is seen
-  in the first room; attention sees 64 steps back.
+  With 0.01 only one does, at 25. These choices were made on the reported seeds; a control should reach its ceiling.
+- The window is at least as long as the episode. With a shorter window than the cue needs, one layer of attention cannot
+  exceed the ceiling without memory; deeper stacks see `memory_layers` windows back.
+- A segment (`rollout_steps`) is two episodes long, but at most 128 steps. The gradient of an episode that crosses its end
+  is cut there; only the carry transports the cue.
+- The T-maze is the one of Ni et al. 2023 ([arXiv:2307.03864](https://arxiv.org/abs/2307.03864)): a step that falls
+  behind costs 1 / length, so walking is learned first and memory second. Repeat-first is POPGym's
+  ([arXiv:2303.01859](https://arxiv.org/abs/2303.01859)) with cards drawn with replacement instead of from a deck.
+- CartPole shows positions only; velocities are differences of two steps. Its settings are those of the `ppo` preset, not
+  tuned for any memory. In MiniGrid-Memory the object to find again is in the first room; attention sees 64 steps back.
 """
 
 
@@ -132,8 +127,8 @@ def _rows(table: Table, name: str, env: Any, kinds: tuple[str, ...], marked: int
     run = f"; seeds {', '.join(map(str, seeds))}" if seeds else ""
     apart = ""
     if env.control:
-        told = ", ".join(f"{field} {value:,}" for field, value in env.control.items())
-        apart = f" (the control without memory: {told})"
+        fields = ", ".join(f"{field} {value:,}" for field, value in env.control.items())
+        apart = f" (the control without memory: {fields})"
     return (
         f"`{name}`, at most {env.steps:,} steps a run{apart}{run}.\n\n"
         + "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -26,7 +26,7 @@ def workload(states: int = 100_000) -> MDP:
 
 
 def quantecon(mdp: MDP) -> Any:
-    """The same world as a QuantEcon `DiscreteDP` in its sparse state-action form, its quickest."""
+    """The same MDP as a QuantEcon `DiscreteDP` in its sparse state-action form, its quickest."""
     from quantecon.markov import DiscreteDP
     from scipy import sparse
 

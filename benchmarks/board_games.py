@@ -1,4 +1,4 @@
-"""What agents of board games reached, as JSON in results/: proofs, matches, mistakes. Stopped, it goes on.
+"""What agents of board games reached, as JSON in results/: proofs, matches, mistakes. Resumes when run again.
 
 python benchmarks/board_games.py tic_tac_toe --seeds 0 1 2     # trains alphazero, then tries every opponent
 python benchmarks/board_games.py tic_tac_toe muzero            # the same with a learned model; or gumbel_muzero
@@ -8,7 +8,7 @@ python benchmarks/board_games.py connect_four RUN              # the same of a t
 python benchmarks/board_games.py alphago hex5                  # trains alphago, then compares its parts
 python benchmarks/board_games.py ladder go9                    # trains alphazero, then lets its checkpoints meet
 
-`--minutes` ends training early. Called again, it goes on where it was, and measures nothing twice.
+`--minutes` ends training early. Run again, it resumes, and measures nothing twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def trained(
 ) -> Any:
     """The run of one seed, begun, continued or as it is: to its end, or until it has trained for so many minutes.
 
-    `each` is told step, seconds of training and State, time and again.
+    `each` is called repeatedly with step, seconds of training and State.
     """
     from foresight.runtime import run
 
@@ -180,7 +180,7 @@ def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
         lost = {label: sum(run[label][side]["lost"] for run in runs for side in sides) for label in counts}
         document = {
             "seeds": seeds[: len(runs)],
-            "simulations": runs[0]["search"]["simulations"],  # without which the next figure says nothing
+            "simulations": runs[0]["search"]["simulations"],  # the next figure depends on it
             "lost": lost["search"],
             "lost_as_trained": lost["as_trained"],
             "lost_without_search": lost["policy_alone"],
@@ -195,7 +195,7 @@ def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
 def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: float, simulations: int | None) -> None:
     """Matches against random play, minimax 5 and 1,000 playouts; mistakes by phase, searched and of the policy.
 
-    An agent that comes along has no log: how long it trained is what its result says.
+    A bundled agent has no log: its training time is in its result.
     """
     from foresight.planning.games import opponents
     from foresight.runtime import run
@@ -233,7 +233,7 @@ def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: 
 def ladder(
     preset: str, seed: int, steps: int | None, minutes: float, checkpoints: int, games: int, simulations: int
 ) -> None:
-    """AlphaZero after equal parts of its training, everybody against everybody: does its Elo rise?"""
+    """AlphaZero after equal parts of its training, all against all: does its Elo rise?"""
     from foresight.runtime import run
     from foresight.runtime.checkpoints import checkpoint
     from foresight.runtime.evaluation import match, players

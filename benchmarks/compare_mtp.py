@@ -1,6 +1,6 @@
 """GRPO, PPO with a critic, and the multi-token critic at equal sampled tokens: accuracy by tokens, and peak memory.
 
-python benchmarks/compare_mtp.py --seeds 0 1 2       # runs what is missing, each in a process of its own; it goes on
+python benchmarks/compare_mtp.py --seeds 0 1 2       # runs what is missing, each in its own process; continues
 python benchmarks/compare_mtp.py --draw              # the picture, and the section of docs/mtp_critic.md
 
 All three learn `addition` from the same model with 64 completions an update, the same rate (falling to 0), updates and
@@ -46,7 +46,7 @@ def folder(runs: Path, arm: str, seed: int) -> Path:
 
 
 def train(out: Path, arm: str, seed: int, updates: int, every: int, extra: list[str]) -> None:
-    """Train or go on, unless it is done: one process, so that its peak memory is its own."""
+    """Train or resume, unless it is done: one process, so that its peak memory is its own."""
     if (out / "summary.json").is_file():
         return
     command = [sys.executable, "-m", "foresight"]
@@ -60,7 +60,7 @@ def train(out: Path, arm: str, seed: int, updates: int, every: int, extra: list[
 
 
 def curve(out: Path) -> dict[str, Any]:
-    """What a finished run says: tokens sampled and accuracy at every evaluation, from before the first update."""
+    """Metrics of a finished run: tokens sampled and accuracy at every evaluation, from before the first update."""
     from foresight.runtime.log import read
 
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def draw(result: dict[str, Any]) -> None:
 
 
 def write(result: dict[str, Any]) -> None:
-    """The section of the page, which is written anew from its heading to the end."""
+    """The section of the page, rewritten from its heading to the end."""
     lines = [
         HEADING,
         "",

@@ -1,6 +1,6 @@
 """GRPO and its family: what each changes, read from the code, and their curves side by side.
 
-python benchmarks/grpo_family.py --seeds 0 1 2       # runs what is missing, each in a process of its own; it goes on
+python benchmarks/grpo_family.py --seeds 0 1 2       # runs what is missing, each in its own process; continues
 python benchmarks/grpo_family.py --page              # only writes docs/grpo_family.md and, of results, the picture
 
 Each learns `addition` by its preset from the same model. Runs are those of `foresight reproduce language`, under
@@ -44,7 +44,7 @@ SHORT = {  # how shapes are brought together, which a table need not say
     "config.": "",
 }
 PRESET = "smollm2-addition"
-PLAIN = "dr_grpo"  # the shortest of them, from which the others are told apart
+PLAIN = "dr_grpo"  # the shortest of them, to which the others are compared
 SHOWN = {
     "reward": "accuracy: sampled (line),\ngreedy on held-out prompts (dots)",
     "length": "tokens an answer",
@@ -52,10 +52,9 @@ SHOWN = {
 }
 HEAD = """# The family of GRPO
 
-A group of answers to one question is its own baseline. Five slots, each a function of `ops`, make an algorithm of it:
-how probable an answer has become (ratio), how far it may (clip), how good it was (advantage), what a token weighs
-(aggregation), and how far from a reference (KL). Everything on this page is read from the code by
-`python benchmarks/grpo_family.py --page`.
+A group of answers to one question is its own baseline. Five slots, each a function of `ops`, define an algorithm: the
+importance ratio, its clip, the advantage, the aggregation over tokens, and the KL from a reference. This page is generated
+from the code by `python benchmarks/grpo_family.py --page`.
 
 ## The five slots
 """
@@ -78,7 +77,7 @@ def parts(name: str) -> list[ast.FunctionDef]:
 def slots(name: str) -> dict[str, str]:
     """What fills each slot: the calls as they are written, without how shapes are brought together.
 
-    A ratio that only a metric sees is none, and a KL says whether it is in the reward or in the loss.
+    A ratio that only a metric sees is none, and a KL notes whether it is in the reward or in the loss.
     """
     found = dict.fromkeys(SLOTS, "–")
     for function in parts(name):
@@ -121,15 +120,15 @@ def page(result: dict[str, Any] | None) -> str:
         "A KL is 0 by default. DAPO and GSPO clip asymmetrically; CISPO clips the weight of a token and drops none.",
         "DAPO also samples until every group differs (`planning.generation.rollout.sample_until`).",
         "",
-        "With one gradient step a rollout (`epochs` and `minibatches` 1, as in all presets) every ratio is 1: clips do",
-        "nothing then, and GSPO's gradient is GRPO's. The papers of DAPO and CISPO take 16 steps a rollout, GSPO's 4,",
-        "each on a part of it: `--minibatches 16`. A minibatch is of whole groups, shuffled once a rollout, and its",
-        "denominator is its own; `--epochs 2` goes over all twice. Ratios are to the policy before the first step.",
-        "`rloo` has no ratio, and so one step.",
+        "With one gradient step per rollout (`epochs` and `minibatches` 1, as in all presets) every ratio is 1: clips have",
+        "no effect, and GSPO's gradient is GRPO's. The papers of DAPO and CISPO take 16 steps per rollout, GSPO's 4, each",
+        "on a part of it: `--minibatches 16`. A minibatch has whole groups, shuffled once per rollout, and its own",
+        "denominator; `--epochs 2` is two passes. Ratios are relative to the policy before the first step.",
+        "`rloo` has no ratio, so it takes one step.",
         "",
         f"## Line by line, from `{PLAIN}`",
         "",
-        "`loss` and `update` of each, as the lines that they have otherwise than the shortest of them.",
+        "The lines of `loss` and `update` that differ from the shortest algorithm of the family.",
         "",
     ]
     for name in FAMILY:
@@ -141,9 +140,9 @@ def page(result: dict[str, Any] | None) -> str:
         return "\n".join(lines) + "\n"
     lines += [
         f"Made by `{result['command']}`, figures in [results](../results/{FILE.name}): greedy accuracy on held-out "
-        "prompts before and after, each seed on its own; length and entropy of the last update, mean over seeds.",
+        "prompts before and after, per seed; length and entropy of the last update, mean over seeds.",
         "",
-        "| | before | after, each seed | updates | minutes a seed | length | entropy |",
+        "| | before | after, each seed | updates | minutes per seed | length | entropy |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, done in result["runs"].items():
@@ -160,7 +159,7 @@ def page(result: dict[str, Any] | None) -> str:
 
 
 def train(out: Path, name: str, seed: int, every: int, extra: list[str]) -> None:
-    """Train or go on, unless it is done."""
+    """Train or resume, unless it is done."""
     if (out / "summary.json").is_file():
         return
     command = [sys.executable, "-m", "foresight"]

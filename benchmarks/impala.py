@@ -2,7 +2,7 @@
 
 Equal settings on both sides: Adam, a learning rate of 5e-4 (RLlib's default), gamma 0.99, ρ̄ = c̄ = 1, entropy 0.01,
 value loss 0.5 of the half squared error, gradient norm 40, no annealing. One thread a process. The first 20% of the
-steps warm up; the rest is counted by what the learner has learned from, over the time that it took. `return` is the
+steps warm up; the rest is counted by what the learner trained on, over the time that it took. `return` is the
 mean over the last 100 episodes of training, with exploration.
 
 Both start actors of their own processes on this machine and learn in the process that is measured. RLlib's losses are

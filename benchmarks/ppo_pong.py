@@ -2,7 +2,7 @@
 
 Equal settings on both sides: 84x84 gray, 4 frames, skip 4, Adam with a learning rate of 2.5e-4, clip 0.1, entropy
 0.01, gamma 0.99, lambda 0.95, no value clip, two threads. Ours computes the trunk in bfloat16 where the processor
-multiplies it natively (`precision`); `float32` says what it does without. `of_limit` is the share of the time that
+multiplies it natively (`precision`); `float32` is the speed without it. `of_limit` is the share of the time that
 the bare arithmetic takes: the trunk's forward passes of the rollout, and 4 epochs forward and backward, alone.
 An agent step is four frames. The first iteration warms up.
 """

@@ -1,7 +1,7 @@
 """Tree search with PUCT at batch 256: simulations per second at 100, 400 and 1,600 simulations, and the peak memory.
 
 The model of `search_puct`. Paths grow longer as trees grow, so the cost of a simulation grows a little with their
-number: `us_per_simulation` says how much, `mean_depth` why. `rate` is at 1,600 simulations.
+number: `us_per_simulation` shows how much, `mean_depth` why. `rate` is at 1,600 simulations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Speculative decoding of SmolLM2-135M at batch 1, from its own multi-token heads and one prompt at a time.
 
-First the heads learn, on a trunk that does not move, to foresee the model's answers to the task `addition`. Then
+First the heads learn, on a trunk that does not move, to predict the model's answers to the task `addition`. Then
 held-out prompts are answered greedily, plainly and speculatively in turn; `rate` is the speculative one. The peer is
 `model.generate` of transformers with its cache, on the same prompts.
 """

@@ -20,17 +20,16 @@ from foresight.runtime.results.suites import suites
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Results
 
-Made by `python benchmarks/tables.py` from the files in [results](../results), which hold seeds,
-versions and the machine. A baseline is the untrained model, or uniformly random actions. What was reached is the
-interquartile mean over the seeds with its bootstrap interval. Where fewer seeds or steps were run than the suite asks
-for, the table says so.
+Made by `python benchmarks/tables.py` from the files in [results](../results), which have the seeds, versions and
+machine. The baseline is the untrained model, or uniformly random actions. Scores are interquartile means over seeds with
+bootstrap intervals. The tables note runs with fewer seeds or steps than the suite requires.
 """
 
 INVARIANTS = """# Invariants
 
-What goes wrong in reinforcement learning of language models, mostly in silence, and the equation that decides who is
-right. Each row is a test on a tiny random model, in float32 and, where it matters, in bfloat16; most are tried on every
-algorithm of the wing. Numbers are issues and pull requests of the libraries where it went wrong before.
+What goes wrong in reinforcement learning of language models, mostly silently, and the equation that settles it. Each row
+is a test on a tiny random model, in float32 and, where it matters, in bfloat16; most run on every algorithm of the
+family. Numbers are issues and pull requests of the libraries where it went wrong before.
 
     pytest tests/invariants
 
@@ -134,7 +133,7 @@ def page() -> str:
 
 
 def pitfalls(file: Path) -> list[tuple[str, str, str, str]]:
-    """Pitfall, what goes wrong, what decides and the test's name, of every test whose docstring says so."""
+    """Pitfall, what goes wrong, what decides and the test's name, of every test whose docstring has them."""
     found = []
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None

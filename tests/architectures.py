@@ -143,14 +143,14 @@ they are going to be, and held against the model's own forward pass over each ro
 
 - **shared**: what rows have in common is computed once ([generation](generation.md)). The fast way.
 - **row by row**: as `transformers` does it, over its own cache while sampling. What prompts share is read again for
-  each answer, and a run says so when it begins. Speculation is not for these.
+  each answer, and the run notes it at the start. Speculation is not for these.
 - **row by row, no cache**: each answer is read again from its beginning for every token.
 - **refused**: in one sentence, before anything runs. What does not read from left to right (encoders that fill gaps) is
   no policy over tokens.
 
 Where rows share, a token sees all that is before it. So the context is no longer than a sliding window of the model
 (`sliding_window`, `attention_chunk_size`), nor than the length at which its rotary angles change (`dynamic`,
-`longrope`); a run says that, too. Logits that are scaled or capped (Cohere, Granite, Gemma 2) are computed as the model
+`longrope`); the run notes that, too. Logits that are scaled or capped (Cohere, Granite, Gemma 2) are computed as the model
 does.
 
 The table is made by `python -m tests.architectures`: random models of a few thousand weights, of whose answers `log π`

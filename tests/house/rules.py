@@ -300,7 +300,7 @@ RETIRED = {
     r"dear(er|est)?": "expensive",
     r"told|heard|hears": "reported, passed, given",
     r"says|said": "gives, returns, reports, states",
-    r"learnt|learn(s|ed|ing)? from": "trained on",
+    r"learnt|learn(s|ed)? from": "trained on",
     r"anew|afresh": "again, resets",
     r"go(es|ing)? on|went on": "continues, resumes",
     r"whoever|nobody|everybody|anybody": "the user, the caller, or nothing",
@@ -319,7 +319,7 @@ FIELDS_OWN = (
     r"(windy )?grid ?worlds?",
     r"(open|real)[- ]worlds?",
     r"llm[- ](as[- ]a[- ])?judges?",
-    r"house tests?",
+    r"house tests?|\*\*house\*\*",
     r"go(es|ing)? on[- ]policy",
 )
 _RETIRED = {re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?![\w-])"): better for pattern, better in RETIRED.items()}
