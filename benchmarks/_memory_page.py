@@ -26,22 +26,22 @@ with a policy without memory. Code: [`nets/sequence/memory.py`](../foresight/net
     foresight train ppo --env RepeatFirst-v0 --memory gru
 
 {made}
-The settings were tuned on `{world}` of length {length}, with {kinds}, on seed {seed}. So seed {seed} is excluded from this
-page, the column of that length is marked †, and {kinds} should be compared with the others by the other columns.
+The settings were tuned on `{world}` of length {length}, with {kinds}, on seed {seed}. Seed {seed} is excluded from this
+page, the column of that length is marked †, and {kinds} should be compared by the other columns.
 """
 MADE = """![Success against length](media/memory.png)
 
 Made by `{command}` in {minutes:,.0f} minutes on one core. Seeds: {seeds}; each table
-lists its own. Every value is the mean over seeds of a greedy evaluation on {episodes} unseen episodes. A run stops early
+lists its own. Every value is the mean over seeds of a greedy evaluation on {episodes} new episodes. A run stops early
 once the mean return of the last 100 episodes was nearly optimal after three consecutive updates.
 """
 TAIL = """
 ## How a memory is a carry
 
-`network(obs, carry)` reads one step of every environment and returns the next carry; `network(obs, carry, start)` reads
-whole sequences, where `start` is 1 at the first step of an episode. Both compute the same values: a step sees only its own
-episode, and attention exactly the `memory_window` steps before it, in the carry or in the sequence. A carry is a tree of
-tensors in which zeros mean empty, so `memory.forget(carry, cut)` resets the rows whose episode ended, for every kind of
+`network(obs, carry)` reads one step of every environment and returns the next carry; `network(obs, carry, start)`
+reads sequences, where `start` is 1 at the first step of an episode. Both compute the same: a step sees its own
+episode, and attention the `memory_window` steps before it, in the carry or in the sequence. A carry is a tree
+of tensors in which zeros mean empty, so `memory.forget(carry, cut)` resets the rows whose episode ended, for any kind of
 memory. Tests check each kind across episode boundaries, and that PPO's first ratio is 1.
 
 | setting of `ppo` | meaning |
@@ -53,19 +53,19 @@ memory. Tests check each kind across episode boundaries, and that PPO's first ra
 
 ## What to know
 
-- In longer mazes, more of the budget goes into learning to walk: once an agent falls behind it is penalized to the end. A
-  policy that never reaches the end scores 0, below the ceiling without memory.
+- In longer mazes, more of the budget goes into learning to walk: an agent that falls behind is penalized to the end. A
+  policy that never reaches the end gets 0, below the ceiling without memory.
 - The control of the T-maze has other settings: in 300,000 steps it did not learn to walk, and with the others' entropy
   bonus (0.003) and a million steps one seed of three walked and never turned (0.30 at 20 and 0.33 at 30 on average).
   With 0.01 only one does, at 25. These choices were made on the reported seeds; a control should reach its ceiling.
-- The window is at least as long as the episode. With a shorter window than the cue needs, one layer of attention cannot
+- The window is at least as long as the episode. With a shorter window than the cue needs, one attention layer cannot
   exceed the ceiling without memory; deeper stacks see `memory_layers` windows back.
-- A segment (`rollout_steps`) is two episodes long, but at most 128 steps. The gradient of an episode that crosses its end
+- A segment (`rollout_steps`) is two episodes long, but at most 128 steps. The gradient of an episode across its end
   is cut there; only the carry transports the cue.
 - The T-maze is the one of Ni et al. 2023 ([arXiv:2307.03864](https://arxiv.org/abs/2307.03864)): a step that falls
-  behind costs 1 / length, so walking is learned first and memory second. Repeat-first is POPGym's
+  behind costs 1 / length: walking is learned first and memory second. Repeat-first is POPGym's
   ([arXiv:2303.01859](https://arxiv.org/abs/2303.01859)) with cards drawn with replacement instead of from a deck.
-- CartPole shows positions only; velocities are differences of two steps. Its settings are those of the `ppo` preset, not
+- CartPole shows positions only; velocities are differences of two steps. Settings are those of the `ppo` preset, not
   tuned for any memory. In MiniGrid-Memory the object to find again is in the first room; attention sees 64 steps back.
 """
 

@@ -53,7 +53,7 @@ SHOWN = {
 HEAD = """# The family of GRPO
 
 A group of answers to one question is its own baseline. Five slots, each a function of `ops`, define an algorithm: the
-importance ratio, its clip, the advantage, the aggregation over tokens, and the KL from a reference. This page is generated
+importance ratio, its clip, the advantage, the aggregation over tokens, and the KL from a reference. This page is made
 from the code by `python benchmarks/grpo_family.py --page`.
 
 ## The five slots
@@ -120,8 +120,8 @@ def page(result: dict[str, Any] | None) -> str:
         "A KL is 0 by default. DAPO and GSPO clip asymmetrically; CISPO clips the weight of a token and drops none.",
         "DAPO also samples until every group differs (`planning.generation.rollout.sample_until`).",
         "",
-        "With one gradient step per rollout (`epochs` and `minibatches` 1, as in all presets) every ratio is 1: clips have",
-        "no effect, and GSPO's gradient is GRPO's. The papers of DAPO and CISPO take 16 steps per rollout, GSPO's 4, each",
+        "With one gradient step per rollout (`epochs` and `minibatches` 1, as in all presets) ratios are 1: clips have",
+        "no effect, and GSPO's gradient is GRPO's. The papers of DAPO and CISPO take 16 per rollout, GSPO's 4, each",
         "on a part of it: `--minibatches 16`. A minibatch has whole groups, shuffled once per rollout, and its own",
         "denominator; `--epochs 2` is two passes. Ratios are relative to the policy before the first step.",
         "`rloo` has no ratio, so it takes one step.",

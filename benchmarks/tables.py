@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Results
 
 Made by `python benchmarks/tables.py` from the files in [results](../results), which have the seeds, versions and
-machine. The baseline is the untrained model, or uniformly random actions. Scores are interquartile means over seeds with
+machine. The baseline is the untrained model, or random actions. Scores are interquartile means over seeds, with
 bootstrap intervals. The tables note runs with fewer seeds or steps than the suite requires.
 """
 
 INVARIANTS = """# Invariants
 
-What goes wrong in reinforcement learning of language models, mostly silently, and the equation that settles it. Each row
+What goes wrong in reinforcement learning of language models, mostly silently, and the equation that settles it. A row
 is a test on a tiny random model, in float32 and, where it matters, in bfloat16; most run on every algorithm of the
 family. Numbers are issues and pull requests of the libraries where it went wrong before.
 

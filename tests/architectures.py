@@ -150,7 +150,7 @@ they are going to be, and held against the model's own forward pass over each ro
 
 Where rows share, a token sees all that is before it. So the context is no longer than a sliding window of the model
 (`sliding_window`, `attention_chunk_size`), nor than the length at which its rotary angles change (`dynamic`,
-`longrope`); the run notes that, too. Logits that are scaled or capped (Cohere, Granite, Gemma 2) are computed as the model
+`longrope`); a run notes it. Logits that are scaled or capped (Cohere, Granite, Gemma 2) are computed as the model
 does.
 
 The table is made by `python -m tests.architectures`: random models of a few thousand weights, of whose answers `log π`

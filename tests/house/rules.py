@@ -322,6 +322,8 @@ FIELDS_OWN = (
     r"house tests?|\*\*house\*\*",
     r"go(es|ing)? on[- ]policy",
 )
+# Source directories that are already in plain words; the others follow, and are added here.
+PLAIN_SOURCE = ("envs/", "runtime/kinds/", "distributed.py")
 _RETIRED = {re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?![\w-])"): better for pattern, better in RETIRED.items()}
 _FIELDS_OWN = re.compile("(?i)" + "|".join(FIELDS_OWN))
 _CODE = re.compile(r"`[^`\n]*`|\]\([^)\s]*\)|https?://\S+")  # names, links: not prose

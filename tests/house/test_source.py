@@ -39,6 +39,56 @@ def test_the_package_keeps_the_rule(rule: Rule) -> None:
     assert not bad, "\n" + "\n".join(bad)
 
 
+def test_the_pages_and_presets_are_in_plain_words() -> None:
+    generated = ("docs/results.md", "docs/invariants.md")  # from the titles of results and the docstrings of tests
+    pages = {
+        path: text
+        for path, text in rules.texts().items()
+        if (path.endswith(".md") and path not in generated) or path.startswith("foresight/presets/")
+    }
+    pages = {path: text for path, text in pages.items() if path.startswith("foresight/") or path.count("/") < 2}
+    assert len(pages) > 100
+    bad = [line for path, text in pages.items() for line in rules.plain_words(path, text)]
+    assert not bad, "\n" + "\n".join(bad)
+
+
+def test_the_source_that_is_clean_stays_in_plain_words() -> None:
+    files = {path: source for path, source in rules.modules().items() if path.startswith(rules.PLAIN_SOURCE)}
+    assert {entry for entry in rules.PLAIN_SOURCE if not any(p.startswith(entry) for p in files)} == set()
+    bad = [line for path, source in files.items() for line in rules.plain_words(path, source)]
+    assert not bad, "\n" + "\n".join(bad)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Each world is reset.",
+        "The run says so.",
+        "It goes on.",
+        "Rewards are judged.",
+        "It is learned\nfrom? Learnt.",
+        "HEIRS",
+    ],
+)
+def test_a_retired_word_is_caught(text: str) -> None:
+    assert rules.plain_words("docs/x.md", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A world model in a grid world.",
+        "An LLM judge.",
+        "`world` in code",
+        "```\nworld\n```",
+        "[x](world/says.md)",
+        "GridWorld8x8",
+    ],
+)
+def test_words_of_the_field_and_names_in_code_pass(text: str) -> None:
+    assert rules.plain_words("docs/x.md", text) == []
+
+
 def test_no_exception_outlives_its_reason() -> None:
     files = rules.modules()
     assert [path for rule, path in EXCEPTIONS if not rule(path, files[path])] == []
