@@ -41,8 +41,8 @@ TAIL = """
 `network(obs, carry)` reads one step of every environment and returns the next carry; `network(obs, carry, start)`
 reads sequences, where `start` is 1 at the first step of an episode. Both compute the same: a step sees its own
 episode, and attention the `memory_window` steps before it, in the carry or in the sequence. A carry is a tree
-of tensors in which zeros mean empty, so `memory.forget(carry, cut)` resets the rows whose episode ended, for any kind of
-memory. Tests check each kind across episode boundaries, and that PPO's first ratio is 1.
+of tensors in which zeros mean empty, so `memory.forget(carry, cut)` resets the rows whose episode ended, for any kind
+of memory. Tests check each kind across episode boundaries, and that PPO's first ratio is 1.
 
 | setting of `ppo` | meaning |
 |---|---|
