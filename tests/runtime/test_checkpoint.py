@@ -410,7 +410,7 @@ def test_what_a_kill_left_behind_is_ignored_and_cleared(tmp_path: Path) -> None:
 MEASURE = """
 import dataclasses, sys, torch
 from torch import nn
-from foresight.runtime import checkpoint
+from foresight.runtime.checkpoints import checkpoint
 
 def now(name):
     return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1]) / 1024
