@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 FIELDS: dict[str, Any] = {
-    "hidden": (16,), "num_envs": 4, "unroll_steps": 8, "rollouts_per_update": 1, "optimizer": "adam", "learning_rate":
+    "hidden": (16,), "num_envs": 4, "rollout_steps": 8, "rollouts_per_update": 1, "optimizer": "adam", "learning_rate":
     3e-3,
 }  # fmt: skip
 
@@ -111,7 +111,7 @@ def _gone(pids: list[int]) -> None:
 
 
 def test_on_ray_too_it_is_the_synchronous_run(nodes: Any) -> None:
-    given = {"hidden": (16,), "num_envs": 4, "unroll_steps": 8, "minibatches": 2, "steps": 160}
+    given = {"hidden": (16,), "num_envs": 4, "rollout_steps": 8, "minibatches": 2, "steps": 160}
     config = ppo.Config(**given)
     *_, (_, _, together) = ppo.train(config, make("CartPole-v1", num_envs=4))
     state = ppo.build(config, make("CartPole-v1", num_envs=1).spaces)
@@ -124,7 +124,7 @@ def test_on_ray_too_it_is_the_synchronous_run(nodes: Any) -> None:
 def test_rows_for_a_replay_come_over_ray_in_their_order(nodes: Any) -> None:
     """Two actors a round ahead: the run is the same whichever of them is quick."""
     given = {
-        "hidden": (16,), "num_envs": 4, "unroll_steps": 10, "steps": 800, "learning_starts": 80, "replay_size": 1000,
+        "hidden": (16,), "num_envs": 4, "rollout_steps": 10, "steps": 800, "learning_starts": 80, "replay_size": 1000,
         "train_every": 4,
     }  # fmt: skip
     config = dqn.Config(**given)

@@ -20,7 +20,7 @@ FIELDS = {
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    monkeypatch.setattr(server.Server.__init__, "__defaults__", (None, 2, 0.01, 60.0))
+    monkeypatch.setattr(server.Server.__init__, "__defaults__", (None, 2, 0.01, 60.0, lambda text: None))
 
 
 @pytest.fixture

@@ -15,16 +15,19 @@ from tests.sabotage import sabotaged_by
 
 PLANNERS = ("value_iteration", "policy_iteration", "truncated_policy_iteration", "soft_value_iteration")
 SEARCHERS = ("muzero", "gumbel_muzero", "efficientzero", "stochastic_muzero", "sampled_muzero")
+MONTE_CARLO = ("mc_epsilon_greedy", "mc_exploring_starts", "mc_basic", "monte_carlo_prediction")
 NEVER = [
-    *((name, "every") for name in (*PLANNERS, "monte_carlo_prediction")),
-    *((name, "horizon") for name in ("mc_basic", "mc_epsilon_greedy", "mc_exploring_starts", "monte_carlo_prediction")),
-    *((name, "batch") for name in ("mc_epsilon_greedy", "mc_exploring_starts")),
+    *((name, "yield_every") for name in (*PLANNERS, "monte_carlo_prediction")),
+    *((name, "max_episode_steps") for name in MONTE_CARLO), *((name, "improve_every") for name in MONTE_CARLO[:2]),
     ("mc_basic", "episodes"),
-    *((name, field) for name in SEARCHERS for field in ("simulations", "replay", "latent_size", "support")),
-    ("gumbel_muzero", "considered"), ("efficientzero", "lstm"), ("efficientzero", "horizon"), ("dqn", "atoms"),
-    *((name, "unroll_steps") for name in ("ppo", "a2c", "qac", "trpo", "ppg", "impala", "off_policy_ac", "sac", "dqn")),
+    *((name, field) for name in SEARCHERS for field in ("simulations", "replay_size", "latent_size", "support")),
+    ("gumbel_muzero", "considered"), ("efficientzero", "lstm_size"), ("efficientzero", "lstm_horizon"),
+    ("dqn", "atoms"),
+    *((name, "rollout_steps") for name in ("ppo", "a2c", "qac", "trpo", "ppg", "impala", "off_policy_ac", "sac")),
+    ("dqn", "rollout_steps"),
     *((name, "num_envs") for name in ("ppo", "a2c", "qac", "trpo", "ppg", "impala", "reinforce", "rainbow")),
-    ("reinforce", "longest"), ("ppo", "epochs"), ("ppo", "minibatches"), ("impala", "unrolls"), ("sac", "sequence"),
+    ("reinforce", "max_episode_steps"), ("ppo", "epochs"), ("ppo", "minibatches"), ("impala", "rollouts_per_update"),
+    ("sac", "sequence_length"),
 ]  # fmt: skip
 
 
