@@ -47,13 +47,13 @@ def _agrees(path: Path, file: Path, call) -> None:
     """Eleven steps of five worlds, against the agent itself, with a memory that some worlds forget on the way."""
     agent = run.load(path, device="cpu")
     _, inputs, names = exporting.prepare(agent)
-    seen = len(exporting.leaves(agent._batch(exporting._example(agent.spaces.obs))[0]))
+    seen = len(exporting.leaves(agent.batch(exporting._example(agent.spaces.obs))[0]))
     carry = [torch.zeros(5, *x.shape[1:], dtype=x.dtype) for x in inputs[seen:]]
     held = None
     for step in range(11):
         batched = batch_space(agent.spaces.obs, 5)
         batched.seed(step)
-        obs, _ = agent._batch(batched.sample())
+        obs, _ = agent.batch(batched.sample())
         expected, _, held = agent.module.act(agent.state, obs, held)
         action, *carry = call([*exporting.leaves(obs), *carry])
         torch.testing.assert_close(action, expected, rtol=1e-4, atol=1e-5)

@@ -140,7 +140,7 @@ def test_a_position_with_one_legal_move_is_played() -> None:
     nearly = replay(TTT, [[0, 1, 2, 4, 3, 5, 7, 6]])
     assert int(az.act(state, nearly)[0]) == 8
     over = replay(TTT, [[0, 3, 1, 4, 2]])
-    with pytest.raises(UserError, match="no legal action: the game is over"):
+    with pytest.raises(UserError, match="no legal action: its game is over"):
         az.act(state, over)
 
 
