@@ -170,7 +170,7 @@ def _count_a(examples, completions):
 
 @family
 def test_a_group_of_one_and_too_few_prompts_are_refused(module):
-    with pytest.raises(UserError, match="needs"):
+    with pytest.raises(UserError, match="group must be at least 2"):
         _build(module, group=1)
     task = TextTask("t", [Example("1?")], [Example("2?")], _count_a)
     state = _build(module)

@@ -78,7 +78,7 @@ def test_a_preset_that_was_not_named_says_in_the_first_line_what_it_sets(tmp_pat
     run.train("alphazero", env="Tic-Tac-Toe", out=tmp_path / "a", **{**given, "env_options": {"opponent": "random"}})
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
-        "using preset 'tic_tac_toe', because of --env; it sets replay_size=20000, learning_rate=0.003"
+        "using preset 'tic_tac_toe' because of --env; it sets replay_size=20000, learning_rate=0.003"
     )  # simulations, play_simulations, channels, blocks, batch, steps and opponent were given
     one = resolve.resolve("alphazero", env="hex", env_options={"board_size": 7})
     assert one.env_options == {"opponent": "mcts:1000", "board_size": 7}  # and not the preset's size beside it

@@ -39,7 +39,7 @@ def test_truncation_names_the_share_and_the_cure() -> None:
         ("kl", 5.0, 0.1, "far from the reference"),
         ("sampler_error", 0.5, 0.01, "sampling and learning disagree"),
         ("equal_reward_groups", 0.95, 0.3, "95% of the groups"),
-        ("left_out_groups", 1.0, 0.9, "no answer of this step counts"),
+        ("left_out_groups", 1.0, 0.9, "every completion of this step is truncated or unscorable"),
     ],
 )
 def test_every_rule_speaks_of_the_sick_and_not_of_the_well(name: str, sick: float, well: float, words: str) -> None:

@@ -172,11 +172,11 @@ def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path, cap
         out=tmp_path / "run", steps=2, group=2, **SMALL,
     )  # fmt: skip
     assert made.evaluation.n == 0 and math.isnan(made.evaluation.mean) and made.evaluation.worth == -math.inf
-    assert "the grader could tell of none" in str(made.evaluation)
+    assert "the grader could score none" in str(made.evaluation)
     assert (tmp_path / "run" / "export" / "config.json").is_file()
     assert run.resume(tmp_path / "run", steps=3, show=False).evaluation.n == 0
     assert main(["eval", str(tmp_path / "run")]) == 0
-    assert "reward unknown: the grader could tell of none" in capsys.readouterr().out.replace("\n", " ")
+    assert "reward unknown: the grader could score none" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_a_reward_function_from_python_is_trained_with_and_found_again_or_said_to_be_lost(tmp_path, capfd):
@@ -197,7 +197,7 @@ def test_a_reward_function_from_python_is_trained_with_and_found_again_or_said_t
     assert run.resume(made["kept"].path, steps=2, show=False).summary["steps"] == 2
     with pytest.raises(UserError, match=r"The reward function of this run was given from Python .*put it into a file"):
         run.resume(made["lost"].path, steps=2, show=False)
-    with pytest.raises(UserError, match=r"The option 'high' is .*, a object: give a text, a number"):
+    with pytest.raises(UserError, match=r"The option 'high' is .*, a object: give a string, a number"):
         run.train("grpo", task="addition", env_options={"high": object()}, out=tmp_path / "none")
 
 

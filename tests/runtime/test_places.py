@@ -199,5 +199,5 @@ def test_an_adapter_names_its_base_as_others_find_it(tmp_path, monkeypatch):
     )
     lost = pretrained.save_folder(policy.module, policy.tokenizer, tmp_path / "lost", False, base=str(folder))
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match="is not there: write where that is now"):
+    with pytest.raises(UserError, match="does not exist: write"):
         pretrained.load(str(lost))

@@ -185,7 +185,7 @@ def trained(
             print(f"{out} is older than {newer}, which it learns from: it is {_aside(out)} now", file=sys.stderr)
         summary = one(what.algorithm, what.preset, seed, out, what.episodes, steps, False, **fields)
         if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
-            raise UserError(f"{out} has no result: the grader could tell of none of the answers.")
+            raise UserError(f"{out} has no result: the grader could score none of the answers.")
         summaries.append({**summary, "last": last(what.algorithm, out)})
         say(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
     file = results / f"{what.result}.json"
