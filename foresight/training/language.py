@@ -91,7 +91,7 @@ def frozen(policy: LanguageModel) -> LanguageModel:
     The base is always the initial policy: an adapter that a model came with was merged into it.
     """
     if distributed.is_sharded(policy.module):
-        twin = LanguageModel(distributed.whole(policy.module), policy.tokenizer, policy.autocast)
+        twin = LanguageModel(distributed.whole(policy.module), policy.tokenizer, policy.autocast, policy.way)
         if lora.has(twin.module):
             twin = lora.base(twin)
         distributed.shard(twin.requires_grad_(False).module)

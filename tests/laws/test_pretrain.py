@@ -200,5 +200,5 @@ def test_a_story_says_what_was_left():
 def test_what_it_cannot_write_is_refused():
     with pytest.raises(UserError, match="no character 'é'"):
         pretrain.documents(_state(), [Example("caf", "é")])
-    with pytest.raises(UserError, match="foresee is 0"):
+    with pytest.raises(UserError, match="predict_tokens must be at least 1"):
         _state(predict_tokens=0)

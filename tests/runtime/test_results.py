@@ -117,5 +117,7 @@ def test_the_index_has_the_rows_with_a_result() -> None:
 
 
 def test_lists_need_no_torch() -> None:
-    code = "import sys\nfrom foresight.runtime.results import results\nresults.rows()\nassert 'torch' not in sys.modules"
+    code = (
+        "import sys\nfrom foresight.runtime.results import results\nresults.rows()\nassert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=catalog.ROOT.parent)

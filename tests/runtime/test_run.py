@@ -302,7 +302,7 @@ def test_the_command_in_the_summary_repeats_the_run() -> None:
         ({"bias": 1}, "must be bool"),
         ({"layers": 3}, "must be tuple"),
         ({"decay": "x"}, "must be float | None"),
-        ({"env": "CartPole-v1"}, "choose it with task, not env"),
+        ({"env": "CartPole-v1"}, "use --task, not --env"),
         ({"task": None}, "No task given for adder"),
         ({"device": "cuda:77"}, "device 'cuda:77' cannot be used"),
         ({"log": ("tensorbord",)}, "Unknown log service"),

@@ -37,7 +37,9 @@ class LanguageModel(nn.Module):
 
     completer: Any = None
 
-    def __init__(self, module: Any, tokenizer: Any, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self, module: Any, tokenizer: Any, autocast: torch.dtype | None = None, way: architecture.Way | None = None
+    ) -> None:
         super().__init__()
         tree_attention.register()
         check_tokenizer(module, tokenizer)
@@ -48,7 +50,7 @@ class LanguageModel(nn.Module):
         self.layers: int = getattr(config, "num_hidden_layers", 0)
         self._finish = architecture.finish(config)
         self.context, _ = architecture.context(config, shared=True)
-        known = vars(module).get(WAY)
+        known = way or vars(module).get(WAY)
         self.way: architecture.Way = known or architecture.find(self, tree_attention.ATTENTION)
         vars(module)[WAY] = self.way  # a model in training, or sharded, is not tried again
         self.context, why = architecture.context(config, self.way.shared)

@@ -64,7 +64,7 @@ class AllGatherSampler:
         version = distributed.version(self.policy)
         if self._copy is None or distributed.any_rank(version != self._version):
             module = distributed.whole(self.policy.module).requires_grad_(False)
-            self._copy = LanguageModel(module, self.policy.tokenizer, self.policy.autocast)
+            self._copy = LanguageModel(module, self.policy.tokenizer, self.policy.autocast, self.policy.way)
             self._version = version
         return self._copy
 
