@@ -94,7 +94,7 @@ def test_what_happens_every_so_often() -> None:
 
 
 def test_bad_schedules_are_refused() -> None:
-    with pytest.raises(ValueError, match="one sign"):
+    with pytest.raises(ValueError, match="the same sign"):
         schedules.exponential(0.5, 1.0, 0.0)
     with pytest.raises(ValueError, match="in order"):
         schedules.piecewise(0.5, ((1.0, 0.0), (0.0, 1.0)))

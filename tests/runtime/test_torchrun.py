@@ -65,6 +65,8 @@ def test_two_processes_learn_what_one_does(name, rank, tmp_path):
     assert json.loads(done.stdout)["steps"] == 3  # one process speaks
     for one, other in zip(alone.metrics(), together.metrics(), strict=True):
         for key in {"loss", "grad_norm", "accuracy", "entropy"} & set(one):
+            if (name, key, one["step"]) == ("dpo", "accuracy", 1):
+                continue  # the policy still is its reference: margins are 0 but for rounding, and so are their signs
             assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-6), key
     assert together.evaluation.mean == pytest.approx(alone.evaluation.mean, rel=1e-4)
     begun, here, there = (_weights(folder) for folder in (
@@ -141,7 +143,7 @@ def test_processes_whose_weights_differ_are_told(off, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("reinforce", {"env": "CartPole-v1"}, "run reinforce without torchrun"),
+        ("reinforce", {"env": "CartPole-v1"}, "reinforce does not run under torchrun"),
         ("ppo", {"env": "CartPole-v1", "normalize_obs": True}, "leave --normalize-obs out"),
         ("grpo", {"task": "addition", "completer": "http://localhost:1"}, "leave --completer out"),
         ("grpo", {"task": "addition", "optimizer": "adamw8bit"}, "leave --optimizer out"),
