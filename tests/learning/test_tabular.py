@@ -190,7 +190,7 @@ def test_a_run_resumed_from_a_checkpoint_equals_the_uninterrupted_one(
     mdp = random_world(3, 10)
     size = {"steps": 12} if module in (mc_basic, soft_value_iteration) else {"steps": 170}
     if hasattr(module.Config(), "yield_every"):
-        size["every"] = 1 if module is soft_value_iteration else 17  # in the middle of episodes
+        size["yield_every"] = 1 if module is soft_value_iteration else 17  # in the middle of episodes
     config = module.Config(
         **{"gamma": 0.9, **fields, **size, **({"max_episode_steps": 20} if module is mc_basic else {})}
     )
