@@ -4,7 +4,7 @@
     def q_loss(network, batch, next_q, next_action): ...
 
 Each twin takes the arguments of the readable loss. It runs the network's `vjp` and a loss of `ops.fused`, both
-differentiated by hand, which takes about two thirds of autograd's time. It returns None where it does not apply:
+differentiated by hand, which is faster than autograd there. It returns None where it does not apply:
 another device, activation or head. A test compares each with its readable loss, values and gradients.
 """
 

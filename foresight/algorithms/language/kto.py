@@ -51,17 +51,17 @@ class Config:
     seed: int = 0
     """Of the order of the rows."""
     batch_size: int = 16
-    """Answers an update (paper: 32). The reference point is a mean over them."""
+    """Answers an update. The reference point is a mean over them."""
     max_tokens: int = 1024
     """Longer rows, prompt and completion together, are left out (and counted)."""
     beta: float = 0.1
-    """β: how soon the value of a gain or a loss saturates (paper: 0.1)."""
+    """β: how soon the value of a gain or a loss saturates."""
     desirable_weight: float = 1.0
     """λ_D. The paper keeps λ_D times the desirable rows between 1 and 4/3 of λ_U times the others (section 4.2)."""
     undesirable_weight: float = 1.0
     """λ_U: the weight of undesirable answers."""
     learning_rate: float = 1e-6
-    """Of AdamW (paper: 5e-7 for models of 7B parameters; TRL: 1e-6)."""
+    """Of AdamW."""
     max_new_tokens: int = 64
     """Tokens a completion may have when the model answers."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
