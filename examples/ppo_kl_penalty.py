@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.nets import actor_critic, encoders, heads
@@ -90,17 +89,17 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.inference_mode()
-def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
+def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
     """An action for each row of `obs`: sampled if `explore`, else the mode."""
     output = state.network.policy(obs)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """`rollout_steps` of each env from `obs` with `logprob`, `value` and `next_value`; and the next observation."""
 
-    def choose(obs: Any, carry: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
+    def choose(obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:
         return act(state, obs, carry, explore=True)
 
     config, network = state.config, state.network

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 # Threads that wait for one another spin, and only then sleep: 300,000 times with GNU's OpenMP, which is longer than the
 # system lets a process run on a machine that others use too, so that a spinning thread keeps out the very one that it
@@ -22,10 +22,14 @@ __version__ = "0.1.0"
 __all__ = ["load", "resume", "train"]
 
 
-def __getattr__(name: str) -> Any:
-    # Late, because `foresight --help` must not wait for torch.
-    if name in __all__:
-        from foresight.runtime import run
+if TYPE_CHECKING:
+    from foresight.runtime.run import load, resume, train
+else:
 
-        return getattr(run, name)
-    raise AttributeError(f"module 'foresight' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        # Late, because `foresight --help` must not wait for torch.
+        if name in __all__:
+            from foresight.runtime import run
+
+            return getattr(run, name)
+        raise AttributeError(f"module 'foresight' has no attribute {name!r}")

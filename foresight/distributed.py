@@ -9,12 +9,13 @@ function here does nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+Value = TypeVar("Value")
 MicroLoss = Callable[[], tuple[Tensor, dict[str, Tensor]]]
 """Computes the loss of one micro-batch and sums for the metrics."""
 
@@ -38,7 +39,7 @@ def any_rank(flag: bool) -> bool:
     return bool(joint)
 
 
-def broadcast(value: Any) -> Any:
+def broadcast(value: Value) -> Value:
     """The value of rank 0, in all processes: for what a clock or user code decides."""
     if processes() == 1:
         return value
@@ -47,11 +48,11 @@ def broadcast(value: Any) -> Any:
     return box[0]
 
 
-def all_gather(value: Any) -> list[Any]:
+def all_gather(value: Value) -> list[Value]:
     """The values of all processes, in all of them. Tensors should be on the CPU."""
     if processes() == 1:
         return [value]
-    values = [None] * processes()
+    values: list[Any] = [None] * processes()
     dist.all_gather_object(values, value)
     return values
 
@@ -93,12 +94,15 @@ def is_sharded(module: nn.Module) -> bool:
 
 def full(value: Tensor) -> Tensor:
     """The whole tensor of which this process holds a shard. All processes must call it."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value  # a DTensor, which is slow to import
+    # A DTensor has it, which is slow to import.
+    whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole
 
 
 def local(value: Tensor) -> Tensor:
     """The shard of a tensor that this process holds."""
-    return value.to_local() if hasattr(value, "to_local") else value
+    shard: Tensor = value.to_local() if hasattr(value, "to_local") else value
+    return shard
 
 
 def version(module: nn.Module) -> list[float]:
@@ -124,7 +128,7 @@ def share(losses: Iterable[MicroLoss]) -> Iterable[MicroLoss]:
 
 def backward(loss: Tensor) -> None:
     """Add the gradient of a share of the loss. FSDP averages over processes, and the sum is wanted."""
-    (loss if processes() == 1 else processes() * loss).backward()  # type: ignore[no-untyped-call]
+    (loss if processes() == 1 else processes() * loss).backward()
 
 
 def all_reduce(values: dict[str, float]) -> dict[str, float]:
@@ -144,7 +148,7 @@ def _idle(loss: MicroLoss) -> MicroLoss:
     return nothing
 
 
-def _plain(kind: type) -> Any:
+def _plain(kind: type[Any]) -> type[Any]:
     """The class of a model without FSDP's mixin."""
     from torch.distributed.fsdp import FSDPModule
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
 
 
 class UserError(ValueError):
@@ -27,14 +26,14 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     return UserError(f"Unknown {kind} '{name}'.{hint} Valid: {', '.join(names) or 'none'}.")
 
 
-def at_least(least: float, config: Any, *names: str) -> None:
+def at_least(least: float, config: object, *names: str) -> None:
     """Raise UserError unless each of these fields of `config` is at least `least`."""
     for name in names:
         if not getattr(config, name) >= least:  # and not "<": NaN is less than nothing
             raise UserError(f"{name} must be at least {least}, not {getattr(config, name)}.")
 
 
-def between(least: float, most: float, config: Any, *names: str) -> None:
+def between(least: float, most: float, config: object, *names: str) -> None:
     """Raise UserError unless each of these fields of `config` lies between `least` and `most`, both included."""
     for name in names:
         if not least <= getattr(config, name) <= most:

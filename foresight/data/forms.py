@@ -22,11 +22,13 @@ import importlib
 import io
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError
+
+Message = dict[str, Any]  # of a conversation: `role`, `content`, and what a chat template knows besides
 
 TEXTS = ("prompt", "answer", "completion", "chosen", "rejected")  # columns of a CSV file that are never numbers
 SPEAKERS = {  # of ShareGPT, with their roles
@@ -125,7 +127,7 @@ def _table(path: str, text: str) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*found, strict=True)]
 
 
-def _column(name: str, values: Sequence[str]) -> list[Any]:
+def _column(name: str, values: Sequence[str]) -> Sequence[str | bool | float | None]:
     if name not in TEXTS:
         if {value.lower() for value in values} - {""} <= {"true", "false"}:
             return [value.lower() == "true" if value else None for value in values]
@@ -134,11 +136,12 @@ def _column(name: str, values: Sequence[str]) -> list[Any]:
     return [value or None for value in values]
 
 
-def _number(text: str) -> Any:
+def _number(text: str) -> int | float:
     """A text as a JSON number, which 007 and nan are not. Raises ValueError."""
     if text[:1] not in "-0123456789":
         raise ValueError(text)
-    return json.loads(text)
+    number: int | float = json.loads(text)
+    return number
 
 
 _READERS = {".jsonl": _json, ".json": _json, ".csv": _table, ".tsv": _table}
@@ -196,7 +199,7 @@ def _parsed(text: str, place: str) -> Any:
         raise UserError(f"{place} is not JSON: {error.msg} at column {error.colno} of {text[:60]!r}.") from error
 
 
-def _prompt(row: dict[str, Any], place: str) -> Any:
+def _prompt(row: dict[str, Any], place: str) -> str | list[Message]:
     if not row.get("prompt"):
         raise UserError(f"{place}: no column 'prompt'. It has: {', '.join(map(str, row))}.")
     return _text_or_messages(row["prompt"], f"{place}: the column 'prompt'")
@@ -205,7 +208,7 @@ def _prompt(row: dict[str, Any], place: str) -> Any:
 def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
     if row.get("completion") is not None:
         reply = _reply(row["completion"], f"{place}: 'completion'")
-        parts = {"prompt": _prompt(row, place), "completion": reply["content"]}
+        parts: dict[str, Any] = {"prompt": _prompt(row, place), "completion": reply["content"]}
         parts |= {"messages": None} if "messages" in row else {}  # replaced by the prompt and the completion
         return {**parts, "reply": reply} if reply.get("tool_calls") else parts
     messages = _text_or_messages(row["messages"], f"{place}: the column 'messages'")
@@ -230,7 +233,7 @@ def _preference(row: dict[str, Any], place: str) -> dict[str, Any]:
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-def _whole_conversation(value: Any) -> bool:
+def _whole_conversation(value: object) -> bool:
     """Whether this is a whole conversation, which already contains the prompt."""
     return (
         isinstance(value, list)
@@ -240,7 +243,7 @@ def _whole_conversation(value: Any) -> bool:
     )
 
 
-def _shared(chosen: Any, rejected: Any, place: str) -> tuple[Any, str, str]:
+def _shared(chosen: Any, rejected: Any, place: str) -> tuple[str | list[Message], str, str]:
     """Two completions split at their shared prefix, which is the prompt: messages, or text up to a space."""
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
     shared = chosen[: sum(1 for _ in alike)]
@@ -265,7 +268,7 @@ def _stepwise(row: dict[str, Any], place: str) -> dict[str, Any]:
     return {"prompt": _prompt(row, place), "completions": steps, "labels": [bool(x) for x in labels]}
 
 
-_PARTS = {
+_PARTS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "prompt": lambda row, place: {"prompt": _prompt(row, place)},
     "demonstration": _demonstration,
     "judged": _demonstration,
@@ -274,7 +277,7 @@ _PARTS = {
 }
 
 
-def _answer(value: Any, place: str) -> str:
+def _answer(value: object, place: str) -> str:
     """A completion as text: itself, or the content of its only message."""
     reply = _reply(value, place)
     if reply.get("tool_calls"):
@@ -282,17 +285,17 @@ def _answer(value: Any, place: str) -> str:
     return str(reply["content"])
 
 
-def _reply(value: Any, place: str) -> dict[str, Any]:
+def _reply(value: object, place: str) -> Message:
     """A completion as one message of the assistant."""
-    value = _text_or_messages([value] if isinstance(value, dict) else value, place)
-    if isinstance(value, str):
-        return {"role": "assistant", "content": value}
-    if len(value) != 1 or value[0].get("role") != "assistant":
-        raise UserError(f"{place} must be one message of the assistant, but has {len(value)}.")
-    return dict(value[0])
+    found = _text_or_messages([value] if isinstance(value, dict) else value, place)
+    if isinstance(found, str):
+        return {"role": "assistant", "content": found}
+    if len(found) != 1 or found[0].get("role") != "assistant":
+        raise UserError(f"{place} must be one message of the assistant, but has {len(found)}.")
+    return dict(found[0])
 
 
-def _text_or_messages(value: Any, place: str) -> Any:
+def _text_or_messages(value: object, place: str) -> str | list[Message]:
     if isinstance(value, str):
         if value:
             return value
@@ -302,7 +305,7 @@ def _text_or_messages(value: Any, place: str) -> Any:
     return [_message(message, place) for message in value]
 
 
-def _message(message: Any, place: str) -> dict[str, Any]:
+def _message(message: object, place: str) -> Message:
     """A message with a role, a text (empty if it only calls tools), and calls whose arguments are objects."""
     if isinstance(message, dict) and "from" in message and "role" not in message:
         message = _sharegpt_message(message, place)
@@ -319,11 +322,11 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     return known
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _sharegpt_message(message: dict[str, Any], place: str) -> dict[str, Any]:
+def _sharegpt_message(message: Message, place: str) -> Message:
     """A message of ShareGPT, `{"from", "value"}`, with a role and a content."""
     speaker, value = message["from"], message.get("value")
     if speaker not in SPEAKERS:
@@ -334,10 +337,10 @@ def _sharegpt_message(message: dict[str, Any], place: str) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
 
 
-def _call(call: Any, place: str) -> dict[str, Any]:
+def _call(call: object, place: str) -> dict[str, Any]:
     """A tool call in the form of chat templates: `{"type", "function": {"name", "arguments": object}}`."""
     function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UserError(
             f"{place}: a tool call is {{'function': {{'name': ..., 'arguments': ...}}}}, but one is {str(call)[:60]!r}."
         )

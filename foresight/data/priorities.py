@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.data.replay import Replay, Transitions
@@ -78,7 +79,7 @@ class Prioritized:
         """The number of steps stored, over all streams."""
         return len(self.replay)
 
-    def add(self, rows: dict[str, Any], final_obs: Tree = None) -> None:
+    def add(self, rows: dict[str, Tree], final_obs: Tree = None) -> None:
         """Append one step, as `Replay.add` does."""
         self.replay.add(rows, final_obs)
         newest = self.replay.newest
@@ -135,8 +136,8 @@ class Prioritized:
             self.tree.load_state_dict(state["tree"])
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _set(nodes, base, keys, values):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _set(nodes: NDArray[np.float64], base: int, keys: NDArray[np.int64], values: NDArray[np.float64]) -> None:
     for i in range(len(keys)):
         node = base + keys[i]
         nodes[node] = values[i]
@@ -145,8 +146,8 @@ def _set(nodes, base, keys, values):  # type: ignore[no-untyped-def]
             nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _find(nodes, base, sums):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _find(nodes: NDArray[np.float64], base: int, sums: NDArray[np.float64]) -> NDArray[np.int64]:
     found = np.empty(len(sums), np.int64)
     for i in range(len(sums)):
         node, rest = 1, sums[i]

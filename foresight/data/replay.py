@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.data import trees
@@ -72,7 +73,7 @@ class Replay:
         self._write = 0  # where the next step goes
         self._size = 0  # steps per stream
         self._flat: Trajectory | None = None  # views [B * capacity, ...] of `rows`
-        self._columns: list[tuple[str, Any, Tensor]] | None = None  # the fields as arrays, where all are plain
+        self._columns: list[tuple[str, NDArray[Any], Tensor]] | None = None  # the fields as arrays, where all are plain
         self._final: dict[int, Tree] = {}  # by key, the successors that no step holds
         self._unreal = False  # whether a step with mask 0 was ever added
 
@@ -85,7 +86,7 @@ class Replay:
         """Keys `[B]` of the newest steps; undefined before the first `add`."""
         return torch.arange(self._streams()) * self.capacity + (self._write - 1) % self.capacity
 
-    def add(self, rows: Trajectory | dict[str, Any], final_obs: Tree = None) -> None:
+    def add(self, rows: Trajectory | dict[str, Tree], final_obs: Tree = None) -> None:
         """Append steps: a Trajectory `[B, T]`, or a dict of its fields `[B, ...]` for one step.
 
         `final_obs` `[B, ...]` are the true successors of one step; those at a time limit are stored.
@@ -183,7 +184,8 @@ class Replay:
         """
         flat, capacity = self._flat, self.capacity
         assert flat is not None
-        between: tuple[Any, ...] = ()
+        between: Tree = None
+        weights: Tensor | None = None
         if n_steps == 1:
             last = key
             reward, discount = flat.reward.index_select(0, key), gamma * flat.discount.index_select(0, key)
@@ -196,14 +198,15 @@ class Replay:
             last = self._ahead(key, rows)
             if passed:
                 weights = returns.n_step_weights(gamma * flat.discount[ahead], flat.cut[ahead], mask)[:, 1:]
-                between = (None, tree_map(lambda x: x[ahead[:, 1:]], flat.obs), weights)
+                between = tree_map(lambda x: x[ahead[:, 1:]], flat.obs)
         following = (last + 1) % capacity if self._streams() == 1 else self._ahead(last, 1)
         next_obs = tree_map(lambda x: x.index_select(0, following), flat.obs)
         if self._final:
             for row in (flat.cut[last] * flat.discount[last]).nonzero().squeeze(-1).tolist():
                 _put(next_obs, row, self._final.get(int(last[row])))
         obs = tree_map(lambda x: x.index_select(0, key), flat.obs)
-        return Transitions(obs, flat.action.index_select(0, key), reward, discount, next_obs, key, *between)
+        action = flat.action.index_select(0, key)
+        return Transitions(obs, action, reward, discount, next_obs, key, None, between, weights)
 
     def state_dict(self) -> dict[str, Any]:
         """The stored steps (views, so that saving does not double memory) and where the next one goes."""
@@ -250,7 +253,7 @@ class Replay:
         plain = all(isinstance(x, Tensor) for x in held.values())
         self._columns = [(key, x.numpy(), x[:, 0]) for key, x in held.items()] if plain else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Replay:
+    def __deepcopy__(self, memo: dict[int, object]) -> Replay:
         copied = Replay(self.capacity)  # its views must be into its own memory
         copied.load_state_dict(self.state_dict())
         return copied
@@ -258,7 +261,7 @@ class Replay:
     def _streams(self) -> int:
         return 0 if self.rows is None else self.rows.shape[0]
 
-    def _quick(self, rows: dict[str, Any]) -> bool:
+    def _quick(self, rows: dict[str, Tree]) -> bool:
         """Write one step if every field is a tensor of the same shape as before; else do nothing and return False."""
         if self._columns is None or len(rows) != len(self._columns):
             return False

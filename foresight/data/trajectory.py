@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Tree = Any  # a Tensor, or a dict of trees: an observation may have parts
+Same = TypeVar("Same")  # a Tree, and the result has its structure
 
 
-def tree_map(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+def tree_map(function: Callable[[Tensor], Tensor], tree: Same) -> Same:
     """Apply `function` to every tensor of a tensor, a dict of trees or None."""
     if tree is None:
-        return None
+        return tree
     if isinstance(tree, dict):
-        return {key: tree_map(function, value) for key, value in tree.items()}
-    return function(tree)
+        return {key: tree_map(function, value) for key, value in tree.items()}  # type: ignore[return-value]  # a dict too
+    return function(tree)  # type: ignore[arg-type, return-value]  # neither None nor a dict: a tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Trajectory:
         """`(B, T)`."""
         return self.reward.shape[0], self.reward.shape[1]
 
-    def replace(self, **fields: Any) -> Trajectory:
+    def replace(self, **fields: Tree) -> Trajectory:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **fields)
 
@@ -78,10 +79,14 @@ class Trajectory:
         order = torch.randperm(rows, generator=generator, device="cpu").to(self.reward.device)
         shuffled = self.map(lambda x: x.index_select(0, order))  # one gather per field; the parts below are views
         for start, stop in _bounds(rows, count):
-            yield shuffled.map(lambda x, a=start, b=stop: x[a:b])  # type: ignore[misc]
+            yield shuffled.map(_part(start, stop))
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Trajectory))
+
+
+def _part(start: int, stop: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: x[start:stop]
 
 
 def _bounds(rows: int, count: int) -> list[tuple[int, int]]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from foresight.data.trajectory import Tree, tree_map
+from foresight.data.trajectory import Same, Tree
+from foresight.data.trajectory import tree_map as tree_map
+
+Message = TypeVar("Message")
 
 
 def stack(trees: Sequence[Tree], dim: int = 1) -> Tree:
@@ -27,19 +30,19 @@ def concat(trees: Sequence[Tree]) -> Tree:
     return torch.cat(list(trees))
 
 
-def to(tree: Tree, device: str | torch.device) -> Tree:
+def to(tree: Same, device: str | torch.device) -> Same:
     """The tree on `device`; the same object if it is there already."""
     if isinstance(tree, torch.Tensor):
-        return tree.to(device)
+        return tree.to(device)  # type: ignore[return-value]  # a tensor as well
     return tree_map(lambda x: x.to(device), tree)
 
 
-def pick(tree: Tree, rows: torch.Tensor) -> Tree:
+def pick(tree: Same, rows: torch.Tensor) -> Same:
     """The rows `rows` (int64) of the first dim."""
     return tree_map(lambda x: x[rows], tree)
 
 
-def forget(carry: Tree, cut: torch.Tensor) -> Tree:
+def forget(carry: Same, cut: torch.Tensor) -> Same:
     """The carry with the rows set to zero where `cut` `[B]` is 1. None stays None."""
     over = cut > 0
     return tree_map(lambda x: x.masked_fill(over.to(x.device).view(-1, *[1] * (x.dim() - 1)), 0), carry)
@@ -65,6 +68,9 @@ def merge(function: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> An
     return function(values)
 
 
-def join(messages: Sequence[Any]) -> Any:
+def join(messages: Sequence[Message]) -> Message:
     """Concatenate messages of equal structure along the first dim; a single message is returned as is."""
-    return messages[0] if len(messages) == 1 else merge(lambda leaves: torch.cat(list(leaves)), messages)
+    if len(messages) == 1:
+        return messages[0]
+    joined: Message = merge(lambda leaves: torch.cat(list(leaves)), messages)
+    return joined

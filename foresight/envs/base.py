@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 from torch import Tensor
 
+from foresight.data.trajectory import Tree
 from foresight.errors import LostError, UserError
 
 KEPT = 100  # finished episodes that the mean return is over
@@ -46,12 +47,12 @@ class Feedback(NamedTuple):
     All tensors belong to the caller: later steps do not change them.
     """
 
-    obs: Any
+    obs: Tree
     reward: Tensor
     discount: Tensor
     cut: Tensor
     mask: Tensor
-    final_obs: Any
+    final_obs: Tree
     info: dict[str, Any]
 
 
@@ -62,7 +63,7 @@ class Env(Protocol):
     num_envs: int
     spaces: Spaces
 
-    def reset(self, seed: int) -> Any:
+    def reset(self, seed: int) -> Tree:
         """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
 
     def step(self, action: Tensor) -> Feedback:

@@ -12,7 +12,7 @@ from torch import Tensor
 from foresight.data import trees
 from foresight.data.priorities import Prioritized
 from foresight.data.replay import Replay
-from foresight.data.trajectory import Trajectory, tree_map
+from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.envs.base import Env, Episodes
 from foresight.ops import returns
 
@@ -35,16 +35,16 @@ class Rollout:
     """
 
     rows: Trajectory
-    last: Any
-    final: Any
-    first: Any = None
-    carry: Any = None
-    final_carry: Any = None
+    last: Tree
+    final: Tree
+    first: Tree = None
+    carry: Tree = None
+    final_carry: Tree = None
 
 
 @torch.no_grad()
 def segment(
-    env: Env, obs: Any, choose: Choose, steps: int, device: torch.device, episodes: Episodes, carry: Any = None
+    env: Env, obs: Tree, choose: Choose, steps: int, device: torch.device, episodes: Episodes, carry: Tree = None
 ) -> Rollout:
     """`steps` steps of every environment, from `obs`, on `device`. Episodes may end inside; `cut` marks where.
 
@@ -135,7 +135,7 @@ def successor_obs(rollout: Rollout) -> Any:
     return _successor(rollout.rows.obs, rollout.last, rollout.final, limit)
 
 
-def _successor(obs: Any, last: Any, final: Any, limit: Tensor) -> Any:
+def _successor(obs: Tree, last: Tree, final: Tree, limit: Tensor) -> Any:
     if isinstance(obs, dict):
         return {key: _successor(obs[key], last[key], final[key], limit) for key in obs}
     found = returns.following(obs, last.to(obs.device))
@@ -149,7 +149,7 @@ class _Limits:
     def __init__(self) -> None:
         self.found: list[tuple[int, Tensor, Any, Any]] = []
 
-    def add(self, t: int, limited: Tensor, final: Any, carry: Any) -> None:
+    def add(self, t: int, limited: Tensor, final: Tree, carry: Tree) -> None:
         envs = limited.nonzero().squeeze(-1)
         if len(envs):  # rarely
             self.found.append((t, envs, trees.pick(final, envs), trees.pick(carry, envs)))
@@ -158,11 +158,11 @@ class _Limits:
 def _rollout(
     rows: list[tuple[Any, ...]],
     noted: list[dict[str, Tensor]],
-    last: Any,
+    last: Tree,
     limits: _Limits,
     device: torch.device,
-    first: Any = None,
-    carry: Any = None,
+    first: Tree = None,
+    carry: Tree = None,
 ) -> Rollout:
     batch = Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)))
     limit = torch.zeros(batch.shape, device=device)

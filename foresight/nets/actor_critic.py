@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foresight.data.trajectory import Tree
 from foresight.nets.mlp import orthogonal
 from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.outputs import Scalar
@@ -25,19 +26,19 @@ class Shared(nn.Module):
         self.trunk, self.autocast = trunk, bfloat16
         self.last = nn.ModuleList(orthogonal(nn.Linear(trunk.size, n), g) for n, g in zip(outputs, gains, strict=True))
 
-    def forward(self, obs: Any) -> Sequence[Tensor]:
+    def forward(self, obs: Tree) -> Sequence[Tensor]:
         """The inputs of the policy head and of the value head."""
         h = self._features(obs)
         return [layer(h) for layer in self.last]
 
-    def only(self, index: int, obs: Any) -> Tensor:
+    def only(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
         return self.last[index](self._features(obs))
 
-    def vjp(self, obs: Any) -> None:
+    def vjp(self, obs: Tree) -> None:
         """Not supported: use autograd."""
 
-    def _features(self, obs: Any) -> Tensor:
+    def _features(self, obs: Tree) -> Tensor:
         if not self.autocast:
             return self.trunk(obs)
         with torch.autocast(self.last[0].weight.device.type, torch.bfloat16):  # type: ignore[arg-type]
@@ -51,15 +52,15 @@ class Separate(nn.Module):
         super().__init__()
         self.vectorizer, self.towers = vectorizer, towers
 
-    def forward(self, obs: Any) -> Sequence[Tensor]:
+    def forward(self, obs: Tree) -> Sequence[Tensor]:
         """The inputs of the policy head and of the value head."""
         return self.towers(self.vectorizer(obs))
 
-    def only(self, index: int, obs: Any) -> Tensor:
+    def only(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
         return self.towers.only(index, self.vectorizer(obs))
 
-    def vjp(self, obs: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
+    def vjp(self, obs: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
         """See `StackedMLP.vjp`."""
         return self.towers.vjp(self.vectorizer(obs))
 
@@ -75,15 +76,15 @@ class Apart(nn.Module):
         super().__init__()
         self.policy, self.value = policy, value
 
-    def forward(self, obs: Any) -> Sequence[Tensor]:
+    def forward(self, obs: Tree) -> Sequence[Tensor]:
         """The inputs of the policy head and of the value head."""
         return [self.policy.only(0, obs), self.value.only(0, obs)]
 
-    def only(self, index: int, obs: Any) -> Tensor:
+    def only(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
         return (self.policy, self.value)[index].only(0, obs)
 
-    def vjp(self, obs: Any) -> None:
+    def vjp(self, obs: Tree) -> None:
         """Not supported: use autograd."""
 
 
@@ -106,15 +107,15 @@ class ActorCritic(nn.Module):
         self.body, self.policy_head, self.value_head = body, policy_head, value_head
         self.normalizer, self.mask_key = normalizer, mask_key
 
-    def policy(self, obs: Any) -> Any:
+    def policy(self, obs: Tree) -> Any:
         """The `Output` over actions."""
         return self._actions(self.body.only(0, self._normal(obs)), obs)
 
-    def value(self, obs: Any, carry: Any = None) -> Scalar:
+    def value(self, obs: Tree, carry: Tree = None) -> Scalar:
         """The value. `carry` is ignored: there is no memory."""
         return self.value_head(self.body.only(1, self._normal(obs)))
 
-    def forward(self, obs: Any) -> tuple[Any, Scalar]:
+    def forward(self, obs: Tree) -> tuple[Any, Scalar]:
         """Policy and value in one pass."""
         policy, value = self.body(self._normal(obs))
         return self._actions(policy, obs), self.value_head(value)
@@ -122,15 +123,15 @@ class ActorCritic(nn.Module):
     def initial(self, batch: int) -> None:
         """The initial carry: None, as there is no memory."""
 
-    def step(self, obs: Any, carry: Any = None) -> tuple[Any, Any]:
+    def step(self, obs: Tree, carry: Tree = None) -> tuple[Any, Any]:
         """`policy`, with the signature of `MemoryActorCritic.step`; the carry is None."""
         return self.policy(obs), None
 
-    def read(self, obs: Any, carry: Any = None, start: Any = None) -> tuple[Any, Scalar, Any]:
+    def read(self, obs: Tree, carry: Tree = None, start: Any = None) -> tuple[Any, Scalar, Any]:
         """`forward`, with the signature of `MemoryActorCritic.read`."""
         return *self(obs), None
 
-    def vjp(self, obs: Any) -> tuple[Any, Scalar, Callable[[Tensor, Tensor], None]] | None:
+    def vjp(self, obs: Tree) -> tuple[Any, Scalar, Callable[[Tensor, Tensor], None]] | None:
         """`forward` without autograd, and its backward pass: a function of the gradients of the heads' inputs.
 
         For heads without weights. None where the body does not support it. See `StackedMLP.vjp`.
@@ -151,10 +152,10 @@ class ActorCritic(nn.Module):
         assert isinstance(self.body, Apart)
         return [*self.body.value.parameters(), *self.value_head.parameters()]
 
-    def _normal(self, obs: Any) -> Any:
+    def _normal(self, obs: Tree) -> Any:
         return obs if self.normalizer is None else self.normalizer(obs)
 
-    def _actions(self, y: Tensor, obs: Any) -> Any:
+    def _actions(self, y: Tensor, obs: Tree) -> Any:
         if self.mask_key is None:
             return self.policy_head(y)
         return self.policy_head(y, obs[self.mask_key] > 0)

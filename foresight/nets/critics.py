@@ -11,7 +11,7 @@ from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from foresight.data.replay import Transitions
-from foresight.data.trajectory import Trajectory, tree_map
+from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.heads import TanhNormalHead
@@ -140,7 +140,7 @@ class CategoricalActor(nn.Module):
         self.actions, self.mask_key = actions, mask_key
         self.towers = StackedMLP(features if own is None else own.size, hidden, [actions], [0.01], activation)
 
-    def forward(self, features: Tensor, obs: Any = None) -> Categorical:
+    def forward(self, features: Tensor, obs: Tree = None) -> Categorical:
         """The policy at `features`; `obs` is looked at for its mask only."""
         mask = None if self.mask_key is None else obs[self.mask_key] > 0
         return Categorical(self.towers(features)[0], mask)
@@ -164,13 +164,13 @@ class Seen(NamedTuple):
     actor: Tensor
     next_critics: Tensor
     next_actor: Tensor
-    obs: Any
-    next_obs: Any
+    obs: Tree
+    next_obs: Tree
     action: Tensor
     reward: Tensor
     discount: Tensor
     passed_actor: Tensor | None = None
-    passed_obs: Any = None
+    passed_obs: Tree = None
     passed_weight: Tensor | None = None
 
 

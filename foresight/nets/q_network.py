@@ -10,6 +10,7 @@ from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from foresight import errors
+from foresight.data.trajectory import Tree
 from foresight.nets import encoders
 from foresight.nets.actor_critic import Separate
 from foresight.nets.mlp import MLP, orthogonal
@@ -52,7 +53,7 @@ class Streams(nn.Module):
         self.trunk = trunk
         self.streams = nn.ModuleList(Stream(trunk.size, hidden, n, sigma) for n in outputs)
 
-    def forward(self, obs: Any, noise: Noise | None = None) -> list[Tensor]:
+    def forward(self, obs: Tree, noise: Noise | None = None) -> list[Tensor]:
         """The output of every stream."""
         features = self.trunk(obs)
         pairs: list[Any] = [None] * len(self.streams)
@@ -104,13 +105,13 @@ class QNetwork(nn.Module):
                 towers = StackedMLP(vector.size, hidden, outputs, [START] * len(outputs), activation)
                 self.body = towers if plain else Separate(vector, towers)
 
-    def forward(self, obs: Any, noise: Noise | None = None) -> Values:
+    def forward(self, obs: Tree, noise: Noise | None = None) -> Values:
         """The values of all actions."""
         parts = self.body(obs, noise) if self.noisy else self.body(obs)
         advantage = parts[-1].view(*parts[-1].shape[:-1], self.actions, self.head.size)
         return self.head(value.dueling(parts[0], advantage) if self.dueling else advantage)
 
-    def vjp(self, obs: Any) -> tuple[Tensor, Callable[[Tensor], None]] | None:
+    def vjp(self, obs: Tree) -> tuple[Tensor, Callable[[Tensor], None]] | None:
         """Values `[N, A]` without autograd, and the backward pass; for scalar values only. See `StackedMLP.vjp`."""
         if self.dueling or self.head.size > 1 or not hasattr(self.body, "vjp"):
             return None
@@ -126,13 +127,13 @@ class QNetwork(nn.Module):
             return None
         return [layer.noise(generator) for layer in self.modules() if isinstance(layer, NoisyLinear)]
 
-    def best(self, values: Tensor, obs: Any) -> Tensor:
+    def best(self, values: Tensor, obs: Tree) -> Tensor:
         """The greedy allowed action, int64 `[...]`, for values `[..., A]` at `obs`."""
         if self.mask_key is not None:
             values = values.masked_fill(obs[self.mask_key] == 0, torch.finfo(values.dtype).min)
         return values.argmax(-1)
 
-    def random(self, obs: Any, count: int, generator: torch.Generator) -> Tensor:
+    def random(self, obs: Tree, count: int, generator: torch.Generator) -> Tensor:
         """Uniformly random allowed actions, int64 `[count]`."""
         if self.mask_key is None:
             return torch.randint(self.actions, (count,), generator=generator, device=generator.device)

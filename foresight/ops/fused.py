@@ -11,7 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
+
+Floats = NDArray[np.float32]
+Actions = NDArray[np.int64]
 
 SHARES = np.arange(256, dtype=np.float32) / np.float32(255)  # of bytes: looked up, as a division takes longer
 
@@ -39,11 +43,14 @@ def clipped_objective(
     """
     # In torch, so that the first log-probabilities are those of the rollout bit for bit and the ratio is exactly 1.
     logps = torch.log_softmax(logits.detach(), -1)
-    grads, seen = (torch.empty_like(logps), torch.empty_like(value)), torch.empty(5)
-    tensors = (logps, value.detach(), action, old_logprob, advantage, target, old_value, *grads, seen)
+    grad_logits, grad_value, seen = torch.empty_like(logps), torch.empty_like(value), torch.empty(5)
     limit = math.inf if clip_value is None else clip_value
-    _clipped_objective(*[x.numpy() for x in tensors], clip_ratio, limit, value_coef, entropy_coef, normalize)
-    return *grads, seen
+    _clipped_objective(
+        logps.numpy(), value.detach().numpy(), action.numpy(), old_logprob.numpy(), advantage.numpy(), target.numpy(),
+        old_value.numpy(), grad_logits.numpy(), grad_value.numpy(), seen.numpy(), clip_ratio, limit, value_coef,
+        entropy_coef, normalize,
+    )  # fmt: skip
+    return grad_logits, grad_value, seen
 
 
 def squash(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,8 +60,8 @@ def squash(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """
     action, logp = torch.empty_like(mean, memory_format=torch.contiguous_format), mean.new_empty(mean.shape[:-1])
     dims = mean.shape[-1]
-    inputs = (x.detach().contiguous().view(-1, dims).numpy() for x in (mean, std, noise))
-    _squash(*inputs, action.view(-1, dims).numpy(), logp.view(-1).numpy())
+    means, stds, noises = (x.detach().contiguous().view(-1, dims).numpy() for x in (mean, std, noise))
+    _squash(means, stds, noises, action.view(-1, dims).numpy(), logp.view(-1).numpy())
     return action, logp
 
 
@@ -67,8 +74,11 @@ def soft_q(
     gradients of the loss with respect to the values, two `[N, 1]`, and `[2]`: the loss and the mean of the values.
     """
     grads, seen = [torch.empty_like(q) for q in values], torch.empty(2)
-    tensors = (*values, reward, discount, *following, logp, *grads, seen)
-    _soft_q(*[x.numpy() for x in tensors], alpha)
+    (q, other), (first, second), (grad, other_grad) = values, following, grads
+    _soft_q(
+        q.numpy(), other.numpy(), reward.numpy(), discount.numpy(), first.numpy(), second.numpy(), logp.numpy(),
+        grad.numpy(), other_grad.numpy(), seen.numpy(), alpha,
+    )  # fmt: skip
     return grads, seen
 
 
@@ -81,8 +91,10 @@ def huber_q(
     Returns the gradient of the loss with respect to `q` `[N, A]`, and `[2]`: the loss and the mean of Q(s, a).
     """
     grad, seen = torch.zeros_like(q), torch.empty(2)
-    tensors = (q, action, reward, discount, following, choice, grad, seen)
-    _huber_q(*[x.numpy() for x in tensors])
+    _huber_q(
+        q.numpy(), action.numpy(), reward.numpy(), discount.numpy(), following.numpy(), choice.numpy(), grad.numpy(),
+        seen.numpy(),
+    )  # fmt: skip
     return grad, seen
 
 
@@ -97,8 +109,8 @@ def pixels(images: Tensor) -> Tensor:
     return found.permute(0, 3, 1, 2)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _pixels(images, found, shares):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _pixels(images: NDArray[np.uint8], found: Floats, shares: Floats) -> None:
     count, channels, places = images.shape
     for i in range(count):
         for k in range(channels):
@@ -106,8 +118,8 @@ def _pixels(images, found, shares):  # type: ignore[no-untyped-def]
                 found[i, j, k] = shares[images[i, k, j]]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _squash(mean, std, noise, action, logp):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _squash(mean: Floats, std: Floats, noise: Floats, action: Floats, logp: Floats) -> None:
     rows, dims = mean.shape
     for i in range(rows):
         total = 0.0
@@ -120,8 +132,11 @@ def _squash(mean, std, noise, action, logp):  # type: ignore[no-untyped-def]
         logp[i] = total
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _soft_q(q, other, reward, discount, following, second, logp, grad, other_grad, seen, alpha):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _soft_q(
+    q: Floats, other: Floats, reward: Floats, discount: Floats, following: Floats, second: Floats, logp: Floats,
+    grad: Floats, other_grad: Floats, seen: Floats, alpha: float,
+) -> None:  # fmt: skip
     rows = q.shape[0]
     loss, total = 0.0, 0.0
     for i in range(rows):
@@ -133,8 +148,11 @@ def _soft_q(q, other, reward, discount, following, second, logp, grad, other_gra
     seen[0], seen[1] = loss / rows, total / rows
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _huber_q(q, action, reward, discount, following, choice, grad, seen):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _huber_q(
+    q: Floats, action: Actions, reward: Floats, discount: Floats, following: Floats, choice: Actions, grad: Floats,
+    seen: Floats,
+) -> None:  # fmt: skip
     rows = q.shape[0]
     loss, total = 0.0, 0.0
     for i in range(rows):
@@ -146,11 +164,12 @@ def _huber_q(q, action, reward, discount, following, choice, grad, seen):  # typ
     seen[0], seen[1] = loss / rows, total / rows
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _clipped_objective(  # type: ignore[no-untyped-def]
-    logps, value, action, old_logprob, advantage, target, old_value, grad_logits, grad_value, seen,
-    clip_ratio, clip_value, value_coef, entropy_coef, normalize,
-):  # fmt: skip
+@njit(cache=True)
+def _clipped_objective(
+    logps: Floats, value: Floats, action: Actions, old_logprob: Floats, advantage: Floats, target: Floats,
+    old_value: Floats, grad_logits: Floats, grad_value: Floats, seen: Floats, clip_ratio: float, clip_value: float,
+    value_coef: float, entropy_coef: float, normalize: bool,
+) -> None:  # fmt: skip
     rows, actions = logps.shape
     mean, scale = 0.0, 1.0
     if normalize:

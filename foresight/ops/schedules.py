@@ -33,7 +33,8 @@ def exponential(progress: float, start: float, end: float) -> float:
     """
     if start * end <= 0:
         raise ValueError(f"An exponential schedule cannot go from {start} to {end}: both must have the same sign.")
-    return start * (end / start) ** _clamped(progress)
+    value: float = start * (end / start) ** _clamped(progress)
+    return value
 
 
 def piecewise(progress: float, points: Sequence[tuple[float, float]]) -> float:

@@ -19,7 +19,8 @@ def token_logprob(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> t
     Shapes: logits z `[N, V]` of any float type, tokens `[N]`; returns `[N]` and `[N]`, float32 or wider. A logit of
     -inf gives probability 0. Computed in slices of rows; the backward pass keeps only the logits, in their own dtype.
     """
-    return _TokenLogprob.apply(logits, tokens, temperature)
+    found: tuple[Tensor, Tensor] = _TokenLogprob.apply(logits, tokens, temperature)  # type: ignore[no-untyped-call]  # torch's
+    return found
 
 
 def _wide(logits: Tensor, temperature: float) -> Tensor:
@@ -79,7 +80,8 @@ def token_divergence(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     from p is accepted as a sample of p* (Leviathan et al. 2023, arXiv:2211.17192, theorem 3.5). Computed in slices of
     rows; the backward pass keeps both logits in their own dtypes. Becomes `ops.kl.categorical` of (target, logits).
     """
-    return _TokenDivergence.apply(logits, target)
+    found: tuple[Tensor, Tensor] = _TokenDivergence.apply(logits, target)  # type: ignore[no-untyped-call]  # torch's
+    return found
 
 
 class _TokenDivergence(torch.autograd.Function):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.data.trajectory import tree_map
+from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments, kinds, machine, paths
 from foresight.runtime.checkpoints import checkpoint
@@ -50,7 +52,7 @@ class Agent:
             from foresight.planning.generation import server  # late: only language models have one
 
             server.attach(self.state, completer, say=lambda text: print(text, file=sys.stderr, flush=True))
-        self._carry: Any = None
+        self._carry: Tree = None
 
     def act(self, obs: Any, explore: bool = False) -> Any:
         """The action for `obs`: one observation or a batch, as arrays, tensors, lists or dicts of these.
@@ -62,16 +64,19 @@ class Agent:
         """
         return kinds.get(self.settings.kind).act(self, obs, explore)
 
-    def act_on(self, batch: Any, single: bool, explore: bool = False) -> Any:
+    def act_on(self, batch: Tree, single: bool, explore: bool = False) -> NDArray[Any] | int | bool:
         """The actions for a batch of observations, as an array; the first alone where `single`."""
         device = machine.device_of(self.state)
         placed = tree_map(lambda x: x.to(device), batch)
         with torch.no_grad():
             action, _, self._carry = self.module.act(self.state, placed, self._carry, explore=explore)
-        array = action.cpu().numpy()
+        array: NDArray[Any] = action.cpu().numpy()
         if not single:
             return array
-        return array[0].item() if array.ndim == 1 and array.dtype.kind in "iub" else array[0]
+        first: NDArray[Any] | int | bool = (
+            array[0].item() if array.ndim == 1 and array.dtype.kind in "iub" else array[0]
+        )
+        return first
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> Evaluation:
         """Measure again, see `runtime.evaluation.evaluate`; `episodes` and `seed` are the run's unless given."""
@@ -93,11 +98,12 @@ class Agent:
         """Close the environment."""
         environments.close(self.env)
 
-    def batch(self, obs: Any) -> tuple[Any, bool]:
+    def batch(self, obs: Any) -> tuple[Tree, bool]:
         """Observations of a control environment as a batch of tensors, and whether `obs` was a single one."""
         space = self.spaces.obs
         if isinstance(obs, dict):
-            parts = {name: _fit(obs[name], space.spaces[name], name) for name in space.spaces}
+            named = cast(gymnasium.spaces.Dict, space).spaces
+            parts = {name: _fit(obs[name], named[name], name) for name in named}
             return {name: part for name, (part, _) in parts.items()}, all(single for _, single in parts.values())
         return _fit(obs, space, "obs")
 
@@ -105,7 +111,7 @@ class Agent:
         return f"Agent({self.settings.algorithm} on {self.settings.env}, {str(self.path)!r} at {self.step:,})"
 
 
-def _fit(obs: Any, space: Any, name: str) -> tuple[Tensor, bool]:
+def _fit(obs: Any, space: gymnasium.Space[Any], name: str) -> tuple[Tensor, bool]:
     """A batched tensor in the dtype of the environment's observations, and whether `obs` was a single one."""
     from foresight.envs.control.vector import tensor
 

@@ -10,11 +10,15 @@ import importlib.util
 import re
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from foresight.errors import UserError, unknown
 from foresight.runtime import legacy
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 WINGS = ("tabular", "value", "policy", "search", "world", "sequence", "language")
@@ -24,6 +28,46 @@ LIGHT = {
     "math", "typing",
 }  # fmt: skip
 HEAD = re.compile(r'\A"{3}.*?"{3}\n.*?(?=^(?:@|class |def ))', re.DOTALL | re.MULTILINE)
+
+
+class State(Protocol):
+    """What an algorithm learns: a dataclass, saved and restored field by field. Most fields are the algorithm's own."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    step: int  # in the algorithm's unit
+
+    @property
+    def config(self) -> Any:
+        """The algorithm's Config."""
+
+    def __getattr__(self, name: str) -> Any: ...
+
+    def __setattr__(self, name: str, value: Any) -> None: ...
+
+
+Steps = Iterator[tuple[int, dict[str, Any], State]]  # what `train` yields: the step, metrics, and the State
+
+
+class Algorithm(Protocol):
+    """The module of an algorithm.
+
+    What the environment is depends on `KIND`, and with it what `spaces` and observations are. Some algorithms also have
+    `measure`, `assess`, `export`, `picture`, `reset_carry` or `read_files`, which are looked for by name.
+    """
+
+    KIND: str
+    Config: type[Any]
+
+    def build(self, config: Any, spaces: Any, device: str | torch.device = "cpu") -> State:
+        """A State that has learned nothing."""
+
+    def act(self, state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Any, dict[str, Any], Any]:
+        """`(actions, extras, carry)` for a batch of observations."""
+
+    def train(self, config: Any, env: Any, state: State | None = None, device: str | torch.device = "cpu") -> Steps:
+        """Learn, from nothing or from a State."""
+
+    def __getattr__(self, name: str) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,22 +116,22 @@ def entry(name: str) -> Entry:
     return algorithms()[name]
 
 
-def module(name: str) -> Any:
+def module(name: str) -> Algorithm:
     """The algorithm's real module (this imports torch)."""
     found = entry(name)
     if found.path.is_relative_to(ROOT):
-        return importlib.import_module(f"foresight.algorithms.{found.wing}.{found.name}")
+        return cast(Algorithm, importlib.import_module(f"foresight.algorithms.{found.wing}.{found.name}"))
     alias = f"foresight_file_{found.name}"
     loaded = sys.modules.get(alias)
     if loaded is not None and loaded.__file__ == str(found.path):
-        return loaded
+        return cast(Algorithm, loaded)
     spec = importlib.util.spec_from_file_location(alias, found.path)
     if spec is None or spec.loader is None:
         raise UserError(f"{found.path} cannot be imported.")
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[alias] = loaded  # before it runs: dataclasses look their module up
     spec.loader.exec_module(loaded)
-    return loaded
+    return cast(Algorithm, loaded)
 
 
 @functools.cache

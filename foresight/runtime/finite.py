@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from foresight import distributed
+from foresight.runtime.catalog import State
 
 VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
 
@@ -21,7 +22,7 @@ def bad_metric(metrics: Mapping[str, Any]) -> str | None:
     return next(bad, None)
 
 
-def bad_weights(state: Any) -> str | None:
+def bad_weights(state: State) -> str | None:
     """The name of a parameter in the State that holds NaN or infinity; None if all are finite."""
     for field in dataclasses.fields(state):
         value = getattr(state, field.name)

@@ -33,7 +33,7 @@ def pick_device(wanted: str, gpu: bool = True) -> str:
     return wanted
 
 
-def device_of(state: Any) -> torch.device:
+def device_of(state: object) -> torch.device:
     """Where the State's modules live (its first generator or tensor, if it has no modules)."""
     parts = list(vars(state).values())
     for part in parts:

@@ -11,9 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
+
+from foresight.data.trajectory import Tree
+from foresight.envs.base import Env, Feedback
+
+Item = TypeVar("Item")
 
 SECTIONS = (
     "environment", "inference", "learning", "waiting", "actors_waiting", "walking", "sampling", "grading", "other"
@@ -28,17 +33,17 @@ class Watch:
     With `episodes` it also keeps `(task, return, length)` of every episode that ends, until they are `taken`.
     """
 
-    def __init__(self, env: Any, episodes: bool = False) -> None:
+    def __init__(self, env: Env, episodes: bool = False) -> None:
         self.env, self.name, self.num_envs, self.spaces = env, env.name, env.num_envs, env.spaces
         self.seconds = 0.0
         self._step, self._episodes = env.step, episodes
         self._ended: list[tuple[str, float, int]] = []
 
-    def reset(self, seed: int) -> Any:
+    def reset(self, seed: int) -> Tree:
         """Reset all envs; equal seeds give equal episodes. Returns obs `[B, ...]`."""
         return self.env.reset(seed)
 
-    def step(self, action: Tensor) -> Any:
+    def step(self, action: Tensor) -> Feedback:
         """Take `action` `[B, ...]` in every env."""
         began = perf_counter()
         feedback = self._step(action)
@@ -124,7 +129,7 @@ class Profile:
 
 @contextmanager
 def timed(
-    module: Any, name: str, section: str, profile: Profile, counted: Callable[..., tuple[int, int]] | None = None
+    module: object, name: str, section: str, profile: Profile, counted: Callable[..., tuple[int, int]] | None = None
 ) -> Iterator[None]:
     """Count the seconds in the function `name` of a module or class to a section, wherever it is called from.
 
@@ -153,13 +158,13 @@ def timed(
         setattr(module, name, plain)
 
 
-def learning(module: Any, profile: Profile) -> AbstractContextManager[None]:
+def learning(module: object, profile: Profile) -> AbstractContextManager[None]:
     """Count the seconds in the `update` of an algorithm's module."""
     return timed(module, "update", "learning", profile)
 
 
 @contextmanager
-def language(module: Any, profile: Profile) -> Iterator[None]:
+def language(module: object, profile: Profile) -> Iterator[None]:
     """Count the seconds that a language algorithm samples, grades and learns, and what it samples and learns.
 
     Its own `judged`, where it has one, is grading too.
@@ -177,7 +182,7 @@ def language(module: Any, profile: Profile) -> Iterator[None]:
         yield
 
 
-def _learned(_: Any, state: Any, batch: Any, lengths: Any = None, *__: Any) -> tuple[int, int]:
+def _learned(_: object, state: object, batch: object, lengths: object = None, *__: object) -> tuple[int, int]:
     """The size of what an `update` was given: a TokenBatch or, as `pretrain` is, texts and their lengths."""
     known = getattr(batch, "length", lengths)
     return _size(known) if isinstance(known, Tensor) else (0, 0)
@@ -188,12 +193,12 @@ def _size(lengths: Tensor) -> tuple[int, int]:
 
 
 def steps(
-    steps: Iterator[Any],
+    steps: Iterator[Item],
     times: Profile,
     spend: Callable[[float], None],
     watched: Watch | None = None,
     rest: str | None = None,
-) -> Iterator[Any]:
+) -> Iterator[Item]:
     """The same steps; `spend` receives the seconds of each. Those of no other section are added to section `rest`."""
     while True:
         known = times.total()

@@ -10,11 +10,16 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foresight.errors import LostError, NotFinite, UserError
 from foresight.runtime import catalog, config_fields, resolve, settings
+from foresight.runtime.catalog import State
 from foresight.training.options import build_config
+
+if TYPE_CHECKING:  # these import torch
+    from foresight.runtime.agent import Agent
+    from foresight.runtime.evaluation.evaluate import Evaluation
 
 HOLDS_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoints")
 
@@ -38,12 +43,12 @@ class Run:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
     @property
-    def evaluation(self) -> Any:
+    def evaluation(self) -> Evaluation | None:
         """The last `Evaluation` (without its single values), or None until the run has ended."""
         return _evaluation(self.summary.get("evaluation"))
 
     @property
-    def baseline(self) -> Any:
+    def baseline(self) -> Evaluation | None:
         """The `Evaluation` of a random policy or the untrained model, or None until the run has ended."""
         return _evaluation(self.summary.get("baseline"))
 
@@ -53,7 +58,7 @@ class Run:
 
         return log.read(self.path)
 
-    def load(self, checkpoint: str | int = "latest") -> Any:
+    def load(self, checkpoint: str | int = "latest") -> Agent:
         """The trained `Agent`, see `load`."""
         return load(self.path, checkpoint)
 
@@ -84,7 +89,7 @@ def train(
     actors: int = 0,
     ray: str | None = None,
     completer: str | None = None,
-    callbacks: Sequence[Callable[[int, dict[str, Any], Any], None]] = (),
+    callbacks: Sequence[Callable[[int, dict[str, Any], State], None]] = (),
     config: Any = None,
     **fields: Any,
 ) -> Run:
@@ -153,7 +158,7 @@ def resume(
     actors: int | None = None,
     ray: str | None = None,
     completer: str | None = None,
-    callbacks: Sequence[Callable[[int, dict[str, Any], Any], None]] = (),
+    callbacks: Sequence[Callable[[int, dict[str, Any], State], None]] = (),
 ) -> Run:
     """Continue a run from its newest checkpoint, or from the one that `path` names (`RUN/checkpoints/step-...`).
 
@@ -190,7 +195,9 @@ def resume(
     return Run(path)
 
 
-def load(path: str | Path, checkpoint: str | int = "latest", device: str = "auto", completer: str | None = None) -> Any:
+def load(
+    path: str | Path, checkpoint: str | int = "latest", device: str = "auto", completer: str | None = None
+) -> Agent:
     """The trained `Agent` of a run: `agent.act(obs)`. `checkpoint` is "latest", "best" or a step.
 
     `completer` is the URL of a server that answers in place of a language model, with the weights that it has.
@@ -210,7 +217,7 @@ def find(path: str | Path) -> Path:
     return along if not here.exists() and len(Path(path).parts) == 1 and along.is_dir() else here
 
 
-def _evaluation(document: dict[str, Any] | None) -> Any:
+def _evaluation(document: dict[str, Any] | None) -> Evaluation | None:
     from foresight.runtime.evaluation.evaluate import Evaluation
 
     return Evaluation.read(document) if document else None

@@ -7,15 +7,16 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from foresight import distributed
 from foresight.errors import LostError, NotFinite, UserError
 from foresight.runtime import catalog, environments, finite, kinds, log, machine, paths, profile, settings, summary
+from foresight.runtime.catalog import State, Steps
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.distributed import actors, learner, ray_cluster
 from foresight.runtime.evaluation import evaluate
@@ -25,7 +26,10 @@ from foresight.runtime.progress import Progress
 from foresight.runtime.when import Every, Interruption
 from foresight.training.options import build_config
 
-Callback = Callable[[int, dict[str, Any], Any], None]  # (step, metrics, state)
+if TYPE_CHECKING:
+    from foresight.runtime.evaluation.evaluate import Environment
+
+Callback = Callable[[int, dict[str, Any], State], None]  # (step, metrics, state)
 CHECKPOINT_EVERY = 120.0  # seconds
 TIDY_EVERY = 2.0  # seconds between returns of unused memory
 LASTING, PASSING = 1 << 20, 1 << 25  # bytes from which a tensor gets pages of its own, in the first step and after it
@@ -79,9 +83,9 @@ class Session:
         self.begun = False  # whether a step was made, so that the run is kept
         self.saved: int | None = None  # the step of the newest checkpoint
         self.slow = False  # whether saving takes long enough to show it
-        self.baseline: Any = None
+        self.baseline: Evaluation | None = None
         self.best = -math.inf
-        self.measured: tuple[int, Any] | None = None  # the newest evaluation and its step
+        self.measured: tuple[int, Evaluation] | None = None  # the newest evaluation and its step
 
     def go(self) -> None:
         """Train to the end, from scratch or from a checkpoint."""
@@ -135,7 +139,7 @@ class Session:
                 if evaluation_env is not env:
                     environments.close(evaluation_env)
 
-    def _state(self, env: Any) -> Any:
+    def _state(self, env: Environment) -> State:
         """A new State, or the one in the checkpoint that the run starts from."""
         machine.seed_everything(self.settings.seed)
         state = self.module.build(self.config, environments.spaces(env), self.device)
@@ -164,16 +168,14 @@ class Session:
     def _rates(self) -> dict[str, float]:
         return {name: float(x) for name, x in self.settings.config.items() if name.endswith("learning_rate")}
 
-    def _loop(self, state: Any, env: Any, evaluation_env: Any, interruption: Interruption) -> Any:
+    def _loop(self, state: State, env: Environment, evaluation_env: Environment, interruption: Interruption) -> State:
         steps = self._steps(state, env)
         try:
             return self._follow(steps, state, evaluation_env, interruption)
         finally:
             steps.close()  # however it ended: actors stop, and the algorithm's module is as it was
 
-    def _follow(
-        self, steps: Iterator[tuple[int, dict[str, Any], Any]], state: Any, evaluation_env: Any, interruption: Any
-    ) -> Any:
+    def _follow(self, steps: Steps, state: State, evaluation_env: Environment, interruption: Interruption) -> State:
         assert self.log is not None
         health = Health()
         first = int(getattr(state, "step", 0))
@@ -220,7 +222,7 @@ class Session:
                 raise
             raise LostError(str(error)) from error
 
-    def _steps(self, state: Any, env: Any) -> Generator[tuple[int, dict[str, Any], Any], None, None]:
+    def _steps(self, state: State, env: Environment) -> Generator[tuple[int, dict[str, Any], State], None, None]:
         """What the algorithm's `train` yields, or the learner over actors. Also profiles it."""
         if self.settings.actors:
             self.progress.status("starting the actors")
@@ -237,13 +239,13 @@ class Session:
             steps = self.module.train(self.config, env, state=state, device=self.device)
             yield from self._timed(steps, env if isinstance(env, profile.Watch) else None, rest)
 
-    def _timed(self, steps: Any, watched: profile.Watch | None = None, rest: str | None = None) -> Iterator[Any]:
+    def _timed(self, steps: Steps, watched: profile.Watch | None = None, rest: str | None = None) -> Steps:
         return profile.steps(steps, self.profile, self._count, watched, rest)
 
     def _count(self, seconds: float) -> None:
         self.seconds += seconds
 
-    def _finish(self, state: Any, evaluation_env: Any) -> None:
+    def _finish(self, state: State, evaluation_env: Environment) -> None:
         step = int(getattr(state, "step", self.total))
         self.kind.verified(state)
         if self.saved != step:
@@ -266,7 +268,7 @@ class Session:
         if self.record:
             self._record(state)
 
-    def _evaluate(self, step: int, state: Any, env: Any) -> None:
+    def _evaluate(self, step: int, state: State, env: Environment) -> None:
         """Measure, log, and keep the State if it is the best so far."""
         assert self.log is not None
         result = self._measure(state, env)
@@ -282,7 +284,7 @@ class Session:
             else:
                 self._save(state, step, best=True)
 
-    def _measure(self, state: Any, env: Any, untrained: bool = False) -> Any:
+    def _measure(self, state: State, env: Environment, untrained: bool = False) -> Evaluation:
         before = time.perf_counter()
         self.progress.status("measuring the baseline" if untrained else "evaluating")
         function = evaluate.baseline if untrained else evaluate.evaluate
@@ -293,11 +295,12 @@ class Session:
         self.evaluation_seconds += time.perf_counter() - before
         return result
 
-    def _save(self, state: Any, step: int, best: bool = False) -> float:
+    def _save(self, state: State, step: int, best: bool = False) -> float:
         """Write a checkpoint; returns the seconds that it took."""
         began = time.perf_counter()
         if bad := finite.bad_weights(state):
             raise UserError(self._poisoned(step, f"the weights of '{bad}'"))
+        assert self.baseline is not None  # measured before the first step
         extra = {
             "seconds": self.seconds,
             "evaluation_seconds": self.evaluation_seconds,
@@ -332,7 +335,7 @@ class Session:
         """Which checkpoint remains after NaN or infinity."""
         return "there is no checkpoint yet" if self.saved is None else f"the last good checkpoint is at {self.saved:,}"
 
-    def _record(self, state: Any) -> None:
+    def _record(self, state: State) -> None:
         if self.kind.record is None:
             return
         self.progress.status("recording")

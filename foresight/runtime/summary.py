@@ -14,12 +14,14 @@ from foresight.runtime import bench, settings
 from foresight.runtime.checkpoints import checkpoint
 
 if TYPE_CHECKING:
+    from foresight.runtime.evaluation.evaluate import Evaluation
     from foresight.runtime.session import Session
 
 
-def document(session: Session, step: int, evaluation: Any) -> dict[str, Any]:
+def document(session: Session, step: int, evaluation: Evaluation) -> dict[str, Any]:
     """What goes into `summary.json`."""
     resolved = session.settings.typed()
+    assert session.baseline is not None  # measured before the first step
     return {
         "algorithm": resolved.algorithm,
         "preset": resolved.preset,

@@ -123,6 +123,7 @@ def tune(
             name, **dict[str, Any](env), out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
             callbacks=[callback] if callback else [], **given,
         )  # fmt: skip
+        assert finished.evaluation is not None  # the run has ended
         trial.set_user_attr("mean", float(finished.evaluation.mean))
         say(f"trial {trial.number}: {finished.evaluation}  {_told({k: given[k] for k in space})}")
         return float(finished.evaluation.worth)

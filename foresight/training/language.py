@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -19,12 +19,48 @@ from foresight.training.options import Tuning
 OPTIMIZERS = ("adamw", "adamw8bit")
 
 
-def build(config: Any, device: torch.device | str) -> tuple[LanguageModel, torch.optim.Optimizer, torch.Generator]:
+class Seeded(Protocol):
+    """The fields of a Config by which adapters are made."""
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is drawn."""
+
+    @property
+    def tuning(self) -> Tuning:
+        """How the model is tuned."""
+
+
+class Pretrained(Seeded, Protocol):
+    """The fields of a Config by which a pretrained policy and its optimizer are made."""
+
+    @property
+    def model(self) -> str:
+        """The name, folder or hub id of the model."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the optimizer."""
+
+
+class Exportable(Protocol):
+    """A State whose policy can be exported."""
+
+    policy: LanguageModel
+
+    @property
+    def config(self) -> Pretrained:
+        """The algorithm's Config."""
+
+
+def build(
+    config: Pretrained, device: torch.device | str
+) -> tuple[LanguageModel, torch.optim.Optimizer, torch.Generator]:
     """The policy that a Config describes, its optimizer, and the generator of its prompts and samples.
 
     Reads the fields `model`, `learning_rate`, `seed` and `tuning`. Raises UserError as what it calls does.
     """
-    tuning: Tuning = config.tuning
+    tuning = config.tuning
     policy = pretrained.load(config.model, device, tuning.precision, narrow=tuning.lora > 0)
     _prepare(policy, config)
     generator = torch.Generator().manual_seed(config.seed)
@@ -32,21 +68,21 @@ def build(config: Any, device: torch.device | str) -> tuple[LanguageModel, torch
 
 
 def scorer(
-    config: Any,
+    config: Seeded,
     device: torch.device | str,
     name: str,
     std: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Scorer:
     """A trainable `Scorer` from the model `name` (see `pretrained.load_scorer`), with adapters if Config says so."""
-    tuning: Tuning = config.tuning
+    tuning = config.tuning
     found = pretrained.load_scorer(name, device, tuning.precision, std, generator, narrow=tuning.lora > 0)
     _prepare(found.trunk, config)
     return found
 
 
-def _prepare(model: LanguageModel, config: Any) -> None:
-    tuning: Tuning = config.tuning
+def _prepare(model: LanguageModel, config: Seeded) -> None:
+    tuning = config.tuning
     if not tuning.lora and tuning.lora_targets:
         raise errors.UserError(
             "--lora-targets is given without --lora: also give the rank of the adapters, as in --lora 16."
@@ -99,7 +135,7 @@ def frozen(policy: LanguageModel) -> LanguageModel:
     return lora.base(policy) if lora.has(policy.module) else copy.deepcopy(policy).requires_grad_(False)
 
 
-def export(state: Any, directory: str | Path, merged: bool = True) -> Path:
+def export(state: Exportable, directory: str | Path, merged: bool = True) -> Path:
     """Write the policy of a State as a Hugging Face folder that plain `transformers` loads.
 
     Adapters are merged into the base or, if not `merged`, written as an adapter, which `peft` also loads.

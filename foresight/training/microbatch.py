@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +20,70 @@ from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.ops import schedules
 from foresight.ops.diagnostics import mean
+from foresight.training.options import Tuning
 
 Sums = dict[str, Tensor]
+
+
+class Plan(Protocol):
+    """The fields of a Config that gradient steps are taken by."""
+
+    @property
+    def steps(self) -> int:
+        """Updates in all."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Before warmup and annealing."""
+
+    @property
+    def tuning(self) -> Tuning:
+        """How the model is tuned."""
+
+
+class SamplingPlan(Plan, Protocol):
+    """`Plan`, for a policy that learns from what it sampled."""
+
+    @property
+    def temperature(self) -> float:
+        """Of sampling, and of the policy whose gradient is taken."""
+
+
+class Trained(Protocol):
+    """A State with an optimizer, as far as it is used here."""
+
+    optimizer: torch.optim.Optimizer
+    step: int
+
+    @property
+    def config(self) -> Plan:
+        """The algorithm's Config."""
+
+
+class TrainedPolicy(Trained, Protocol):
+    """A `Trained` State whose policy learns from what it sampled."""
+
+    policy: LanguageModel
+    generator: torch.Generator
+
+    @property
+    def config(self) -> SamplingPlan:
+        """The algorithm's Config."""
+
+
+class Minibatches(Protocol):
+    """The sizes of an update in a Config."""
+
+    @property
+    def prompts(self) -> int:
+        """Prompts an update."""
+
+    @property
+    def minibatches(self) -> int:
+        """Gradient steps an epoch."""
+
+
+Learner = TypeVar("Learner", bound=TrainedPolicy)
 
 
 def split(batch: TokenBatch, groups: Tensor, tokens: int) -> list[Tensor]:
@@ -86,7 +148,7 @@ def step(
 
 
 def fit(
-    state: Any,
+    state: Trained,
     model: LanguageModel,
     batch: TokenBatch,
     loss: Callable[[Tensor, TokenBatch], tuple[Tensor, Sums]],
@@ -103,13 +165,13 @@ def fit(
         return step(state.optimizer, losses, _rate(state), state.config.tuning.max_grad_norm, count)
 
 
-GroupLoss = Callable[[Any, TokenBatch, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Sums]]
+GroupLoss = Callable[[Learner, TokenBatch, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Sums]]
 Weigh = Callable[[Tensor], Tensor]
 
 
 def learn(
-    state: Any,
-    loss: GroupLoss,
+    state: Learner,
+    loss: GroupLoss[Learner],
     batch: TokenBatch,
     rewards: Tensor,
     advantage: Tensor,
@@ -136,8 +198,8 @@ def learn(
 
 
 def descend(
-    state: Any,
-    loss: GroupLoss,
+    state: Learner,
+    loss: GroupLoss[Learner],
     batch: TokenBatch,
     advantage: Tensor,
     scored: Tensor,
@@ -186,7 +248,7 @@ def descend(
 
 
 def plan(
-    state: Any, batch: TokenBatch, scored: Tensor, weigh: Weigh, groups: Tensor, count: int
+    state: TrainedPolicy, batch: TokenBatch, scored: Tensor, weigh: Weigh, groups: Tensor, count: int
 ) -> tuple[list[list[Tensor]], Tensor]:
     """Shuffle a rollout into `count` minibatches of whole groups: the parts of each, and the weights `[P, G, T]`.
 
@@ -204,7 +266,9 @@ def plan(
     return steps, weights
 
 
-def before_the_first(state: Any, steps: list[list[Tensor]], recall: Callable[[int, int], tuple[Tensor, Sums]]) -> None:
+def before_the_first(
+    state: TrainedPolicy, steps: list[list[Tensor]], recall: Callable[[int, int], tuple[Tensor, Sums]]
+) -> None:
     """Run `recall(i, j)` for each part of the later steps, without gradient: it records the policy before any step."""
     with torch.no_grad(), state.policy.precision():
         for i, parts in enumerate(steps[1:], 1):
@@ -212,7 +276,7 @@ def before_the_first(state: Any, steps: list[list[Tensor]], recall: Callable[[in
                 compute()
 
 
-def check_minibatches(config: Any) -> None:
+def check_minibatches(config: Minibatches) -> None:
     """Raises UserError unless a Config's `minibatches` is from 1 to its `prompts`."""
     if not 1 <= config.minibatches <= config.prompts:
         raise UserError(f"minibatches is {config.minibatches}: it must be from 1 to prompts ({config.prompts}).")
@@ -223,6 +287,6 @@ def rows(whole: Tensor, part: Tensor, few: TokenBatch) -> Tensor:
     return whole[part] if whole.dim() == 2 else whole[part][..., : few.completion.shape[-1]]
 
 
-def _rate(state: Any) -> float:
+def _rate(state: Trained) -> float:
     config, tuning = state.config, state.config.tuning
     return schedules.planned(config.learning_rate, state.step, config.steps, tuning.lr_warmup, tuning.anneal_lr)

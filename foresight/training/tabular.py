@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight import errors
@@ -26,6 +27,7 @@ from foresight.planning.dynamic import bellman
 from foresight.training import tabular_kernels
 
 UNLIMITED = 2**62
+Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass
@@ -33,14 +35,78 @@ class Walk:
     """Where a learner stands: all that its next step depends on besides its tables. It is saved with the State."""
 
     rng: np.random.Generator
-    pairs: np.ndarray  # [n, 2] int64: states and actions of the rows that wait for their target
-    rewards: np.ndarray  # [n, 2] float64: their rewards and discounts
+    pairs: NDArray[np.int64]  # [n, 2]: states and actions of the rows that wait for their target
+    rewards: NDArray[np.float64]  # [n, 2]: their rewards and discounts
     pending: int = 0  # how many of these rows there are
     state: int = -1  # -1: the next step begins an episode
     action: int = -1  # what it is going to do, where that is decided; else -1
     length: int = 0  # actions in this episode
     earned: float = 0.0  # in this episode
     episodes: int = 0  # ended so far
+
+
+class StepSize(Protocol):
+    """The step size in a Config: α, or α / mᵖ at the m-th visit."""
+
+    @property
+    def alpha(self) -> float:
+        """The step size, or the first one."""
+
+    @property
+    def alpha_power(self) -> float:
+        """p; 0 for a constant step size."""
+
+
+class Limits(StepSize, Protocol):
+    """The fields of a Config by which a learner steps, stops and yields."""
+
+    @property
+    def steps(self) -> int:
+        """Env steps in all."""
+
+    @property
+    def episodes(self) -> int:
+        """Episodes in all; 0: not limited."""
+
+    @property
+    def yield_every(self) -> int:
+        """Env steps between yields; 0: at the end of each episode."""
+
+
+class Exploring(Limits, Protocol):
+    """`Limits`, for a learner that acts ε-greedily."""
+
+    @property
+    def epsilon(self) -> float:
+        """The share of actions taken at random."""
+
+
+class Learner(Protocol):
+    """A State that learns step by step, as far as the functions here use it."""
+
+    visits: Tensor
+    walk: Walk
+    step: int
+
+    @property
+    def config(self) -> Limits:
+        """The algorithm's Config."""
+
+
+class Predictor(Learner, Protocol):
+    """A `Learner` of state values."""
+
+    v: Tensor
+
+
+class Controller(Learner, Protocol):
+    """A `Learner` of action values, which it acts on."""
+
+    q: Tensor
+
+    @property
+    def config(self) -> Exploring:
+        """The algorithm's Config."""
 
 
 def start(seed: int, n: int = 1) -> Walk:
@@ -74,7 +140,7 @@ class Tables:
         self.forbidden = ~mdp.reward.isfinite()  # [S, A]
 
     @property
-    def arrays(self) -> tuple[Any, ...]:
+    def arrays(self) -> tuple[NDArray[np.int64], Floats, Floats, Floats, Floats]:
         """The arrays that the compiled loops take."""
         return self.next_state, self.cumulative, self.reward, self.discount, self.start
 
@@ -84,7 +150,7 @@ class Tables:
         return ((~self.forbidden) & ~self.mdp.absorbing()[:, None]).nonzero()
 
 
-def draw(cumulative: np.ndarray, uniform: float) -> int:
+def draw(cumulative: Floats, uniform: float) -> int:
     """The index at which the running sum passes `uniform` of the total."""
     return min(int((cumulative <= uniform * cumulative[-1]).sum()), len(cumulative) - 1)
 
@@ -106,7 +172,7 @@ def sizes(spaces: Spaces) -> tuple[int, int]:
     return int(spaces.obs.n), int(spaces.action.n)  # type: ignore[attr-defined]
 
 
-def check(config: Any) -> None:
+def check(config: object) -> None:
     """Raise UserError for a number of a Config that is out of its range."""
     ranges = {
         "gamma": (0.0, 1.0),
@@ -123,13 +189,13 @@ def check(config: Any) -> None:
         errors.at_least(least, config, *(name for name in names if hasattr(config, name)))
 
 
-def goes_on(state: Any) -> bool:
+def goes_on(state: Learner) -> bool:
     """Whether a learner's steps and episodes are not used up."""
     config = state.config
     return bool(state.step < config.steps and (not config.episodes or state.walk.episodes < config.episodes))
 
 
-def control(tables: Tables, state: Any, walk: Callable[..., Any]) -> dict[str, float]:
+def control(tables: Tables, state: Controller, walk: Callable[..., tabular_kernels.Controlled]) -> dict[str, float]:
     """Act and learn until the next yield, moving `state.q` `[S, A]` or `[N, S, A]` in place; returns what happened.
 
     `walk` is `tabular_kernels.control` compiled around an algorithm's target. A target of the n steps that `state.walk`
@@ -145,11 +211,13 @@ def control(tables: Tables, state: Any, walk: Callable[..., Any]) -> dict[str, f
             tables.limit, tables.gamma, config.alpha, config.alpha_power, config.epsilon, at.rng, at.pairs, at.rewards,
             at.state, at.action, at.length, at.earned, at.pending,
         )  # fmt: skip
-    taken, at.state, at.action, at.length, at.earned, at.pending, *happened = found
-    return report(state, taken, *happened)
+    taken, at.state, at.action, at.length, at.earned, at.pending, ended, returned, lengths, errors = found
+    return report(state, taken, ended, returned, lengths, errors)
 
 
-def predict(tables: Tables, state: Any, policy: Tensor, walk: Callable[..., Any]) -> dict[str, float]:
+def predict(
+    tables: Tables, state: Predictor, policy: Tensor, walk: Callable[..., tabular_kernels.Predicted]
+) -> dict[str, float]:
     """Follow `policy` `[S, A]` and learn until the next yield, moving `state.v` `[S]` in place; returns what happened.
 
     `walk` is `tabular_kernels.predict` compiled around an algorithm's target.
@@ -161,17 +229,18 @@ def predict(tables: Tables, state: Any, policy: Tensor, walk: Callable[..., Any]
             len(at.pairs), steps, most, v, visits, running(policy), *tables.arrays, tables.limit, tables.gamma,
             config.alpha, config.alpha_power, at.rng, at.pairs, at.rewards, at.state, at.length, at.earned, at.pending,
         )  # fmt: skip
-    taken, at.state, at.length, at.earned, at.pending, *happened = found
-    return report(state, taken, *happened)
+    taken, at.state, at.length, at.earned, at.pending, ended, returned, lengths, errors = found
+    return report(state, taken, ended, returned, lengths, errors)
 
 
-def running(policy: Tensor) -> np.ndarray:
+def running(policy: Tensor) -> Floats:
     """The running sums over the actions of a policy `[S, A]`, from which the compiled loops draw."""
-    return np.cumsum(policy.cpu().numpy(), axis=1)
+    sums: Floats = np.cumsum(policy.cpu().numpy(), axis=1)
+    return sums
 
 
 @contextlib.contextmanager
-def arrays(*tensors: Tensor) -> Iterator[tuple[np.ndarray, ...]]:
+def arrays(*tensors: Tensor) -> Iterator[tuple[NDArray[Any], ...]]:
     """Tensors as arrays that a compiled loop changes in place. Those of another device are copied there and back."""
     found = tuple(tensor.cpu().numpy() for tensor in tensors)
     yield found
@@ -180,14 +249,14 @@ def arrays(*tensors: Tensor) -> Iterator[tuple[np.ndarray, ...]]:
             tensor.copy_(torch.from_numpy(array))
 
 
-def until(state: Any) -> tuple[int, int]:
+def until(state: Learner) -> tuple[int, int]:
     """(steps, episodes) after which to stop and yield; 0 episodes: not for that reason."""
     config = state.config
     steps = min(config.yield_every or UNLIMITED, config.steps - state.step)
     return steps, 1 if config.yield_every == 0 else max(0, config.episodes - state.walk.episodes)
 
 
-def report(state: Any, taken: int, ended: int, returned: float, lengths: int, errors: float) -> dict[str, float]:
+def report(state: Learner, taken: int, ended: int, returned: float, lengths: int, errors: float) -> dict[str, float]:
     """Count the steps and episodes of a walk; the metrics of what happened in it."""
     state.step += taken
     state.walk.episodes += ended
@@ -195,14 +264,14 @@ def report(state: Any, taken: int, ended: int, returned: float, lengths: int, er
     return metrics | ({"return": returned / ended, "length": lengths / ended} if ended else {})
 
 
-def move_all(table: Tensor, visits: Tensor, index: Tensor, target: Tensor, config: Any) -> float:
+def move_all(table: Tensor, visits: Tensor, index: Tensor, target: Tensor, config: StepSize) -> float:
     """Move the flat entries `index` `[N]` of a table toward `target` `[N]`, one after the other; the sum of |errors|.
 
     The step size is α, or α / nᵖ at the n-th visit where the Config has a power p > 0. In place.
     """
     with arrays(table.view(-1), visits.view(-1)) as (values, counts):
         chosen, aims = index.cpu().numpy(), target.cpu().numpy()
-        return float(tabular_kernels.move_all(values, counts, chosen, aims, config.alpha, config.alpha_power))
+        return tabular_kernels.move_all(values, counts, chosen, aims, config.alpha, config.alpha_power)
 
 
 def episodes(

@@ -21,25 +21,32 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 # When the next action is chosen: before the update, which needs to know it, or after it, from the values as they are
 # then.
 ACTION_FIRST, UPDATE_FIRST = True, False
 
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Controlled = tuple[int, int, int, int, float, int, int, float, int, float]
+Predicted = tuple[int, int, int, float, int, int, float, int, float]
 
-def compiled(function: Callable[..., Any]) -> Any:
+
+def compiled(function: Loop) -> Loop:
     """Compile `function`, and cache the result beside its file for as long as that file and this one stay the same.
 
     Source: https://numba.readthedocs.io/en/stable/user/jit.html#cache, which looks at the function's own file only.
     """
     made = njit(cache=True, nogil=True, error_model="numpy")(function)
     if not numba.config.DISABLE_JIT:
-        index = made._cache._cache_file
+        index = made._cache._cache_file  # type: ignore[attr-defined]  # numba's own
         index._source_stamp = (index._source_stamp, _source())
     return made
 
@@ -49,7 +56,7 @@ def _source() -> str:
 
 
 @compiled
-def draw(cumulative: Any, uniform: float) -> int:
+def draw(cumulative: Floats, uniform: float) -> int:
     """The index at which the running sum passes `uniform` of the total."""
     last = len(cumulative) - 1
     level = uniform * cumulative[last]
@@ -60,7 +67,7 @@ def draw(cumulative: Any, uniform: float) -> int:
 
 
 @compiled
-def best(q: Any, s: int) -> tuple[float, int, int]:
+def best(q: Floats, s: int) -> tuple[float, int, int]:
     """(highest value, how many actions have it, how many exist) of the sum over the tables q `[N, S, A]`."""
     highest, ties, exist = -np.inf, 0, 0
     for a in range(q.shape[2]):
@@ -77,7 +84,7 @@ def best(q: Any, s: int) -> tuple[float, int, int]:
 
 
 @compiled
-def probability(q: Any, s: int, a: int, highest: float, ties: int, exist: int, epsilon: float) -> float:
+def probability(q: Floats, s: int, a: int, highest: float, ties: int, exist: int, epsilon: float) -> float:
     """π(a|s) of the ε-greedy policy, from what `best` returns for q and s."""
     value = q[0, s, a]
     for i in range(1, q.shape[0]):
@@ -91,7 +98,7 @@ def probability(q: Any, s: int, a: int, highest: float, ties: int, exist: int, e
 
 
 @compiled
-def choose(q: Any, s: int, epsilon: float, rng: Any) -> int:
+def choose(q: Floats, s: int, epsilon: float, rng: np.random.Generator) -> int:
     """An action of the ε-greedy policy, by one uniform number."""
     highest, ties, exist = best(q, s)
     level = rng.random()
@@ -107,7 +114,7 @@ def choose(q: Any, s: int, epsilon: float, rng: Any) -> int:
 
 
 @compiled
-def expected(q: Any, s: int, epsilon: float) -> float:
+def expected(q: Floats, s: int, epsilon: float) -> float:
     """Σ_a π(a|s) q(s, a) of the ε-greedy policy, for one table `[1, S, A]`."""
     highest, ties, exist = best(q, s)
     total = 0.0
@@ -119,7 +126,7 @@ def expected(q: Any, s: int, epsilon: float) -> float:
 
 
 @compiled
-def move(value: Any, visits: Any, target: float, alpha: float, power: float) -> float:
+def move(value: Floats, visits: Ints, target: float, alpha: float, power: float) -> float:
     """The update rule in place, in an array of one value and one count of visits; returns the error."""
     error = target - value[0]
     step_size = alpha
@@ -131,7 +138,7 @@ def move(value: Any, visits: Any, target: float, alpha: float, power: float) -> 
 
 
 @compiled
-def _rewards(rewards: Any, first: int, pending: int) -> tuple[float, float]:
+def _rewards(rewards: Floats, first: int, pending: int) -> tuple[float, float]:
     """(r_1 + γ r_2 + ..., γⁿ) of the pending rows from `first` on; the second is 0 where the episode ended."""
     total, weight = 0.0, 1.0
     for j in range(first, pending):
@@ -141,9 +148,7 @@ def _rewards(rewards: Any, first: int, pending: int) -> tuple[float, float]:
 
 
 @njit(inline="always")
-def control(
-    target: Any, action_first: bool, where: tuple[Any, ...]
-) -> tuple[int, int, int, int, float, int, int, float, int, float]:
+def control(target: Callable[..., float], action_first: bool, where: tuple[Any, ...]) -> Controlled:
     """Act ε-greedily and move q(s, a) toward `target`, n steps late: S&B p. 147, which for n = 1 is p. 130 or 131.
 
     `q` and `visits` `[N, S, A]`: of N > 1 tables a fair draw chooses the one to move, and their sum acts. `target` is
@@ -199,7 +204,7 @@ def control(
 
 
 @njit(inline="always")
-def predict(target: Any, where: tuple[Any, ...]) -> tuple[int, int, int, float, int, int, float, int, float]:
+def predict(target: Callable[..., float], where: tuple[Any, ...]) -> Predicted:
     """Follow `policy` (running sums `[S, A]`) and move v(s) `[S]` toward `target`, n steps late: S&B p. 144.
 
     `target` is given Σ γ^k r and γⁿ of the n rewards, `v` and the state that follows; the rest is as in `control`.
@@ -249,9 +254,9 @@ def predict(target: Any, where: tuple[Any, ...]) -> tuple[int, int, int, float, 
 
 @compiled
 def episodes(
-    count: int, horizon: int, first: Any, policy: Any, next_state: Any, cumulative: Any, reward: Any, discount: Any,
-    start: Any, rng: Any,
-) -> tuple[Any, Any, Any, Any, Any]:  # fmt: skip
+    count: int, horizon: int, first: Ints, policy: Floats, next_state: Ints, cumulative: Floats, reward: Floats,
+    discount: Floats, start: Floats, rng: np.random.Generator,
+) -> tuple[Ints, Ints, Floats, Floats, NDArray[np.bool_]]:  # fmt: skip
     """`count` whole episodes of `policy` (running sums `[S, A]`), one after the other; see `tabular.episodes`.
 
     Row i of `first` `[count, 2]` is the state and action that episode i begins with, -1 where they are to be drawn.
@@ -285,7 +290,7 @@ def episodes(
 
 
 @compiled
-def move_all(values: Any, visits: Any, index: Any, targets: Any, alpha: float, power: float) -> float:
+def move_all(values: Floats, visits: Ints, index: Ints, targets: Floats, alpha: float, power: float) -> float:
     """The update rule for entry `index[i]` toward `targets[i]`, one i after the other; the sum of |errors|."""
     errors = 0.0
     for i in range(len(index)):

@@ -172,7 +172,7 @@ def nameless(path: str, source: str) -> list[str]:
 
 
 def composes(path: str, source: str) -> list[str]:
-    """No class inherits from one of ours. Errors may: an `except` needs their family."""
+    """No class inherits from one of ours, but errors (an `except` needs their family) and protocols (without code)."""
     ours = {node.name for node in nodes(source) if isinstance(node, ast.ClassDef)}
     for node in nodes(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "foresight":
@@ -181,7 +181,7 @@ def composes(path: str, source: str) -> list[str]:
             ours |= {(a.asname or a.name).split(".")[0] for a in node.names if a.name.split(".")[0] == "foresight"}
     bad = []
     for node in nodes(source):
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.ClassDef) and not any(ast.unparse(base).startswith("Protocol") for base in node.bases):
             for base in node.bases:
                 base = base.value if isinstance(base, ast.Subscript) else base
                 root = ast.unparse(base).split(".")[0]

@@ -155,6 +155,7 @@ BAD = [
     (rules.composes, "nets/x.py", "from foresight.nets.mlp import MLP\nclass B(MLP): pass"),
     (rules.composes, "nets/x.py", "import foresight.nets.mlp as m\nclass B(m.MLP): pass"),
     (rules.composes, "nets/x.py", "class A(Generic[T]): pass\nclass B(A[int]): pass"),
+    (rules.composes, "nets/x.py", "class A(Protocol): pass\nclass B(A): pass"),
     (rules.documented, "ops/x.py", "def f(): pass"),
     (rules.documented, "ops/x.py", '"""M."""\ndef f(): pass'),
     (rules.documented, "ops/x.py", '"""M."""\nclass A:\n    """A."""\n    def f(self): pass'),
@@ -180,6 +181,7 @@ GOOD = [
     (rules.nameless, "runtime/x.py", "device = 'cuda'"),
     (rules.composes, "nets/x.py", "class A(nn.Module): pass\nclass B(NamedTuple): pass\nclass C(Protocol): pass"),
     (rules.composes, "nets/x.py", "from foresight.errors import UserError\nclass LostError(UserError): pass"),
+    (rules.composes, "nets/x.py", "class A(Protocol): pass\nclass B(A, Protocol[T]): pass"),
     (rules.documented, "ops/x.py", '"""M."""\ndef f():\n    """F."""\n    def g(): pass\ndef _h(): pass'),
 ]
 

@@ -81,7 +81,7 @@ class State:
     step: int = 0
 
 
-def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load student and teacher and make the optimizer."""
     if not config.teacher:
         raise UserError("distill needs a teacher: --teacher FOLDER, such as the export/ of a run of grpo.")

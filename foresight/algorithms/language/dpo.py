@@ -79,7 +79,7 @@ class State:
     step: int = 0
 
 
-def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, freeze a copy of it, and make the optimizer."""
     if config.loss not in preference.LOSSES:
         raise unknown("loss", config.loss, preference.LOSSES)

@@ -81,7 +81,7 @@ class State:
     step: int = 0
 
 
-def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)

@@ -80,7 +80,7 @@ class State:
     step: int = 0
 
 
-def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, freeze a copy of it, and make the optimizer."""
     for name in ("beta", "desirable_weight", "undesirable_weight"):
         if not getattr(config, name) > 0:

@@ -122,7 +122,7 @@ class State:
     step: int = 0
 
 
-def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, its heads or new ones, and make their averages and the optimizers."""
     if config.heads < 1:
         raise UserError(f"heads must be at least 1 (a value on the trunk), not {config.heads}.")

@@ -72,7 +72,7 @@ class State:
     step: int = 0
 
 
-def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimizer."""
     if not config.odds_ratio_coef >= 0:
         raise UserError(f"odds_ratio_coef is {config.odds_ratio_coef:g}: it must be at least 0 (0 is SFT).")

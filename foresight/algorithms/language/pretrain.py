@@ -109,7 +109,7 @@ class State:
     step: int = 0
 
 
-def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Draw the weights of the decoder and of its heads, and make the optimizer."""
     if config.predict_tokens < 1:
         raise UserError(f"predict_tokens must be at least 1 (the decoder's own head), not {config.predict_tokens}.")

@@ -76,7 +76,7 @@ class State:
     step: int = 0
 
 
-def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the trunk, draw a head, and make the optimizer."""
     generator = torch.Generator().manual_seed(config.seed)
     scorer = language.scorer(config, device, config.model, generator=generator)

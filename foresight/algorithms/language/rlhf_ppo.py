@@ -112,7 +112,7 @@ class State:
     step: int = 0
 
 
-def build(config: Config, spaces: Any = None, device: torch.device | str = "cpu") -> State:
+def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the four models and make the optimizers."""
     check_minibatches(config)
     policy, optimizer, generator = language.build(config, device)

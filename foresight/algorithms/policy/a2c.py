@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.nets import encoders, heads, normalize
@@ -109,7 +109,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.no_grad()
-def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
+def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
     """An action for every row of `obs`: sampled if `explore`, else the mode. Use `reset_carry` at a cut."""
     output, carry = state.network.step(obs, carry)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
@@ -119,7 +119,7 @@ reset_carry = memory.forget
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Trajectory, Any, Any]:
+def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Trajectory, Tree, Tree]:
     """`rollout_steps` of every environment from `obs` on, with values; also the next observation and the memory.
 
     With a memory, `extras` has its state before the first step, `carry` `[B, ...]`, and where episodes begin and it is

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data import trees
+from foresight.data.trajectory import Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Rollout
@@ -117,7 +118,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.no_grad()
-def act(state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Any]:
+def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
     """An action for every row of `obs`: drawn if `explore`, else the mode. `reset_carry` where an episode was cut."""
     output, carry = state.network.step(obs, carry)
     if not explore:
@@ -130,7 +131,7 @@ reset_carry = memory.forget
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any, carry: Any = None) -> tuple[Rollout, Any, Any]:
+def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
     """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
     if carry is None:
         carry = state.network.initial(env.num_envs)

@@ -28,7 +28,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from gymnasium import spaces as gs
@@ -36,7 +35,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data.replay import Replay
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
@@ -123,7 +122,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     )
 
 
-def behavior(state: State, obs: Any) -> Categorical:
+def behavior(state: State, obs: Tree) -> Categorical:
     """b = (1 - ε) π + ε · uniform over the actions that are not masked."""
     target = state.network.policy(obs)
     allowed = (target.logits > torch.finfo(target.logits.dtype).min).float()
@@ -133,13 +132,13 @@ def behavior(state: State, obs: Any) -> Categorical:
 
 
 @torch.inference_mode()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """An action for every row of `obs`: drawn from the behavior if `explore`, else the mode of the target."""
     return behavior(state, obs).sample(state.generator) if explore else state.network.policy(obs).mode(), {}, carry
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """`rollout_steps` of every world from `obs` on, by the behavior; returns them and the observation to go on from.
 
     The rows have the behavior's `logprob`, and every one its successor, `extras["next_obs"]`. The last one is cut:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data import trees
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
@@ -115,14 +115,14 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.inference_mode()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """An action for every row of `obs`: sampled if `explore`, else the mode."""
     output = state.network.policy(obs)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """`rollout_steps` of every environment from `obs` on, with `logprob` and values; also the next observation."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
@@ -148,12 +148,12 @@ def policy_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:
     return loss - config.entropy_coef * entropy, watched
 
 
-def value_loss(state: State, obs: Any, target: Tensor) -> Tensor:
+def value_loss(state: State, obs: Tree, target: Tensor) -> Tensor:
     """The loss of the value network over steps `[N]`, in both phases."""
     return value.squared_loss(state.network.value(obs).value, target).mean()
 
 
-def joint_loss(state: State, old: ActorCritic, obs: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+def joint_loss(state: State, old: ActorCritic, obs: Tree, target: Tensor) -> tuple[Tensor, Tensor]:
     """`(auxiliary value loss of the policy's network, KL(π_old ‖ π))` over steps `[N]`; `old` is the network before."""
     auxiliary = state.network.value_head(state.network.body.policy.only(1, obs))  # type: ignore[union-attr, operator]
     with torch.no_grad():

@@ -29,7 +29,7 @@ from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from foresight import errors
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
@@ -107,21 +107,21 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     )
 
 
-def q_values(network: ActorCritic, obs: Any) -> Tensor:
+def q_values(network: ActorCritic, obs: Tree) -> Tensor:
     """q(s, ·) `[..., A]`: the network's value head."""
     values: Any = network.value(obs)
     return values
 
 
 @torch.inference_mode()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """An action for every row of `obs`: sampled if `explore`, else the mode."""
     output = state.network.policy(obs)
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """`rollout_steps` of every environment from `obs` on; `value` is q(s_t, a_t), `next_value` q of the next pair."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device

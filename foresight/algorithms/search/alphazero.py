@@ -30,7 +30,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data import trees
 from foresight.data.replay import Replay
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env
 from foresight.envs.games.game import Game, Plays, replay
 from foresight.errors import UserError
@@ -317,7 +317,7 @@ def turned(state: State, planes: Tensor, policy: Tensor, legal: Tensor) -> tuple
 
 
 @torch.inference_mode()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Played, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Played, Tree]:
     """A few moves in every game, for an actor. Returns the games that ended; `env` is unused, `obs` unchanged.
 
     The positions are in the State.

@@ -24,6 +24,7 @@ from foresight.envs.tabular import render
 from foresight.envs.tabular.mdp import MDP
 from foresight.ops import targets
 from foresight.training import tabular, tabular_kernels
+from foresight.training.tabular_kernels import Floats
 
 KIND = "tabular"
 UNIT = "env steps"
@@ -77,7 +78,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     return State(config, q, torch.zeros_like(q, dtype=torch.int64), tabular.start(config.seed))
 
 
-def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """The greedy action in states `obs` `[B]` for q_0 + q_1; to explore, one of the ε-greedy policy."""
     q = state.q.sum(0)[obs]
     if explore:
@@ -87,7 +88,7 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
 
 @tabular_kernels.compiled
 def target(
-    reward: float, discount: float, q: Any, table: int, next_state: int, next_action: int, epsilon: float
+    reward: float, discount: float, q: Floats, table: int, next_state: int, next_action: int, epsilon: float
 ) -> float:
     """r + γ q_j(s', argmax_a' q_i(s', a')), i being `table`; equally good choices count equally (S&B eq. 6.10)."""
     choice, judge = q[table, next_state], q[1 - table, next_state]
@@ -100,7 +101,7 @@ def target(
 
 
 @tabular_kernels.compiled
-def walk(*where: Any) -> Any:
+def walk(*where: Any) -> tabular_kernels.Controlled:
     """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` around `target`."""
     return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, where)
 

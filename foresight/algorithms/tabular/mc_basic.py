@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +75,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     return State(config, q, q.argmax(1), np.random.default_rng(config.seed))
 
 
-def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """The action of the policy in states `obs` `[B]`."""
     return state.policy[obs], {}, carry
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +80,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     return State(config, q, torch.zeros_like(q, dtype=torch.int64), np.random.default_rng(config.seed))
 
 
-def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
     q = state.q[obs]
     if explore:

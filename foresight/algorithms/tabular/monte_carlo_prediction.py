@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +85,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     return State(config, v, torch.zeros_like(v, dtype=torch.int64), uniform, np.random.default_rng(config.seed))
 
 
-def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
     policy = state.probabilities[obs]
     return tabular.sample(policy, state.rng) if explore else policy.argmax(-1), {}, carry

@@ -24,6 +24,7 @@ from foresight.envs.tabular import render
 from foresight.envs.tabular.mdp import MDP
 from foresight.ops import targets
 from foresight.training import tabular, tabular_kernels
+from foresight.training.tabular_kernels import Floats
 
 KIND = "tabular"
 UNIT = "env steps"
@@ -78,7 +79,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     return State(config, q, torch.zeros_like(q, dtype=torch.int64), tabular.start(config.seed, config.n_steps))
 
 
-def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
     q = state.q[obs]
     if explore:
@@ -88,14 +89,14 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
 
 @tabular_kernels.compiled
 def target(
-    reward: float, discount: float, q: Any, table: int, next_state: int, next_action: int, epsilon: float
+    reward: float, discount: float, q: Floats, table: int, next_state: int, next_action: int, epsilon: float
 ) -> float:
     """r_1 + γ r_2 + ... + γⁿ q(s_n, a_n): `reward` is the sum of the n, `discount` is γⁿ (S&B eq. 7.4)."""
     return reward + discount * q[table, next_state, next_action]
 
 
 @tabular_kernels.compiled
-def walk(*where: Any) -> Any:
+def walk(*where: Any) -> tabular_kernels.Controlled:
     """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` around `target`."""
     return tabular_kernels.control(target, tabular_kernels.ACTION_FIRST, where)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +66,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     return State(config, values, torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device))
 
 
-def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """The likeliest action in states `obs` `[B]`."""
     return state.policy[obs].argmax(-1), {}, carry
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from foresight.envs.tabular import render
 from foresight.envs.tabular.mdp import MDP
 from foresight.planning.dynamic import bellman
 from foresight.training import tabular, tabular_kernels
+from foresight.training.tabular_kernels import Floats, Ints
 
 KIND = "tabular"
 UNIT = "env steps"
@@ -88,7 +89,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     return State(config, v, visits, torch.zeros_like(v), uniform, walk)
 
 
-def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
     policy = state.probabilities[obs]
     return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
@@ -96,9 +97,9 @@ def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> 
 
 @tabular_kernels.compiled
 def walk(
-    steps: int, most: int, v: Any, visits: Any, trace: Any, policy: Any, next_state: Any, cumulative: Any, reward: Any,
-    discount: Any, start: Any, limit: int, gamma: float, lam: float, replacing: bool, alpha: float, power: float,
-    rng: Any, s: int, length: int, earned: float,
+    steps: int, most: int, v: Floats, visits: Ints, trace: Floats, policy: Floats, next_state: Ints,
+    cumulative: Floats, reward: Floats, discount: Floats, start: Floats, limit: int, gamma: float, lam: float,
+    replacing: bool, alpha: float, power: float, rng: np.random.Generator, s: int, length: int, earned: float,
 ) -> tuple[int, int, int, float, int, float, int, float]:  # fmt: skip
     """Follow `policy` (running sums `[S, A]`) and learn v `[S]` from each step by the `trace` `[S]` (S&B p. 293)."""
     taken, ended, returned, lengths, errors = 0, 0, 0.0, 0, 0.0
@@ -139,14 +140,14 @@ def follow(state: State, tables: tabular.Tables) -> dict[str, float]:
     """Walk until the next yield; the metrics of what happened."""
     config, at = state.config, state.walk
     steps, most = tabular.until(state)
-    with tabular.arrays(state.v, state.visits, state.trace) as learned:
+    with tabular.arrays(state.v, state.visits, state.trace) as (v, visits, trace):
         found = walk(
-            steps, most, *learned, tabular.running(state.probabilities), *tables.arrays, tables.limit, tables.gamma,
-            config.trace_lambda, config.replacing, config.alpha, config.alpha_power, at.rng, at.state, at.length,
-            at.earned,
+            steps, most, v, visits, trace, tabular.running(state.probabilities), *tables.arrays, tables.limit,
+            tables.gamma, config.trace_lambda, config.replacing, config.alpha, config.alpha_power, at.rng, at.state,
+            at.length, at.earned,
         )  # fmt: skip
-    taken, at.state, at.length, at.earned, *happened = found
-    return tabular.report(state, taken, *happened)
+    taken, at.state, at.length, at.earned, ended, returned, lengths, errors = found
+    return tabular.report(state, taken, ended, returned, lengths, errors)
 
 
 def train(

@@ -27,6 +27,7 @@ from foresight.envs.tabular import render
 from foresight.envs.tabular.mdp import MDP
 from foresight.planning.dynamic import bellman
 from foresight.training import tabular, tabular_kernels
+from foresight.training.tabular_kernels import Floats
 
 KIND = "tabular"
 UNIT = "env steps"
@@ -83,20 +84,20 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     return State(config, v, torch.zeros_like(v, dtype=torch.int64), uniform, tabular.start(config.seed, config.n_steps))
 
 
-def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
     policy = state.probabilities[obs]
     return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
 
 
 @tabular_kernels.compiled
-def target(reward: float, discount: float, v: Any, next_state: int) -> float:
+def target(reward: float, discount: float, v: Floats, next_state: int) -> float:
     """r_1 + γ r_2 + ... + γⁿ v(s_n): `reward` is the sum of the n, `discount` is γⁿ (S&B eq. 7.1)."""
     return reward + discount * v[next_state]
 
 
 @tabular_kernels.compiled
-def walk(*where: Any) -> Any:
+def walk(*where: Any) -> tabular_kernels.Predicted:
     """Follow the policy, and move v(s) ← v(s) + α [target − v(s)]: `tabular_kernels.predict` around `target`."""
     return tabular_kernels.predict(target, where)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     return State(config, values, torch.zeros(states, dtype=torch.int64, device=device))
 
 
-def act(state: State, obs: Tensor, carry: Any = None, explore: bool = False) -> tuple[Tensor, dict[str, Any], Any]:
+def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """The greedy action in states `obs` `[B]`."""
     return state.policy[obs], {}, carry
 

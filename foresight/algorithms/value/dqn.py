@@ -30,6 +30,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data.replay import Replay, Transitions, shared_replay
+from foresight.data.trajectory import Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Rollout
@@ -124,7 +125,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.no_grad()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """The action of the greatest value for every row of `obs`; with `explore`, a random one with probability ε."""
     network = state.network
     if not explore:
@@ -152,7 +153,7 @@ def restart(state: State) -> None:
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Rollout, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Rollout, Tree]:
     """`rollout_steps` of every world from `obs` on, and the observation to go on from."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)

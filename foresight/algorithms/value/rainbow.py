@@ -21,7 +21,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from torch import Tensor
 from foresight import errors
 from foresight.data.priorities import Prioritized
 from foresight.data.replay import Transitions, shared_replay
+from foresight.data.trajectory import Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Rollout
@@ -122,7 +122,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.no_grad()
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """The greedy action for every row of `obs`; with `explore`, under newly sampled noise."""
     network = state.network
     noise = network.noise(state.generator) if explore else None
@@ -139,7 +139,7 @@ def restart(state: State) -> None:
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Rollout, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Rollout, Tree]:
     """`rollout_steps` of every environment from `obs` on, the next observation."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)

@@ -13,6 +13,7 @@ from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.data import trees
+from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Feedback
 from foresight.errors import UserError
 
@@ -38,7 +39,7 @@ class MultiTask:
         edges = list(itertools.accumulate((env.num_envs for env in envs), initial=0))
         self._parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
 
-    def reset(self, seed: int) -> Any:
+    def reset(self, seed: int) -> Tree:
         """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
         return trees.concat([env.reset(seed + part.start) for env, part in zip(self.envs, self._parts, strict=True)])
 

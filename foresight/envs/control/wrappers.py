@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
-from foresight.data.trajectory import tree_map
+from foresight.data.trajectory import Tree, tree_map
 from foresight.envs.base import Env, Feedback, Spaces
 from foresight.errors import UserError
 
@@ -29,7 +29,7 @@ class Wrapped:
         self.env, self.name, self.num_envs, self.spaces = env, env.name, env.num_envs, spaces
         self._action, self._reset, self._feedback = action, reset, feedback
 
-    def reset(self, seed: int) -> Any:
+    def reset(self, seed: int) -> Tree:
         """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
         obs = self.env.reset(seed)
         return obs if self._reset is None else self._reset(obs)
@@ -155,7 +155,7 @@ def frame_stack(env: Env, count: int) -> Env:
     """Stack the last `count` observations, oldest first, `[B, count, ...]`; an episode starts with copies."""
     memory: list[Any] = [None]
 
-    def start(obs: Any) -> Any:
+    def start(obs: Tree) -> Any:
         memory[0] = tree_map(lambda x: x.unsqueeze(1).repeat_interleave(count, 1), obs)
         return memory[0]
 
@@ -164,7 +164,7 @@ def frame_stack(env: Env, count: int) -> Env:
             return {key: push(old[key], new[key]) for key in new}
         return torch.cat([old[:, 1:], new.unsqueeze(1)], dim=1)
 
-    def restart(stack: Any, obs: Any, rows: Tensor) -> Any:
+    def restart(stack: Any, obs: Tree, rows: Tensor) -> Any:
         if isinstance(obs, dict):
             return {key: restart(stack[key], obs[key], rows) for key in obs}
         stack = stack.clone()

@@ -11,16 +11,17 @@ All games share these functions: `kind` is the game, `height`, `width` and `line
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 LINE, DROP, HEX, GO = 0, 1, 2, 3  # kinds: stones in a row; the same with gravity; connection; territory
 TURN, RESULT, MOVES, KO, PASSES = 0, 1, 2, 3, 4  # fields after the cells; TURN is 0 or 1
 EXTRA = 5
 PLAYING, FIRST, SECOND, DRAW = 0, 1, 2, 3  # of RESULT
 OFF = -1  # no such point
+Ints = NDArray[np.int32]
+Stream = NDArray[np.uint64]  # of random numbers, `[1]`: see `draw`
 
 
 def width_of(kind: int, height: int, width: int) -> int:
@@ -34,7 +35,7 @@ def actions_of(kind: int, height: int, width: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def draw(random: Any, count: int) -> int:
+def draw(random: Stream, count: int) -> int:
     """A number below `count`. `random` is uint64 `[1]`, not 0: xorshift64* of Vigna 2016 (arXiv:1402.6246)."""
     x = random[0]
     x ^= x >> np.uint64(12)
@@ -46,7 +47,7 @@ def draw(random: Any, count: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def playable(kind: int, height: int, width: int, row: Any, action: int) -> bool:
+def playable(kind: int, height: int, width: int, row: Ints, action: int) -> bool:
     """Whether `action` is legal in a game that is not over."""
     n = height * width
     if row[n + RESULT] != PLAYING or action < 0:
@@ -59,7 +60,7 @@ def playable(kind: int, height: int, width: int, row: Any, action: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def play(kind: int, height: int, width: int, line: int, komi: float, row: Any, action: int) -> float:
+def play(kind: int, height: int, width: int, line: int, komi: float, row: Ints, action: int) -> float:
     """Change `row` by a legal action; returns the reward of the player who took it (1, 0 or, in Go, -1)."""
     n = height * width
     turn = row[n + TURN]
@@ -83,7 +84,7 @@ def play(kind: int, height: int, width: int, line: int, komi: float, row: Any, a
 
 
 @njit(cache=True, nogil=True)
-def _in_a_row(height: int, width: int, line: int, row: Any, cell: int) -> bool:
+def _in_a_row(height: int, width: int, line: int, row: Ints, cell: int) -> bool:
     stone, r, c = row[cell], cell // width, cell % width
     for direction in range(4):
         dr = 0 if direction == 0 else 1
@@ -101,7 +102,7 @@ def _in_a_row(height: int, width: int, line: int, row: Any, cell: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _walk(points: int, cell: int) -> tuple[Any, Any]:
+def _walk(points: int, cell: int) -> tuple[NDArray[np.uint8], Ints]:
     """The start of a flood fill over a chain: which points were visited, and a stack that holds `cell`."""
     seen, stack = np.zeros(points, np.uint8), np.empty(points, np.int32)
     stack[0], seen[cell] = cell, 1
@@ -109,7 +110,7 @@ def _walk(points: int, cell: int) -> tuple[Any, Any]:
 
 
 @njit(cache=True, nogil=True)
-def _connects(height: int, width: int, row: Any, cell: int) -> bool:
+def _connects(height: int, width: int, row: Ints, cell: int) -> bool:
     """Whether the chain of `cell` joins the first player's edges (first and last row), or the second's (columns)."""
     stone = row[cell]
     seen, stack = _walk(height * width, cell)
@@ -151,7 +152,7 @@ def neighbor(height: int, width: int, cell: int, k: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _free(height: int, width: int, row: Any, cell: int, besides: int) -> bool:
+def _free(height: int, width: int, row: Ints, cell: int, besides: int) -> bool:
     """Whether the chain of `cell` has a liberty other than the point `besides`."""
     stone = row[cell]
     seen, stack = _walk(height * width, cell)
@@ -173,7 +174,7 @@ def _free(height: int, width: int, row: Any, cell: int, besides: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _go_legal(height: int, width: int, row: Any, cell: int) -> bool:
+def _go_legal(height: int, width: int, row: Ints, cell: int) -> bool:
     """No occupied point, no immediate retaking of a ko, no suicide (as OpenSpiel's Go)."""
     n = height * width
     if row[cell] != 0 or row[n + KO] == cell + 1:
@@ -191,7 +192,7 @@ def _go_legal(height: int, width: int, row: Any, cell: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _mix(x: Any) -> Any:
+def _mix(x: np.uint64) -> np.uint64:
     """splitmix64: the hash of a stone on a point."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -200,7 +201,7 @@ def _mix(x: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _remove(height: int, width: int, row: Any, cell: int) -> int:
+def _remove(height: int, width: int, row: Ints, cell: int) -> int:
     """Take the chain of `cell` off the board; returns how many stones it had."""
     stone = row[cell]
     stack = np.empty(height * width, np.int32)
@@ -220,7 +221,7 @@ def _remove(height: int, width: int, row: Any, cell: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _go_play(height: int, width: int, komi: float, row: Any, action: int) -> float:
+def _go_play(height: int, width: int, komi: float, row: Ints, action: int) -> float:
     n = height * width
     turn = row[n + TURN]
     stone, other = turn + 1, 2 - turn
@@ -260,7 +261,7 @@ def _go_play(height: int, width: int, komi: float, row: Any, action: int) -> flo
 
 
 @njit(cache=True, nogil=True)
-def _remember(n: int, row: Any) -> bool:
+def _remember(n: int, row: Ints) -> bool:
     """Append the position's hash to the earlier ones; returns whether it was among them."""
     key = np.uint64(0)
     for cell in range(n):
@@ -278,7 +279,7 @@ def _remember(n: int, row: Any) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def area(height: int, width: int, row: Any) -> float:
+def area(height: int, width: int, row: Ints) -> float:
     """Tromp-Taylor: stones and the empty regions that only one color touches, first player's minus second's."""
     n = height * width
     seen = np.zeros(n, np.uint8)
@@ -312,7 +313,7 @@ def area(height: int, width: int, row: Any) -> float:
 
 
 @njit(cache=True, nogil=True)
-def own_eye(height: int, width: int, row: Any, cell: int, stone: int) -> bool:
+def own_eye(height: int, width: int, row: Ints, cell: int, stone: int) -> bool:
     """Whether all four points beside an empty one are `stone`'s: rollouts of Go do not fill it."""
     for k in range(4):
         to = neighbor(height, width, cell, k)
@@ -323,8 +324,8 @@ def own_eye(height: int, width: int, row: Any, cell: int, stone: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def step_all(
-    kind: int, height: int, width: int, line: int, komi: float, rows: Any, actions: Any, out: Any, rewards: Any,
-    over: Any,
+    kind: int, height: int, width: int, line: int, komi: float, rows: Ints, actions: NDArray[np.int64],
+    out: Ints, rewards: NDArray[np.float32], over: NDArray[np.bool_],
 ) -> None:  # fmt: skip
     """`play` in every row of `rows` `[B, W]` into `out`. A game that is over, or an illegal action, changes nothing."""
     n = height * width
@@ -338,7 +339,7 @@ def step_all(
 
 
 @njit(cache=True, nogil=True)
-def legal_all(kind: int, height: int, width: int, rows: Any, out: Any) -> None:
+def legal_all(kind: int, height: int, width: int, rows: Ints, out: NDArray[np.bool_]) -> None:
     """Which actions are legal: bool `[B, A]`; none where the game is over."""
     for b in range(len(rows)):
         for action in range(out.shape[1]):
@@ -346,7 +347,7 @@ def legal_all(kind: int, height: int, width: int, rows: Any, out: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def planes_all(height: int, width: int, rows: Any, out: Any) -> None:
+def planes_all(height: int, width: int, rows: Ints, out: NDArray[np.uint8]) -> None:
     """The planes for the player to move, `[B, 3, H, W]`: own stones, the opponent's, and ones for the first player."""
     n = height * width
     for b in range(len(rows)):

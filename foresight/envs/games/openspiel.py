@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +13,40 @@ from torch import Tensor
 from foresight.envs.games.game import TITLES, Moved
 from foresight.envs.games.symmetries import openspiel_symmetries
 from foresight.errors import UserError, unknown
+
+
+class State(Protocol):
+    """What is used of a state of OpenSpiel, whose Python module has no annotations."""
+
+    def is_terminal(self) -> bool:
+        """Whether the game is over."""
+
+    def current_player(self) -> int:
+        """The player to move; below 0 where the game is over."""
+
+    def legal_actions(self) -> list[int]:
+        """In ascending order."""
+
+    def apply_action(self, action: int) -> None:
+        """Change the state by a legal action."""
+
+    def child(self, action: int) -> State:
+        """The state after a legal action."""
+
+    def clone(self) -> State:
+        """A copy."""
+
+    def returns(self) -> Sequence[float]:
+        """What each player has earned so far."""
+
+    def observation_tensor(self, player: int) -> Sequence[float]:
+        """What a player sees, flat."""
+
+    def move_number(self) -> int:
+        """The number of moves so far."""
+
+    def action_to_string(self, player: int, action: int) -> str:
+        """The name of an action."""
 
 
 class Spiel:
@@ -47,7 +82,7 @@ class Spiel:
         self.shape = (self._inner[0] + 1, self._inner[1], self._inner[2])  # and a plane for the player to move
         self._first = self.spiel.new_initial_state().current_player()  # in chess white is OpenSpiel's player 1
         self.limit = max(abs(self.spiel.min_utility()), abs(self.spiel.max_utility()))
-        self._states: dict[int, Any] = {}
+        self._states: dict[int, State] = {}
         self._next = 0
         self.symmetries = openspiel_symmetries(name, *self.shape[1:], self.actions)
 
@@ -55,7 +90,7 @@ class Spiel:
         """See `Game`."""
         return torch.tensor([self._hold(self.spiel.new_initial_state()) for _ in range(count)], dtype=torch.int64)
 
-    def state(self, number: int) -> Any:
+    def state(self, number: int) -> State:
         """OpenSpiel's own state of a position."""
         return self._states[number]
 
@@ -125,7 +160,7 @@ class Spiel:
         """See `Game`."""
         self._states = {number: self._states[number] for number in keep.tolist()}
 
-    def _hold(self, state: Any) -> int:
+    def _hold(self, state: State) -> int:
         self._next += 1
         self._states[self._next] = state
         return self._next

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
+from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Feedback, Spaces
 from foresight.envs.games.game import Game
 from foresight.errors import UserError
@@ -52,7 +53,7 @@ class SelfPlay:
         self.openings, self._random = openings, torch.Generator().manual_seed(0)
         self.position = game.start(num_envs)
 
-    def reset(self, seed: int) -> Any:
+    def reset(self, seed: int) -> Tree:
         """New games; equal seeds give equal openings, the only random part."""
         self._random.manual_seed(seed)
         self.position = self._new_games(self.num_envs)

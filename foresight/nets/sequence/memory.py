@@ -99,7 +99,7 @@ class Trunk(nn.Module):
         """The carry of `batch` rows before the first step."""
         return None if self.memory is None else self.memory.initial(batch)
 
-    def forward(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Tensor, Tree]:
+    def forward(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Tensor, Tree]:
         """Features and carry: of single steps `[B, ...]` without `start`, of sequences `[B, T, ...]` with it."""
         x = self.encoder(obs)
         if self.memory is None:
@@ -111,7 +111,7 @@ class Trunk(nn.Module):
         y, carry = self.memory(x.unsqueeze(1), carry)
         return y.squeeze(1), carry
 
-    def sequence(self, obs: Any, start: Tensor, burn_in: int) -> Tensor:
+    def sequence(self, obs: Tree, start: Tensor, burn_in: int) -> Tensor:
         """Features `[B, T - burn_in, size]` of sequences `[B, T, ...]`, starting from an empty memory.
 
         The first `burn_in` steps only fill the memory, without gradient (Kapturowski et al. 2019, R2D2, §3).
@@ -155,7 +155,7 @@ class MemoryActorCritic(nn.Module):
         """The carry of `batch` rows before the first step."""
         return {name: trunk.initial(batch) for name, trunk in self.trunks.items()}
 
-    def step(self, obs: Any, carry: Tree = None) -> tuple[Any, Tree]:
+    def step(self, obs: Tree, carry: Tree = None) -> tuple[Any, Tree]:
         """The `Output` over actions after one more step, obs `[B, ...]`, and the carry.
 
         Only trunks that the carry has an entry for are run; without a carry, as at the start of an evaluation, the
@@ -165,18 +165,18 @@ class MemoryActorCritic(nn.Module):
         y, carry = self._features(names, self._normal(obs), carry, None)
         return self._actions(y[0], obs), carry
 
-    def value(self, obs: Any, carry: Tree = None) -> Scalar:
+    def value(self, obs: Tree, carry: Tree = None) -> Scalar:
         """The value after one more step, obs `[B, ...]`."""
         y, _ = self._features(self.names[-1:], self._normal(obs), carry, None)
         value: Scalar = self.value_head(self.last[1](y[-1]))
         return value
 
-    def read(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
+    def read(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
         """`forward`."""
         result: tuple[Any, Scalar, Tree] = self(obs, carry, start)
         return result
 
-    def forward(self, obs: Any, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
+    def forward(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
         """Policy, value and carry: of single steps `[B, ...]` without `start`, of sequences `[B, T, ...]` with it.
 
         `start` `[B, T]` is 1 at the first step of an episode.
@@ -184,20 +184,20 @@ class MemoryActorCritic(nn.Module):
         y, carry = self._features(self.names, self._normal(obs), carry, start)
         return self._actions(y[0], obs), self.value_head(self.last[1](y[-1])), carry
 
-    def vjp(self, obs: Any) -> None:
+    def vjp(self, obs: Tree) -> None:
         """None: there is no compiled backward pass, autograd does it. See `ActorCritic.vjp`."""
 
     def _features(
-        self, names: Sequence[str], obs: Any, carry: Tree, start: Tensor | None
+        self, names: Sequence[str], obs: Tree, carry: Tree, start: Tensor | None
     ) -> tuple[list[Tensor], dict[str, Tree]]:
         before = carry or {}
         read = [self.trunks[name](obs, before.get(name), start) for name in names]
         return [y for y, _ in read], {name: after for name, (_, after) in zip(names, read, strict=True)}
 
-    def _normal(self, obs: Any) -> Any:
+    def _normal(self, obs: Tree) -> Any:
         return obs if self.normalizer is None else self.normalizer(obs)
 
-    def _actions(self, features: Tensor, obs: Any) -> Any:
+    def _actions(self, features: Tensor, obs: Tree) -> Any:
         y = self.last[0](features)
         return self.policy_head(y) if self.mask_key is None else self.policy_head(y, obs[self.mask_key] > 0)
 

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64] | NDArray[np.uint32]
 
 SMALL = 20_000  # outcomes in all below which starting threads costs more than the sweep
 PARTS = 4  # parts per thread, taken in turn: a thread that is held up leaves them to the others
@@ -24,9 +29,9 @@ UNROLLED = 8  # outcomes of an action up to which a version is compiled for thei
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _improve(
-    first: int, stop: int, next_state: Any, weight: Any, reward: Any, gamma: float, values: Any, out: Any, policy: Any,
-    row_next: Any, row_weight: Any, row_reward: Any, deadline: Any, clock: float, margin: float, unroll: Any,
-    stats: Any,
+    first: int, stop: int, next_state: Ints, weight: Floats, reward: Floats, gamma: float, values: Floats, out: Floats,
+    policy: Ints, row_next: Ints, row_weight: Floats, row_reward: Floats, deadline: Floats, clock: float, margin: float,
+    unroll: tuple[int, ...], stats: Floats,
 ) -> None:  # fmt: skip
     """States `first` to `stop` of an optimality sweep; see `dynamic.Sweeps` for what clock and deadline mean."""
     actions = next_state.shape[1]
@@ -69,8 +74,8 @@ def _improve(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _evaluate(
-    first: int, stop: int, row_next: Any, row_weight: Any, row_reward: Any, gamma: float, values: Any, out: Any,
-    unroll: Any, stats: Any,
+    first: int, stop: int, row_next: Ints, row_weight: Floats, row_reward: Floats, gamma: float, values: Floats,
+    out: Floats, unroll: tuple[int, ...], stats: Floats,
 ) -> None:  # fmt: skip
     """States `first` to `stop` of an evaluation sweep over the rows of the chosen actions."""
     outcomes = len(unroll) if len(unroll) > 0 else row_next.shape[1]
@@ -89,17 +94,17 @@ def _evaluate(
     stats[0], stats[1], stats[2] = low, high, 0.0
 
 
-def improve(threads: int, next_state: np.ndarray, *rest: Any) -> tuple[float, float, int]:
+def improve(threads: int, next_state: Ints, *rest: Any) -> tuple[float, float, int]:
     """One optimality sweep on up to `threads` threads; returns (lowest change, highest change, actions switched)."""
     return _launch(threads, _improve, (next_state, *rest))
 
 
-def evaluate(threads: int, row_next: np.ndarray, *rest: Any) -> tuple[float, float, int]:
+def evaluate(threads: int, row_next: Ints, *rest: Any) -> tuple[float, float, int]:
     """One evaluation sweep on up to `threads` threads; returns (lowest change, highest change, 0)."""
     return _launch(threads, _evaluate, (row_next, *rest))
 
 
-def _launch(threads: int, kernel: Any, arguments: tuple[Any, ...]) -> tuple[float, float, int]:
+def _launch(threads: int, kernel: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[float, float, int]:
     index = arguments[0]
     states, outcomes = index.shape[0], index.shape[-1]
     small = index.size < SMALL

@@ -8,11 +8,10 @@ null-window searches. Values are signs: 1 won, 0 drawn, -1 lost for the player t
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numba import int64, njit, uint8
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.envs.games import boards
@@ -26,6 +25,7 @@ BOTTOM = sum(1 << (7 * c) for c in range(WIDTH))
 BOARD = BOTTOM * COLUMN
 TABLE = (1 << 22) + 15  # odd, so that keys spread over it
 CENTER_FIRST = (3, 2, 4, 1, 5, 0, 6)
+Longs = NDArray[np.int64]
 
 
 @njit(int64(int64), cache=True, nogil=True)
@@ -53,7 +53,9 @@ def _threats(stones: int, mask: int) -> int:
 
 
 @njit(int64(int64, int64, int64, int64, int64, int64[:], uint8[:], int64[:, :, :]), cache=True, nogil=True)
-def _solve(stones: int, mask: int, moves: int, alpha: int, beta: int, keys: Any, values: Any, order: Any) -> int:
+def _solve(
+    stones: int, mask: int, moves: int, alpha: int, beta: int, keys: Longs, values: NDArray[np.uint8], order: Longs
+) -> int:
     """Negamax over signs, for positions without an immediate win. `order` has room for the moves of every ply."""
     order[-1, 0, 0] += 1  # counts the positions
     reach = (mask + BOTTOM) & BOARD
@@ -105,7 +107,7 @@ def _solve(stones: int, mask: int, moves: int, alpha: int, beta: int, keys: Any,
 
 
 @njit(cache=True, nogil=True)
-def _value(stones: int, mask: int, moves: int, keys: Any, values: Any, order: Any) -> int:
+def _value(stones: int, mask: int, moves: int, keys: Longs, values: NDArray[np.uint8], order: Longs) -> int:
     """The sign of any unfinished position."""
     if _threats(stones, mask) & ((mask + BOTTOM) & BOARD):
         return 1
@@ -115,7 +117,7 @@ def _value(stones: int, mask: int, moves: int, keys: Any, values: Any, order: An
 
 
 @njit(cache=True, nogil=True)
-def _moves(rows: Any, out: Any, keys: Any, values: Any, order: Any) -> None:
+def _moves(rows: boards.Ints, out: Longs, keys: Longs, values: NDArray[np.uint8], order: Longs) -> None:
     """The value of every move of every row for the player who makes it; -2 if illegal."""
     cells = WIDTH * HEIGHT
     for b in range(len(rows)):
@@ -170,7 +172,7 @@ def solver() -> Solver:
     return _SHARED[0]
 
 
-def best(position: Tensor, random: np.ndarray) -> Tensor:
+def best(position: Tensor, random: NDArray[np.int64]) -> Tensor:
     """A move of the highest value for every position, int64 `[B]`, ties broken at random."""
     values, stream = solver().moves(position), random.view(np.uint64)
     rows = [(row == row.max()).nonzero().flatten().tolist() for row in values]

@@ -7,23 +7,24 @@ stones each side still needs, in Go by the area. Leaves of OpenSpiel's other gam
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.envs.games import boards
+from foresight.envs.games.boards import Ints, Stream
 from foresight.envs.games.game import Game
 from foresight.envs.games.native import Native
-from foresight.envs.games.openspiel import Spiel
+from foresight.envs.games.openspiel import Spiel, State
 
 WON = 1_000_000.0
 
 
 @njit(cache=True, nogil=True)
-def _lines(kind: int, height: int, width: int, line: int, row: Any, stone: int) -> float:
+def _lines(kind: int, height: int, width: int, line: int, row: Ints, stone: int) -> float:
     """Every straight line of `line` cells with stones of one side only counts 4^stones for that side."""
     total = 0.0
     for direction in range(4):
@@ -47,7 +48,7 @@ def _lines(kind: int, height: int, width: int, line: int, row: Any, stone: int) 
 
 
 @njit(cache=True, nogil=True)
-def _missing(height: int, width: int, row: Any, stone: int) -> int:
+def _missing(height: int, width: int, row: Ints, stone: int) -> int:
     """The fewest stones with which this side connects its edges in Hex; more than the number of cells if it cannot."""
     n = height * width
     best = np.full(n, 2 * n, np.int64)
@@ -80,7 +81,7 @@ def _missing(height: int, width: int, row: Any, stone: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _evaluate(kind: int, height: int, width: int, line: int, komi: float, row: Any) -> float:
+def _evaluate(kind: int, height: int, width: int, line: int, komi: float, row: Ints) -> float:
     """The static evaluation of a position for the player to move."""
     stone = row[height * width + boards.TURN] + 1
     if kind == boards.HEX:
@@ -92,8 +93,8 @@ def _evaluate(kind: int, height: int, width: int, line: int, komi: float, row: A
 
 @njit(cache=True, nogil=True)
 def _negamax(
-    kind: int, height: int, width: int, line: int, komi: float, rows: Any, depth: int, floor: float, ceiling: float,
-    order: Any,
+    kind: int, height: int, width: int, line: int, komi: float, rows: Ints, depth: int, floor: float, ceiling: float,
+    order: NDArray[np.int64],
 ) -> float:  # fmt: skip
     """The value of `rows[0]` for the player to move, between floor and ceiling; sooner wins are better.
 
@@ -132,8 +133,8 @@ def _negamax(
 
 @njit(cache=True, nogil=True)
 def _best(
-    kind: int, height: int, width: int, line: int, komi: float, positions: Any, depth: int, order: Any, random: Any,
-    out: Any,
+    kind: int, height: int, width: int, line: int, komi: float, positions: Ints, depth: int,
+    order: NDArray[np.int64], random: Stream, out: NDArray[np.int64],
 ) -> None:  # fmt: skip
     n = height * width
     rows = np.empty((depth + 1, positions.shape[1]), np.int32)
@@ -157,7 +158,7 @@ def _best(
                     out[b] = order[i]
 
 
-def minimax(game: Game, position: Tensor, depth: int, random: np.ndarray) -> Tensor:
+def minimax(game: Game, position: Tensor, depth: int, random: NDArray[np.int64]) -> Tensor:
     """The best action of every position by alpha-beta to `depth` plies (at least 1), ties broken at random: `[B]`.
 
     No game may be over. `random` is a `playouts.stream`, updated in place.
@@ -171,7 +172,7 @@ def minimax(game: Game, position: Tensor, depth: int, random: np.ndarray) -> Ten
     return torch.tensor([_spiel_best(game.state(n), depth, random.view(np.uint64)) for n in position.tolist()])
 
 
-def _spiel_best(state: Any, depth: int, random: np.ndarray) -> int:
+def _spiel_best(state: State, depth: int, random: Stream) -> int:
     best, choice, ties = -math.inf, -1, 0
     for action in state.legal_actions():
         value = _spiel_value(state.child(action), depth - 1, best - 1e-6, math.inf, state.current_player())
@@ -184,7 +185,7 @@ def _spiel_best(state: Any, depth: int, random: np.ndarray) -> int:
     return choice
 
 
-def _spiel_value(state: Any, depth: int, alpha: float, beta: float, player: int) -> float:
+def _spiel_value(state: State, depth: int, alpha: float, beta: float, player: int) -> float:
     """The value of `state` for `player`, who may not be the player to move."""
     if state.is_terminal():
         return float(state.returns()[player]) * (1 + depth)  # sooner is better

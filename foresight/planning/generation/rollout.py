@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,67 @@ from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.decoding import Completer, generate
 
 EVALUATION_ENVS = 1024  # prompts in one batch of answers; the sampler decides how many it decodes at once
+
+
+class Answering(Protocol):
+    """The fields of a Config that answers are limited by; a `temperature` is read too, if there is one."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Tokens that a completion may have."""
+
+
+class Sampling(Answering, Protocol):
+    """The fields of a Config that groups are sampled by; a `group` is read too, if there is one."""
+
+    @property
+    def steps(self) -> int:
+        """Updates in all."""
+
+    @property
+    def prompts(self) -> int:
+        """Prompts an update."""
+
+    @property
+    def temperature(self) -> float:
+        """Of sampling."""
+
+
+class Filtering(Sampling, Protocol):
+    """`Sampling`, where groups are sampled until enough of them pass a filter."""
+
+    @property
+    def max_batches(self) -> int:
+        """Batches of prompts at most."""
+
+
+class Answerer(Protocol):
+    """A State that answers prompts."""
+
+    policy: LanguageModel
+    generator: torch.Generator
+
+    @property
+    def config(self) -> Answering:
+        """The algorithm's Config."""
+
+
+class Sampler(Answerer, Protocol):
+    """A State that samples groups of completions to learn from."""
+
+    step: int
+
+    @property
+    def config(self) -> Sampling:
+        """The algorithm's Config."""
+
+
+class FilteringSampler(Sampler, Protocol):
+    """A `Sampler` that leaves out some groups."""
+
+    @property
+    def config(self) -> Filtering:
+        """The algorithm's Config."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +158,7 @@ def texts(policy: LanguageModel, batch: TokenBatch) -> list[str]:
 
 
 def answer(
-    state: Any, obs: Sequence[Any], carry: None = None, explore: bool = False
+    state: Answerer, obs: Sequence[Any], carry: None = None, explore: bool = False
 ) -> tuple[list[str], dict[str, Any], None]:
     """Answer prompts (strings, conversations or Examples) with one completion each: `act` of a language algorithm.
 
@@ -124,7 +185,7 @@ def check_group(group: int) -> None:
         raise UserError(f"group must be at least 2, to compare the completions of a prompt, not {group}.")
 
 
-def check_lengths(policy: LanguageModel, task: TextTask, config: Any) -> None:
+def check_lengths(policy: LanguageModel, task: TextTask, config: object) -> None:
     """Raise UserError, naming the example, if a prompt leaves no room in the context for `config.max_new_tokens`.
 
     Checked at the start of a run, for the prompts of evaluations and (if the Config has a temperature) of training.
@@ -168,14 +229,15 @@ def roll(
     batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
     answers = texts(policy, batch)
     repeated = [example for example in examples for _ in range(group)]
-    rewards, parts = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
+    graded: Any = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
+    rewards, parts = graded
     if task.curriculum < 1:
         parts["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
     measures = {name: torch.tensor(values).view(prompts, group) for name, values in parts.items()}
     return Rollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures)
 
 
-def sample(state: Any, task: TextTask) -> Rollout:
+def sample(state: Sampler, task: TextTask) -> Rollout:
     """`roll` with the policy, generator and Config of a State (a Config without `group`: 1)."""
     return roll(state.policy, task, *_arguments(state))
 
@@ -208,12 +270,14 @@ def roll_until(
     return concat(passed) if passed else rollout, metrics
 
 
-def sample_until(keep: Callable[[Tensor], Tensor], state: Any, task: TextTask) -> tuple[Rollout, dict[str, float]]:
+def sample_until(
+    keep: Callable[[Tensor], Tensor], state: FilteringSampler, task: TextTask
+) -> tuple[Rollout, dict[str, float]]:
     """`roll_until` with the policy, generator and Config of a State."""
     return roll_until(keep, state.config.max_batches, state.policy, task, *_arguments(state))
 
 
-def _arguments(state: Any) -> tuple[int, int, int, float, torch.Generator, float]:
+def _arguments(state: Sampler) -> tuple[int, int, int, float, torch.Generator, float]:
     config = state.config
     sizes = config.prompts, getattr(config, "group", 1), config.max_new_tokens
     return *sizes, config.temperature, state.generator, state.step / config.steps

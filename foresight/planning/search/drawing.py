@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foresight.planning.search.tree import Tree
+
+if TYPE_CHECKING:  # slow to import, and most searches are not drawn
+    from matplotlib.figure import Figure
 
 Names = Callable[[int], str]
 
@@ -81,7 +84,7 @@ def principal_line(tree: Tree, row: int = 0, first: int | None = None) -> list[t
         line.append((action, counts[action], float(q)))
 
 
-def picture(tree: Tree, row: int = 0, lines: int = 4, depth: int = 8, names: Names = str) -> Any:
+def picture(tree: Tree, row: int = 0, lines: int = 4, depth: int = 8, names: Names = str) -> Figure:
     """A matplotlib Figure of the principal lines of the `lines` most visited root actions.
 
     Each box is an action: the line width is its share of the visits, the color its value for the player who took it.

@@ -11,33 +11,40 @@ the player who moved) and discount 0 when the game ends. Such terminal nodes are
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight import errors
-from foresight.data import trees
+from foresight.data import trajectory, trees
 from foresight.data.trajectory import tree_map
 from foresight.errors import NotFinite, UserError
 from foresight.planning.search import selection
-from foresight.planning.search.selection import PUCT, UCT, Gumbel, Node
+from foresight.planning.search.selection import PUCT as PUCT
+from foresight.planning.search.selection import UCT as UCT
+from foresight.planning.search.selection import Gumbel as Gumbel
+from foresight.planning.search.selection import Node
 from foresight.planning.search.tree import NONE, Tree, _write, plant, priors
 
 BACKENDS = ("auto", "compiled", "tensor")
+Obs = TypeVar("Obs", contravariant=True)
+State = TypeVar("State")
 
 
-class Model(Protocol):
+class Model(Protocol[Obs, State]):
     """A model to search in, for B positions at once. A state is a tensor `[B, ...]` or a dict of tensors.
 
     Logits `[B, A]` are -inf (or the lowest value of their dtype) for illegal actions, at every node.
     """
 
-    def root(self, obs: Any) -> tuple[Tensor, Tensor, Any]:
+    def root(self, obs: Obs) -> tuple[Tensor, Tensor, State]:
         """`(logits [B, A], value [B], state)` of the root positions."""
 
-    def step(self, state: Any, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Tensor]:
+    def step(self, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Tensor, Tensor]:
         """`(state, reward [B], discount [B], logits [B, A], value [B])` after the actions int64 `[B]`.
 
         `reward` is for the player who acted, `value` for the player to move next; `discount` is 0 where the game ended,
@@ -76,8 +83,8 @@ class Dirichlet:
 
 @torch.no_grad()
 def search(
-    model: Model,
-    obs: Any,
+    model: Model[Obs, State],
+    obs: Obs,
     simulations: int,
     rule: PUCT | UCT | Gumbel = PUCT(),  # noqa: B008 (frozen)
     *,
@@ -192,7 +199,13 @@ def view(tree: Tree, node: Tensor) -> Node:
 
 
 def _compiled(
-    tree: Tree, model: Model, simulations: int, rule: PUCT | UCT | Gumbel, tie: Tensor, gumbel: Tensor, depth: int
+    tree: Tree,
+    model: Model[Any, Any],
+    simulations: int,
+    rule: PUCT | UCT | Gumbel,
+    tie: Tensor,
+    gumbel: Tensor,
+    depth: int,
 ) -> None:
     """The tree in numba; the model's tensors are read in place."""
     from foresight.planning.search import kernels
@@ -200,12 +213,12 @@ def _compiled(
     rows, _, actions = tree.shape
     kind, parameters = rule.code()
     table, considered = _halving(tree, rule, simulations)
-    arrays = tuple(getattr(tree, name).numpy() for name in _ARRAYS)
+    arrays: tuple[Any, ...] = tuple(getattr(tree, name).numpy() for name in _ARRAYS)
     node, action, leaf, index = (torch.empty(rows, dtype=torch.int64) for _ in range(4))
     ends = (node.numpy(), action.numpy(), leaf.numpy())
     scratch = np.empty((2, actions))
     begun = tree.visits[:, 0].numpy().copy()
-    down = (
+    down: tuple[Any, ...] = (
         kind, parameters, tie.numpy(), gumbel.numpy(), table.numpy(), considered.numpy(), begun, depth, *arrays, *ends,
         index.numpy(), scratch,
     )  # fmt: skip
@@ -222,7 +235,13 @@ def _compiled(
 
 
 def _tensors(
-    tree: Tree, model: Model, simulations: int, rule: PUCT | UCT | Gumbel, tie: Tensor, gumbel: Tensor, depth: int
+    tree: Tree,
+    model: Model[Any, Any],
+    simulations: int,
+    rule: PUCT | UCT | Gumbel,
+    tie: Tensor,
+    gumbel: Tensor,
+    depth: int,
 ) -> None:
     """The same search in tensor operations on any device: the reference for the kernels."""
     rows = tree.shape[0]
@@ -315,7 +334,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
 
-def _plain(x: Tensor) -> Any:
+def _plain(x: Tensor) -> NDArray[np.float32]:
     return (x if x.dtype == torch.float32 else x.float()).numpy()
 
 
@@ -327,14 +346,14 @@ def _bad_row(logits: Tensor, *values: Tensor) -> int | None:
     return int(bad.nonzero()[0]) if bad.any() else None
 
 
-def _roots(tree: Tree) -> Any:
+def _roots(tree: Tree) -> trajectory.Tree:
     """The root states."""
     return tree_map(lambda x: x[0], tree.state)
 
 
-def _not_finite(model: Model, roots: Any, row: int, path: str) -> UserError:
+def _not_finite(model: Model[Obs, State], roots: State, row: int, path: str) -> UserError:
     where = f" after the actions {path}" if path else ""
-    picture = getattr(model, "picture", None)  # optional: a text picture of the position
+    picture: Callable[[State, int], str] | None = getattr(model, "picture", None)  # optional: the position as text
     shown = f" Row {row} is this position:\n{picture(roots, row)}" if picture else ""
     return NotFinite(
         f"The model returned a value that is not finite for row {row}{where}. The search stops, so that nothing is "

@@ -7,14 +7,15 @@ OpenSpiel's games use OpenSpiel's own search, in C++.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.envs.games import boards
+from foresight.envs.games.boards import Ints, Stream
 from foresight.envs.games.game import Game
 from foresight.envs.games.native import Native
 from foresight.envs.games.openspiel import Spiel
@@ -26,7 +27,7 @@ UNTRIED, ILLEGAL = -1, -2
 
 
 @njit(cache=True, nogil=True)
-def _finish(kind: int, height: int, width: int, line: int, komi: float, row: Any, free: Any, random: Any) -> None:
+def _finish(kind: int, height: int, width: int, line: int, komi: float, row: Ints, free: Ints, random: Stream) -> None:
     """Play `row` to its end with uniformly random moves. In Go no player fills an own eye, or passes while other
     moves remain.
     """
@@ -71,7 +72,7 @@ def _finish(kind: int, height: int, width: int, line: int, komi: float, row: Any
 
 
 @njit(cache=True, nogil=True)
-def _first(n: int, row: Any) -> float:
+def _first(n: int, row: Ints) -> float:
     """The result for the first player."""
     result = row[n + boards.RESULT]
     return 1.0 if result == boards.FIRST else (-1.0 if result == boards.SECOND else 0.0)
@@ -79,8 +80,9 @@ def _first(n: int, row: Any) -> float:
 
 @njit(cache=True, nogil=True)
 def _playouts(
-    kind: int, height: int, width: int, line: int, komi: float, rows: Any, count: int, random: Any, out: Any
-) -> None:
+    kind: int, height: int, width: int, line: int, komi: float, rows: Ints, count: int, random: Stream,
+    out: NDArray[np.float64],
+) -> None:  # fmt: skip
     n = height * width
     work, free = np.empty(rows.shape[1], np.int32), np.empty(n, np.int32)
     for b in range(len(rows)):
@@ -95,8 +97,8 @@ def _playouts(
 
 @njit(cache=True, nogil=True)
 def _uct(
-    kind: int, height: int, width: int, line: int, komi: float, root: Any, simulations: int, c: float, random: Any,
-    counts: Any, values: Any,
+    kind: int, height: int, width: int, line: int, komi: float, root: Ints, simulations: int, c: float, random: Stream,
+    counts: NDArray[np.int64], values: NDArray[np.float64],
 ) -> None:  # fmt: skip
     """Fill `counts` and `values` `[A]` of one position: visits, and mean results for the player to move."""
     n, actions = height * width, len(counts)
@@ -153,19 +155,19 @@ def _uct(
 
 @njit(cache=True, nogil=True)
 def _uct_all(
-    kind: int, height: int, width: int, line: int, komi: float, rows: Any, simulations: int, c: float, random: Any,
-    counts: Any, values: Any,
+    kind: int, height: int, width: int, line: int, komi: float, rows: Ints, simulations: int, c: float, random: Stream,
+    counts: NDArray[np.int64], values: NDArray[np.float64],
 ) -> None:  # fmt: skip
     for b in range(len(rows)):
         _uct(kind, height, width, line, komi, rows[b], simulations, c, random, counts[b], values[b])
 
 
-def stream(seed: int) -> np.ndarray:
+def stream(seed: int) -> NDArray[np.int64]:
     """The random state of the compiled loops: int64 `[1]`, never 0."""
     return np.random.default_rng(seed).integers(1, 2**62, 1)
 
 
-def playouts(game: Game, position: Tensor, count: int, random: np.ndarray) -> Tensor:
+def playouts(game: Game, position: Tensor, count: int, random: NDArray[np.int64]) -> Tensor:
     """Mean result of `count` random games from every position, for the player to move: float32 `[B]` in [-1, 1].
 
     For a finished game it is the result. `random` is updated in place.
@@ -189,7 +191,9 @@ def playouts(game: Game, position: Tensor, count: int, random: np.ndarray) -> Te
     return torch.tensor(found, dtype=torch.float32)
 
 
-def uct(game: Game, position: Tensor, simulations: int, random: np.ndarray, c: float = UCT_C) -> tuple[Tensor, Tensor]:
+def uct(
+    game: Game, position: Tensor, simulations: int, random: NDArray[np.int64], c: float = UCT_C
+) -> tuple[Tensor, Tensor]:
     """Search every position with random playouts: visits int64 `[B, A]` and mean values float32 `[B, A]`.
 
     Values are for the player to move, 0 for untried actions. `random` is updated in place. No game may be over.
@@ -233,6 +237,6 @@ def require_room(game: Game, simulations: int, more: str = "") -> None:
         memory.require(1, simulations, game.actions // 3 + 1, more=more)  # the children only
 
 
-def seed_of(random: np.ndarray) -> int:
+def seed_of(random: NDArray[np.int64]) -> int:
     """Draw a seed below 2³¹ from the stream."""
     return boards.draw(random.view(np.uint64), 2**31 - 1)

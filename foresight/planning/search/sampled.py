@@ -7,13 +7,17 @@ The wrapper is a search `Model` with K numbered actions. Source: Sampled MuZero,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
+from foresight.nets.outputs import Categorical, TanhNormal
+from foresight.planning.search.mcts import Model, Obs, State
+from foresight.planning.search.tree import Tree
 
-class SampledActions:
+
+class SampledActions(Generic[Obs, State]):
     """`model` with `samples` actions sampled from its policy in every state: K numbered actions.
 
     `model` is a `planning.search.mcts.Model`, except that its policy output `[B, W]` is turned into an `Output` by
@@ -29,8 +33,8 @@ class SampledActions:
 
     def __init__(
         self,
-        model: Any,
-        head: Callable[[Tensor], Any],
+        model: Model[Obs, State],
+        head: Callable[[Tensor], Categorical | TanhNormal],
         samples: int,
         generator: torch.Generator | None = None,
         legal: Tensor | None = None,
@@ -39,7 +43,7 @@ class SampledActions:
         self.model, self.head, self.samples, self.generator, self.legal = model, head, samples, generator, legal
         self.temperature = temperature
 
-    def root(self, obs: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def root(self, obs: Obs) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """`(logits [B, K], value [B], state)`."""
         policy, value, inner = self.model.root(obs)
         if self.legal is not None:
@@ -65,9 +69,10 @@ class SampledActions:
         return actions, _logits(actions) + policy.logp(actions) - proposal.logp(actions)
 
 
-def root_actions(tree: Any) -> Tensor:
+def root_actions(tree: Tree) -> Tensor:
     """The actions `[B, K, D]` or `[B, K]` sampled at the root of a search with `SampledActions`."""
-    return tree.state["actions"][0]
+    actions: Tensor = tree.state["actions"][0]
+    return actions
 
 
 def _logits(actions: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ every row; if it ends in an existing node (terminal, or at the depth limit), nod
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from foresight.data import trajectory
 from foresight.data.trajectory import tree_map
 from foresight.errors import UserError
 from foresight.planning.search import memory
@@ -50,7 +50,7 @@ class Tree:
     reward: Tensor
     discount: Tensor
     bounds: Tensor
-    state: Any
+    state: trajectory.Tree
     size: int = 1
 
     @property
@@ -82,7 +82,7 @@ def priors(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits, torch.softmax(logits.double(), -1).nan_to_num(0.0).float()
 
 
-def plant(logits: Tensor, value: Tensor, state: Any, simulations: int, reuse: Tree | None = None) -> Tree:
+def plant(logits: Tensor, value: Tensor, state: trajectory.Tree, simulations: int, reuse: Tree | None = None) -> Tree:
     """A tree with only a root and room for `simulations` nodes; with `reuse`, also the nodes and visits of that tree.
 
     Shapes: logits `[B, A]`, value `[B]`, state with leading B. The root's prior, raw value and state are always the
@@ -192,7 +192,7 @@ _NODES = {
 }  # fmt: skip
 
 
-def _copy(target: Any, source: Any, nodes: int) -> None:
+def _copy(target: trajectory.Tree, source: trajectory.Tree, nodes: int) -> None:
     if isinstance(target, dict):
         for key in target:
             _copy(target[key], source[key], nodes)
@@ -200,7 +200,7 @@ def _copy(target: Any, source: Any, nodes: int) -> None:
         target[:nodes] = source[:nodes]
 
 
-def _write(target: Any, state: Any, node: int = 0) -> None:
+def _write(target: trajectory.Tree, state: trajectory.Tree, node: int = 0) -> None:
     """Write `state` to node `node` of all rows."""
     if isinstance(target, dict):
         for key in target:

@@ -8,13 +8,13 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from foresight.errors import UserError
 from foresight.runtime import kinds
+from foresight.runtime.catalog import State
 from foresight.runtime.settings import Settings
 
 # Equally many gradient steps in every process, all through `optim.join_`: nothing that is seen decides how many.
@@ -61,13 +61,13 @@ def together(settings: Settings) -> Iterator[tuple[Settings, Path | None]]:
         distributed.destroy_process_group()
 
 
-def share_(state: Any) -> None:
+def share_(state: State) -> None:
     """Give a State's weights in the first process to all others."""
     for weight in _weights(state):
         distributed.broadcast(weight, 0)
 
 
-def check_equal(state: Any) -> None:
+def check_equal(state: State) -> None:
     """Raise RuntimeError if a State's weights are not the same in all processes: a gradient was not joined."""
     sums = torch.stack([weight.double().sum().cpu() for weight in _weights(state)])
     gathered = [torch.empty_like(sums) for _ in range(distributed.get_world_size())]
@@ -76,7 +76,7 @@ def check_equal(state: Any) -> None:
         raise RuntimeError("The processes have different weights: a gradient was not joined.")
 
 
-def _weights(state: Any) -> Iterator[Tensor]:
+def _weights(state: State) -> Iterator[Tensor]:
     for field in dataclasses.fields(state):
         value = getattr(state, field.name)
         if isinstance(value, nn.Module):

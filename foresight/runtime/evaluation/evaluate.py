@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,15 @@ import torch
 from foresight.errors import UserError
 from foresight.runtime import kinds
 from foresight.runtime.checkpoints.tree import generators
+
+if TYPE_CHECKING:
+    from foresight.envs.base import Env
+    from foresight.envs.games.game import Game
+    from foresight.envs.tabular.mdp import MDP
+    from foresight.envs.text.task import TextTask
+    from foresight.runtime.catalog import Algorithm, State
+
+    Environment = Env | MDP | TextTask | Game
 
 EVALUATION_SEED = 10_000_019  # evaluation seeds start here, far from the seeds of training
 FALLS = ("error", "per character", "per token")  # what the metrics end with of which less is better
@@ -71,7 +80,9 @@ def falls(metric: str) -> bool:
     return metric.endswith(FALLS)
 
 
-def evaluate(module: Any, state: Any, env: Any, episodes: int | None = None, seed: int = 0) -> Evaluation:
+def evaluate(
+    module: Algorithm, state: State, env: Environment, episodes: int | None = None, seed: int = 0
+) -> Evaluation:
     """Run the State greedily (`explore=False`) in `env`; the State and all random generators stay as they were.
 
     - control: the return of exactly `episodes` episodes, from seeds that training does not use;
@@ -90,23 +101,25 @@ def evaluate(module: Any, state: Any, env: Any, episodes: int | None = None, see
         return _kind(module, env).evaluate(module, state, env, episodes, seed)
 
 
-def baseline(module: Any, state: Any, env: Any, episodes: int | None = None, seed: int = 0) -> Evaluation:
+def baseline(
+    module: Algorithm, state: State, env: Environment, episodes: int | None = None, seed: int = 0
+) -> Evaluation:
     """What training must beat: uniformly random actions, or the State as it was built (text, predictions)."""
     return _kind(module, env).baseline(module, state, env, episodes, seed)
 
 
-def measured(module: Any, state: Any, env: Any) -> Evaluation:
+def measured(module: Algorithm, state: State, env: Environment) -> Evaluation:
     """What an algorithm's own `measure(state, env)` returns."""
     metric, value, *also = module.measure(state, env)
     return Evaluation(metric, value, 0.0, 1, (value,), *also)
 
 
-def _kind(module: Any, env: Any) -> kinds.Kind:
+def _kind(module: Algorithm, env: Environment) -> kinds.Kind[Any]:
     """The algorithm's kind of environment; for a game, also where an algorithm of another kind plays it."""
     return kinds.get("game" if hasattr(env, "first_score") else module.KIND)
 
 
-def remember(state: Any) -> Callable[[], None]:
+def remember(state: State) -> Callable[[], None]:
     """What puts every random generator of `state` back to where it is now."""
     before = [(generator, _peek(generator)) for generator in generators(state)]
 
@@ -118,7 +131,7 @@ def remember(state: Any) -> Callable[[], None]:
 
 
 @contextmanager
-def undisturbed(state: Any) -> Iterator[None]:
+def undisturbed(state: State) -> Iterator[None]:
     """Put every random generator of `state`, and the global ones, back to where they were."""
     back = remember(state)
     everywhere = torch.get_rng_state(), random.getstate(), np.random.get_state()

@@ -15,6 +15,7 @@ from torch import Tensor
 from foresight.envs.games.game import Chooser, Game
 from foresight.errors import UserError
 from foresight.planning.games import opponents
+from foresight.runtime.catalog import Algorithm, State
 
 Watch = Callable[[int, int], None]
 Z = 1.959964  # of a 95% interval
@@ -183,7 +184,7 @@ def _safe(game: Game, position: Tensor, chooser: Chooser) -> Tensor:
     return torch.where(moved.over.view(-1, *[1] * (position.ndim - 1)), position, moved.position)
 
 
-def chooser(module: Any, state: Any, **options: Any) -> Chooser:
+def chooser(module: Algorithm, state: State, **options: Any) -> Chooser:
     """A trained State as a player: no randomness, no memory."""
 
     def choose(position: Tensor) -> Tensor:

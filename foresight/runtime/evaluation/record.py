@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foresight.envs.base import Env
 from foresight.errors import UserError
+from foresight.runtime.catalog import Algorithm, State
 
 Frame = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
@@ -46,7 +47,7 @@ def write(path: str | Path, frames: Iterable[Frame], fps: float = 30) -> int:
     return count
 
 
-def episode(module: ModuleType, state: Any, env: Any, seed: int = 0, limit: int = 2000) -> Iterator[Frame]:
+def episode(module: Algorithm, state: State, env: Env, seed: int = 0, limit: int = 2000) -> Iterator[Frame]:
     """The frames of one greedy episode of world 0, at most `limit`; `env` must have been made with `render=True`.
 
     Raises `UserError` where the environment cannot be drawn.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from foresight.data.trajectory import Tree
+from foresight.envs.base import Env, Feedback
 from foresight.runtime.evaluation.evaluate import EVALUATION_SEED, Evaluation
 
 LONGEST = 108_000  # steps of an episode that does not end by itself (30 minutes of Atari frames)
-Act = Callable[[Any, Any], tuple[Any, Any]]  # (obs, carry) -> (action, carry)
+Act = Callable[[Tree, Tree], tuple[Tensor, Tree]]  # (obs, carry) -> (action, carry)
 
 
-def random_policy(env: Any, seed: int) -> Act:
+def random_policy(env: Env, seed: int) -> Act:
     """Uniformly random actions (normally distributed where the space has no bounds), of those that are allowed."""
     from gymnasium.vector.utils import batch_space
 
@@ -24,9 +25,10 @@ def random_policy(env: Any, seed: int) -> Act:
     if key := encoders.mask_key(env.spaces.obs):
         head, generator = encoders.policy_head(env.spaces.action), torch.Generator().manual_seed(seed)
 
-        def allowed(obs: Any, carry: Any) -> tuple[Tensor, Any]:
+        def allowed(obs: Tree, carry: Tree) -> tuple[Tensor, Tree]:
             mask = torch.as_tensor(obs[key]).cpu() > 0
-            return head(torch.zeros(mask.shape), mask).sample(generator), carry
+            action: Tensor = head(torch.zeros(mask.shape), mask).sample(generator)
+            return action, carry
 
         return allowed
     space = batch_space(env.spaces.action, env.num_envs)
@@ -35,7 +37,7 @@ def random_policy(env: Any, seed: int) -> Act:
 
 
 def evaluate(
-    env: Any, act: Act, episodes: int, seed: int, reset_carry: Callable[[Any, Tensor], Any] | None
+    env: Env, act: Act, episodes: int, seed: int, reset_carry: Callable[[Tree, Tensor], Tree] | None
 ) -> Evaluation:
     """Every env has a fixed quota of episodes. Taking the first to end instead would prefer short ones."""
     quota = [episodes // env.num_envs + (i < episodes % env.num_envs) for i in range(env.num_envs)]
@@ -67,7 +69,7 @@ def evaluate(
     return Evaluation.of("return", kept)
 
 
-def _ended(feedback: Any) -> list[int]:
+def _ended(feedback: Feedback) -> list[int]:
     """The envs whose episode (not only a life) ended, in the order in which returns are reported."""
     engine = feedback.info.get("engine")
     over = engine.get("game_over") if isinstance(engine, dict) else None

@@ -5,14 +5,16 @@ Each module defines `KIND`, a `Kind`. Modules import torch and environments insi
 
 from __future__ import annotations
 
+from typing import Any
+
 from foresight.errors import unknown
 from foresight.runtime.kinds import control, game, tabular, text
 from foresight.runtime.kinds.kind import Kind
 
-KINDS: dict[str, Kind] = {"control": control.KIND, "tabular": tabular.KIND, "text": text.KIND, "game": game.KIND}
+KINDS: dict[str, Kind[Any]] = {"control": control.KIND, "tabular": tabular.KIND, "text": text.KIND, "game": game.KIND}
 
 
-def get(name: str) -> Kind:
+def get(name: str) -> Kind[Any]:
     """The kind by its name, as `KIND` in an algorithm file. Raises UserError for a name that does not exist."""
     if name not in KINDS:
         raise unknown("kind of environment", name, KINDS)

@@ -10,8 +10,12 @@ from foresight.errors import UserError
 from foresight.runtime.kinds.kind import Kind, Timed, fold, made
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foresight.data.trajectory import Tree
+    from foresight.envs.base import Env
     from foresight.runtime.agent import Agent
-    from foresight.runtime.catalog import Entry
+    from foresight.runtime.catalog import Algorithm, Entry, State
     from foresight.runtime.evaluation.evaluate import Evaluation
     from foresight.runtime.profile import Profile
     from foresight.runtime.session import Session
@@ -43,25 +47,25 @@ def _named(name: str, entry: Entry) -> tuple[str | None, str]:
     return ("game", folded) if folded in TITLES or GAME.fullmatch(name) else (None, name)
 
 
-def _training(settings: Settings) -> Any:
+def _training(settings: Settings) -> Env:
     count = settings.config.get("num_envs")
     return made(settings, **({"num_envs": count} if count else {}))
 
 
-def _evaluation(settings: Settings, env: Any) -> Any:
+def _evaluation(settings: Settings, env: Env) -> Env:
     from foresight.envs.control import multi_task
 
     count = max(len(multi_task.tasks(settings.env)), min(EVALUATION_ENVS, settings.episodes or 1))
     return made(settings, num_envs=count)
 
 
-def _single(settings: Settings, render: bool) -> Any:
+def _single(settings: Settings, render: bool) -> Env:
     from foresight.envs.control import multi_task
 
     return made(settings, num_envs=len(multi_task.tasks(settings.env)), render=render)
 
 
-def _connected(session: Session, state: Any) -> None:
+def _connected(session: Session, state: State) -> None:
     from foresight import distributed
     from foresight.runtime.distributed import torchrun
 
@@ -69,7 +73,7 @@ def _connected(session: Session, state: Any) -> None:
         torchrun.share_(state)
 
 
-def _verified(state: Any) -> None:
+def _verified(state: State) -> None:
     from foresight import distributed
     from foresight.runtime.distributed import torchrun
 
@@ -77,27 +81,27 @@ def _verified(state: Any) -> None:
         torchrun.check_equal(state)
 
 
-def _profiled(module: Any, env: Any, times: Profile) -> Timed:
+def _profiled(module: Algorithm, env: Env, times: Profile) -> Timed[Env]:
     from foresight.runtime import profile
 
     return profile.learning(module, times), profile.Watch(env), "inference"
 
 
-def _evaluate(module: Any, state: Any, env: Any, episodes: int | None, seed: int) -> Evaluation:
+def _evaluate(module: Algorithm, state: State, env: Env, episodes: int | None, seed: int) -> Evaluation:
     from foresight.data.trajectory import tree_map
     from foresight.runtime import machine
     from foresight.runtime.evaluation import returns
 
     device = machine.device_of(state)
 
-    def act(obs: Any, carry: Any) -> tuple[Any, Any]:
+    def act(obs: Tree, carry: Tree) -> tuple[Tensor, Tree]:
         action, _, carry = module.act(state, tree_map(lambda x: x.to(device), obs), carry, explore=False)
         return action.cpu(), carry
 
     return returns.evaluate(env, act, episodes or 1, seed, getattr(module, "reset_carry", None))
 
 
-def _baseline(module: Any, state: Any, env: Any, episodes: int | None, seed: int) -> Evaluation:
+def _baseline(module: Algorithm, state: State, env: Env, episodes: int | None, seed: int) -> Evaluation:
     from foresight.runtime.evaluation import returns
 
     return returns.evaluate(env, returns.random_policy(env, seed), episodes or 1, seed, None)
@@ -107,7 +111,7 @@ def _act(agent: Agent, obs: Any, explore: bool) -> Any:
     return agent.act_on(*agent.batch(obs), explore)
 
 
-def _record(module: Any, state: Any, settings: Settings, path: Path) -> None:
+def _record(module: Algorithm, state: State, settings: Settings, path: Path) -> None:
     from foresight.runtime.evaluation import record
 
     env = _single(settings, render=True)

@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 from foresight.runtime.kinds.kind import Kind, fold, made
 
 if TYPE_CHECKING:
+    from foresight.envs.games.game import Game
     from foresight.runtime.agent import Agent
+    from foresight.runtime.catalog import Algorithm, State
     from foresight.runtime.evaluation.evaluate import Evaluation
     from foresight.runtime.settings import Settings
 
 
-def _training(settings: Settings) -> Any:
+def _training(settings: Settings) -> Game:
     from foresight.planning.games import opponents
 
-    env = made(settings)
+    env: Game = made(settings)
     opponents.make(env.opponent, env)  # raises now, not at the first evaluation, if there is no such opponent
     return env
 
 
-def _evaluate(module: Any, state: Any, game: Any, episodes: int | None, seed: int) -> Evaluation:
+def _evaluate(module: Algorithm, state: State, game: Game, episodes: int | None, seed: int) -> Evaluation:
     from foresight.runtime.evaluation import evaluate
 
     if hasattr(module, "measure"):
@@ -29,7 +31,9 @@ def _evaluate(module: Any, state: Any, game: Any, episodes: int | None, seed: in
     return _score(module, state, game, episodes, seed)
 
 
-def _score(module: Any, state: Any, game: Any, episodes: int | None, seed: int, random: bool = False) -> Evaluation:
+def _score(
+    module: Algorithm, state: State, game: Game, episodes: int | None, seed: int, random: bool = False
+) -> Evaluation:
     """The score of the State's play (or, with `random`, of random play) against the game's opponent."""
     from foresight.planning.games import opponents
     from foresight.runtime.evaluation import match

@@ -6,29 +6,30 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from foresight.runtime.agent import Agent
-    from foresight.runtime.catalog import Entry
+    from foresight.runtime.catalog import Algorithm, Entry, State
     from foresight.runtime.evaluation.evaluate import Evaluation
     from foresight.runtime.profile import Profile
     from foresight.runtime.session import Session
     from foresight.runtime.settings import Settings
 
-Timed = tuple[AbstractContextManager[None], Any, str | None]  # see `Kind.profiled`
+Environment = TypeVar("Environment")  # an `Env`, `MDP`, `TextTask` or `Game`
+Timed = tuple[AbstractContextManager[None], Environment, str | None]  # see `Kind.profiled`
 
 
 def _as_given(name: str, entry: Entry) -> tuple[str | None, str]:
     return None, name
 
 
-def _unprofiled(module: Any, env: Any, times: Profile) -> Timed:
+def _unprofiled(module: Algorithm, env: Environment, times: Profile) -> Timed[Environment]:
     return nullcontext(), env, None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(Generic[Environment]):
     """How a run of one kind of environment is chosen, built, trained, evaluated, recorded and shown.
 
     Only the fields that differ from the defaults are set by a kind.
@@ -47,29 +48,35 @@ class Kind:
     named: Callable[[str, Entry], tuple[str | None, str]] = _as_given  # (name, entry) -> (another kind or None, name)
 
     # Built
-    training_env: Callable[[Settings], Any]
-    evaluation_env: Callable[[Settings, Any], Any] = lambda settings, env: env  # (settings, training env)
-    single_env: Callable[[Settings, bool], Any]  # (settings, render): one env per task
-    notes: Callable[[Settings, Any, Any], list[str]] = lambda settings, config, env: []  # printed before training
-    connected: Callable[[Session, Any], None] = lambda session, state: None  # after `build`: other processes, servers
-    checked: Callable[[Any, Any, Any], None] = lambda state, env, config: None  # raises UserError before training
+    training_env: Callable[[Settings], Environment]
+    # (settings, training env)
+    evaluation_env: Callable[[Settings, Environment], Environment] = lambda settings, env: env
+    single_env: Callable[[Settings, bool], Environment]  # (settings, render): one env per task
+    notes: Callable[[Settings, Any, Environment], list[str]] = (
+        lambda settings, config, env: []
+    )  # printed before training
+    connected: Callable[[Session, State], None] = lambda session, state: None  # after `build`: other processes, servers
+    checked: Callable[[State, Environment, Any], None] = lambda state, env, config: (
+        None
+    )  # raises UserError before training
 
     # Trained
     repeats: bool = False  # whether a failed step leaves the State as it was, so that it can be saved and repeated
     # (module, env, times) -> what to enter during training, the env to train in, the section of the remaining time.
-    profiled: Callable[[Any, Any, Profile], Timed] = _unprofiled
+    profiled: Callable[[Algorithm, Environment, Profile], Timed[Environment]] = _unprofiled
     timings: Callable[[Profile, bool], dict[str, float]] = lambda times, due: {}  # metrics of a step; `due` each second
 
     # Evaluated
-    evaluate: Callable[[Any, Any, Any, int | None, int], Evaluation]  # (module, state, env, episodes, seed), greedy
-    baseline: Callable[[Any, Any, Any, int | None, int], Evaluation]  # the same of a random or untrained policy
+    # (module, state, env, episodes, seed): greedy; then the same of a random or untrained policy
+    evaluate: Callable[[Algorithm, State, Environment, int | None, int], Evaluation]
+    baseline: Callable[[Algorithm, State, Environment, int | None, int], Evaluation]
     agreed: Callable[[Evaluation], Evaluation] = lambda result: result  # of all processes: that of the first
-    verified: Callable[[Any], None] = lambda state: None  # at the end: raises if the processes differ
+    verified: Callable[[State], None] = lambda state: None  # at the end: raises if the processes differ
     described: Callable[[Path, Settings, dict[str, Any]], None] = lambda folder, settings, summary: None  # an export
 
     # Used
     act: Callable[[Agent, Any, bool], Any]  # (agent, obs, explore): see `Agent.act`
-    record: Callable[[Any, Any, Settings, Path], None] | None = None  # (module, state, settings, video)
+    record: Callable[[Algorithm, State, Settings, Path], None] | None = None  # (module, state, settings, video)
     exports: tuple[str, ...] = ()  # formats of `foresight export`
     matches: bool = False  # whether its runs play matches
     pictures: tuple[str, ...] = ()  # the commands that print the algorithm's `picture` of a result

@@ -8,18 +8,22 @@ from foresight.errors import UserError
 from foresight.runtime.kinds.kind import Kind, Timed, made
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foresight.envs.tabular.mdp import MDP
     from foresight.runtime.agent import Agent
+    from foresight.runtime.catalog import Algorithm, State
     from foresight.runtime.evaluation.evaluate import Evaluation
     from foresight.runtime.profile import Profile
 
 
-def _profiled(module: Any, env: Any, times: Profile) -> Timed:
+def _profiled(module: Algorithm, env: MDP, times: Profile) -> Timed[MDP]:
     from foresight.runtime import profile
 
     return profile.learning(module, times), env, "walking"
 
 
-def _evaluate(module: Any, state: Any, env: Any, episodes: int | None, seed: int) -> Evaluation:
+def _evaluate(module: Algorithm, state: State, env: MDP, episodes: int | None, seed: int) -> Evaluation:
     import torch
 
     from foresight.runtime import machine
@@ -32,7 +36,7 @@ def _evaluate(module: Any, state: Any, env: Any, episodes: int | None, seed: int
     return _value(env, policy, state.config.gamma)
 
 
-def _baseline(module: Any, state: Any, env: Any, episodes: int | None, seed: int) -> Evaluation:
+def _baseline(module: Algorithm, state: State, env: MDP, episodes: int | None, seed: int) -> Evaluation:
     from foresight.runtime.evaluation import evaluate
 
     if hasattr(module, "measure"):
@@ -40,7 +44,7 @@ def _baseline(module: Any, state: Any, env: Any, episodes: int | None, seed: int
     return _value(env, env.uniform(), state.config.gamma)
 
 
-def _value(env: Any, policy: Any, gamma: float) -> Evaluation:
+def _value(env: MDP, policy: Tensor, gamma: float) -> Evaluation:
     """Exact, by the Bellman equation of the policy (`[S]` or `[S, A]`): nothing is sampled, so n is 1."""
     from foresight.planning.dynamic import bellman
     from foresight.runtime.evaluation.evaluate import Evaluation

@@ -10,14 +10,16 @@ from foresight.errors import UserError
 from foresight.runtime.kinds.kind import Kind, Timed, made
 
 if TYPE_CHECKING:
+    from foresight.envs.text.task import TextTask
     from foresight.runtime.agent import Agent
+    from foresight.runtime.catalog import Algorithm, State
     from foresight.runtime.evaluation.evaluate import Evaluation
     from foresight.runtime.profile import Profile
     from foresight.runtime.session import Session
     from foresight.runtime.settings import Settings
 
 
-def _notes(settings: Settings, config: Any, env: Any) -> list[str]:
+def _notes(settings: Settings, config: object, env: TextTask) -> list[str]:
     from foresight.envs.text.worker import GIVEN
     from foresight.runtime.config_fields import written
     from foresight.training import corpus
@@ -31,7 +33,7 @@ def _notes(settings: Settings, config: Any, env: Any) -> list[str]:
     return notes
 
 
-def _connected(session: Session, state: Any) -> None:
+def _connected(session: Session, state: State) -> None:
     from foresight import distributed
     from foresight.planning.generation import all_gather, server
 
@@ -41,20 +43,20 @@ def _connected(session: Session, state: Any) -> None:
         all_gather.attach(state)
 
 
-def _checked(state: Any, env: Any, config: Any) -> None:
+def _checked(state: State, env: TextTask, config: object) -> None:
     from foresight.planning.generation import rollout
 
     if hasattr(state, "policy"):
         rollout.check_lengths(state.policy, env, config)
 
 
-def _profiled(module: Any, env: Any, times: Profile) -> Timed:
+def _profiled(module: Algorithm, env: TextTask, times: Profile) -> Timed[TextTask]:
     from foresight.runtime import profile
 
     return profile.language(module, times), env, "other"
 
 
-def _evaluate(module: Any, state: Any, task: Any, episodes: int | None, seed: int) -> Evaluation:
+def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | None, seed: int) -> Evaluation:
     """Greedy completions of held-out examples. One that cannot be scored (NaN) is left out; it does not count as 0."""
     from foresight.runtime.evaluation import evaluate
 
@@ -73,7 +75,7 @@ def _evaluate(module: Any, state: Any, task: Any, episodes: int | None, seed: in
     return Evaluation.of(metric, scored) if scored else Evaluation(metric, math.nan, math.nan, 0)
 
 
-def _baseline(module: Any, state: Any, env: Any, episodes: int | None, seed: int) -> Evaluation:
+def _baseline(module: Algorithm, state: State, env: TextTask, episodes: int | None, seed: int) -> Evaluation:
     from foresight.runtime.evaluation import evaluate
 
     return evaluate.evaluate(module, state, env, episodes, seed)

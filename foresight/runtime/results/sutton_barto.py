@@ -169,7 +169,7 @@ def blackjack(quick: bool, picture: Path) -> dict[str, Any]:
     stick_on_20[-1] = torch.tensor([1.0, 0.0]).double()
     exact = bellman.policy_value(env, stick_on_20, 1.0)
     shown = torch.tensor([sutton_barto.blackjack_state(t, d, a) for a in (0, 1) for t in range(12, 22) for d in range(1, 11)])
-    prediction = catalog.module("monte_carlo_prediction")
+    prediction: Any = catalog.module("monte_carlo_prediction")  # its `train` also takes a policy
     errors = {}
     for episodes in (1_000, 10_000) if quick else (10_000, 500_000):
         config = prediction.Config(gamma=1.0, steps=episodes, yield_every=10_000)

@@ -1,0 +1,34 @@
+"""What foresight uses of numba, whose own decorators have no annotations: a compiled function keeps its signature."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar, overload
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+class config:
+    DISABLE_JIT: ClassVar[bool]
+
+class _Signature: ...
+
+class _Kind:  # calling it with a number converts; with kinds it is the signature of a function
+    @overload
+    def __call__(self, *arguments: _Kind) -> _Signature: ...
+    @overload
+    def __call__(self, number: int, /) -> int: ...
+    def __getitem__(self, dims: slice | tuple[slice, ...], /) -> _Kind: ...
+
+int64: _Kind
+uint8: _Kind
+
+@overload
+def njit(function: _Function, /) -> _Function: ...
+@overload
+def njit(
+    signature: _Signature = ...,
+    /,
+    *,
+    cache: bool = ...,
+    nogil: bool = ...,
+    inline: str = ...,
+    error_model: str = ...,
+) -> Callable[[_Function], _Function]: ...
