@@ -1,8 +1,8 @@
 """Value iteration on a random sparse MDP, to a sup-norm change of 1e-6.
 
 100,000 states, 4 actions, 5 successors each, rewards U[0, 1), gamma 0.99, float64, 2 threads, from v = 0. The iterates
-are those of plain value iteration, to the last bit (tests/planning/test_dynamic.py). Compilation is apart: a warm-up
-on a tiny MDP, reported as `warmup_seconds`. `touched_gb_s` is the rate at which tables and values were touched;
+are those of plain value iteration, to the last bit (tests/planning/dynamic/test_bellman.py). Compilation is apart: a
+warm-up on a tiny MDP, reported as `warmup_seconds`. `touched_gb_s` is the rate at which tables and values were touched;
 `share_of_*_limit` sets it beside a stream from memory, and one as small as a sweep, measured in the same process;
 `plain_limit_seconds` is how long sweeps that compare all actions would take if they did nothing but stream their
 tables from memory.

@@ -12,7 +12,7 @@ from foresight.algorithms.tabular import expected_sarsa, sarsa
 from foresight.envs import make
 from foresight.runtime import catalog
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
-from tests.tables import random_world
+from tests.small_mdps import small_mdp
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILE = str(EXAMPLES / "n_step_expected_sarsa.py")
@@ -24,7 +24,7 @@ PPO = str(EXAMPLES / "ppo_kl_penalty.py")
     change("walk", lambda walk: walk if walk is expected_sarsa.walk else sarsa.walk, "another_target"),
 )
 def test_one_step_of_it_is_expected_sarsa_to_the_last_bit() -> None:
-    mdp, found = random_world(1, 10), []
+    mdp, found = small_mdp(1, 10), []
     fields = {"steps": 2_000, "gamma": 0.9, "alpha": 0.3, "epsilon": 0.3}
     mine = catalog.module(FILE)
     for module, n in ((expected_sarsa, {}), (mine, {"n_steps": 1}), (mine, {"n_steps": 2})):

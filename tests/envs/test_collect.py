@@ -10,7 +10,7 @@ import torch
 from foresight.data.trajectory import tree_map
 from foresight.envs import collect
 from foresight.envs.base import Episodes
-from tests.algorithms.policy.worlds import Clock, Corridor, Gymnasium
+from tests.algorithms.policy.small_envs import Clock, Corridor, Gymnasium
 from tests.sabotage import change, sabotaged_by, shift
 
 CPU = torch.device("cpu")

@@ -32,8 +32,8 @@ from foresight.envs.games import selfplay
 from foresight.envs.games.game import Game
 from foresight.training import muzero_targets
 from tests.fixed_points import mdps
-from tests.planning.table_model import TableModel, action_values, random_world
-from tests.planning.test_search import Chance
+from tests.planning.search.table_model import TableModel, action_values, random_tables
+from tests.planning.search.test_mcts import Chance
 from tests.sabotage import change, flip_sign, sabotaged_by, swap
 
 STATES, ACTIONS = 12, 4
@@ -52,7 +52,7 @@ def state_of(module: Any, fields: dict[str, Any], actions: int = ACTIONS, states
 
 def env(seed: int, discount: float, forbidden: float = 0.25) -> dict[str, Tensor]:
     """Deterministic, with some actions that end it and a share that is not allowed; no hint by logits or values."""
-    found, g = random_world(seed, STATES, ACTIONS), torch.Generator().manual_seed(seed)
+    found, g = random_tables(seed, STATES, ACTIONS), torch.Generator().manual_seed(seed)
     ends = torch.rand(STATES, ACTIONS, generator=g) < 0.1
     illegal = torch.rand(STATES, ACTIONS, generator=g) < forbidden
     illegal[:, 0] = False
@@ -93,7 +93,7 @@ def negated(f: Any) -> Any:
 
 
 @pytest.mark.parametrize(("module", "fields", "discount", "tolerance"), SEARCHED, ids=name)
-@sabotaged_by("tests.planning.table_model.TableModel.step", negated)
+@sabotaged_by("tests.planning.search.table_model.TableModel.step", negated)
 def test_searching_and_evaluating_in_turn_ends_at_the_optimal_values(
     module: Any, fields: dict[str, Any], discount: float, tolerance: float
 ) -> None:
@@ -110,7 +110,7 @@ def test_searching_and_evaluating_in_turn_ends_at_the_optimal_values(
 
 
 @pytest.mark.parametrize(("module", "fields", "discount"), STAYING, ids=name)
-@sabotaged_by("tests.planning.table_model.TableModel.step", negated)
+@sabotaged_by("tests.planning.search.table_model.TableModel.step", negated)
 def test_the_optimal_policy_and_values_stay(module: Any, fields: dict[str, Any], discount: float) -> None:
     """With a prior that is all but sure of the best action, so is what the search says, and that is worth V*."""
     for seed in range(3):
@@ -126,7 +126,7 @@ def test_the_optimal_policy_and_values_stay(module: Any, fields: dict[str, Any],
 
 
 @pytest.mark.parametrize("fields", GUMBEL, ids=name)
-@sabotaged_by("tests.planning.table_model.TableModel.step", negated)
+@sabotaged_by("tests.planning.search.table_model.TableModel.step", negated)
 @sabotaged_by("foresight.planning.search.selection.completed_values", flip_sign)
 def test_the_improved_policy_of_gumbel_muzero_improves_until_it_is_optimal(fields: dict[str, Any]) -> None:
     """π ← π', V ← V^π' in turn, 20 times: no state ever loses, and less than a twentieth is left of the way to V*."""
@@ -161,7 +161,7 @@ def values_of(model: Chance, policy: Tensor | None) -> Tensor:
 @pytest.mark.parametrize(
     ("fields", "tolerance"), [({}, 0.2), ({"simulations": 100}, 0.2), ({"simulations": 200}, 1e-4)], ids=name
 )
-@sabotaged_by("tests.planning.test_search.Chance.step", negated)
+@sabotaged_by("tests.planning.search.test_mcts.Chance.step", negated)
 def test_stochastic_muzero_finds_the_best_actions_on_average(fields: dict[str, Any], tolerance: float) -> None:
     """Outcomes by chance, a flat prior over actions; it takes two simulations to see a step ahead."""
     for seed in range(3):

@@ -11,7 +11,7 @@ import torch
 
 from foresight.planning.search import selection
 from foresight.planning.search.mcts import PUCT, Gumbel, SearchResult, search
-from tests.planning.table_model import TableModel
+from tests.planning.search.table_model import TableModel
 from tests.sabotage import change, drop, flip_sign, returns, sabotaged_by, scaled
 
 CASES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("search_trees.json").read_text(encoding="utf-8"))
@@ -86,7 +86,7 @@ def test_gumbel_trees_notice_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
 @sabotaged_by("foresight.planning.search.selection.normalize", change("how", lambda _: "none"), scaled(0.5))
 @sabotaged_by("foresight.planning.search.selection.first_play", change("how", lambda _: "parent"))
 @sabotaged_by("foresight.planning.search.selection.PUCT.score", flip_sign)
-@sabotaged_by("tests.planning.table_model.TableModel.step", returns(lambda x: x + 0.1))
+@sabotaged_by("tests.planning.search.table_model.TableModel.step", returns(lambda x: x + 0.1))
 @sabotaged_by("foresight.planning.search.mcts.search", drop("legal"))
 def test_puct_trees_notice_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     for case in CASES:

@@ -15,7 +15,7 @@ from foresight.algorithms.value import dqn
 from foresight.data import trees
 from foresight.data.replay import Transitions
 from foresight.training import optim
-from tests.algorithms.policy.worlds import choice
+from tests.algorithms.policy.small_envs import choice
 
 SMALL: dict[str, Any] = {"num_envs": 8, "hidden": (8,), "max_grad_norm": 1e9}
 ON_POLICY = {**SMALL, "rollout_steps": 6}

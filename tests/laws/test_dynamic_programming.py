@@ -15,10 +15,10 @@ from foresight.algorithms.tabular import policy_iteration, truncated_policy_iter
 from foresight.envs.tabular.mdp import MDP
 from foresight.planning.dynamic import bellman
 from tests.sabotage import change, sabotaged_by
-from tests.tables import backup, random_world
+from tests.small_mdps import backup, small_mdp
 
 envs = st.builds(
-    random_world,
+    small_mdp,
     seed=st.integers(0, 10_000),
     states=st.integers(2, 25),
     actions=st.integers(1, 4),

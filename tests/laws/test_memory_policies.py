@@ -17,7 +17,7 @@ from foresight.nets.critics import see
 from foresight.nets.outputs import Categorical
 from foresight.nets.sequence import memory
 from foresight.ops import returns
-from tests.algorithms.policy.worlds import Clock
+from tests.algorithms.policy.small_envs import Clock
 from tests.laws.test_memory_ppo import Recorder, blind
 from tests.sabotage import change, sabotaged_by
 

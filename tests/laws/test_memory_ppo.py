@@ -16,7 +16,7 @@ from foresight.envs.make import make
 from foresight.nets.outputs import Categorical
 from foresight.nets.sequence import memory
 from foresight.ops import policy
-from tests.algorithms.policy.worlds import Clock
+from tests.algorithms.policy.small_envs import Clock
 from tests.sabotage import change, loses_generator, sabotaged_by
 
 SMALL = ppo.Config(
@@ -140,7 +140,7 @@ def test_rows_that_only_reset_are_not_learned_from():
 @pytest.mark.parametrize("kind", ["lstm", "gtrxl"])
 def test_a_resumed_run_is_the_uninterrupted_one(kind: str):
     """Where the world begins anew with the run: one-step episodes, so the memory is empty at every row."""
-    from tests.algorithms.policy.worlds import choice
+    from tests.algorithms.policy.small_envs import choice
 
     config = dataclasses.replace(SMALL, steps=768, num_envs=8, rollout_steps=8, memory=kind)
     copies = []

@@ -16,7 +16,7 @@ from foresight.algorithms.policy import a2c, off_policy_ac, ppg, qac, reinforce,
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Spaces
 from foresight.ops import natural
-from tests.algorithms.policy.worlds import Clock, Gymnasium, choice
+from tests.algorithms.policy.small_envs import Clock, Gymnasium, choice
 from tests.sabotage import change, flip_sign, returns, sabotaged_by, scaled, shift, swap
 
 TWO = Spaces(gs.Box(0, 1, (2,), np.float32), gs.Discrete(2))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from foresight.algorithms.policy import ppo
 from foresight.data.trajectory import Trajectory
 from foresight.ops import advantage, fused, kl, policy, returns, value
-from tests.algorithms.policy.worlds import Clock, Gymnasium, choice
+from tests.algorithms.policy.small_envs import Clock, Gymnasium, choice
 from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled, shift, swap
 
 CARTPOLE = ppo.Config(num_envs=8, rollout_steps=64, entropy_coef=0.01)

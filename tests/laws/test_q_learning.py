@@ -15,8 +15,8 @@ from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
 from foresight.nets.critics import see
 from foresight.ops import fused, value
-from tests.algorithms.policy.worlds import Bandit, Clock
-from tests.algorithms.value.worlds import Chain
+from tests.algorithms.policy.small_envs import Bandit, Clock
+from tests.algorithms.value.small_envs import Chain
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
 
 GAMMA = 0.8

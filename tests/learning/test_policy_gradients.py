@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from foresight.algorithms.policy import a2c, off_policy_ac, ppg, qac, reinforce, trpo
-from tests.algorithms.policy.worlds import Corridor
+from tests.algorithms.policy.small_envs import Corridor
 from tests.sabotage import flip_sign, sabotaged_by
 
 

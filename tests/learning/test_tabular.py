@@ -30,7 +30,7 @@ from foresight.envs.tabular.mdp import MDP, from_table
 from foresight.planning.dynamic import bellman
 from foresight.runtime.checkpoints import checkpoint
 from tests.sabotage import change, flip_sign, sabotaged_by
-from tests.tables import random_world
+from tests.small_mdps import small_mdp
 
 pytestmark = pytest.mark.learning
 CONTROL: list[tuple[Any, dict[str, Any]]] = [
@@ -79,7 +79,7 @@ def test_control_finds_the_goal(module: Any, fields: dict[str, Any]) -> None:
 @sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.9 * gamma))
 @pytest.mark.parametrize(("module", "fields"), PREDICTION, ids=name)
 def test_prediction_finds_the_values(module: Any, fields: dict[str, Any]) -> None:
-    mdp, gamma = random_world(3, 8), 0.8
+    mdp, gamma = small_mdp(3, 8), 0.8
     state = last(module, mdp, gamma=gamma, **fields)
     exact = bellman.policy_value(mdp, mdp.uniform(), gamma)
     assert float(exact.abs().max()) > 0.5  # what an untrained table is wrong by
@@ -90,7 +90,7 @@ def test_prediction_finds_the_values(module: Any, fields: dict[str, Any]) -> Non
 @sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.9 * gamma))
 def test_q_learning_reaches_the_exact_values() -> None:
     """Watkins & Dayan (1992): steps 1/m^0.7 and every pair visited for ever."""
-    mdp = random_world(5, 8, 3, 2, ending=0.2)
+    mdp = small_mdp(5, 8, 3, 2, ending=0.2)
     exact = torch.zeros(8, dtype=torch.float64)
     for _ in range(200):
         exact = bellman.action_values(mdp, 0.8, exact).amax(1)
@@ -187,7 +187,7 @@ def same(one: Any, other: Any) -> bool:
 def test_a_run_resumed_from_a_checkpoint_equals_the_uninterrupted_one(
     module: Any, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    mdp = random_world(3, 10)
+    mdp = small_mdp(3, 10)
     size = {"steps": 12} if module in (mc_basic, soft_value_iteration) else {"steps": 170}
     if hasattr(module.Config(), "yield_every"):
         size["yield_every"] = 1 if module is soft_value_iteration else 17  # in the middle of episodes

@@ -275,7 +275,7 @@ def pool(name: str, num_envs: int, spaces: Spaces, build: Callable[[int], Any], 
         first, info = engine.reset(rows.astype(np.int32))
         return _place(obs, first, info["env_id"])
 
-    # Every step returns new arrays, see tests/envs/test_contract.py.
+    # Every step returns new arrays, see tests/envs/test_base.py.
     return vector.Vector(name, start, spaces, num_envs, vector.PARTIAL, reset_rows, fresh=True, limit=limit)
 
 

@@ -6,7 +6,7 @@ of positions is one array `[B, W]`, which a search tree stores and gathers like 
 alpha-beta and self-play run on it without leaving compiled code.
 
 All games share these functions: `kind` is the game, `height`, `width` and `line` (stones in a row that win) its size.
-`tests/envs/test_games.py` holds them equal to OpenSpiel's on random games.
+`tests/envs/games/test_native.py` holds them equal to OpenSpiel's on random games.
 """
 
 from __future__ import annotations

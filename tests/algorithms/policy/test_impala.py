@@ -17,7 +17,7 @@ from foresight.algorithms.policy import impala
 from foresight.data import trees
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from tests.algorithms.policy.worlds import Bandit, Clock, choice
+from tests.algorithms.policy.small_envs import Bandit, Clock, choice
 from tests.algorithms.states import weights
 from tests.sabotage import change, flip_sign, sabotaged_by
 

@@ -16,7 +16,7 @@ from gymnasium import spaces as gs
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.runtime.checkpoints import checkpoint
-from tests.algorithms.policy.worlds import Bandit, choice
+from tests.algorithms.policy.small_envs import Bandit, choice
 from tests.algorithms.states import weights
 from tests.sabotage import sabotaged_by
 

@@ -13,7 +13,7 @@ from gymnasium import spaces as gs
 from foresight.algorithms.policy import sac, sac_discrete
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from tests.algorithms.policy.worlds import Bandit, choice, hidden_choice, sides
+from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.states import forgets, restored, weights
 from tests.sabotage import sabotaged_by
 

@@ -13,7 +13,7 @@ from foresight.algorithms.tabular import policy_iteration, truncated_policy_iter
 from foresight.envs.tabular import grid
 from foresight.errors import UserError
 from foresight.planning.dynamic import bellman
-from tests.tables import random_world
+from tests.small_mdps import small_mdp
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (value_iteration, {}),
@@ -41,7 +41,7 @@ def equal(a: Any, b: Any) -> bool:
 @each
 def test_every_sweep_is_yielded_and_counted(module: Any, fields: dict[str, Any]) -> None:
     config = module.Config(gamma=0.9, **fields)
-    steps = [(step, dict(metrics), state) for step, metrics, state in module.train(config, random_world(1, 40))]
+    steps = [(step, dict(metrics), state) for step, metrics, state in module.train(config, small_mdp(1, 40))]
     assert [step for step, _, _ in steps] == list(range(1, len(steps) + 1)) and len(steps) >= 4
     assert all(state.step == steps[-1][0] for _, _, state in steps)  # one State, changed in place
     for _, metrics, _ in steps:
@@ -51,7 +51,7 @@ def test_every_sweep_is_yielded_and_counted(module: Any, fields: dict[str, Any])
 
 @each
 def test_every_other_sweep_changes_nothing_but_the_yields(module: Any, fields: dict[str, Any]) -> None:
-    mdp = random_world(2, 40)
+    mdp = small_mdp(2, 40)
     *_, (_, _, whole) = module.train(module.Config(gamma=0.9, **fields), mdp)
     steps = list(module.train(module.Config(gamma=0.9, yield_every=5, **fields), mdp))
     assert [step % 5 for step, _, _ in steps[:-1]] == [0] * (len(steps) - 1)
@@ -60,7 +60,7 @@ def test_every_other_sweep_changes_nothing_but_the_yields(module: Any, fields: d
 
 @each
 def test_a_run_resumed_from_any_sweep_equals_the_uninterrupted_one(module: Any, fields: dict[str, Any]) -> None:
-    mdp, config = random_world(3, 60, 4, 3), module.Config(gamma=0.9, **fields)
+    mdp, config = small_mdp(3, 60, 4, 3), module.Config(gamma=0.9, **fields)
     saved = [(copy.deepcopy(state), dict(metrics)) for _, metrics, state in module.train(config, mdp)]
     for i in sorted({0, 1, 2, 3, len(saved) // 2, len(saved) - 2}):
         resumed = [(copy.deepcopy(s), dict(m)) for _, m, s in module.train(config, mdp, copy.deepcopy(saved[i][0]))]
@@ -70,7 +70,7 @@ def test_a_run_resumed_from_any_sweep_equals_the_uninterrupted_one(module: Any, 
 
 @each
 def test_it_stops_when_done_and_at_its_limit(module: Any, fields: dict[str, Any]) -> None:
-    mdp, config = random_world(4, 40), module.Config(gamma=0.9, **fields)
+    mdp, config = small_mdp(4, 40), module.Config(gamma=0.9, **fields)
     *_, (_, _, state) = module.train(config, mdp)
     assert list(module.train(config, mdp, state)) == []  # converged: nothing left to do
     short = list(module.train(module.Config(gamma=0.9, steps=3, **fields), mdp))
@@ -110,7 +110,7 @@ def test_picture(module: Any, fields: dict[str, Any]) -> None:
 
 
 def test_zero_evaluation_sweeps_are_value_iteration() -> None:
-    mdp = random_world(5, 40)
+    mdp = small_mdp(5, 40)
     truncated = truncated_policy_iteration.Config(gamma=0.9, evaluation_sweeps=0)
     a = [(s, m, st.values) for s, m, st in truncated_policy_iteration.train(truncated, mdp)]
     b = [(s, m, st.values) for s, m, st in value_iteration.train(value_iteration.Config(gamma=0.9), mdp)]
@@ -118,7 +118,7 @@ def test_zero_evaluation_sweeps_are_value_iteration() -> None:
 
 
 def test_span_bounds_need_fewer_sweeps_where_nothing_ends() -> None:
-    mdp = random_world(6, 200, 4, 5, ending=0.0)
+    mdp = small_mdp(6, 200, 4, 5, ending=0.0)
     counts = {}
     for span in (False, True):
         config = truncated_policy_iteration.Config(gamma=0.99, tolerance=1e-6, span_bounds=span)

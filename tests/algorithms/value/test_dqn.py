@@ -13,9 +13,9 @@ from gymnasium import spaces as gs
 from foresight.algorithms.value import dqn, rainbow
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from tests.algorithms.policy.worlds import choice, hidden_choice, sides
+from tests.algorithms.policy.small_envs import choice, hidden_choice, sides
 from tests.algorithms.states import forgets, restored, weights
-from tests.algorithms.value.worlds import Chain
+from tests.algorithms.value.small_envs import Chain
 from tests.sabotage import flip_sign, sabotaged_by
 
 DQN = dqn.Config(

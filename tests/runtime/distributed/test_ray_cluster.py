@@ -1,0 +1,276 @@
+"""Actors on a real Ray: two nodes on this machine, one of whose actors is killed; then the head dies.
+
+Everything that needs Ray is here, on one cluster: starting it takes seconds. Nothing is timed; the limits are only
+there so that a hang ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+
+from foresight.algorithms.policy import impala, ppo  # noqa: E402
+from foresight.algorithms.search import alphazero  # noqa: E402
+from foresight.algorithms.value import dqn  # noqa: E402
+from foresight.envs.games import make as games  # noqa: E402
+from foresight.envs.make import make  # noqa: E402
+from foresight.errors import UserError  # noqa: E402
+from foresight.runtime import resolve, run  # noqa: E402
+from foresight.runtime.distributed import actors, learner, ray_cluster  # noqa: E402
+
+pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[3]
+NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+FIELDS: dict[str, Any] = {
+    "hidden": (16,), "num_envs": 4, "rollout_steps": 8, "rollouts_per_update": 1, "optimizer": "adam", "learning_rate":
+    3e-3,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster of two nodes, whose workers import this checkout."""
+    from ray.cluster_utils import Cluster
+
+    before = {key: os.environ.get(key) for key in ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED")}
+    path = os.pathsep.join(filter(None, [str(ROOT), before["PYTHONPATH"]]))
+    os.environ.update(PYTHONPATH=path, OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0")
+    nodes = Cluster(initialize_head=True, head_node_args=NODE)
+    try:
+        nodes.add_node(**{key: value for key, value in NODE.items() if key != "include_dashboard"})
+        yield nodes
+    finally:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        nodes.shutdown()
+        for key, value in before.items():
+            os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
+
+
+def _fleet(nodes: Any, name: str, count: int, **given: Any) -> ray_cluster.Fleet:
+    resolved = resolve.resolve(name, env="CartPole-v1", given=given, actors=count)
+    fields, envs = actors.plan(dataclasses.replace(resolved, preset=None), count)
+    return ray_cluster.Fleet(name, fields, envs, count, nodes.address)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_actors_of_several_nodes_die_and_the_learner_goes_on(nodes: Any) -> None:
+    config = impala.Config(steps=20_000, **FIELDS)
+    fleet = _fleet(nodes, "impala", 2, steps=config.steps, **FIELDS)
+    pids = fleet.pids()
+    homes = set(ray.get([actor.__ray_call__.remote(_node) for actor in fleet._actors]))
+    assert len(homes) == 2  # one actor on each node
+    state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
+    seen, killed = [], False
+    for step, metrics, _ in learner.train(impala, config, state, fleet):
+        seen.append((step, metrics))
+        if step > 2000 and not killed:
+            os.kill(pids[0], signal.SIGKILL)
+            killed = True
+        if killed and metrics["actor_restarts"] == 1 and fleet._deaths == [0, 0]:
+            break  # the learner went on, and the successor has sent its first unroll
+        state.step = min(state.step, config.steps - 32)  # however long that takes
+    last = seen[-1][1]
+    assert last["actor_restarts"] == 1
+    assert 1 <= last["dropped_unrolls"] <= learner.AHEAD  # whole: every step that counts is a whole unroll's
+    assert max(metrics["lag"] for _, metrics in seen) > 0
+    fleet.close()
+    _gone(pids)
+
+
+def _node(_: Any) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _gone(pids: list[int]) -> None:
+    for _ in range(600):
+        if not any(_alive(pid) for pid in pids):
+            return
+        time.sleep(0.1)
+    pytest.fail("actors were left behind")
+
+
+def test_on_ray_too_it_is_the_synchronous_run(nodes: Any) -> None:
+    given = {"hidden": (16,), "num_envs": 4, "rollout_steps": 8, "minibatches": 2, "steps": 160}
+    config = ppo.Config(**given)
+    *_, (_, _, together) = ppo.train(config, make("CartPole-v1", num_envs=4))
+    state = ppo.build(config, make("CartPole-v1", num_envs=1).spaces)
+    *_, (_, metrics, apart) = learner.train(ppo, config, state, _fleet(nodes, "ppo", 1, **given))
+    assert metrics["lag"] == 0
+    for one, other in zip(apart.network.parameters(), together.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_for_a_replay_come_over_ray_in_their_order(nodes: Any) -> None:
+    """Two actors a round ahead: the run is the same whichever of them is quick."""
+    given = {
+        "hidden": (16,), "num_envs": 4, "rollout_steps": 10, "steps": 800, "learning_starts": 80, "replay_size": 1000,
+        "train_every": 4,
+    }  # fmt: skip
+    config = dqn.Config(**given)
+    ends = []
+    for _ in range(2):
+        state = dqn.build(config, make("CartPole-v1", num_envs=1).spaces)
+        *_, (step, metrics, state) = learner.train(dqn, config, state, _fleet(nodes, "dqn", 2, **given))
+        assert (step, metrics["lag"], len(state.replay)) == (800, 1, 800)
+        ends.append(torch.cat([p.detach().flatten() for p in state.network.parameters()]))
+    assert torch.equal(*ends)
+
+
+def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
+    """Two actors share the games of AlphaZero; one is killed, and what reaches the replay are whole games still."""
+    given = {"num_games": 32, "simulations": 4, "channels": 4, "blocks": 1, "learning_starts": 10**6, "steps": 10**6}
+    resolved = resolve.resolve("alphazero", env="tic_tac_toe", given=given, actors=2)
+    fields, tables = actors.plan(resolved, 2)
+    fleet = ray_cluster.Fleet("alphazero", fields, tables, 2, nodes.address)
+    pids, killed, last = fleet.pids(), False, {}
+    state = alphazero.build(alphazero.Config(**given), games.make("tic_tac_toe"))
+    for _, last, _ in learner.train(alphazero, alphazero.Config(**given), state, fleet):
+        if not killed:
+            os.kill(pids[0], signal.SIGKILL)
+            killed = True
+        if last["actor_restarts"] == 1 and fleet._deaths == [0, 0]:
+            break
+    assert last["dropped_unrolls"] >= 1 and 0 < last["lag"] <= 1
+    assert state.replay.rows is not None
+    held = len(state.replay)
+    stones, ends = state.replay.rows.obs[0, :held, :2].sum((1, 2, 3)), state.replay.rows.cut[0, :held]
+    assert state.finished == ends.sum() > 64
+    assert torch.equal(stones[1:], torch.where(ends[:-1] > 0, 0.0, stones[:-1] + 1)) and ends[-1] == 1
+    fleet.close()
+    _gone(pids)
+
+
+def test_a_run_of_games_with_actors_is_stopped_and_goes_on(nodes: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    small = {
+        "num_envs": 8,
+        "simulations": 4,
+        "collect_steps": 8,
+        "learning_starts": 128,
+        "latent_size": 8,
+        "hidden": (16,),
+    }
+    run.train("muzero", preset="tic_tac_toe", out=out, actors=2, ray=nodes.address, steps=256, show=False,
+              evaluation_episodes=2, env_options={"opponent": "random"}, **small)  # fmt: skip
+    assert len(run.load(out).state.replay) == 256
+    longer = run.resume(out, 384, show=False, ray=nodes.address)
+    last = next(row for row in reversed(longer.metrics()) if "lag" in row)
+    assert last["step"] == 384 and last["actor_restarts"] == 0 and last["length"] >= 5
+    state = run.load(out).state
+    assert state.updates == (384 - 128) // 8 and len(state.replay) == 384
+    assert (state.replay.rows.mask[:, :48] == 0).sum() == 8  # of each game the newest row when it was stopped
+
+
+def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:
+    config, fields = impala.Config(**FIELDS), dataclasses.asdict(impala.Config(**FIELDS))
+    fleet = ray_cluster.Fleet("impala", fields, lambda: _Broken(make("CartPole-v1", num_envs=4)), 1, nodes.address)
+    state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
+    with pytest.raises(UserError, match="Actor 0 failed: world 3 broke at step 20"):
+        list(learner.train(impala, config, state, fleet))
+    with pytest.raises(UserError, match="4 CPUs, too few for 5 actors"):
+        ray_cluster.Fleet("impala", fields, lambda: None, 5, nodes.address)
+
+
+def test_cpus_that_others_hold_are_asked_for_and_waited_for(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of the four are taken: two actors would wait for ever, so it is said, and given up or come to an end."""
+    from ray.util import placement_group, remove_placement_group
+
+    if not ray.is_initialized():
+        ray.init(address=nodes.address, log_to_driver=False)
+    held = placement_group([{"CPU": 1}] * 3)
+    assert held.wait(60)
+    said: list[str] = []
+    started: list[int] = []
+    monkeypatch.setattr(ray_cluster.Fleet, "_start", lambda self, actor: started.append(actor))
+    monkeypatch.setattr(ray_cluster, "SILENCE", 0.0)
+    monkeypatch.setattr(ray_cluster, "PATIENCE", 3.0)
+    missing = "2 actors need as many free CPUs, but the Ray cluster has 1 of 4"
+    with pytest.raises(ray_cluster.FleetError) as caught:
+        ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=said.append)
+    assert str(caught.value) == (
+        f"{missing}, and no more came free in 3 seconds. Stop what else runs there, or ask for fewer --actors."
+    )
+    assert len(said) == 1 and said[0].startswith(f"{missing}: waiting ") and not started
+    monkeypatch.setattr(ray_cluster, "PATIENCE", 300.0)
+    fleet = ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=lambda _: remove_placement_group(held))
+    assert started == [0, 1]
+    fleet.close()
+
+
+class _Broken:
+    def __init__(self, env: Any) -> None:
+        self.env, self.steps = env, 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 20:
+            raise RuntimeError("world 3 broke at step 20")
+        return self.env.step(action)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["env"], name)
+
+
+def test_an_address_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(UserError, match=r"no Ray cluster at '127.0.0.1:1'"):
+        ray_cluster.Fleet("impala", {}, lambda: None, 1, "127.0.0.1:1")
+
+
+LEARNER = """
+import sys
+from foresight.errors import UserError
+from foresight.runtime import run
+
+def tell(step, metrics, state):
+    print(step, flush=True)
+
+try:
+    run.train("impala", env="CartPole-v1", out=sys.argv[1], actors=1, ray=sys.argv[2], steps=10**9, show=False,
+              evaluation_episodes=1, callbacks=[tell], checkpoint_every=1e9)
+except UserError as error:
+    print(error, flush=True)
+"""
+
+
+def test_when_the_head_is_gone_the_checkpoint_is_saved(nodes: Any, tmp_path: Path) -> None:
+    """Last, for it ends the cluster: a learner of its own process, which Ray would otherwise end after a minute."""
+    if ray.is_initialized():
+        ray.shutdown()
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", LEARNER, str(out), nodes.address]
+    learner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert learner.stdout is not None
+    try:
+        line = learner.stdout.readline()
+        assert line.strip().isdigit(), line
+        os.kill(nodes.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
+        *_, step, said = learner.stdout.read().splitlines()
+        assert "is gone" in said and f"foresight resume {out}" in said
+        assert learner.wait(120) == 0
+    finally:
+        learner.kill()
+    saved = sorted((out / "checkpoints").glob("step-*"))
+    assert len(saved) == 1 and int(saved[0].name.split("-")[1]) == int(step)
+    assert run.load(out).step == int(step)

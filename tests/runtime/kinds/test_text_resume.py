@@ -1,0 +1,68 @@
+"""A language run that is killed without warning continues as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from tests import tiny_language
+
+SCRIPT = """
+import foresight
+foresight.train("grpo", task={task!r}, model={model!r}, out={out!r}, steps=12, prompts=4, group=4, max_new_tokens=6,
+    learning_rate=1e-3, precision="float32", checkpoint_every=0, show=False, env_options={{"reward": {reward!r}}})
+"""
+
+
+def _start(tmp_path: Path, out: Path) -> subprocess.Popen[bytes]:
+    task, reward = tmp_path / "task.jsonl", tmp_path / "rewards.py"
+    task.write_text("\n".join(json.dumps({"prompt": f"{i}+{j}?"}) for i in range(5) for j in range(5)))
+    reward.write_text("def digits(completions, **_):\n    return [sum(map(str.isdigit, c)) / 6 for c in completions]\n")
+    script = SCRIPT.format(task=str(task), model=tiny_language.folder(), out=str(out), reward=f"{reward}:digits")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", script], env=environment, cwd=Path(__file__).parents[3])
+
+
+def _weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "export" / "model.safetensors")
+
+
+def _steps(run: Path) -> list[int]:
+    file = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    return [row["step"] for row in rows if "reward" in row]
+
+
+def test_a_killed_language_run_resumes_bit_for_bit(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert _start(tmp_path, whole).wait(timeout=120) == 0
+
+    process = _start(tmp_path, killed)
+    deadline = time.monotonic() + 120
+    while len(_steps(killed)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 4 <= len(_steps(killed)) < 12
+    assert not (killed / "summary.json").exists()
+
+    from foresight.runtime.run import resume
+
+    resume(killed, show=False)
+    assert _steps(killed) == list(range(1, 13))
+    for name, weight in _weights(whole).items():
+        assert torch.equal(weight, _weights(killed)[name]), name
+    rewards = [[row["reward"] for row in _rows(run) if "reward" in row] for run in (whole, killed)]
+    assert rewards[0] == rewards[1]
+
+
+def _rows(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
