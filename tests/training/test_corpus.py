@@ -18,7 +18,7 @@ from foresight.planning.generation import rollout
 from foresight.training import corpus
 from foresight.training.options import build_config
 from tests import tiny_language
-from tests.laws.test_supervised import _gradient, _row, _same
+from tests.algorithms.language.supervised_runs import gradient, row_logprob, same_gradients
 from tests.sabotage import drop, sabotaged_by
 
 CHAT = (
@@ -82,16 +82,16 @@ def test_every_answer_of_a_conversation_is_learned_and_nothing_else(template, ro
     known = sft._corpus(state, [example({"messages": TALK})])
     assert len(known) == rows and known.left_out == 0
     model = copy.deepcopy(state.policy)
-    caught, metrics = _gradient(sft, state, known.batch(range(rows)))
+    caught, metrics = gradient(sft, state, known.batch(range(rows)))
     parts = []
     for i in (1, 3, 5):
         prompt, answer = corpus.encode(model, TALK[:i], TALK[i])
         assert model.tokenizer.decode(answer) == TALK[i]["content"] + "<eos>"
-        parts.append(_row(model, prompt, answer))
+        parts.append(row_logprob(model, prompt, answer))
     loss = -torch.cat(parts).mean()
     loss.backward()
     assert math.isclose(metrics["loss"], loss.item(), rel_tol=1e-5)
-    _same(caught, model.parameters())
+    same_gradients(caught, model.parameters())
 
 
 @sabotaged_by("foresight.training.corpus._turns", lambda f: lambda row, all_turns: f(row, True))
@@ -124,7 +124,7 @@ def test_conversations_train_and_are_measured():
     losses = [metrics["loss"] for _, metrics, _ in steps]
     assert losses[-1] < losses[0]
     name, values = sft.assess(state, rows)
-    alone = [_row(state.policy, *corpus.encode(state.policy, TALK[:i], TALK[i])) for i in (1, 3, 5)]
+    alone = [row_logprob(state.policy, *corpus.encode(state.policy, TALK[:i], TALK[i])) for i in (1, 3, 5)]
     assert name == "logprob" and math.isclose(values[0], torch.cat(alone).mean().item(), rel_tol=1e-4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -11,32 +12,18 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.algorithms.policy import sac, sac_discrete
+from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
+from foresight.nets.critics import see
+from tests.algorithms.policy.sac_runs import DISCRETE, SAC, aim
+from tests.algorithms.policy.small_envs import choice, sides
+from tests.algorithms.small_runs import bandit, last
 from tests.algorithms.states import forgets, restored, weights
-from tests.sabotage import sabotaged_by
-
-COMMON = {"steps": 800, "num_envs": 8, "learning_starts": 64, "train_every": 8, "batch_size": 32, "replay_size": 4_000}
-SAC = sac.Config(**COMMON, hidden=(16,), learning_rate=5e-3, entropy_temperature=0.1)
-DISCRETE = sac_discrete.Config(**COMMON, hidden=(16,), learning_rate=5e-3, entropy_temperature=0.1)
-
-
-def aim(contexts: int = 4) -> Bandit:
-    """The right action is where the context says, in world units; a random policy earns about -1."""
-    goals = torch.stack([torch.linspace(-1, 1, contexts), torch.linspace(1, 3, contexts)], -1)
-    space = gs.Box(np.array([-2, 0], np.float32), np.array([2, 4], np.float32))
-    spaces = Spaces(gs.Box(0, 1, (contexts,), np.float32), space)
-    return Bandit(spaces, contexts, lambda c: torch.eye(contexts)[c], lambda c, a: -(a - goals[c]).square().sum(-1))
-
+from tests.sabotage import change, sabotaged_by, scaled
 
 CASES = [(sac, SAC, aim), (sac_discrete, DISCRETE, choice)]
 BOTH = pytest.mark.parametrize(("module", "config", "make"), CASES, ids=["sac", "discrete"])
-
-
-def _last(module, config, env, state=None):
-    *_, (_, _, state) = module.train(config, env, state)
-    return state
 
 
 @BOTH
@@ -51,10 +38,10 @@ def test_it_counts_steps_and_says_what_it_saw(module, config, make) -> None:
 
 @BOTH
 def test_equal_seeds_give_equal_runs_and_others_do_not(module, config, make) -> None:
-    runs = [weights(_last(module, dataclasses.replace(config, seed=seed), make())) for seed in (3, 3, 4)]
+    runs = [weights(last(module, dataclasses.replace(config, seed=seed), make())) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     before = torch.random.get_rng_state()
-    _last(module, config, make())
+    last(module, config, make())
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -76,11 +63,11 @@ def test_what_updates_draw_is_resumed_too() -> None:
 
 
 def _resumes(module, config, make) -> None:
-    halfway = _last(module, config, make())
+    halfway = last(module, config, make())
     longer, ends = dataclasses.replace(config, steps=1_200), []
     for state in (copy.deepcopy(halfway), restored(module, halfway, make())):
         state.config = longer
-        ends.append(_last(module, longer, make(), state))
+        ends.append(last(module, longer, make(), state))
     assert ends[0].step == ends[1].step == 1200
     assert torch.equal(weights(ends[0]), weights(ends[1]))
     assert ends[0].episodes == ends[1].episodes
@@ -94,20 +81,11 @@ def test_sac_learns_where_to_aim() -> None:
     obs = env.reset(0)
     drawn = torch.stack([env._reward(env._context, sac.act(state, obs, explore=True)[0]) for _ in range(200)])
     assert drawn.mean() < -2  # a random policy: uniform over the bounds before learning starts
-    state = _last(sac, dataclasses.replace(SAC, steps=6_000), env, state)
+    state = last(sac, dataclasses.replace(SAC, steps=6_000), env, state)
     obs = env.reset(0)
     action, extras, carry = sac.act(state, obs)
     assert env._reward(env._context, action).min() > -0.2 and extras == {} and carry is None
     assert torch.equal(action, sac.act(state, obs)[0])
-
-
-@sabotaged_by("foresight.ops.value.squared_loss", lambda f: lambda *a: -f(*a))
-def test_discrete_sac_learns_what_to_choose() -> None:
-    env = choice()
-    state = _last(sac_discrete, dataclasses.replace(DISCRETE, steps=5_000, target_entropy=0.3), env)
-    obs = env.reset(0)
-    action, extras, carry = sac_discrete.act(state, obs)
-    assert (action == env._context).all() and extras == {} and carry is None
 
 
 def test_first_actions_are_uniform() -> None:
@@ -121,24 +99,16 @@ def test_first_actions_are_uniform() -> None:
     assert (counts - 5000).abs().max() < 5 * 5000**0.5
 
 
-def test_masked_actions_are_never_taken() -> None:
-    env = hidden_choice()
-    for _, metrics, state in sac_discrete.train(DISCRETE, env):  # noqa: B007
-        assert metrics["return"] == 1
-    assert metrics["entropy"] == 0
-    assert sac_discrete.act(state, env.reset(0))[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-
-
 def test_pixels_are_learned() -> None:
     def near(c: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         return -((a[:, 0] - (2.0 * c - 1) / 2).square())
 
     options = {"steps": 1_200, "learning_rate": 1e-3, "hidden": (32,), "entropy_temperature": 0.05}
     env = sides(gs.Box(-1, 1, (1,), np.float32), near)
-    state = _last(sac, dataclasses.replace(SAC, **options), env)
+    state = last(sac, dataclasses.replace(SAC, **options), env)
     assert near(env._context, sac.act(state, env.reset(0))[0]).min() > -0.15
     env = sides()
-    state = _last(sac_discrete, dataclasses.replace(DISCRETE, **options), env)
+    state = last(sac_discrete, dataclasses.replace(DISCRETE, **options), env)
     assert (sac_discrete.act(state, env.reset(0))[0] == env._context).all()
 
 
@@ -163,3 +133,54 @@ def test_actions_of_the_wrong_kind_are_named() -> None:
         sac.build(SAC, choice().spaces)
     with pytest.raises(UserError, match=r"Discrete actions.*takes Box.*Use sac or ppo"):
         sac_discrete.build(DISCRETE, aim().spaces)
+
+
+@sabotaged_by("foresight.ops.fused.soft_q", scaled(1.01), change("alpha", lambda a: 2 * a))
+@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 1.1 * g))
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_compiled_critics_are_the_readable_ones(n: int) -> None:
+    """A whole update of SAC, compiled and not: the same losses, and critics that moved alike."""
+    spaces = Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-2, 2, (2,), np.float32))
+    passed = (None, torch.randn(70, n - 1, 3), torch.rand(70, n - 1)) if n > 1 else ()
+    batch = Transitions(
+        torch.randn(70, 3), torch.randn(70, 2), torch.randn(70), 0.9 * (torch.rand(70) < 0.8).float(),
+        torch.randn(70, 3), torch.arange(70), *passed,
+    )  # fmt: skip
+    found = []
+    for compiled in (True, False):
+        state = sac.build(sac.Config(hidden=(16,), entropy_temperature=0.3), spaces)
+        for module in (state.critics, state.target, state.actor):
+            torch.nn.init.normal_(module.towers.flat, std=0.5, generator=torch.Generator().manual_seed(1))
+        state.critics.towers._compiled = compiled
+        backward, loss, q = sac.objective(state, see(state.actor, state.critics, state.target, batch, 0.99))
+        backward()
+        found.append((loss, q, state.critics.towers.flat.grad.clone()))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@sabotaged_by("foresight.nets.outputs.TanhNormal.sample_logp", lambda f: lambda *a: (f(*a)[0], 0 * f(*a)[1]))
+@sabotaged_by("foresight.nets.critics.SquashedActor.inward", scaled(0.5))
+def test_sac_finds_the_soft_optimal_policy() -> None:
+    """With reward -(a - 1)² / 2 in world units on [-4, 4] and fixed α: π ∝ exp(r / α) is a normal with variance α."""
+    env = bandit(gs.Box(-4, 4, (1,), np.float32), lambda c, a: -0.5 * (a[:, 0] - 1) ** 2)
+    config = sac.Config(
+        steps=10_000, num_envs=8, learning_rate=5e-3, anneal_lr=True, batch_size=128, replay_size=20_000,
+        learning_starts=1_000, train_every=8, entropy_temperature=0.25, learn_temperature=False, hidden=(32,), tau=0.05,
+    )  # fmt: skip
+    state = last(sac, config, env)
+    draws = state.actor.outward(state.actor(torch.ones(4000, 1)).sample(state.generator)).detach()
+    assert draws.mean().item() == pytest.approx(1, abs=0.1)
+    assert draws.std().item() == pytest.approx(math.sqrt(0.25), abs=0.07)
+
+
+@sabotaged_by("foresight.training.optim.track", change("rate", lambda r: 1.0))
+def test_soft_targets_lag_behind() -> None:
+    state = sac.build(sac.Config(hidden=(8,), tau=0.1), Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-1, 1, (1,))))
+    before = state.target.towers.flat.clone()
+    batch = Transitions(
+        torch.randn(16, 3), torch.rand(16, 1), torch.randn(16), torch.ones(16), torch.randn(16, 3), torch.arange(16)
+    )
+    sac.update(state, batch)
+    expected = before + 0.1 * (state.critics.towers.flat.detach() - before)
+    torch.testing.assert_close(state.target.towers.flat, expected)
+    assert not torch.equal(state.critics.towers.flat, before)

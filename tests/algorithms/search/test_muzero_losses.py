@@ -21,9 +21,8 @@ from torch import Tensor
 from foresight.algorithms.search import efficientzero, gumbel_muzero, sampled_muzero, stochastic_muzero
 from foresight.data.trajectory import Trajectory
 from foresight.nets.models.muzero import CategoricalScalar
-from foresight.ops import latent
 from foresight.training import muzero_targets, optim
-from tests.algorithms.search.test_muzero_family import ALL, DISCRETE, name, sequences, small
+from tests.algorithms.search.muzero_runs import ALL, DISCRETE, name, sequences, small
 from tests.sabotage import change, sabotaged_by
 
 BINS = math.log(41)
@@ -106,14 +105,6 @@ def test_values_and_rewards_have_the_right_targets(module: ModuleType, monkeypat
         torch.testing.assert_close(seen[2], value[:, :4])
 
 
-@sabotaged_by("foresight.ops.latent.value_prefix", change("horizon", lambda h: h + 1), change("alive", torch.ones_like))
-def test_a_value_prefix_by_hand() -> None:
-    """Digits to be added, and what follows the end of the episode at step 1 of the second; new sums after three."""
-    reward, alive = torch.tensor([[1.0, 2, 3, 4, 5], [6, 7, 80, 90, 10]]), torch.ones(2, 5)
-    alive[1, 2:] = 0
-    assert latent.value_prefix(reward, alive, 3).tolist() == [[1, 3, 6, 4, 9], [6, 13, 13, 0, 0]]
-
-
 class Line(torch.nn.Module):
     """A model whose state is a number that no action changes; its value's loss is that number."""
 
@@ -186,23 +177,3 @@ def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
     for key in names:
         assert acted[key].std() > 0.01
         torch.testing.assert_close(again[key].flatten(0, 1), acted[key], atol=1e-6, rtol=0)
-
-
-@sabotaged_by("foresight.ops.latent.shrunk_horizon", lambda f: lambda age, total, n, share: f(0 * age, total, n, share))
-def test_the_older_a_row_the_sooner_it_bootstraps() -> None:
-    """200 updates in all, a share of 0.3: every 60 updates take one of five steps, and the last one stays."""
-    age = torch.tensor([0, 59, 60, 119, 120, 179, 180, 239, 240, 10_000])
-    assert latent.shrunk_horizon(age, 200, 5, 0.3).tolist() == [5, 5, 4, 4, 3, 3, 2, 2, 1, 1]
-
-
-@sabotaged_by("foresight.ops.latent.shrunk_horizon", lambda f: lambda age, total, n, share: f(0 * age, total, n, share))
-def test_rows_age_from_when_the_learner_had_them() -> None:
-    _, env, state = small(efficientzero, gamma=0.1, n_steps=2, unroll_steps=4, reanalyze=0.0)
-    rows, _ = efficientzero.rollout(state, env, env.reset(0))
-    state.updates = 3
-    efficientzero.learn(state, rows)
-    assert (state.replay.rows.extras["born"][:, : rows.shape[1]] == 3).all()
-    batch = sequences(efficientzero, state)
-    state.updates = 10**6
-    value = efficientzero.targets(state, batch)[2]
-    torch.testing.assert_close(value[:, :3], torch.tensor([[1.0, 2, 3], [4, 5, 0]]), atol=1e-5, rtol=0)

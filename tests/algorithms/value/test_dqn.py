@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -11,27 +10,18 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.algorithms.value import dqn, rainbow
+from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from tests.algorithms.policy.small_envs import choice, hidden_choice, sides
-from tests.algorithms.states import forgets, restored, weights
+from foresight.ops import fused, value
+from tests.algorithms.policy.small_envs import Clock, choice, hidden_choice, sides
+from tests.algorithms.small_runs import GAMMA, last, time_limit_ends
+from tests.algorithms.states import forgets, weights
 from tests.algorithms.value.small_envs import Chain
-from tests.sabotage import flip_sign, sabotaged_by
+from tests.algorithms.value.value_runs import DQN, RAINBOW, resumes
+from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
 
-DQN = dqn.Config(
-    steps=800, num_envs=8, learning_starts=64, train_every=8, batch_size=32, replay_size=4_000, hidden=(16,),
-    learning_rate=5e-3, target_every=40, epsilon_fraction=0.5,
-)  # fmt: skip
-RAINBOW = rainbow.Config(
-    steps=800, num_envs=8, learning_starts=64, train_every=8, batch_size=32, replay_size=4_000, hidden=(16,),
-    learning_rate=5e-3, target_every=40, n_steps=2, value_range=(-1.0, 2.0),
-)  # fmt: skip
 BOTH = pytest.mark.parametrize(("module", "config"), [(dqn, DQN), (rainbow, RAINBOW)], ids=["dqn", "rainbow"])
-
-
-def _last(module, config, env, state=None):
-    *_, (_, _, state) = module.train(config, env, state)
-    return state
 
 
 @BOTH
@@ -48,10 +38,10 @@ def test_it_counts_steps_and_says_what_it_saw(module, config) -> None:
 
 @BOTH
 def test_equal_seeds_give_equal_runs_and_others_do_not(module, config) -> None:
-    runs = [weights(_last(module, dataclasses.replace(config, seed=seed), choice())) for seed in (3, 3, 4)]
+    runs = [weights(last(module, dataclasses.replace(config, seed=seed), choice())) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     before = torch.random.get_rng_state()
-    _last(module, config, choice())
+    last(module, config, choice())
     assert torch.equal(before, torch.random.get_rng_state())  # the caller's generator is left alone
 
 
@@ -61,30 +51,12 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(module, config) -> None:
 )
 @BOTH
 def test_a_resumed_run_is_the_uninterrupted_one(module, config) -> None:
-    _resumes(module, config)
-
-
-@sabotaged_by("tests.algorithms.states.restored", forgets("inner"))
-def test_what_updates_draw_is_resumed_too() -> None:
-    _resumes(rainbow, RAINBOW)
-
-
-def _resumes(module, config) -> None:
-    config, copies = dataclasses.replace(config, steps=1_600), []
-    wild = {"epsilon_end": 0.5} if module is dqn else {"sigma": 3.0}  # so that it shows what is drawn
-    config = dataclasses.replace(config, **wild)
-    halfway = _last(module, dataclasses.replace(config, steps=800), Chain(8))
-    for state in (copy.deepcopy(halfway), restored(module, halfway, Chain(8))):
-        state.config = config
-        copies.append(_last(module, config, Chain(8), state))
-    assert copies[0].step == copies[1].step == 1600
-    assert torch.equal(weights(copies[0]), weights(copies[1]))
-    assert copies[0].episodes == copies[1].episodes
+    resumes(module, config)
 
 
 @BOTH
 def test_a_finished_state_has_nothing_left_to_do(module, config) -> None:
-    assert list(module.train(config, choice(), _last(module, config, choice()))) == []
+    assert list(module.train(config, choice(), last(module, config, choice()))) == []
 
 
 @sabotaged_by("foresight.ops.fused.huber_q", lambda f: lambda *a: (-f(*a)[0], f(*a)[1]))
@@ -95,24 +67,12 @@ def test_dqn_learns_and_exploring_is_random_as_often_as_epsilon_says() -> None:
     assert dqn.epsilon(state) == 1.0
     drawn = torch.stack([dqn.act(state, obs, explore=True)[0] for _ in range(300)])
     assert (drawn == env._context).float().mean().item() == pytest.approx(0.25, abs=0.05)  # a random policy
-    state = _last(dqn, dataclasses.replace(DQN, steps=4_000), env, state)
+    state = last(dqn, dataclasses.replace(DQN, steps=4_000), env, state)
     state.config = dataclasses.replace(DQN, steps=4_000, epsilon_end=0.4)
     action, extras, carry = dqn.act(state, obs)
     assert (action == torch.arange(8) % 4).all() and extras == {} and carry is None
     drawn = torch.stack([dqn.act(state, obs, explore=True)[0] for _ in range(1000)])
     assert (drawn == action).float().mean().item() == pytest.approx(0.6 + 0.4 / 4, abs=0.02)
-
-
-@sabotaged_by("foresight.ops.distributional.project", flip_sign)
-@pytest.mark.parametrize(
-    "options", [{}, {"sigma": None, "epsilon": 0.1, "double": False, "dueling": False, "n_steps": 1}]
-)
-def test_rainbow_learns(options) -> None:
-    env = choice()
-    state = _last(rainbow, dataclasses.replace(RAINBOW, steps=5_000, **options), env)
-    obs = env.reset(0)
-    action, extras, carry = rainbow.act(state, obs)
-    assert (action == env._context).all() and extras == {} and carry is None
 
 
 def test_masked_actions_are_never_taken() -> None:
@@ -129,7 +89,7 @@ def test_masked_actions_are_never_taken() -> None:
 @BOTH
 def test_pixels_are_learned_and_stay_bytes(module, config) -> None:
     env = sides()
-    state = _last(module, dataclasses.replace(config, steps=600, learning_rate=1e-3, n_steps=1), env)
+    state = last(module, dataclasses.replace(config, steps=600, learning_rate=1e-3, n_steps=1), env)
     assert (module.act(state, env.reset(0))[0] == env._context).all()
     rows = (state.replay if module is dqn else state.replay.replay).rows
     assert rows.obs.dtype == torch.uint8
@@ -141,7 +101,7 @@ def test_the_target_moves_when_it_should() -> None:
     for _ in dqn.train(state.config, choice(), state):
         seen.append(torch.equal(state.target.body.flat, state.network.body.flat))
     assert seen == [True]  # 200 is a multiple of 100
-    state = _last(dqn, dataclasses.replace(DQN, steps=264, target_every=100), choice())
+    state = last(dqn, dataclasses.replace(DQN, steps=264, target_every=100), choice())
     assert not torch.equal(state.target.body.flat, state.network.body.flat)
 
 
@@ -203,3 +163,80 @@ def test_more_mistakes_are_named() -> None:
     for module, config in ((dqn, DQN), (rainbow, RAINBOW)):
         with pytest.raises(UserError, match=r"Discrete actions.*takes Box.*Use sac or ppo"):
             module.build(config, CONTINUOUS)
+
+
+CHAIN = dqn.Config(
+    steps=2_400, num_envs=2, learning_rate=0.1, batch_size=32, replay_size=2_000, learning_starts=50, train_every=2,
+    target_every=20, gamma=GAMMA, epsilon_end=1.0, hidden=(), value_range=(0.0, 12.0), max_grad_norm=1e9,
+)  # fmt: skip
+
+
+def _no_final(original):
+    return lambda self, row, final: original(self, row)
+
+
+@sabotaged_by("foresight.data.replay.Replay.add", time_limit_ends, _no_final)
+@sabotaged_by("foresight.ops.fused.huber_q", scaled(-1.0), change("reward", lambda r: 0.9 * r))
+@sabotaged_by("foresight.data.replay.Replay.gather", change("gamma", lambda g: 1.05 * g))
+def test_dqn_reaches_the_closed_form() -> None:
+    """With terminations, and cut by time limits only; with one reset rule and the other."""
+    for env, double in ((Chain(), False), (Chain(ends=True), True), (Chain(lost=True), False)):
+        state = last(dqn, dqn.Config(**{**vars(CHAIN), "double": double}), env)
+        torch.testing.assert_close(state.network(torch.eye(2)).mean().detach(), env.values(GAMMA), atol=0.1, rtol=0)
+
+
+@sabotaged_by("foresight.ops.distributional.project", change("reward", lambda r: 0.9 * r))
+@sabotaged_by("foresight.ops.distributional.quantile_huber_loss", change("target", lambda t: 0.9 * t))
+@sabotaged_by("foresight.ops.value.huber_loss", flip_sign)
+def test_so_does_it_with_other_kinds_of_value() -> None:
+    """Dueling numbers, atoms and quantiles. The chain is deterministic: its quantiles are all equal."""
+    env = Chain(ends=True)
+    for options in ({"dueling": True}, {"values": "atoms"}, {"values": "quantiles", "atoms": 11}):
+        state = last(dqn, dqn.Config(**{**vars(CHAIN), **options}), env)
+        torch.testing.assert_close(state.network(torch.eye(2)).mean().detach(), env.values(GAMMA), atol=0.15, rtol=0)
+
+
+@sabotaged_by("foresight.data.replay.Replay.add", time_limit_ends)
+def test_reward_one_for_ever_is_worth_twenty() -> None:
+    """1 / (1 - 0.95), though every episode is cut after 8 steps."""
+    config = dqn.Config(
+        **{**vars(CHAIN), "gamma": 0.95, "num_envs": 8, "train_every": 8, "steps": 8_000, "learning_rate": 0.1}
+    )
+    state = last(dqn, config, Clock())
+    assert state.network(torch.ones(1, 1)).mean().detach().flatten().tolist() == pytest.approx([20, 20], abs=1)
+
+
+@sabotaged_by("foresight.ops.fused.huber_q", scaled(1.01), swap("following", "q"))
+@pytest.mark.parametrize("double", [False, True])
+def test_the_compiled_objective_is_the_readable_one(double: bool) -> None:
+    config = dqn.Config(double=double, hidden=(16,))
+    spaces = Spaces(gs.Box(-1, 1, (5,), np.float32), gs.Discrete(3))
+    state = dqn.build(config, spaces)
+    torch.nn.init.normal_(state.network.body.flat, std=0.8)
+    torch.nn.init.normal_(state.target.body.flat, std=0.8)
+    batch = Transitions(
+        torch.randn(70, 5), torch.randint(0, 3, (70,)), 2 * torch.randn(70), 0.9 * (torch.rand(70) < 0.8).float(),
+        torch.randn(70, 5), torch.arange(70),
+    )  # fmt: skip
+    backward, *fast = dqn.objective(state, batch)
+    backward()
+    gradient = state.network.body.flat.grad.clone()
+    state.network.zero_grad()
+    state.network.body._compiled = False
+    backward, *readable = dqn.objective(state, batch)
+    backward()
+    torch.testing.assert_close(fast, readable)
+    torch.testing.assert_close(gradient, state.network.body.flat.grad, rtol=1e-4, atol=1e-6)
+
+
+@sabotaged_by("foresight.ops.value.double_q_target", swap("reward", "discount"))
+def test_the_compiled_gradient_is_that_of_the_q_target() -> None:
+    q = torch.randn(40, 3, requires_grad=True)
+    action, choice = torch.randint(0, 3, (40,)), torch.randint(0, 3, (40,))
+    reward, discount, following = torch.randn(40), torch.rand(40), torch.randn(40, 3)
+    grad, seen = fused.huber_q(q.detach(), action, reward, discount, following, choice)
+    done = q.gather(-1, action[:, None])[:, 0]
+    loss = value.huber_loss(done, value.double_q_target(reward, discount, following, choice)).mean()
+    loss.backward()
+    torch.testing.assert_close(grad, q.grad)
+    torch.testing.assert_close(seen, torch.stack([loss, done.mean()]).detach())

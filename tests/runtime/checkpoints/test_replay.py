@@ -13,9 +13,9 @@ import torch
 from foresight.algorithms.policy import sac, sac_discrete
 from foresight.algorithms.value import dqn, rainbow
 from foresight.runtime.checkpoints import checkpoint
-from tests.algorithms.policy.test_sac import DISCRETE, SAC, aim
+from tests.algorithms.policy.sac_runs import DISCRETE, SAC, aim
 from tests.algorithms.value.small_envs import Chain
-from tests.algorithms.value.test_dqn import DQN, RAINBOW
+from tests.algorithms.value.value_runs import DQN, RAINBOW
 
 CASES = [(dqn, DQN, Chain), (rainbow, RAINBOW, Chain), (sac, SAC, aim), (sac_discrete, DISCRETE, Chain)]
 

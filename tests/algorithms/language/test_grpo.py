@@ -15,6 +15,7 @@ from foresight.errors import UserError
 from foresight.planning.generation.rollout import complete
 from foresight.training.options import build_config
 from tests import tiny_language
+from tests.algorithms.language.group_runs import REWARDS, first_gradients
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?"]  # two are equal: groups are told apart by place, not by text
@@ -39,6 +40,23 @@ def _gradient(state: grpo.State, batch: TokenBatch, rewards: torch.Tensor) -> li
     state.optimizer.register_step_pre_hook(lambda *_: caught.extend(p.grad.clone() for p in parameters))
     grpo.update(state, batch, rewards)
     return caught
+
+
+def objective(logprob, rewards, length, stopped, batch) -> torch.Tensor:
+    """arXiv:2402.03300, section 4.1: scaled advantages, the mean over tokens, then over completions."""
+    advantage = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    return (advantage * logprob.sum(1) / length).sum() / REWARDS.numel()
+
+
+@sabotaged_by("foresight.training.microbatch.split", lambda f: lambda *a: [part[:1] for part in f(*a)])
+def test_the_first_gradient_is_that_of_the_papers_objective():
+    """What the algorithm computes, before any clip; so do its variants, each in its own file.
+
+    Wrong: a loss that looks alike, with another denominator or another baseline (TRL 3021; Dr. GRPO).
+    Decides: at ratio 1, ∇L = −Σ_i w_i A_i ∇log π(o_i) with the paper's own w and A, answer by answer.
+    """
+    for mine, expected in first_gradients(grpo, objective):
+        torch.testing.assert_close(mine, expected, atol=1e-6, rtol=1e-4)
 
 
 @sabotaged_by("foresight.ops.advantage.group_scaled", flip_sign, scaled(2.0))

@@ -1,0 +1,56 @@
+"""DPO: the paper's equation, and settings that are refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from foresight.algorithms.language import dpo
+from foresight.errors import UserError
+from tests.algorithms.language.supervised_runs import PAIRS, build, gradient, row_logprob, same_gradients
+from tests.sabotage import flip_sign, sabotaged_by, scaled
+
+
+@sabotaged_by("foresight.ops.preference.sigmoid", flip_sign, scaled(0.5))
+@pytest.mark.parametrize("length_normalized", [False, True])
+def test_dpo_is_the_papers_equation_7(length_normalized):
+    state = build(dpo, beta=0.3, length_normalized=length_normalized, micro_tokens=20)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in state.policy.parameters():
+            weight.mul_(1 + 0.1 * torch.randn_like(weight))
+    rows, model = dpo._corpus(state, PAIRS), copy.deepcopy(state.policy)
+    caught, metrics = gradient(dpo, state, rows.batch(range(6)))
+    total, right = torch.zeros(()), 0
+    for prompt, answers in zip(rows.prompts, rows.completions, strict=True):
+        odds = []
+        for answer in answers:
+            with torch.no_grad():
+                reference = row_logprob(state.reference, prompt, answer)
+            difference = row_logprob(model, prompt, answer) - reference
+            odds.append(difference.mean() if length_normalized else difference.sum())
+        total = total - torch.nn.functional.logsigmoid(0.3 * (odds[0] - odds[1])) / 6
+        right += int(odds[0] > odds[1])
+    total.backward()
+    assert math.isclose(metrics["loss"], total.item(), rel_tol=1e-5)
+    assert math.isclose(metrics["accuracy"], right / 6, rel_tol=1e-6)
+    same_gradients(caught, model.parameters())
+
+
+@pytest.mark.parametrize(("loss", "smoothing"), [("ipo", 0.1), ("hinge", 0.1), ("sigmoid", 0.5), ("sigmoid", -0.1)])
+def test_smoothing_is_of_dpo_and_less_than_a_half(loss, smoothing):
+    with pytest.raises(UserError, match="label_smoothing"):
+        build(dpo, loss=loss, label_smoothing=smoothing)
+
+
+def test_a_beta_of_nothing_is_refused():
+    with pytest.raises(UserError, match="beta is 0"):
+        build(dpo, loss="ipo", beta=0.0)
+
+
+def test_an_unknown_loss_names_the_nearest():
+    with pytest.raises(UserError, match="Did you mean 'sigmoid'"):
+        build(dpo, loss="sigmoidal")

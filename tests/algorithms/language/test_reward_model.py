@@ -1,0 +1,104 @@
+"""Reward models: Bradley-Terry with a margin, scores of steps, and saving."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from foresight.algorithms.language import reward_model
+from foresight.envs.text.task import Example
+from foresight.errors import UserError
+from foresight.training import corpus
+from tests.algorithms.language.supervised_runs import PAIRS, build, gradient, same_gradients
+from tests.sabotage import change, sabotaged_by, scaled, swap
+
+STEPS = [
+    Example(f"{i}?", columns={"prompt": f"{i}?", "completions": ["1", "ab", "345"], "labels": [True, not i % 2, False]})
+    for i in range(4)
+]
+
+
+@sabotaged_by("foresight.ops.preference.bradley_terry", swap("chosen", "rejected"), change("margin", lambda m: 0 * m))
+@sabotaged_by("foresight.ops.preference.centering", scaled(3.0))
+def test_a_reward_model_is_bradley_terry_with_margin_and_centering():
+    state = build(reward_model, centering=0.1, micro_tokens=20)
+    pairs = [dataclasses.replace(e, columns={**e.columns, "margin": 0.5 * i}) for i, e in enumerate(PAIRS)]
+    rows, scorer = reward_model._corpus(state, pairs), copy.deepcopy(state.scorer)
+    caught, metrics = gradient(reward_model, state, rows.batch(range(6)), pairs)
+    chosen, rejected = scorer.scores(rows.batch(range(6))).unbind(1)
+    margin = 0.5 * torch.arange(6)
+    loss = -torch.log(torch.sigmoid(chosen - rejected - margin)).mean() + 0.1 * ((chosen + rejected) ** 2).mean()
+    loss.backward()
+    assert math.isclose(metrics["loss"], loss.item(), rel_tol=1e-5)
+    assert math.isclose(metrics["accuracy"], (chosen > rejected).float().mean().item(), rel_tol=1e-6)
+    same_gradients(caught, scorer.parameters())
+
+
+def one_early(original):
+    return lambda *args: (original(*args)[0].roll(-1, 1), original(*args)[1].roll(-1, 1))
+
+
+@sabotaged_by("foresight.training.corpus.step_ends", one_early)
+def test_a_process_reward_model_judges_the_end_of_every_step():
+    state = build(reward_model, micro_tokens=10)
+    rows, scorer = reward_model._corpus(state, STEPS), copy.deepcopy(state.scorer)
+    batch = rows.batch(range(4))
+    ends, labels = corpus.step_ends(state.scorer.trunk, batch, STEPS)
+    caught, metrics = gradient(reward_model, state, batch, STEPS)
+    # "1 ab 345 <eos>": the tiny tokenizer writes a line break as its unknown sign, one token.
+    places = [0, 3, 7]  # the last token of each
+    assert ends.sum() == 12 and all(row.nonzero()[:, 0].tolist() == places for row in ends)
+    assert [labels[i, places].tolist() for i in range(4)] == [[1.0, float(i % 2 == 0), 0.0] for i in range(4)]
+    logits = scorer.steps(batch)[:, 0][:, places]
+    right = torch.tensor([[1.0, float(i % 2 == 0), 0.0] for i in range(4)])
+    loss = -(right * torch.log(torch.sigmoid(logits)) + (1 - right) * torch.log(torch.sigmoid(-logits))).mean()
+    loss.backward()
+    assert math.isclose(metrics["loss"], loss.item(), rel_tol=1e-5)
+    same_gradients(caught, scorer.parameters())
+
+
+def test_steps_end_where_they_do_whatever_stands_before_the_first():
+    state = build(reward_model)
+    scorer = state.scorer.trunk
+    rows = [Example("1?", columns={"prompt": "1?", "completions": ["   1", "ab"], "labels": [True, False]})]
+    batch = reward_model._corpus(state, rows).batch(range(1))
+    known, shift = batch.completion[0, 0].tolist(), 3
+    bare = dataclasses.replace(batch, completion=batch.completion[..., shift:], length=batch.length - shift)
+    assert scorer.decode(known).startswith("   1")
+    for tokens, places in ((batch, [shift, shift + 3]), (bare, [0, 3])):  # a template may strip an answer
+        assert corpus.step_ends(scorer, tokens, rows)[0][0].nonzero()[:, 0].tolist() == places
+
+
+def test_what_a_template_writes_before_an_answer_is_no_step():
+    state = build(reward_model)
+    batch = reward_model._corpus(state, STEPS).batch(range(4))
+    plain, _ = corpus.step_ends(state.scorer.trunk, batch, STEPS)
+    said = torch.full_like(batch.completion[..., :2], state.scorer.trunk.encode("x")[0])
+    completion = torch.cat([said, batch.completion], -1)
+    opened = dataclasses.replace(batch, completion=completion, length=batch.length + 2)
+    ends, _ = corpus.step_ends(state.scorer.trunk, opened, STEPS)
+    assert torch.equal(ends[:, 2:], plain) and not ends[:, :2].any()
+
+
+def with_a_new_head(original):
+    def mutant(*args, **kwargs):
+        scorer = original(*args, **kwargs)
+        scorer.reset(0.5)
+        return scorer
+
+    return mutant
+
+
+@sabotaged_by("foresight.nets.language.pretrained.load_scorer", with_a_new_head)
+def test_a_reward_model_is_saved_with_its_head_and_gives_no_answers(tmp_path):
+    state = build(reward_model)
+    reward_model.export(state, tmp_path / "rm")
+    again = build(reward_model, model=str(tmp_path / "rm"))
+    pairs = [("1+1?", "2"), ("1+1?", "ab")]
+    assert reward_model.act(state, pairs)[0] == reward_model.act(again, pairs)[0]
+    with pytest.raises(UserError, match="writes none"):
+        reward_model.act(state, PAIRS)

@@ -1,0 +1,47 @@
+"""Rainbow: what it learns, with and without its parts, and what updates draw is resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from foresight.algorithms.value import rainbow
+from tests.algorithms.policy.small_envs import choice
+from tests.algorithms.small_runs import GAMMA, last, time_limit_ends
+from tests.algorithms.states import forgets
+from tests.algorithms.value.small_envs import Chain
+from tests.algorithms.value.value_runs import RAINBOW, resumes
+from tests.sabotage import change, flip_sign, sabotaged_by
+
+
+@sabotaged_by("tests.algorithms.states.restored", forgets("inner"))
+def test_what_updates_draw_is_resumed_too() -> None:
+    resumes(rainbow, RAINBOW)
+
+
+@sabotaged_by("foresight.ops.distributional.project", flip_sign)
+@pytest.mark.parametrize(
+    "options", [{}, {"sigma": None, "epsilon": 0.1, "double": False, "dueling": False, "n_steps": 1}]
+)
+def test_rainbow_learns(options) -> None:
+    env = choice()
+    state = last(rainbow, dataclasses.replace(RAINBOW, steps=5_000, **options), env)
+    obs = env.reset(0)
+    action, extras, carry = rainbow.act(state, obs)
+    assert (action == env._context).all() and extras == {} and carry is None
+
+
+@sabotaged_by("foresight.data.priorities.Prioritized.add", time_limit_ends)
+@sabotaged_by("foresight.ops.distributional.project", change("reward", lambda r: 0.9 * r))
+def test_rainbow_reaches_the_closed_form() -> None:
+    """Without its exploration, which is another's policy over three steps: random actions, one step."""
+    config = rainbow.Config(
+        steps=4_000, num_envs=2, learning_rate=0.01, batch_size=32, replay_size=2_000, learning_starts=50,
+        train_every=2, target_every=20, gamma=GAMMA, n_steps=1, value_range=(0.0, 12.0), sigma=None, epsilon=1.0,
+        hidden=(16,), adam_epsilon=1e-8,
+    )  # fmt: skip
+    env = Chain(ends=False)
+    state = last(rainbow, config, env)
+    torch.testing.assert_close(state.network(torch.eye(2)).mean().detach(), env.values(GAMMA), atol=0.25, rtol=0)
