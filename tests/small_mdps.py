@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from foresight.envs.tabular.mdp import MDP, assemble
@@ -30,3 +32,9 @@ def backup(mdp: MDP, gamma: float, values: np.ndarray) -> np.ndarray:
                 total += p * values[int(mdp.next_state[s, a, k])]
             q[s, a] = float(mdp.reward[s, a]) + gamma * total
     return q
+
+
+def last(module: Any, mdp: MDP, **fields: Any) -> Any:
+    """The state that a run of an algorithm with these fields ends with."""
+    *_, (_, _, state) = module.train(module.Config(**fields), mdp)
+    return state

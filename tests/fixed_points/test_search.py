@@ -19,7 +19,6 @@ from foresight.algorithms.search import (
     alphazero,
     efficientzero,
     gumbel_muzero,
-    mcts,
     muzero,
     sampled_muzero,
     stochastic_muzero,
@@ -32,6 +31,7 @@ from foresight.envs.games import selfplay
 from foresight.envs.games.game import Game
 from foresight.training import muzero_targets
 from tests.fixed_points import mdps
+from tests.fixed_points.solved_game import Solved, some
 from tests.planning.search.table_model import TableModel, action_values, random_tables
 from tests.planning.search.test_mcts import Chance
 from tests.sabotage import change, flip_sign, sabotaged_by, swap
@@ -178,66 +178,6 @@ def test_stochastic_muzero_finds_the_best_actions_on_average(fields: dict[str, A
 # --- tic-tac-toe, solved
 
 
-class Solved(nn.Module):
-    """Tic-tac-toe by exhaustion, as a network: flat logits, and V of the best play, or of a fixed `policy`.
-
-    `positions` `[N, ...]` and `best` `[N, A]` (bool: the actions that are as good as any), `value` `[N]`.
-    """
-
-    def __init__(self, game: Game, gamma: float = 1.0, seed: int | None = None) -> None:
-        super().__init__()
-        self.device = nn.Parameter(torch.zeros(()))
-        self.game, layers = game, [game.start(1)]
-        while len(layers[-1]):
-            row, action = game.legal(layers[-1]).masked_fill(game.over(layers[-1]).unsqueeze(1), False).nonzero().T
-            after = game.step(layers[-1][row], action)
-            layers.append(torch.unique(after.position, dim=0)[:])
-        self.known: dict[int, float] = {}
-        kept: list[tuple[Tensor, Tensor, Tensor]] = []
-        g = torch.Generator().manual_seed(seed or 0)
-        for layer in reversed(layers):
-            if not len(layer):
-                continue
-            legal = game.legal(layer).masked_fill(game.over(layer).unsqueeze(1), False)
-            row, action = legal.nonzero().T
-            q = torch.full(legal.shape, -torch.inf)
-            if len(row):
-                moved = game.step(layer[row], action)
-                q[row, action] = moved.reward - gamma * torch.where(moved.over, 0.0, self.of(moved.position))
-            if seed is None:
-                value = q.amax(1)
-            else:
-                choice = torch.rand(q.shape, generator=g).masked_fill(~legal, -1.0).argmax(1)
-                value = q.gather(1, choice.unsqueeze(1)).squeeze(1)
-            value = value.masked_fill(game.over(layer), 0.0)
-            best = legal & (q == value.unsqueeze(1)) if seed is None else torch.eye(q.shape[1])[choice].bool() & legal
-            self.known.update(zip(self._keys(game.planes(layer)), value.tolist(), strict=True))
-            kept.append((layer, best, value))
-        self.positions, self.best, self.value = (torch.cat([x[i] for x in kept]) for i in range(3))
-        open_ = ~game.over(self.positions)
-        self.positions, self.best, self.value = self.positions[open_], self.best[open_], self.value[open_]
-
-    def of(self, positions: Tensor) -> Tensor:
-        """V `[B]`."""
-        return self.seen(self.game.planes(positions))
-
-    def seen(self, planes: Tensor) -> Tensor:
-        """V `[B]` of what a network is shown."""
-        return torch.tensor([self.known[key] for key in self._keys(planes)])
-
-    def forward(self, planes: Tensor) -> tuple[Tensor, Tensor]:
-        """Flat logits, and V."""
-        return torch.zeros(len(planes), self.game.actions), self.seen(planes)
-
-    def root(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor, None]:
-        """As a `Model` is asked by the targets."""
-        return (*self(obs["planes"]), None)
-
-    @staticmethod
-    def _keys(planes: Tensor) -> list[bytes]:
-        return [x.tobytes() for x in planes.float().numpy()]
-
-
 @pytest.fixture(scope="module")
 def tic_tac_toe() -> Game:
     return games.make("tic_tac_toe")
@@ -246,14 +186,6 @@ def tic_tac_toe() -> Game:
 @pytest.fixture(scope="module")
 def best_play(tic_tac_toe: Game) -> Solved:
     return Solved(tic_tac_toe)
-
-
-def some(solved: Solved, count: int) -> Tensor:
-    """Numbers of positions of every kind of value, the first one among them."""
-    chosen = torch.randperm(len(solved.value), generator=torch.Generator().manual_seed(0))[:count]
-    chosen[0] = len(solved.value) - 1
-    assert set(solved.value[chosen].tolist()) == {-1.0, 0.0, 1.0}
-    return chosen
 
 
 def test_the_solution_is_the_known_one(best_play: Solved) -> None:
@@ -290,15 +222,6 @@ def test_alphazero_that_knows_nothing_finds_the_value_of_the_game(
     assert best_play.best[rows].gather(1, action.unsqueeze(1)).all()
     if state.config.rule == "puct":  # the mean at a root of Gumbel's has in it all actions that were considered
         torch.testing.assert_close(extras["value"], best_play.value[rows], atol=0.3, rtol=0)
-
-
-@pytest.mark.parametrize("fields", [{"simulations": 10_000}, {"simulations": 10_000, "c": 1.0}], ids=name)
-@sabotaged_by("foresight.planning.search.playouts.uct", flip_sign)
-def test_mcts_finds_the_value_of_the_game(fields: dict[str, Any], tic_tac_toe: Game, best_play: Solved) -> None:
-    state, rows = mcts.build(mcts.Config(**fields), tic_tac_toe), some(best_play, 40)
-    action, extras, _ = mcts.act(state, best_play.positions[rows])
-    assert best_play.best[rows].gather(1, action.unsqueeze(1)).all()
-    assert float((extras["value"] - best_play.value[rows]).abs().mean()) < 0.05  # UCT never stops trying the others
 
 
 @pytest.mark.parametrize("td_lambda", [0.0, 0.5, 1.0])

@@ -255,6 +255,28 @@ def in_order(path: str, source: str) -> list[str]:
     return bad
 
 
+def test_file(path: str) -> Path:
+    """`algorithms/policy/ppo.py` -> `tests/algorithms/policy/test_ppo.py`."""
+    return ROOT / "tests" / Path(path).with_name(f"test_{Path(path).name}")
+
+
+def tested(path: str, tests: str | None) -> list[str]:
+    """An algorithm file has a test file of the same name, in which a test asserts something. None: there is none."""
+    if tests is None:
+        return [f"{path}: has no {test_file(path).relative_to(ROOT)}"]
+    found = [n for n in ast.parse(tests).body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
+    if not any(_asserts(node) for test in found for node in ast.walk(test)):
+        return [f"{path}: no test of {test_file(path).relative_to(ROOT)} asserts anything"]
+    return []
+
+
+def _asserts(node: ast.AST) -> bool:
+    """An `assert`, `pytest.raises`, or a comparison of torch.testing or numpy.testing."""
+    if isinstance(node, ast.Call):
+        return _name(node.func).startswith("assert_") or (_owner(node.func), _name(node.func)) == ("pytest", "raises")
+    return isinstance(node, ast.Assert)
+
+
 def _silent_fields(config: ast.ClassDef, source: str) -> Iterator[tuple[str, int]]:
     lines = source.splitlines()
     for i, node in enumerate(config.body):

@@ -106,6 +106,36 @@ def test_every_algorithm_file_has_the_same_order() -> None:
     assert not bad, "\n" + "\n".join(bad)
 
 
+def test_every_algorithm_file_has_its_test_file() -> None:
+    files = {path: rules.test_file(path) for path in rules.algorithm_files()}
+    assert len(files) >= 50
+    tests = {path: file.read_text(encoding="utf-8") if file.is_file() else None for path, file in files.items()}
+    bad = [line for path, source in tests.items() for line in rules.tested(path, source)]
+    assert not bad, "\n" + "\n".join(bad)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [None, "", "def test_a(): ...", "def check():\n    assert True", "def test_a():\n    check(1)", "assert True"],
+)
+def test_an_algorithm_without_a_test_is_caught(source: str | None) -> None:
+    (line,) = rules.tested("algorithms/policy/x.py", source)
+    assert "tests/algorithms/policy/test_x.py" in line
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "assert f() == 1",
+        "torch.testing.assert_close(a, b)",
+        "np.testing.assert_array_equal(a, b)",
+        "with pytest.raises(UserError):\n        f()",
+    ],
+)
+def test_a_test_that_asserts_is_one(body: str) -> None:
+    assert rules.tested("algorithms/policy/x.py", f"def test_a():\n    {body}\n") == []
+
+
 def test_lists_and_help_do_not_wait_for_torch() -> None:
     code = (
         "import sys\n"

@@ -15,7 +15,7 @@ from foresight.algorithms.tabular import policy_iteration, truncated_policy_iter
 from foresight.envs.tabular.mdp import MDP
 from foresight.planning.dynamic import bellman
 from tests.sabotage import change, sabotaged_by
-from tests.small_mdps import backup, small_mdp
+from tests.small_mdps import backup, last, small_mdp
 
 envs = st.builds(
     small_mdp,
@@ -26,11 +26,6 @@ envs = st.builds(
     ending=st.sampled_from([0.0, 0.1, 0.5]),
 )
 gammas = st.sampled_from([0.0, 0.5, 0.9, 0.95])
-
-
-def last(module: Any, mdp: MDP, **fields: Any) -> Any:
-    *_, (_, _, state) = module.train(module.Config(**fields), mdp)
-    return state
 
 
 def worst(original: Callable[..., Any]) -> Callable[..., Any]:

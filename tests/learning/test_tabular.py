@@ -26,11 +26,10 @@ from foresight.algorithms.tabular import (
     td_prediction,
 )
 from foresight.envs.tabular import grid
-from foresight.envs.tabular.mdp import MDP, from_table
 from foresight.planning.dynamic import bellman
 from foresight.runtime.checkpoints import checkpoint
-from tests.sabotage import change, flip_sign, sabotaged_by
-from tests.small_mdps import small_mdp
+from tests.sabotage import change, sabotaged_by
+from tests.small_mdps import last, small_mdp
 
 pytestmark = pytest.mark.learning
 CONTROL: list[tuple[Any, dict[str, Any]]] = [
@@ -54,11 +53,6 @@ PREDICTION: list[tuple[Any, dict[str, Any]]] = [
 
 def name(x: Any) -> str:
     return "-".join(map(str, x.values())) if isinstance(x, dict) else x.__name__.split(".")[-1]
-
-
-def last(module: Any, mdp: MDP, **fields: Any) -> Any:
-    *_, (_, _, state) = module.train(module.Config(**fields), mdp)
-    return state
 
 
 @sabotaged_by("foresight.envs.tabular.mdp.assemble", change("reward", lambda r: -r, "rewards_negated"))
@@ -120,51 +114,6 @@ def test_the_cliff() -> None:
     assert bellman.expected_return(mdp, last(q_learning, mdp, **fields).policy, 1.0, 100) == pytest.approx(-13)
 
 
-@sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda g: 0.9 * g))
-@sabotaged_by("foresight.training.tabular.start", change("n", lambda n: 2 * n))
-def test_a_u_over_n_on_the_19_state_walk() -> None:
-    """S&B figure 7.2 at the best α of each n, 40 runs."""
-    mdp, best = grid.make("RandomWalk19"), {1: 0.8, 4: 0.4, 16: 0.1}
-    found = {}
-    for n, alpha in best.items():
-        fields = {"gamma": 1.0, "n_steps": n, "alpha": alpha, "episodes": 10, "yield_every": 0, "steps": 10**9}
-        runs = [[m["rms_error"] for _, m, _ in td_prediction.train(td_prediction.Config(seed=i, **fields), mdp)]
-                for i in range(40)]  # fmt: skip
-        found[n] = np.mean(runs)
-    assert found[4] == pytest.approx(0.263, abs=0.015)
-    assert found[1] == pytest.approx(0.347, abs=0.02) and found[16] == pytest.approx(0.323, abs=0.02)
-
-
-def maximization_bias() -> MDP:
-    """S&B example 6.7: left leads to ten actions worth -0.1 on average, and very noisy; right ends at once."""
-    noisy = [(0.5, 2, 0.9, True), (0.5, 2, -1.1, True)]
-    table: dict[int, Any] = {
-        0: {0: [(1.0, 1, 0.0, False)], **{a: [(1.0, 2, 0.0, True)] for a in range(1, 10)}},
-        1: {a: noisy for a in range(10)},
-        2: {a: [(1.0, 2, 0.0, True)] for a in range(10)},
-    }
-    return from_table("Bias", table, np.eye(3)[0])
-
-
-@sabotaged_by("foresight.ops.targets.double_q_learning", change("eval_q", lambda q: q + 1.0))
-def test_two_tables_do_not_overestimate() -> None:
-    """The value of the noisy state is -0.1, whatever is done there. One table thinks more of it, two do not."""
-    mdp, fields = (
-        maximization_bias(),
-        {"gamma": 1.0, "alpha": 0.1, "epsilon": 1.0, "steps": 20_000, "yield_every": 20_000},
-    )
-    one = np.mean([float(last(q_learning, mdp, seed=i, **fields).q[0, 0]) for i in range(20)])
-    two = np.mean([float(last(double_q_learning, mdp, seed=i, **fields).q[:, 0, 0].mean()) for i in range(20)])
-    assert one > 0.1 and two == pytest.approx(-0.1, abs=0.06)
-    # and the target says why: judged by itself the best of noise is good, judged by another table it is not
-    from foresight.ops import targets
-
-    noise = torch.randn(2, 1, 1_000, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    zero = torch.zeros(1, 1_000, dtype=torch.float64)
-    assert float(targets.q_learning(zero, zero + 1, noise[0]).mean()) > 1.0
-    assert abs(float(targets.double_q_learning(zero, zero + 1, noise[0], noise[1]).mean())) < 0.15
-
-
 ALL = [
     *CONTROL,
     *PREDICTION,
@@ -216,13 +165,3 @@ def test_pictures_and_metrics(module: Any, fields: dict[str, Any]) -> None:
     explored, _, _ = module.act(state, torch.arange(mdp.states), explore=True)
     assert explored.shape == (16,) and int(explored.max()) < 4
     assert state.values.shape == (16,) and len(state.policy) == 16
-
-
-@sabotaged_by("foresight.ops.targets.greedy", flip_sign)
-def test_exploring_starts_plays_blackjack_almost_perfectly() -> None:
-    mdp = grid.make("Blackjack-v1")
-    best = -0.043113
-    baseline = bellman.expected_return(mdp, mdp.uniform())
-    state = last(mc_exploring_starts, mdp, gamma=1.0, steps=300_000, improve_every=1_000)
-    reached = bellman.expected_return(mdp, state.policy)
-    assert baseline < -0.3 and best - 0.012 < reached <= best + 1e-6

@@ -75,10 +75,10 @@ def second_pass(module: ModuleType, shift: Tensor, advantage: float) -> tuple[Te
 
 
 def first_gradients(module: ModuleType, objective: Callable[..., Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Of each parameter: the gradient of the first update, and that of the objective of the paper.
+    """The gradient of the first update and that of the paper's objective, for each parameter.
 
-    At ratio 1, where ∇ρ = ∇log π, `objective(logprob, rewards, length, stopped, batch)` is the sum over the completions of one
-    group: log π `[G, T]`, then `[G]`, and the whole batch. log π is computed completion by completion.
+    `objective(logprob, rewards, length, stopped, batch)` is what one group adds to the objective at ratio 1, where
+    ∇ρ = ∇log π: log π is `[G, T]`, computed completion by completion; rewards, lengths and `stopped` are `[G]`.
     """
     state, batch = rollout(module)
     caught = gradient(module, copy.deepcopy(state), batch)

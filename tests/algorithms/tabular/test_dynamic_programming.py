@@ -109,31 +109,6 @@ def test_picture(module: Any, fields: dict[str, Any]) -> None:
     assert lines[2].split()[4:] == ["↑", "↑←", "↑→↓←", "↓"]
 
 
-def test_zero_evaluation_sweeps_are_value_iteration() -> None:
-    mdp = small_mdp(5, 40)
-    truncated = truncated_policy_iteration.Config(gamma=0.9, evaluation_sweeps=0)
-    a = [(s, m, st.values) for s, m, st in truncated_policy_iteration.train(truncated, mdp)]
-    b = [(s, m, st.values) for s, m, st in value_iteration.train(value_iteration.Config(gamma=0.9), mdp)]
-    assert [x[:2] for x in a] == [x[:2] for x in b] and torch.equal(a[-1][2], b[-1][2])
-
-
-def test_span_bounds_need_fewer_sweeps_where_nothing_ends() -> None:
-    mdp = small_mdp(6, 200, 4, 5, ending=0.0)
-    counts = {}
-    for span in (False, True):
-        config = truncated_policy_iteration.Config(gamma=0.99, tolerance=1e-6, span_bounds=span)
-        *_, (counts[span], _, state) = truncated_policy_iteration.train(config, mdp)
-        exact = bellman.policy_value(mdp, state.policy, 0.99)
-        assert float((state.values - exact).abs().max()) < 99 * 1e-6
-    assert counts[True] < counts[False] / 10
-
-
-def test_policy_iteration_without_discount_starts_from_a_policy_that_ends() -> None:
-    mdp = grid.make("CliffWalking-v1")
-    *_, (_, metrics, state) = policy_iteration.train(policy_iteration.Config(gamma=1.0), mdp)
-    assert state.stable and metrics["value"] == pytest.approx(-13.0)
-
-
 def test_mistakes_are_told() -> None:
     mdp = grid.make("GridWorld4x4")
     with pytest.raises(UserError, match=r"Unknown evaluation 'exakt'\. Did you mean 'exact'"):
