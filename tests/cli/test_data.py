@@ -73,7 +73,7 @@ def test_several_models_answer(digits, tmp_path, capsys):
     assert "One server has one model's weights" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_mistakes_are_told(digits, tmp_path, capsys):
+def test_mistakes_are_reported(digits, tmp_path, capsys):
     out = tmp_path / "x.jsonl"
     out.write_text("")
     assert main(["data", "preferences", *digits, "--out", str(out)]) == 2

@@ -169,7 +169,7 @@ def test_a_match_with_elo(run: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert ("random against" in out and "Elo -" in out) or "less than can be told" in out
 
 
-def test_the_checkpoints_of_a_run_meet(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_checkpoints_of_a_run_play_each_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["match", str(run), "--checkpoints", "4", "--games", "6", "--simulations", "4"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -195,6 +195,8 @@ def test_the_checkpoints_of_a_run_meet(run: Path, capsys: pytest.CaptureFixture[
         (["play", "RUN", "--gif", "x.gif"], "--gif is for"),
     ],
 )
-def test_mistakes_say_what_to_do(run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_with_what_to_do(
+    run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(run) if word == "RUN" else word for word in words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())

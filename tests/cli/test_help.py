@@ -64,7 +64,7 @@ def test_train_help_has_every_field_with_its_source(call: Callable, push: object
     assert "(default: 0.25)" in preset and "(default: 3.0)" in preset
 
 
-def test_list_and_show_are_json_if_asked(call: Callable, push: object) -> None:
+def test_list_and_show_print_json(call: Callable, push: object) -> None:
     names = {one["name"]: one for one in call("list", "--json").json}
     assert names["ppo"]["kind"] == "control" and names["grpo"]["unit"] == "updates"
     assert {row["file"]: row["met"] for row in names["ppo"]["verified"]}["results/ppo-CartPole-v1.json"] is True
@@ -76,7 +76,7 @@ def test_list_and_show_are_json_if_asked(call: Callable, push: object) -> None:
     assert shown["presets"]["CartPole-v1"]["source"] == "made up" and shown["doc"].startswith("Push:")
 
 
-def test_list_and_show_for_people(call: Callable, push: object) -> None:
+def test_list_and_show_print_text(call: Callable, push: object) -> None:
     table = call("list").out
     assert "ppo" in table and "results/ppo-CartPole-v1.json" in table and "not run" in table
     assert "results/ppo-CartPole-v1.json" in call("show", "ppo").out and "not run" in call("show", "push.py").out

@@ -57,7 +57,7 @@ def test_a_run_is_not_written_over(push: Path, call: Callable) -> None:
     assert (Path("run") / "metrics.jsonl").read_bytes() == before
 
 
-def test_what_a_world_cannot_do_is_said(push: Path, call: Callable) -> None:
+def test_what_an_environment_cannot_do_is_reported(push: Path, call: Callable) -> None:
     assert call("train", "push.py", "--env", "CartPole-v1", "--out", "run", "--evaluation-episodes", 1).code == 0
     assert "--prompt is for language runs" in call("play", "run", "--prompt", "hello").err
     assert "must end in" in call("play", "run", "--gif", "out.avi").err
@@ -98,14 +98,14 @@ def test_our_own_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch, raised: Ex
         cli.main(["list"])
 
 
-def test_a_reader_that_goes_away_is_no_trouble() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m foresight show ppo | head -n 1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
     assert done.stderr == "" and len(done.stdout.splitlines()) == 1
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name != "posix", reason="posix signals")
-def test_ctrl_c_saves_and_says_how_to_go_on(push: Path) -> None:
+def test_ctrl_c_saves_and_reports_how_to_continue(push: Path) -> None:
     words = ["train", "push.py", "--env", "CartPole-v1", "--steps", "1000000000", "--out", "run"]
     process = subprocess.Popen(
         [sys.executable, "-m", "foresight", *words, "--evaluation-episodes", "1"], stderr=subprocess.PIPE, text=True

@@ -21,7 +21,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_bench_lists_measures_and_judges(call: Callable, checkout: Path) -> None:
+def test_bench_lists_measures_and_compares(call: Callable, checkout: Path) -> None:
     assert call("bench", "--json").json == [
         {"name": "dice", "title": "Throw dice.", "unit": "throws/s", "peer": "numpy", "target": 3.0}
     ]

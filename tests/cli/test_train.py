@@ -15,7 +15,7 @@ from foresight.cli.train import parse
 from foresight.errors import UserError
 
 
-def test_only_what_was_said_is_passed_on(push: Path) -> None:
+def test_only_what_was_given_is_passed_on(push: Path) -> None:
     options, given = parse("push.py", ["--preset", "CartPole-v1", "--learning_rate", "0.1", "--no-anneal"])
     assert options.preset == "CartPole-v1" and given == {"learning_rate": 0.1, "anneal": False}
 
@@ -37,7 +37,7 @@ def test_saying_the_default_is_saying_it(push: Path) -> None:
         (["--anneal"], "anneal", True),
     ],
 )
-def test_values_are_read_as_people_write_them(push: Path, words: list[str], field: str, value: object) -> None:
+def test_values_are_parsed_from_their_usual_spellings(push: Path, words: list[str], field: str, value: object) -> None:
     assert parse("push.py", words)[1] == {field: value}
 
 
@@ -121,7 +121,7 @@ def test_tables_are_shown_sweep_by_sweep(call: Callable, tmp_path: Path, monkeyp
         assert image.n_frames >= 3
 
 
-def test_where_the_time_went_is_said() -> None:
+def test_where_the_time_went_is_reported() -> None:
     from foresight.cli.train import sentences
 
     profile = {"environment": 1.0, "inference": 0.0, "learning": 3.0}

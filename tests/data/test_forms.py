@@ -71,7 +71,7 @@ def test_steps_keep_their_labels():
         ({"prompt": 3}, "row 2.*must be a text or a list of messages"),
     ],
 )
-def test_a_mistake_is_told_with_its_row(row, message):
+def test_a_mistake_is_reported_with_its_row(row, message):
     with pytest.raises(UserError, match=message):
         forms.check([{"prompt": "fine"}, row], "f")
 
@@ -94,7 +94,7 @@ def test_a_row_that_is_not_what_it_should_be(row, message):
         forms.check([row], "f")
 
 
-def test_an_empty_file_is_told():
+def test_an_empty_file_is_reported():
     with pytest.raises(UserError, match="no rows"):
         forms.check([], "f")
 
@@ -140,7 +140,7 @@ def test_files_as_other_programs_write_them(tmp_path):
         ("a.csv", b"", "is not a table with a header line"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told_with_its_line(tmp_path, name, data, said):
+def test_a_file_that_cannot_be_read_is_reported_with_its_line(tmp_path, name, data, said):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=said):
         forms.read(str(tmp_path / name))
@@ -184,7 +184,7 @@ def capped(original):
 
 
 @sabotaged_by("foresight.envs.text.split.split", capped)
-def test_as_many_rows_are_held_out_as_were_asked_for(tmp_path):
+def test_as_many_rows_are_held_out_as_requested(tmp_path):
     file = _file(tmp_path, [{"prompt": f"{i}?", "answer": "1"} for i in range(500)])
     task = text.make(file, held_out=150)
     assert (len(task.train), len(task.test)) == (350, 150)
@@ -204,7 +204,7 @@ def _file(folder, table):
     return str(file)
 
 
-def test_what_has_no_grader_says_so(tmp_path):
+def test_a_task_without_a_grader_is_reported(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": f"{i}?", "chosen": "g", "rejected": "b"}) for i in range(4)))
     task = text.make(str(file))

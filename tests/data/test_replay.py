@@ -42,9 +42,7 @@ def piece(streams: int, start: int, steps: int, every: int = 5) -> Trajectory:
     length=st.integers(1, 3),
     streams=st.integers(1, 3),
 )
-def test_samples_are_pieces_of_what_the_last_rows_were(
-    capacity: int, pieces: list[int], length: int, streams: int
-) -> None:
+def test_samples_are_segments_of_the_newest_rows(capacity: int, pieces: list[int], length: int, streams: int) -> None:
     pieces = [*pieces, 3]
     replay, at = Replay(capacity), 0
     for steps in pieces:
@@ -72,7 +70,7 @@ def test_samples_are_pieces_of_what_the_last_rows_were(
     assert batch.obs["frame"].dtype == torch.uint8
 
 
-def test_every_piece_is_equally_likely() -> None:
+def test_every_segment_is_equally_likely() -> None:
     replay = Replay(8)
     replay.add(piece(2, 0, 11))  # times 3..10 are held, written around the end
     batch = replay.sample(30_000, 3, torch.Generator().manual_seed(0))
@@ -82,7 +80,7 @@ def test_every_piece_is_equally_likely() -> None:
     assert (counts[starts] - 2500).abs().max() < 5 * 2500**0.5
 
 
-def test_one_step_at_a_time_is_the_same_as_pieces() -> None:
+def test_one_step_at_a_time_is_the_same_as_segments() -> None:
     whole, single = Replay(7), Replay(7)
     rows = piece(2, 0, 17)
     whole.add(rows)
@@ -103,7 +101,7 @@ def test_one_step_at_a_time_is_the_same_as_pieces() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 4, 9])
-def test_a_restored_replay_goes_on_as_the_saved_one(rows: int) -> None:
+def test_a_restored_replay_continues_as_the_saved_one(rows: int) -> None:
     saved, restored = Replay(6), Replay(6)
     if rows:
         saved.add(piece(2, 0, rows))

@@ -38,7 +38,7 @@ def test_tags_count_once_and_in_order():
 
 
 @sabotaged_by("foresight.data.traces.read", change("text", str.upper), change("text", lambda text: text.lower() + "."))
-def test_corrections_are_counted_in_the_thought_alone():
+def test_corrections_are_counted_only_in_the_thought():
     text = (
         "<think>It is 18. Wait, that is wrong. Let me try again: hmm, 19. Let's double-check. Waiting is no check, "
         "instead of that I was wrong.</think><answer>wait, 19</answer>"
@@ -46,5 +46,5 @@ def test_corrections_are_counted_in_the_thought_alone():
     assert traces.counts(text) == {"format": 1, "thought_words": 25, "self_checks": 3, "backtracks": 4}
 
 
-def test_a_text_without_a_trace_has_numbers_too():
+def test_a_text_without_a_trace_has_metrics_too():
     assert traces.counts("") == {"format": 0, "thought_words": 0, "self_checks": 0, "backtracks": 0}

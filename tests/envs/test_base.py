@@ -57,7 +57,7 @@ def counter_oracle(actions: Tensor, limit: int | None) -> dict[str, Tensor]:
 
 @sabotaged_by("foresight.envs.control.vector.Vector.step", no_mask, next_episode_is_successor, no_cut)
 @pytest.mark.parametrize("limit", [None, 4])
-def test_every_autoreset_mode_gives_the_rows_that_the_rules_say(limit: int | None) -> None:
+def test_every_autoreset_mode_gives_the_steps_of_the_contract(limit: int | None) -> None:
     actions = torch.randint(0, 3, (3, 40), generator=torch.Generator().manual_seed(1))
     expected = counter_oracle(actions, limit)
     assert expected["cut"].sum() > 9
@@ -169,7 +169,7 @@ def test_envpool_and_gymnasium_agree_on_minigrid() -> None:
 
 @pytest.mark.parametrize("limit", [None, 11])
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-def test_native_worlds_are_gymnasiums_from_the_same_seeds(name: str, limit: int | None) -> None:
+def test_native_envs_equal_those_of_gymnasium_from_the_same_seeds(name: str, limit: int | None) -> None:
     native = make(name, num_envs=3, engine="native", time_limit=limit)
     generator = torch.Generator().manual_seed(4)
     if name == "CartPole-v1":
@@ -196,7 +196,7 @@ def test_native_cartpole_is_cut_at_500_steps() -> None:
     assert f.obs.abs().max() <= 0.05 < f.final_obs.abs().max()
 
 
-def test_native_worlds_go_on_from_a_saved_state() -> None:
+def test_native_envs_continue_from_a_saved_state() -> None:
     actions = torch.randint(0, 2, (900, 3))
     env, twin = make("CartPole-v1", num_envs=3), make("CartPole-v1", num_envs=3)
     env.reset(3)
@@ -290,7 +290,7 @@ def test_the_terminal_step_of_cartpole_is_worth_one_in_every_engine() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_worlds_in_processes_are_the_same_worlds(mode: str) -> None:
+def test_envs_in_processes_are_the_same_envs(mode: str) -> None:
     actions = torch.randint(0, 3, (2, 30), generator=torch.Generator().manual_seed(6))
     name = COUNTER.replace("Foresight", "tests.envs.example_envs:Foresight")
     there = make(name, num_envs=2, engine="async", time_limit=5, autoreset=mode)

@@ -25,7 +25,7 @@ def _random(seed: int = 0):
     return lambda obs, carry: (torch.randint(0, 2, (len(obs),), generator=generator), {}, carry)
 
 
-def test_a_segment_is_what_the_world_said():
+def test_a_segment_is_what_the_environment_returned():
     env, again = Gymnasium("CartPole-v1", 3), Gymnasium("CartPole-v1", 3)
     seen = Episodes()
     unroll = collect.segment(env, env.reset(0), _random(), 60, CPU, seen)
@@ -79,7 +79,7 @@ def test_parts_of_an_observation_keep_together():
 
 
 @sabotaged_by("foresight.envs.collect.episodes", change("seed", lambda seed: 7))
-def test_episodes_are_whole_and_one_of_each_world():
+def test_episodes_are_whole_and_one_of_each_environment():
     env = Gymnasium("CartPole-v1", 6)
     seen = Episodes()
     unroll = collect.episodes(env, 3, _random(1), 1000, CPU, seen)

@@ -129,7 +129,7 @@ def test_the_critic_settles_at_the_value_of_the_policy(name: str) -> None:
 
 @sabotaged_by("foresight.ops.returns.vtrace", _a_limit_ends)
 @pytest.mark.parametrize("name", ["impala", "off_policy_ac"])
-def test_so_does_that_with_vtrace(name: str) -> None:
+def test_the_critic_settles_at_the_value_of_the_policy_with_vtrace(name: str) -> None:
     _settles(name, {}, 0)
 
 
@@ -141,7 +141,9 @@ def test_so_does_that_with_vtrace(name: str) -> None:
         for i, options in enumerate(others)
     ],
 )
-def test_so_it_does_at_other_settings_and_with_masks(name: str, options: dict[str, Any], forbidden: int) -> None:
+def test_the_critic_settles_at_other_settings_and_with_masks(
+    name: str, options: dict[str, Any], forbidden: int
+) -> None:
     _settles(name, options, 1 - forbidden)
 
 
@@ -190,7 +192,7 @@ def between(policy: Tensor, behavior: Tensor, clip_rho: float) -> Tensor:
 @pytest.mark.parametrize(
     "options", [{}, {"clip_rho": 10.0}, {"clip_rho": 10.0, "clip_c": 2.0, "trace_lambda": 0.8}], ids=["1", "10", "c"]
 )
-def test_impala_settles_where_vtrace_says_whoever_acts(options: dict[str, Any]) -> None:
+def test_impala_settles_at_the_fixed_point_of_vtrace_for_any_behavior(options: dict[str, Any]) -> None:
     mdp = mdps.random_mdp(1)
     policy, behavior = mdps.random_policy(mdp, 1), mdp.uniform()
     config = impala.Config(**{**ON_POLICY, **SETTINGS["impala"][1], **options}, gamma=GAMMA, steps=10**9)
@@ -210,7 +212,7 @@ def test_impala_settles_where_vtrace_says_whoever_acts(options: dict[str, Any]) 
 
 @sabotaged_by("foresight.ops.returns.vtrace", change("clip_rho", lambda r: 1.5 * r))
 @pytest.mark.parametrize("max_ratio", [1.0, 1.5])
-def test_off_policy_ac_settles_where_its_bound_says(max_ratio: float) -> None:
+def test_off_policy_ac_settles_at_the_fixed_point_of_its_bound(max_ratio: float) -> None:
     mdp = mdps.random_mdp(1)
     policy = mdps.random_policy(mdp, 1)
     config = off_policy_ac.Config(**ON_POLICY, **SETTINGS["off_policy_ac"][1], epsilon=1.0, max_ratio=max_ratio)

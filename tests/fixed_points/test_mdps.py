@@ -33,7 +33,7 @@ def test_soft_values_satisfy_their_bellman_equation() -> None:
 @sabotaged_by(
     "foresight.envs.tabular.mdp.TableEnv.step", lambda f: lambda *a: f(*a)._replace(discount=torch.ones(a[0].num_envs))
 )
-def test_what_is_sampled_is_the_world() -> None:
+def test_samples_have_the_probabilities_of_the_mdp() -> None:
     mdp, count = mdps.random_mdp(1, forbidden=1), 20_000
     env = mdps.Tabled(mdp, count, time_limit=5)
     obs = env.reset(0)

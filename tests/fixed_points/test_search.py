@@ -188,7 +188,7 @@ def best_play(tic_tac_toe: Game) -> Solved:
     return Solved(tic_tac_toe)
 
 
-def test_the_solution_is_the_known_one(best_play: Solved) -> None:
+def test_the_solution_is_the_published_one(best_play: Solved) -> None:
     assert best_play.value[-1] == 0 and best_play.best[-1].all() and len(best_play.value) == 4520
 
 
@@ -205,7 +205,7 @@ def test_alphazero_with_true_values_plays_perfectly(
 
 @pytest.mark.parametrize("fields", [{"rule": "puct"}, {"rule": "gumbel", "value_scale": 1.0}], ids=name)
 @sabotaged_by("foresight.planning.search.rules.Rules.step", negated)
-def test_alphazero_that_knows_nothing_finds_the_value_of_the_game(
+def test_alphazero_with_a_blank_network_finds_the_value_of_the_game(
     fields: dict[str, Any], tic_tac_toe: Game, best_play: Solved
 ) -> None:
     class Blank(Solved):

@@ -103,7 +103,7 @@ RUSSELL_NORVIG = [0.812, 0.868, 0.918, 0.762, 0.660, 0.705, 0.655, 0.611, 0.388]
 
 @sabotaged_by("foresight.envs.tabular.grid.gridworld", change("slip", lambda p: p / 2, "slips_less"))
 @sabotaged_by("foresight.envs.tabular.mdp.assemble", change("reward", lambda r: 0.9 * r, "pays_less"))
-def test_the_four_by_three_world_of_russell_and_norvig() -> None:
+def test_the_four_by_three_grid_of_russell_and_norvig() -> None:
     mdp = grid.make("GridWorld4x3")
     *_, (_, _, state) = value_iteration.train(value_iteration.Config(gamma=1.0, steps=1000), mdp)
     np.testing.assert_allclose(state.values[~mdp.absorbing()], RUSSELL_NORVIG, atol=5e-4)

@@ -66,7 +66,7 @@ def test_trees_equal_those_of_mctx(case: dict[str, Any], backend: str, monkeypat
     _compare(case, found(case, backend, monkeypatch))
 
 
-def test_the_golden_worlds_say_enough() -> None:
+def test_the_golden_cases_cover_enough() -> None:
     depths = [max(path.count("-") + 1 for path in nodes) for case in CASES for nodes in case["nodes"]]
     assert len(CASES) == 8 and max(depths) >= 8
     assert any(None in seen for case in CASES for nodes in case["nodes"] for seen in nodes.values())

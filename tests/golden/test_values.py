@@ -46,7 +46,7 @@ def test_the_projection_is_its_definition(seed: int, count: int) -> None:
 
 
 @sabotaged_by("foresight.ops.distributional.project", off_by_one)
-def test_the_projection_in_numbers() -> None:
+def test_the_projection_by_hand() -> None:
     """Atoms 0, 1, 2 with all mass on 2: reward 0.5 and discount 0.5 make it 1.5, half on 1 and half on 2."""
     probs, atoms = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([0.0, 1.0, 2.0])
     found = distributional.project(probs, atoms, torch.tensor([0.5]), torch.tensor([0.5]))
@@ -86,7 +86,7 @@ def test_quantile_regression_finds_quantiles() -> None:
 
 
 @sabotaged_by("foresight.ops.value.dueling", flip_sign, scaled(1.5))
-def test_dueling_in_numbers() -> None:
+def test_dueling_by_hand() -> None:
     """V = 10, A = (1, 2, 6) with mean 3: Q = (8, 9, 13)."""
     found = value.dueling(torch.tensor([[10.0]]), torch.tensor([[[1.0], [2.0], [6.0]]]))
     assert found.squeeze(-1).tolist() == [[8.0, 9.0, 13.0]]
@@ -95,7 +95,7 @@ def test_dueling_in_numbers() -> None:
 
 
 @sabotaged_by("foresight.ops.value.double_q_target", swap("reward", "discount"))
-def test_the_q_target_in_numbers() -> None:
+def test_the_q_target_by_hand() -> None:
     """r = 1, γ = 0.1, Q⁻ = (5, 9): DQN takes 9 and gets 1.9; Double DQN, whose network prefers the first, 1.5."""
     reward, discount, following = torch.tensor([1.0]), torch.tensor([0.1]), torch.tensor([[5.0, 9.0]])
     assert value.double_q_target(reward, discount, following, following.argmax(-1)).item() == pytest.approx(1.9)
@@ -105,7 +105,7 @@ def test_the_q_target_in_numbers() -> None:
 @sabotaged_by(
     "foresight.ops.returns.n_step_transition", swap("discount", "cut"), drop("mask"), change("cut", torch.zeros_like)
 )
-def test_n_step_transitions_in_numbers() -> None:
+def test_n_step_transitions_by_hand() -> None:
     """γ = 0.1 and digit rewards: the digits that count can be read off."""
     reward = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     discount = torch.full((5, 3), 0.1)
@@ -170,7 +170,7 @@ def _obeys(kind: str) -> None:
 
 
 @sabotaged_by("foresight.nets.noisy.NoisyLinear.noise", scaled(1.5))
-def test_noisy_layers_have_the_spread_they_say() -> None:
+def test_noisy_layers_have_the_standard_deviation_of_their_sigma() -> None:
     """Var of a weight is σ² E[f(ε)²]² = σ² (E|ε|)² = σ² · 2/π, as f(ε)² = |ε|; the mean is μ."""
     torch.manual_seed(0)
     layer, generator = NoisyLinear(3, 2, 0.5), torch.Generator().manual_seed(0)

@@ -41,7 +41,7 @@ INVARIANTS = sorted((ROOT / "tests" / "invariants").glob("test_*.py"))
 
 
 @pytest.mark.parametrize("file", INVARIANTS, ids=[file.stem for file in INVARIANTS])
-def test_an_invariant_says_what_decides_and_has_a_twin(file):
+def test_an_invariant_names_what_decides_and_has_a_twin(file):
     tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
     assert file.stem.removeprefix("test_") in tables["SUITE"]
     tests = [node for node in ast.parse(file.read_text()).body if getattr(node, "name", "").startswith("test_")]
@@ -55,7 +55,7 @@ def _called(decorator):
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=[file.stem for file in RESULTS])
-def test_a_result_says_what_made_it(file):
+def test_a_result_names_what_made_it(file):
     result = json.loads(file.read_text())
     for key in ("what", "command", "versions", "machine", "seconds"):
         assert result.get(key), f"{file.name} has no '{key}'"

@@ -94,7 +94,7 @@ def by_text(original):
 
 @sabotaged_by("foresight.ops.advantage._centered", by_text)
 @of(*FAMILY)
-def test_groups_are_told_apart_by_place_and_not_by_text(module):
+def test_groups_are_distinguished_by_place_and_not_by_text(module):
     """The same question twice in a batch.
 
     Wrong: its answers are merged into one group, or a dictionary keeps one of the two (NeMo 3882; d1 19; R1-V 67; TRL
@@ -217,7 +217,7 @@ def test_a_batch_without_a_score_changes_nothing(module):
 
 
 @sabotaged_by("foresight.training.microbatch.descend", change("groups", torch.ones_like, "step_anyway"))
-def test_a_batch_of_truncated_answers_is_skipped_and_said():
+def test_a_batch_of_truncated_answers_is_skipped_and_reported():
     """Every answer hit the limit, and those are not learned from.
 
     Wrong: NaN (TRL 5826), or a step of the optimizer on a gradient of 0 that nobody is told of (TRL 3248, 4976).

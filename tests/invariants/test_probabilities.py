@@ -199,7 +199,7 @@ def in_place(original):
 
 
 @sabotaged_by("foresight.ops.tokens._wide", in_place)
-def test_dividing_by_the_temperature_leaves_the_logits_alone():
+def test_dividing_by_the_temperature_does_not_change_the_logits():
     """The logits are needed again: for the entropy, for the backward pass, for another temperature.
 
     Wrong: they are divided twice, or autograd refuses (TRL 6554).

@@ -118,7 +118,7 @@ def with_the_padding(original):
 @sabotaged_by("foresight.data.text.TokenBatch.prompts", with_the_padding)
 @both
 @of(*ALL)
-def test_what_stands_in_the_padding_is_seen_by_nobody(module, precision):
+def test_padding_is_never_attended_to(module, precision):
     """Rows are padded to the longest, with anything.
 
     Wrong: a missing attention mask, so that the gradient depends on what a row was batched with (TRL 2708).

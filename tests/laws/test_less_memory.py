@@ -69,7 +69,7 @@ def test_gradient_checkpointing_changes_no_gradient(name, precision, lora):
 
 
 @sabotaged_by("foresight.nets.language.checkpointing.recompute", lambda f: lambda module: None)
-def test_gradient_checkpointing_keeps_the_inputs_of_layers_alone():
+def test_gradient_checkpointing_keeps_only_the_inputs_of_layers():
     batch = complete(tiny_language.model(), ["1+1?", "22+3?", "4?"], 4, 6, generator=torch.Generator().manual_seed(0))
     plain, again = tiny_language.model(), tiny_language.model()
     language.checkpointing.recompute(again.module)

@@ -262,7 +262,7 @@ def _weights(state) -> list[torch.Tensor]:
 
 
 @sabotaged_by("foresight.nets.language.lora.merge", lambda f: lora._remove)
-def test_both_exported_forms_load_and_say_the_same(tmp_path):
+def test_both_exported_forms_load_and_agree(tmp_path):
     """A trained adapter is merged into its base, or written alone.
 
     Wrong: the sum is rounded in a narrow weight, and the update is gone (TRL 3466, 7017).

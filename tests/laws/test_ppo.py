@@ -170,7 +170,7 @@ def test_a_time_limit_bootstraps_from_its_own_final_observation():
     "foresight.data.trajectory.Trajectory.replace",
     lambda f: lambda self, **k: f(self, **{"mask": torch.ones_like(self.mask), **k}),
 )
-def test_rows_that_only_reset_teach_nothing():
+def test_rows_that_only_reset_have_no_gradient():
     """They pay 1000 here. What is learned from the others is as if they were not there."""
     env = Clock((0.0, 0.0, 3.0), lost=True)
     torch.testing.assert_close(_learned_values(env), env.values(0.98), atol=0.5, rtol=0)

@@ -32,7 +32,7 @@ def test_expected_sarsa_without_exploration_is_q_learning() -> None:
     )
 
 
-def test_no_trace_is_one_step() -> None:
+def test_without_a_trace_it_is_one_step() -> None:
     mdp, common = small_mdp(2, 10), {"steps": 2_000, "gamma": 0.9, "alpha": 0.2}
     torch.testing.assert_close(last(td_lambda, mdp, trace_lambda=0.0, **common).v, last(td_prediction, mdp, **common).v)
 

@@ -24,7 +24,7 @@ def test_moments_are_numpys():
     assert moments.count == 111
 
 
-def test_observations_are_centered_scaled_clipped_and_left_alone():
+def test_observations_are_centered_scaled_and_clipped_without_changing_the_input():
     normalizer = ObsNormalizer((3,))
     x = torch.randn(1000, 3) * 4 + 7
     assert torch.equal(normalizer(x), x.clamp(-10, 10))  # nothing seen yet

@@ -169,7 +169,7 @@ def test_the_gradient_of_a_draw_is_autograds() -> None:
 
 
 @sabotaged_by("foresight.nets.critics.SquashedActor.inward", flip_sign)
-def test_actions_reach_the_bounds_of_the_world_and_come_back() -> None:
+def test_actions_reach_the_bounds_of_the_action_space_and_back() -> None:
     space = gs.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32))
     actor = SquashedActor(3, space, "SAC", (8,))
     corners = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.5]])

@@ -56,7 +56,7 @@ def test_values_and_gradients_are_autograds(shape, inputs, hidden, activation):
     assert (found_x - expected_x).abs().max() < 1e-4 * expected_x.abs().max()
 
 
-def test_one_tower_alone_is_the_same_and_gives_the_others_no_gradient():
+def test_one_member_alone_is_the_same_and_gives_the_others_no_gradient():
     module, x = _random(4, (64, 64), "tanh"), torch.randn(256, 4)
     alone = module.only(1, x)
     assert torch.equal(alone, module(x)[1])
@@ -185,7 +185,7 @@ def test_an_unknown_activation_is_named(make):
         make("tahn")
 
 
-def test_gradients_can_be_differentiated_again_where_that_was_asked_for():
+def test_gradients_can_be_differentiated_again_with_create_graph():
     once, twice = (StackedMLP(3, (8,), (2,), (1.0,), twice=t) for t in (False, True))
     twice.load_state_dict(once.state_dict())
     x, v = torch.randn(20, 3), torch.randn(once.flat.shape)

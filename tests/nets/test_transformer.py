@@ -276,7 +276,7 @@ def test_select_repeats_a_prompt_for_its_group(slots: int | None) -> None:
 
 
 @pytest.mark.parametrize("slots", [None, 16])
-def test_forget_starts_a_row_anew(slots: int | None) -> None:
+def test_forget_resets_a_row(slots: int | None) -> None:
     model, x = build(ROPE), tokens(batch=2)
     with torch.no_grad():
         _, cache = model(x[:, :6], model.empty_cache(2, slots))

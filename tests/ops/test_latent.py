@@ -52,7 +52,7 @@ def test_old_rows_use_fewer_steps() -> None:
 
 
 @sabotaged_by("foresight.ops.latent.value_prefix", change("horizon", lambda h: h + 1), change("alive", torch.ones_like))
-def test_a_value_prefix_begins_anew() -> None:
+def test_a_value_prefix_is_reset() -> None:
     reward = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
     alive = torch.tensor([[1.0, 1.0, 1.0, 1.0, 0.0]])
     assert latent.value_prefix(reward, alive, 2).tolist() == [[1.0, 3.0, 3.0, 7.0, 0.0]]

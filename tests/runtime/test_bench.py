@@ -78,11 +78,11 @@ def test_sides_take_turns_in_fresh_processes_and_medians_are_reported(checkout: 
     assert [one["rate"] for one in written["each"]["ours"]] == [100.0, 900.0, 400.0]
 
 
-def test_a_target_that_is_missed_is_said(checkout: Path) -> None:
+def test_a_missed_target_is_reported(checkout: Path) -> None:
     assert bench.run("counting", against="numpy", rounds=1, directory=checkout)["met"] is False  # 100 to 100
 
 
-def test_alone_there_is_no_ratio(checkout: Path) -> None:
+def test_without_a_peer_there_is_no_ratio(checkout: Path) -> None:
     result = bench.run("lonely", rounds=1, directory=checkout)
     assert result["ours"]["rate"] == 1.0 and result["ours"]["seconds"] >= 0 and "ratio" not in result
 
@@ -100,14 +100,14 @@ def test_mistakes_are_sentences(checkout: Path) -> None:
         bench.run("broken", rounds=1, directory=checkout)
 
 
-def test_a_missing_peer_says_how_to_get_it(checkout: Path) -> None:
+def test_a_missing_peer_is_reported_with_its_command(checkout: Path) -> None:
     text = (checkout / "counting.py").read_text().replace('"numpy"', '"no-such-peer"')
     (checkout / "counting.py").write_text(text)
     with pytest.raises(UserError, match=r"pip install 'foresight\[peers\]'"):
         bench.run("counting", against="no-such-peer", directory=checkout)
 
 
-def test_median_takes_numbers_apart_from_words() -> None:
+def test_median_is_of_numbers_and_not_of_strings() -> None:
     rows = [
         {"rate": 1.0, "ok": True, "at": "x"},
         {"rate": 9.0, "ok": True, "at": "x"},

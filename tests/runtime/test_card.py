@@ -31,7 +31,7 @@ def _trained(tmp_path: Path, name: str = "sft", **fields) -> run.Run:
 
 @sabotaged_by("foresight.runtime.card.objective", lambda f: lambda doc: "")
 @sabotaged_by("foresight.runtime.card.text", lambda f: lambda s, m, a: f(s, {**m, "evaluation": m["baseline"]}, a))
-def test_the_card_says_what_was_learned_from_what_and_how_well(tmp_path):
+def test_the_card_names_algorithm_data_and_results(tmp_path):
     done = _trained(tmp_path)
     found = ModelCard.load(done.path / "export" / "README.md")
     after = done.summary["evaluation"]
@@ -78,7 +78,7 @@ TURNS = (
     "foresight.algorithms.language.reward_model.padding", lambda f: lambda trunk: trunk.tokenizer.eos_token_id
 )
 @pytest.mark.parametrize("template", [None, TURNS])
-def test_the_card_of_a_reward_model_scores_with_transformers_alone(tmp_path, monkeypatch, template):
+def test_the_card_of_a_reward_model_scores_with_plain_transformers(tmp_path, monkeypatch, template):
     """Others ask a reward model.
 
     Wrong: no token to fill rows up with, or the end of an answer taken for one, and a text that the reader must guess.

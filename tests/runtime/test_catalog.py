@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = list(catalog.algorithms())
 
 
-def test_the_entries_are_what_the_modules_say() -> None:
+def test_the_entries_are_those_of_the_modules() -> None:
     assert {"value_iteration", "ppo", "grpo"} <= set(NAMES)
     for name, entry in catalog.algorithms().items():
         module = catalog.module(name)

@@ -69,7 +69,7 @@ def _agrees(path: Path, file: Path, call) -> None:
 
 @sabotaged_by("foresight.runtime.export.Exported.forward", lambda f: lambda self, *t: f(self, *map(_zeros, t)))
 @pytest.mark.parametrize("kind", KINDS)
-def test_torchscript_says_the_same(kind: str, tmp_path: Path):
+def test_torchscript_gives_the_same_outputs(kind: str, tmp_path: Path):
     path = _trained(tmp_path / "run", **KINDS[kind])
     file = exporting.export(path)
     extra = {"policy.json": ""}
@@ -79,7 +79,7 @@ def test_torchscript_says_the_same(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["towers", "gru", "gtrxl"])
-def test_onnx_says_the_same(kind: str, tmp_path: Path):
+def test_onnx_gives_the_same_outputs(kind: str, tmp_path: Path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     path = _trained(tmp_path / "run", **KINDS[kind])

@@ -7,7 +7,7 @@ import pytest
 from foresight.runtime.health import Health, nonfinite
 
 
-def test_equal_groups_are_said_once_per_stretch() -> None:
+def test_equal_groups_are_reported_once_in_a_row() -> None:
     health = Health()
     said = [health.check(step, {"equal_reward_groups": share}) for step, share in enumerate([1.0, 1.0, 0.5, 1.0])]
     assert [len(sentences) for sentences in said] == [1, 0, 0, 1]
@@ -42,7 +42,7 @@ def test_truncation_names_the_share_and_the_cure() -> None:
         ("left_out_groups", 1.0, 0.9, "every completion of this step is truncated or unscorable"),
     ],
 )
-def test_every_rule_speaks_of_the_sick_and_not_of_the_well(name: str, sick: float, well: float, words: str) -> None:
+def test_every_rule_warns_of_unhealthy_runs_only(name: str, sick: float, well: float, words: str) -> None:
     ill, fine = Health(), Health()
     said = [sentence for step in range(20) for sentence in ill.check(step, {name: sick})]
     assert len(said) == 1 and words in said[0]

@@ -86,7 +86,7 @@ def test_tensorboard_gets_the_scalars(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("return")] == [(1, 10.0), (2, 25.0)]
 
 
-def test_a_service_that_is_missing_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_service_is_reported_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(UserError, match=r"pip install 'foresight\[trackio\]'"):
         Log(tmp_path, services=("trackio",))

@@ -38,7 +38,7 @@ def _trained(home: Path, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> run.
 
 
 @sabotaged_by("foresight.runtime.paths.of", lambda f: lambda env, config, options: {})
-def test_a_run_goes_on_from_another_directory(tmp_path, monkeypatch):
+def test_a_run_resumes_from_another_directory(tmp_path, monkeypatch):
     """The same files, seen from elsewhere.
 
     Wrong: resume, eval and play look for the model and the data from where they are called.
@@ -82,7 +82,7 @@ def test_a_run_that_was_moved_has_its_data_and_rewards_with_it(tmp_path, monkeyp
     assert agent.settings.env == str(tmp_path / "moved" / places.FOLDER / "rows.jsonl")
 
 
-def test_an_agent_without_its_data_answers_and_says_what_it_lacks(tmp_path, monkeypatch):
+def test_an_agent_without_its_data_answers_and_reports_what_is_missing(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     done = _trained(home, monkeypatch)
@@ -94,7 +94,7 @@ def test_an_agent_without_its_data_answers_and_says_what_it_lacks(tmp_path, monk
         agent.evaluate()
 
 
-def test_copies_of_one_name_do_not_meet(tmp_path):
+def test_copies_of_one_name_do_not_collide(tmp_path):
     found = {}
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

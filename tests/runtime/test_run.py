@@ -151,7 +151,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_ctrl_c_saves_and_reports_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     from foresight.runtime import health
 
     def interrupt(self: Any, step: int, metrics: Any) -> list[str]:
@@ -189,7 +189,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
 
 
 @sabotaged_by("foresight.runtime.progress.Progress.head", lambda f: lambda self, text: None)
-def test_a_run_without_a_checkpoint_says_that_it_starts_again(tmp_path: Path, capsys: Any) -> None:
+def test_a_run_without_a_checkpoint_reports_that_it_restarts(tmp_path: Path, capsys: Any) -> None:
     run = adder(tmp_path / "a", steps=4)
     shutil.rmtree(run.path / "checkpoints")
     capsys.readouterr()
@@ -378,14 +378,14 @@ def test_a_run_is_not_resumed_by_several_processes(tmp_path: Path, monkeypatch: 
         foresight.resume(run.path, steps=6, show=False)
 
 
-def test_the_number_of_worlds_is_no_option_of_the_environment(tmp_path: Path) -> None:
+def test_num_envs_is_no_option_of_the_environment(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--num-envs"):
         foresight.train("ppo", env="CartPole-v1", env_options={"num_envs": 16}, out=tmp_path / "a", show=False)
     assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(("name", "value"), [("learning_rate", -1.0), ("gamma", 1.5), ("gae_lambda", -0.1)])
-def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, name: str, value: float) -> None:
+def test_invalid_values_are_refused(tmp_path: Path, name: str, value: float) -> None:
     with pytest.raises(UserError, match=f"{name} must be .* not {value}"):
         foresight.train("ppo", env="CartPole-v1", out=tmp_path / "a", show=False, **{name: value})
     assert not (tmp_path / "a").exists()

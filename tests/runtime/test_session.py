@@ -57,7 +57,7 @@ def test_a_callback_can_stop_a_run(tmp_path: Path) -> None:
 
 @sabotaged_by("foresight.runtime.profile.Watch.step", lambda f: lambda self, action: self.env.step(action))
 @sabotaged_by("foresight.runtime.profile.Profile.add", lambda f: lambda self, section, seconds: None)
-def test_a_run_says_where_its_time_went(tmp_path: Path) -> None:
+def test_a_run_reports_where_its_time_went(tmp_path: Path) -> None:
     update = ppo.update
     finished = run.train("ppo", out=tmp_path / "run", **SMALL)
     assert ppo.update is update
@@ -77,7 +77,7 @@ def test_a_run_says_where_its_time_went(tmp_path: Path) -> None:
         ("q_learning", "CliffWalking-v1", {"walking"}),  # one compiled loop
     ],
 )
-def test_a_run_on_tables_says_so_too(name: str, env: str, sections: set[str], tmp_path: Path) -> None:
+def test_a_tabular_run_reports_where_its_time_went(name: str, env: str, sections: set[str], tmp_path: Path) -> None:
     update = getattr(catalog.module(name), "update", None)
     finished = run.train(name, env=env, steps=500, out=tmp_path / "run", show=False)
     assert getattr(catalog.module(name), "update", None) is update
@@ -108,7 +108,7 @@ def _slow(rows: Path) -> str:
 @sabotaged_by("foresight.runtime.profile.Profile.count", lambda f: lambda self, section, completions, tokens: None)
 @sabotaged_by("foresight.runtime.profile._size", lambda f: lambda lengths: (f(lengths)[0], lengths.numel()))
 @sabotaged_by("foresight.runtime.profile.Profile.add", lambda f: lambda self, section, seconds: None)
-def test_a_language_run_says_how_much_it_wrote_and_where_its_time_went(tmp_path: Path) -> None:
+def test_a_language_run_reports_its_tokens_and_its_time(tmp_path: Path) -> None:
     reward = _slow(tmp_path / "rows.jsonl")
     update, complete = catalog.module("grpo").update, rollout.complete
     finished = run.train(
@@ -129,7 +129,7 @@ def test_a_language_run_says_how_much_it_wrote_and_where_its_time_went(tmp_path:
 
 
 @sabotaged_by("foresight.runtime.profile._learned", lambda f: lambda *arguments: (0, 0))
-def test_what_samples_nothing_says_how_much_it_learned(tmp_path: Path) -> None:
+def test_a_run_without_samples_reports_how_much_it_trained_on(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?", "completion": f"{i + 1}"}) + "\n" for i in range(9)))
     finished = run.train(

@@ -48,7 +48,7 @@ def _tune(tmp_path: Path, ranges: Path, trials: int, **options: Any) -> tune.Fou
     return tune.tune("ppo", env="CartPole-v1", trials=trials, out=tmp_path / "search", ranges=ranges, **options)
 
 
-def test_it_finds_the_best_and_goes_on(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+def test_it_finds_the_best_and_resumes(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
     first = _tune(tmp_path, ranges, 4, steps=1000)
     assert first.trials == len(trained) == 4
     good = [call["learning_rate"] for call in trained if call["learning_rate"] <= 0.85]
@@ -110,7 +110,7 @@ def test_bad_trials_are_stopped_early(
     assert found.trials == 8 and 2 <= found.complete < len(good)
 
 
-def test_a_search_in_which_nothing_works_says_why(tmp_path: Path, trained: list[dict[str, Any]]) -> None:
+def test_a_search_in_which_every_trial_fails_reports_why(tmp_path: Path, trained: list[dict[str, Any]]) -> None:
     file = tmp_path / "ranges.yaml"
     file.write_text("learning_rate: {low: 0.9, high: 0.99}\n")
     with pytest.raises(UserError, match=r"None of 1 trials succeeded.*became NaN"):
@@ -146,7 +146,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("options", "text", "message"), MISTAKES)
-def test_mistakes_say_what_to_do(tmp_path: Path, options: dict[str, Any], text: str, message: str) -> None:
+def test_mistakes_are_reported_with_what_to_do(
+    tmp_path: Path, options: dict[str, Any], text: str, message: str
+) -> None:
     file = tmp_path / "ranges.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=message):

@@ -95,7 +95,7 @@ def test_every_answer_of_a_conversation_is_learned_and_nothing_else(template, ro
 
 
 @sabotaged_by("foresight.training.corpus._turns", lambda f: lambda row, all_turns: f(row, True))
-def test_the_last_answer_alone_if_that_is_asked_for():
+def test_only_the_last_answer_is_trained_on_if_set():
     state = build(sft, CHAT, all_turns=False)
     assert said(state, sft._corpus(state, [example({"messages": TALK})])) == ["4<eos>"]
     plain = example({"prompt": TALK[:5], "completion": "4"})  # what a row calls its prompt is not learned
@@ -171,7 +171,7 @@ def test_calls_of_tools_are_learned_and_what_tools_return_is_not():
 
 
 @sabotaged_by("foresight.nets.language.model.LanguageModel.encode", drop("tools"))
-def test_the_sampler_is_told_of_the_tools_too():
+def test_the_sampler_gets_the_tools_too():
     state = build(sft, CHAT)
     row = example({"prompt": "1+1?", "tools": [TOOL]})
     batch = rollout.complete(state.policy, [row], 2, 4)
@@ -200,7 +200,7 @@ def test_kto_learns_whether_a_call_was_good():
         ),
     ],
 )
-def test_a_call_that_is_none_is_told_with_its_row(row, message):
+def test_an_invalid_tool_call_is_reported_with_its_row(row, message):
     with pytest.raises(UserError, match=message):
         forms.check([row], "f")
 

@@ -145,7 +145,7 @@ def test_zero_yields_at_the_end_of_each_episode() -> None:
     "foresight.training.tabular.Tables.__init__",
     change("env", lambda env: dataclasses.replace(env, prob=env.prob.sort(2)[0], start=env.start.sort()[0])),
 )
-def test_worlds_are_drawn_by_their_probabilities() -> None:
+def test_outcomes_are_drawn_by_their_probabilities() -> None:
     mdp = small_mdp(5, 6, 2, 3, ending=0.3)
     world, rng = tabular.Tables(mdp, 0.9), np.random.default_rng(0)
     first = torch.tensor([[2, 1]]).expand(4_000, 2)
@@ -193,7 +193,7 @@ def test_policies_to_predict() -> None:
         tabular.policy_table(mdp, "uniforn", 0.9)
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     endless = grid.make("RandomMDP")
     with pytest.raises(UserError, match="gamma = 1 on RandomMDP: it never ends"):
         next(q_learning.train(q_learning.Config(gamma=1.0), endless))

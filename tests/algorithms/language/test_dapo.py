@@ -69,7 +69,7 @@ def test_dynamic_sampling_refills_until_the_batch_is_full():
 
 
 @sabotaged_by("foresight.ops.advantage.differs", lambda f: lambda rewards: ~f(rewards))
-def test_dynamic_sampling_has_a_limit_and_says_how_full_it_is():
+def test_dynamic_sampling_has_a_limit_and_reports_how_full_the_batch_is():
     from foresight.ops.advantage import differs
 
     state = build(dapo)

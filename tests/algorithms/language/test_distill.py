@@ -124,7 +124,7 @@ def test_a_teacher_is_needed_and_must_have_the_students_tokenizer(tmp_path):
 
 
 @sabotaged_by("foresight.algorithms.language.distill._distance", flip_sign)
-def test_prompts_alone_are_enough(tmp_path):
+def test_rows_of_prompts_only_are_enough(tmp_path):
     rows = tmp_path / "prompts.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": f"{i}+{i}?"}) for i in range(20)))
     fields = {"model": tiny_language.folder(0), "teacher": tiny_language.folder(1), "precision": "float32"}

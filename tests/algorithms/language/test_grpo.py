@@ -117,7 +117,7 @@ def steps_anyway(original):
 
 
 @sabotaged_by("foresight.algorithms.language.grpo.update", steps_anyway)
-def test_a_loss_that_is_not_finite_leaves_the_policy_alone():
+def test_a_loss_that_is_not_finite_leaves_the_policy_unchanged():
     """A reward or a log-probability that is infinite.
 
     Wrong: one bad answer turns every weight into NaN (TRL 6266).

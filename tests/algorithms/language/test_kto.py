@@ -89,7 +89,7 @@ def _judged(labels: str) -> list[Example]:
 
 
 @sabotaged_by("foresight.ops.preference.kto", change("undesirable_weight", lambda w: 1.0))
-def test_an_answer_that_is_judged_both_ways_rests_at_the_reference():
+def test_an_answer_with_contradictory_labels_rests_at_the_reference():
     """Good once and bad twice, at twice the weight for good: gains and losses cancel wherever r is."""
     rows = _judged("+--:--+")
     config = build_config(

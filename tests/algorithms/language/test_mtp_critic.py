@@ -243,7 +243,7 @@ def test_the_gradient_of_a_value_is_clamped():
 
 
 @sabotaged_by("foresight.training.optim.track", change("rate", lambda r: 1.0), swap("target", "source"))
-def test_the_averages_follow_the_heads_alone():
+def test_the_averages_follow_only_the_heads():
     state, batch = _rollout(tau=0.25)
     before = copy.deepcopy(state.averaged)
     mtp_critic.update(state, batch, REWARDS)
@@ -280,7 +280,7 @@ def _peeking(seen):
 
 
 @sabotaged_by("foresight.data.text.TokenBatch.scored", change("rewards", torch.nan_to_num, "none_is_zero"))
-def test_an_unscorable_answer_teaches_nothing():
+def test_an_unscorable_answer_has_no_gradient():
     rewards = REWARDS.clone()
     rewards[1, 0] = math.nan
     state, batch = _rollout()

@@ -97,7 +97,7 @@ def test_padding_and_neighbors_change_nothing(fields):
 
 
 @sabotaged_by("foresight.ops.routing.balanced_bias", change("rate", lambda u: -u))
-def test_each_rule_of_balance_works_where_it_is_asked_for():
+def test_each_rule_of_balance_works_where_it_is_set():
     task = _task()
     for fields, moves in (({"balance_coef": 0.0}, False), ({"balance_coef": 0.0, "bias_rate": 0.01}, True)):
         state = _state(experts=4, **fields)
@@ -182,7 +182,7 @@ def test_the_picture_shows_texts_and_answers():
     assert drawn == pretrain.picture(state, task)
 
 
-def test_a_story_says_what_was_left():
+def test_an_accounting_names_what_was_left():
     task = make("stories", size=500, held_out=50)
     assert len(task.train) == 450 and len(task.test) == 50
     state = _state(context=80)

@@ -43,7 +43,7 @@ def one_early(original):
 
 
 @sabotaged_by("foresight.training.corpus.step_ends", one_early)
-def test_a_process_reward_model_judges_the_end_of_every_step():
+def test_a_process_reward_model_scores_the_end_of_every_step():
     state = build(reward_model, micro_tokens=10)
     rows, scorer = reward_model._corpus(state, STEPS), copy.deepcopy(state.scorer)
     batch = rows.batch(range(4))

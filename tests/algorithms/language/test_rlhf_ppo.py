@@ -154,7 +154,7 @@ def test_minibatches_cover_every_answer_once_an_epoch():
 
 
 @sabotaged_by("foresight.data.text.TokenBatch.scored", change("rewards", torch.nan_to_num, "none_is_zero"))
-def test_an_unscorable_answer_teaches_neither_model():
+def test_an_unscorable_answer_trains_neither_model():
     state, batch = _rollout()
     rewards = REWARDS.clone()
     rewards[1, 0] = math.nan
@@ -165,7 +165,7 @@ def test_an_unscorable_answer_teaches_neither_model():
 
 
 @sabotaged_by("foresight.training.microbatch.gather", lambda f: lambda *args: f(*args).flip(-1))
-def test_a_reward_model_judges_the_very_tokens_that_were_sampled(tmp_path):
+def test_a_reward_model_scores_the_very_tokens_that_were_sampled(tmp_path):
     """The judge reads ids, and not a text that is tokenized for it.
 
     Wrong: it reads another answer, without its end or with two (TRL 5224).

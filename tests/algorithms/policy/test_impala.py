@@ -145,7 +145,7 @@ def test_with_its_own_unrolls_the_ratio_is_one() -> None:
         assert metrics["ratio"] == pytest.approx(1, abs=1e-6)
 
 
-def test_it_counts_steps_and_says_what_it_saw() -> None:
+def test_it_counts_steps_and_reports_its_metrics() -> None:
     seen = list(impala.train(SMALL, choice()))
     assert [step for step, _, _ in seen] == list(range(128, 1025, 128))
     for _, metrics, _ in seen:
@@ -155,7 +155,7 @@ def test_it_counts_steps_and_says_what_it_saw() -> None:
     np.testing.assert_allclose(rates, [3e-3 * (1 - i / 8) for i in range(1, 9)])
 
 
-def test_each_optimizer_has_its_own_epsilon_unless_it_is_told() -> None:
+def test_each_optimizer_has_its_own_epsilon_unless_one_is_given() -> None:
     def epsilon(**options) -> float:
         state = impala.build(dataclasses.replace(SMALL, **options), choice().spaces)
         return state.optimizer.param_groups[0]["eps"]
@@ -217,6 +217,6 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("fields", "text"), MISTAKES, ids=[next(iter(fields)) for fields, _ in MISTAKES])
-def test_mistakes_say_what_to_do(fields: dict[str, Any], text: str) -> None:
+def test_mistakes_are_reported_with_what_to_do(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError, match=text):
         next(impala.train(dataclasses.replace(SMALL, **fields), choice()))

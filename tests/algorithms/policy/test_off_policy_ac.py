@@ -46,7 +46,7 @@ def test_on_policy_all_weights_are_one_and_the_gradient_is_that_of_a2c():
 
 @sabotaged_by("foresight.ops.policy.ratio", returns(torch.ones_like, "no_weights"), swap("logprob", "old_logprob"))
 @pytest.mark.parametrize("epsilon", [0.3, 1.0])
-def test_weights_make_another_behavior_teach_what_the_policy_itself_would(epsilon):
+def test_importance_weights_give_the_on_policy_gradient(epsilon):
     """All actions in one state: Σ_a b(a) ρ(a) G(a) ∇log π(a) = Σ_a π(a) G(a) ∇log π(a)."""
     state = blank(off_policy_ac, epsilon=epsilon, max_ratio=100.0, trace_lambda=0.0)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_weights_make_another_behavior_teach_what_the_policy_itself_would(epsilo
 
 
 @sabotaged_by("foresight.algorithms.policy.off_policy_ac.behavior", change("obs", lambda x: -x))
-def test_the_behavior_is_the_mixture_that_it_says():
+def test_the_behavior_is_the_configured_mixture():
     state, batch = _off_policy(epsilon=0.25)
     mixed = 0.75 * state.network.policy(batch.obs).mean() + 0.125
     torch.testing.assert_close(batch.logprob, mixed.gather(-1, batch.action[..., None])[..., 0].log())

@@ -46,7 +46,7 @@ def _last(name: str, config: Any, env: Any, state: Any = None) -> Any:
 
 
 @every
-def test_it_counts_steps_and_says_what_it_saw(name):
+def test_it_counts_steps_and_reports_its_metrics(name):
     config = _config(name)
     seen = list(_module(name).train(config, choice()))
     stride = 8 if name == "reinforce" else 64  # episodes of one step each

@@ -32,7 +32,7 @@ def _ppg(**options) -> tuple[ppg.State, Trajectory]:
 
 @sabotaged_by("foresight.algorithms.policy.ppg.joint_loss", lambda f: lambda *a: (f(*a)[0], 0 * f(*a)[1]))
 @sabotaged_by("foresight.algorithms.policy.ppg.joint_loss", lambda f: lambda *a: (0 * f(*a)[0], f(*a)[1]))
-def test_the_auxiliary_phase_teaches_the_trunk_and_leaves_the_policy_where_it_was():
+def test_the_auxiliary_phase_trains_the_trunk_and_keeps_the_policy():
     state, _ = _ppg()
     obs, target = (torch.cat([part[key] for part in state.remembered]) for key in ("obs", "target"))
 
@@ -70,7 +70,7 @@ def test_ppg_begins_at_ratio_one_and_at_no_divergence():
     assert ppg.joint_loss(state, state.network, rows.obs, rows.reward)[1].item() == pytest.approx(0, abs=1e-7)
 
 
-def test_in_the_policy_phase_neither_network_hears_of_the_other():
+def test_in_the_policy_phase_neither_network_has_a_gradient_of_the_other():
     state, batch = _ppg()
     rows = batch.replace(extras={"advantage": batch.reward}).map(lambda x: x.flatten(0, 1))
     loss, _ = ppg.policy_loss(state, rows)

@@ -25,7 +25,7 @@ def _last(config: ppo.Config, env, state: ppo.State | None = None) -> ppo.State:
     return state
 
 
-def test_it_counts_steps_and_says_what_it_saw():
+def test_it_counts_steps_and_reports_its_metrics():
     seen = list(ppo.train(SMALL, choice()))
     assert [step for step, _, _ in seen] == list(range(64, 513, 64))
     for step, metrics, state in seen:

@@ -77,7 +77,7 @@ def _exact() -> torch.Tensor:
     return gradient(state, (_chance(state, batch) * worth).sum())
 
 
-def test_the_maze_is_whole():
+def test_every_episode_of_the_maze_is_listed():
     state, batch = _maze_state(), MAZE.trajectories()
     assert len(batch.reward) == 7  # of 8 sequences, two are the same episode: 1, 1
     assert _chance(state, batch).sum().item() == pytest.approx(1, abs=1e-6)

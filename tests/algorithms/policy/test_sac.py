@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize(("module", "config", "make"), CASES, ids=["sac", 
 
 
 @BOTH
-def test_it_counts_steps_and_says_what_it_saw(module, config, make) -> None:
+def test_it_counts_steps_and_reports_its_metrics(module, config, make) -> None:
     seen = list(module.train(dataclasses.replace(config, steps=1_500), make()))
     assert [step for step, _, _ in seen] == [1000, 1504]
     for step, metrics, state in seen:

@@ -126,7 +126,7 @@ def _backwards(step: Any, state: ag.State, which: str = "rl") -> Any:
 
 
 @pytest.mark.parametrize("stop", [4, 12, 20])
-def test_a_run_stopped_in_any_stage_goes_on_exactly(tmp_path: Path, trained: ag.State, stop: int) -> None:
+def test_a_run_stopped_in_any_stage_resumes_exactly(tmp_path: Path, trained: ag.State, stop: int) -> None:
     *_, (step, _, state) = ag.train(dataclasses.replace(SMALL, steps=stop), TTT)
     assert step == stop
     path = checkpoint.save(tmp_path, state, stop)

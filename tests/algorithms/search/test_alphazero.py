@@ -91,7 +91,7 @@ def weights(state: az.State) -> torch.Tensor:
 
 @sabotaged_by("foresight.algorithms.search.alphazero.Running.load_state_dict", lambda f: lambda self, state: None)
 @sabotaged_by("foresight.data.replay.Replay.load_state_dict", lambda f: lambda self, state: None)
-def test_interrupted_self_play_goes_on_without_losing_a_game(tmp_path: Path) -> None:
+def test_interrupted_self_play_resumes_without_losing_a_game(tmp_path: Path) -> None:
     whole = run(None, 1_024)
     first = run(None, 512)
     assert any(first.running.actions) and first.finished > 10

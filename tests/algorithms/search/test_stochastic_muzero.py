@@ -73,7 +73,7 @@ def coins() -> MDP:
 
 
 @sabotaged_by("foresight.nets.models.stochastic_muzero.ChanceModel.encode_outcome", change("obs", torch.zeros_like))
-def test_what_chance_did_is_told_from_what_was_there_before() -> None:
+def test_the_code_depends_on_the_outcome_and_on_what_was_there_before() -> None:
     """Both faces of every coin get a code of their own, and the model learns what naming them earns.
 
     The seed is one whose codes begin apart, as codes that begin as one may stay one.

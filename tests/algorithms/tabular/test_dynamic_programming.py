@@ -109,7 +109,7 @@ def test_picture(module: Any, fields: dict[str, Any]) -> None:
     assert lines[2].split()[4:] == ["↑", "↑←", "↑→↓←", "↓"]
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     mdp = grid.make("GridWorld4x4")
     with pytest.raises(UserError, match=r"Unknown evaluation 'exakt'\. Did you mean 'exact'"):
         next(policy_iteration.train(policy_iteration.Config(evaluation="exakt"), mdp))

@@ -25,7 +25,7 @@ BOTH = pytest.mark.parametrize(("module", "config"), [(dqn, DQN), (rainbow, RAIN
 
 
 @BOTH
-def test_it_counts_steps_and_says_what_it_saw(module, config) -> None:
+def test_it_counts_steps_and_reports_its_metrics(module, config) -> None:
     seen = list(module.train(dataclasses.replace(config, steps=2_500), choice()))
     assert [step for step, _, _ in seen] == [1000, 2000, 2504]
     for step, metrics, state in seen:
@@ -60,7 +60,7 @@ def test_a_finished_state_has_nothing_left_to_do(module, config) -> None:
 
 
 @sabotaged_by("foresight.ops.fused.huber_q", lambda f: lambda *a: (-f(*a)[0], f(*a)[1]))
-def test_dqn_learns_and_exploring_is_random_as_often_as_epsilon_says() -> None:
+def test_dqn_learns_and_explores_at_random_with_probability_epsilon() -> None:
     env = choice()
     state = dqn.build(DQN, env.spaces)
     obs = env.reset(0)
@@ -188,7 +188,7 @@ def test_dqn_reaches_the_closed_form() -> None:
 @sabotaged_by("foresight.ops.distributional.project", change("reward", lambda r: 0.9 * r))
 @sabotaged_by("foresight.ops.distributional.quantile_huber_loss", change("target", lambda t: 0.9 * t))
 @sabotaged_by("foresight.ops.value.huber_loss", flip_sign)
-def test_so_does_it_with_other_kinds_of_value() -> None:
+def test_dqn_reaches_the_closed_form_with_other_kinds_of_value() -> None:
     """Dueling numbers, atoms and quantiles. The chain is deterministic: its quantiles are all equal."""
     env = Chain(ends=True)
     for options in ({"dueling": True}, {"values": "atoms"}, {"values": "quantiles", "atoms": 11}):

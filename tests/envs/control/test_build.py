@@ -161,7 +161,7 @@ def test_floats_come_as_float32_and_frames_as_uint8() -> None:
 
 
 @pytest.mark.parametrize("engine", ["ale", "envpool", "gymnasium"])
-def test_a_lost_life_has_discount_zero_but_the_game_goes_on(engine: str) -> None:
+def test_a_lost_life_has_discount_zero_but_the_game_continues(engine: str) -> None:
     env = make("ALE/Breakout-v5", num_envs=2, engine=engine, repeat_action_probability=0.0)
     obs = env.reset(0)
     assert obs.shape == (2, 4, 84, 84) and obs.dtype == torch.uint8
@@ -206,7 +206,7 @@ def test_atari_options_reach_every_engine() -> None:
     assert raw.reset(0).shape == (2, 210, 160, 3)
 
 
-def test_sticky_actions_are_as_the_id_says() -> None:
+def test_sticky_actions_are_those_of_the_id() -> None:
     def engine(name: str, **options: Any) -> Any:
         env: Any = make(name, num_envs=1, engine="envpool", **options)
         env.reset(0)
@@ -234,7 +234,7 @@ def test_our_atari_frames_are_those_of_ale() -> None:
 
 
 @pytest.mark.parametrize("name,shape", [("CartPole-v1", (400, 600, 3)), ("ALE/Pong-v5", (210, 160, 3))])
-def test_render_gives_a_frame_of_world_0(name: str, shape: tuple[int, ...]) -> None:
+def test_render_gives_a_frame_of_the_first_environment(name: str, shape: tuple[int, ...]) -> None:
     env = make(name, num_envs=2, render=True)
     env.reset(0)
     first = env.render()
@@ -244,7 +244,7 @@ def test_render_gives_a_frame_of_world_0(name: str, shape: tuple[int, ...]) -> N
     env.close()
 
 
-def test_worlds_that_were_not_asked_to_draw_give_no_frame() -> None:
+def test_envs_without_a_render_mode_give_no_frame() -> None:
     for engine in ("native", "envpool", "gymnasium"):
         env = make("CartPole-v1", num_envs=2, engine=engine)
         env.reset(0)
@@ -268,7 +268,7 @@ def test_an_unknown_id_gets_near_ones_and_not_all() -> None:
     assert "no_such_module" in error("no_such_module:Thing-v0")
 
 
-def test_unknown_worlds_engines_and_options_are_named() -> None:
+def test_unknown_envs_engines_and_options_are_named() -> None:
     assert "Did you mean 'control'?" in error("CartPole-v1", kind="contrl")
     assert "Did you mean 'envpool'?" in error("CartPole-v1", engine="envpol")
     assert "Did you mean 'same_step'?" in error("CartPole-v1", engine="gymnasium", autoreset="samestep")
@@ -280,7 +280,7 @@ def test_unknown_worlds_engines_and_options_are_named() -> None:
     assert "visible must be a list" in error("CartPole-v1", visible=0)
 
 
-def test_an_engine_that_cannot_says_which_can() -> None:
+def test_an_engine_that_cannot_names_those_that_can() -> None:
     assert "engine='auto'" in error("LunarLander-v3", engine="native")
     assert "engine='auto'" in error(COUNTER, engine="envpool")
     assert "engine='gymnasium'" in error("CartPole-v1", engine="native", render=True)

@@ -92,7 +92,7 @@ def _run(env: Any) -> None:
 @sabotaged_by("foresight.envs.control.faults.not_a_number", lambda f: lambda obs, reward: None)
 @pytest.mark.parametrize("how", ["nan", "last", "reward"])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step", "partial"])
-def test_numbers_that_are_none_are_found(how: str, autoreset: str) -> None:
+def test_values_that_are_nan_are_found(how: str, autoreset: str) -> None:
     _says(how, autoreset=autoreset)
 
 
@@ -108,7 +108,7 @@ def test_in_another_process_too() -> None:
 
 @sabotaged_by("foresight.envs.control.faults.not_a_number", lambda f: lambda obs, reward: None)
 @pytest.mark.parametrize("when", [1, 2], ids=["first", "later"])
-def test_a_reset_to_numbers_that_are_none_is_found(when: int) -> None:
+def test_a_reset_to_nan_is_found(when: int) -> None:
     _says("nan", at=0, when=when, autoreset="partial")
 
 
@@ -164,7 +164,7 @@ def test_a_discount_of_1_needs_an_end(module: Any) -> None:
         ("MountainCar-v0", {"engine": "gymnasium"}, False),
     ],
 )
-def test_which_worlds_have_no_end(name: str, options: dict[str, Any], continuing: bool) -> None:
+def test_which_environments_have_no_end(name: str, options: dict[str, Any], continuing: bool) -> None:
     env = make(name, num_envs=1, **options)
     assert env.spaces.continuing is continuing
     env.close()

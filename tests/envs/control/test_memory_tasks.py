@@ -91,7 +91,7 @@ def test_repeat_first_pays_for_the_first_suit():
 
 
 @pytest.mark.parametrize("name", ["TMazePassive-v0", "RepeatFirst-v0"])
-def test_equal_seeds_give_equal_episodes_and_a_state_goes_on(name: str):
+def test_equal_seeds_give_equal_episodes_and_a_state_continues(name: str):
     def rows(env, count: int) -> list[torch.Tensor]:
         return [torch.cat([f.obs.reshape(-1).float(), f.reward]) for f in (env.step(a) for a in ACTIONS[:count])]
 

@@ -15,7 +15,7 @@ from tests.sabotage import sabotaged_by
 @sabotaged_by(
     "foresight.envs.control.multi_task.MultiTask.step", lambda f: lambda self, action: f(self, action.roll(1))
 )
-def test_every_row_is_what_its_task_shows_alone() -> None:
+def test_every_row_is_what_its_task_shows_by_itself() -> None:
     def tasks():
         return make("CartPole-v1", num_envs=3), make("CartPole-v1", num_envs=2, time_limit=4)
 
@@ -36,7 +36,7 @@ def test_every_row_is_what_its_task_shows_alone() -> None:
     assert ended.count(4) >= 14
 
 
-def test_names_joined_by_commas_share_the_worlds() -> None:
+def test_names_joined_by_commas_share_the_envs() -> None:
     env = make("CartPole-v1, CartPole-v1", num_envs=5)
     assert [part.num_envs for part in env.envs] == [3, 2]
     with pytest.raises(UserError, match="num_envs is 1, but 2 tasks need one environment each: raise num_envs"):

@@ -27,7 +27,7 @@ from tests.sabotage import sabotaged_by
         ({"frame_stack": 2}, (2, 36, 40, 3)),
     ],
 )
-def test_the_space_says_what_is_shown(options: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_the_space_has_the_shape_of_the_images(options: dict[str, Any], shape: tuple[int, ...]) -> None:
     env = make("ColorChoice-v0", num_envs=2, **options)
     seen = [env.reset(0)]
     for _ in range(LENGTH + 1):
@@ -48,7 +48,7 @@ def test_a_new_pixel_is_the_mean_over_its_area() -> None:
     assert set(gray.unique().tolist()) == {10, 60}  # red and green are equally bright
 
 
-def test_other_worlds_have_no_pictures() -> None:
+def test_other_environments_have_no_images() -> None:
     with pytest.raises(UserError, match=r"image_size and gray need image observations .*; 'CartPole-v1' has Box"):
         make("CartPole-v1", num_envs=1, gray=True)
     with pytest.raises(UserError, match="image_size must be a whole number of at least 1, not 0"):

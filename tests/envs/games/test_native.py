@@ -142,7 +142,7 @@ def test_nothing_happens_after_the_end_or_by_an_illegal_action() -> None:
         assert torch.equal(moved.position, position) and float(moved.reward) == 0.0
 
 
-def test_an_illegal_word_says_the_legal_ones() -> None:
+def test_an_illegal_move_lists_the_legal_ones() -> None:
     game = games.make("connect_four")
     full = replay(game, [[0] * 6])
     with pytest.raises(UserError, match=re.escape("'1' is not legal here. Legal: 2, 3, 4, 5, 6, 7.")):

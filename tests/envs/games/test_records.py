@@ -71,13 +71,13 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "text", "words"), BAD)
-def test_a_bad_file_says_where(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_a_bad_file_is_reported_with_its_line(tmp_path: Path, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=words):
         records.read(games.make("go", size=5), tmp_path / name)
 
 
-def test_an_illegal_move_of_chess_says_where(tmp_path: Path) -> None:
+def test_an_illegal_move_of_chess_is_located(tmp_path: Path) -> None:
     file = tmp_path / "a.pgn"
     file.write_text("1. e4 e5 2. Ke3 *")
     with pytest.raises(UserError, match=r"a\.pgn, move 3: 'Ke3' is not legal here. Legal: .*Ke2"):

@@ -27,7 +27,7 @@ def outcomes(mdp: MDP, s: int, a: int) -> dict[int, float]:
 
 
 @sabotaged_by("foresight.envs.tabular.grid.gridworld", change("slip", lambda p: 0.5 * p, "slips_less"))
-def test_a_picture_becomes_a_world() -> None:
+def test_a_picture_becomes_an_mdp() -> None:
     # 0 1 .
     # 2 # 3      cells without the wall, numbered by row
     # 4 5 6
@@ -48,7 +48,7 @@ def test_pictures_without_a_start_begin_in_any_free_cell() -> None:
 
 
 @pytest.mark.parametrize("name", [*grid.GRIDS, *grid.TOY_TEXT, "RandomMDP"])
-def test_every_name_makes_a_valid_world(name: str) -> None:
+def test_every_name_makes_a_valid_mdp(name: str) -> None:
     mdp = make(name, kind="tabular")
     assert isinstance(mdp, MDP) and mdp.name == name
     np.testing.assert_allclose(mdp.prob.sum(-1), 1.0, atol=1e-12)
@@ -246,7 +246,7 @@ def test_images() -> None:
         ("RandomMDP", {"states": 0}, "at least 1 state"),
     ],
 )
-def test_mistakes_are_told(name: str, options: dict[str, object], message: str) -> None:
+def test_mistakes_are_reported(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         grid.make(name, **options)
 

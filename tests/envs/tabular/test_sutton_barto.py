@@ -125,7 +125,7 @@ def test_the_table_of_blackjack_is_the_game_of_gymnasium() -> None:
 
 
 @pytest.mark.parametrize("name", sutton_barto.ENVS)
-def test_every_name_makes_a_valid_world(name: str) -> None:
+def test_every_name_makes_a_valid_mdp(name: str) -> None:
     mdp = grid.make(name)
     assert mdp.name == name and name in grid.names() and mdp.layout is not None
     assert mdp.absorbing().sum() >= 1

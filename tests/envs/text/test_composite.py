@@ -29,7 +29,7 @@ def _sum(task: TextTask) -> Example:
 
 
 @sabotaged_by("foresight.data.traces.read", lambda f: lambda text: dataclasses.replace(f(text), answer=text))
-def test_the_answer_alone_is_graded_and_the_form_is_a_part():
+def test_only_the_answer_is_graded_and_the_format_is_a_part():
     task = text.make("addition", trace=True)
     example = _sum(task)
     assert example.prompt == traces.ASK + "What is 3 + 4?"
@@ -47,14 +47,14 @@ def test_the_answer_alone_is_graded_and_the_form_is_a_part():
     }
 
 
-def test_a_conversation_is_asked_in_its_last_message():
+def test_the_question_of_a_conversation_is_its_last_message():
     asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     task = TextTask("t", [Example(asked)], [], lambda e, c: [0.0] * len(c))
     assert [m["content"] for m in text._traced(task).train[0].prompt] == ["s", traces.ASK + "q"]
 
 
 @sabotaged_by("foresight.envs.text.composite.weighted", scaled(2.0), change("weights", lambda w: w[::-1]))
-def test_a_composite_is_the_weighted_sum_of_what_could_be_told(tmp_path):
+def test_a_composite_is_the_weighted_sum_of_the_parts_that_have_a_score(tmp_path):
     file = tmp_path / "mine.py"
     brief = "def brief(completions, **k):\n    return [None if c == 'x' else -len(c) / 10 for c in completions]\n"
     file.write_text(brief)
@@ -68,7 +68,7 @@ def test_a_composite_is_the_weighted_sum_of_what_could_be_told(tmp_path):
     assert math.isnan(text.make("addition", rewards={f"{file}:brief": 1}).reward([example], ["x"])[0][0])
 
 
-def test_mistakes_are_said():
+def test_mistakes_are_reported():
     with pytest.raises(UserError, match="Did you mean 'format'"):
         text.make("addition", rewards={"fromat": 1})
     for wrong in ("correct", {}, {"correct": "much"}, {"correct": float("nan")}):

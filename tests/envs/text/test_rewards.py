@@ -45,7 +45,7 @@ def prompts(tmp_path: Path) -> str:
 
 
 @sabotaged_by("foresight.envs.text.composite.weighted", lambda f: lambda weights, grades: grades[0])
-def test_the_reward_is_the_sum_and_each_is_known_by_its_name(tmp_path):
+def test_the_reward_is_the_sum_and_each_part_has_its_name(tmp_path):
     task = text.make(prompts(tmp_path), reward=[digits, unsure, short])
     asked = list(task.test)[:1] * 3
     rewards, seen = task.reward(asked, ["12", "x", ""])
@@ -100,7 +100,7 @@ def test_functions_in_files_run_apart_async_or_not(tmp_path):
     assert weighted.reward(list(weighted.test)[:1], ["12"])[0] == [3.0]
 
 
-def test_what_goes_wrong_in_one_of_several_is_said(tmp_path):
+def test_an_error_in_one_of_several_is_reported(tmp_path):
     async def fails(completions, **_):
         raise ValueError("no")
 

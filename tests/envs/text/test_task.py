@@ -40,7 +40,7 @@ def test_larger_sums_are_trained_on_and_the_held_out_questions_stay():
         text.make("addition", reach=18)
 
 
-def test_largest_asks_about_four_different_numbers_and_knows_the_answer():
+def test_largest_has_four_different_numbers_and_their_answer():
     task = text.make("largest", size=50, held_out=10)
     assert (len(task.train), len(task.test)) == (40, 10)
     for example in task.train:
@@ -158,12 +158,12 @@ def test_completions_of_conversations_are_messages():
         (lambda completions, **k: None, "must return a list"),
     ],
 )
-def test_a_bad_reward_function_is_told_which_sample(reward, message):
+def test_a_bad_reward_names_its_sample(reward, message):
     with pytest.raises(UserError, match=message):
         rewards.function_grader(reward)([Example("q1"), Example("q2")], ["a", "ab"])
 
 
-def test_a_reward_of_nan_is_one_that_could_not_be_told():
+def test_a_reward_of_nan_counts_as_no_score():
     grade = rewards.function_grader(lambda completions, **k: [float("nan"), 1.0])
     assert [math.isnan(reward) for reward in grade([Example("q1"), Example("q2")], ["a", "ab"])] == [True, False]
 
@@ -213,7 +213,7 @@ def test_unknown_names_give_the_nearest():
         ("stories", {"size": 300_000}, "at most 120,960"),
     ],
 )
-def test_options_of_the_wrong_kind_are_told(name, options, message):
+def test_options_of_the_wrong_type_are_reported(name, options, message):
     with pytest.raises(UserError, match=message):
         text.make(name, **options)
 

@@ -104,7 +104,7 @@ def test_what_it_raises_names_the_sample(task):
         task("strange").grade(made.train[:2], ["a", "ab"])
 
 
-def test_one_that_hangs_is_ended_and_one_that_dies_is_told(task):
+def test_a_hanging_function_is_killed_and_a_dead_one_is_reported(task):
     made = task("hanging", reward_timeout=0.5)
     with pytest.raises(LostError, match=r"'hanging' did not answer within 0.5 seconds.*reward_timeout"):
         made.grade(made.train[:2], ["go", "stop"])
@@ -118,7 +118,7 @@ def test_one_that_hangs_is_ended_and_one_that_dies_is_told(task):
 
 
 @pytest.mark.parametrize("limit", [60, 0])
-def test_whatever_it_raises_is_said_and_a_dict_is_no_list(task, limit):
+def test_whatever_it_raises_is_reported_and_a_dict_is_no_list(task, limit):
     for name, said in (
         ("leaving", r"'leaving' raised SystemExit: no more, on the completion 'a'"),
         ("reading", r"'reading' raised EOFError: nothing to read, on the completion 'a'"),
@@ -158,7 +158,7 @@ def test_an_object_that_can_be_called_is_a_reward_function(task):
         ("import nothing_of_that_name", r"Cannot import .*rewards\.py.*No module named 'nothing_of_that_name', line 1"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_told_with_its_line(task, tmp_path, source, said):
+def test_a_file_that_cannot_be_imported_is_reported_with_its_line(task, tmp_path, source, said):
     (tmp_path / "rewards.py").write_text(source)
     with pytest.raises(UserError, match=said):
         task("score")
@@ -209,7 +209,7 @@ def _ones(completions, **_):
     return [1.0] * len(completions)
 
 
-def test_one_that_is_killed_between_two_calls_is_told_and_begun_anew(tmp_path, task):
+def test_a_worker_killed_between_two_calls_is_reported_and_restarted(tmp_path, task):
     worker = Worker(f"{tmp_path}/rewards.py:lengths", 60.0)
     assert worker(completions=["ab"]) == [2.0]
     process = worker._end.peek()[2][0]
@@ -220,7 +220,7 @@ def test_one_that_is_killed_between_two_calls_is_told_and_begun_anew(tmp_path, t
     assert worker(completions=["abc"]) == [3.0]
 
 
-def test_any_task_may_say_how_long_a_part_of_its_reward_may_take(tmp_path, task):
+def test_any_task_may_limit_the_time_of_a_part_of_its_reward(tmp_path, task):
     place = f"{tmp_path}/rewards.py:hanging"
     made = text.make("addition", rewards={place: 1}, reward_timeout=0.5)
     with pytest.raises(LostError, match=r"within 0.5 seconds"):
@@ -240,7 +240,7 @@ def test_the_process_ends_with_its_owner(task, tmp_path):
     assert not ended.alive and process.poll() is not None
 
 
-def test_mistakes_are_said_when_the_task_is_made(task):
+def test_mistakes_are_reported_when_the_task_is_made(task):
     with pytest.raises(UserError, match="Did you mean 'lengths'"):
         task("length")
     with pytest.raises(UserError, match="reward_timeout is -1"):

@@ -108,7 +108,7 @@ def test_what_looks_ahead_is_refused(name):
     raise AssertionError("it was taken")
 
 
-def test_what_is_slower_or_shorter_is_said():
+def test_what_is_slower_or_shorter_is_reported():
     tokenizer = tiny_language.model().tokenizer
     with pytest.warns(UserWarning, match="Lfm2ForCausalLM is computed row by row.*but slower"):
         LanguageModel(architectures.model("lfm2"), tokenizer)
@@ -124,7 +124,7 @@ def test_a_window_bounds_only_what_shares():
 
 
 @TOLD
-def test_speculation_says_what_it_cannot_do():
+def test_speculation_refuses_what_it_cannot_do():
     policy = LanguageModel(architectures.model("lfm2"), tiny_language.model().tokenizer)
     with pytest.raises(UserError, match="row by row, which speculative decoding does not support"):
         speculate(policy, [[3, 4]], policy)

@@ -115,7 +115,7 @@ def test_longer_padding_changes_nothing():
     assert (wide_logprob[..., -2:] == 0).all()
 
 
-def test_an_exported_folder_is_loaded_by_transformers_alone(tmp_path):
+def test_an_exported_folder_is_loaded_by_plain_transformers(tmp_path):
     model = tiny_language.model()
     with torch.no_grad():
         next(model.parameters()).add_(0.1)
@@ -136,7 +136,7 @@ def test_an_export_replaces_an_older_one(tmp_path):
     assert (tmp_path / "export" / "config.json").is_file()
 
 
-def test_a_missing_model_says_what_to_give(tmp_path):
+def test_a_missing_model_is_refused_with_the_option_to_give(tmp_path):
     with pytest.raises(UserError, match=r"no config\.json"):
         pretrained.load(str(tmp_path))
     with pytest.raises(UserError, match="smollm2"):

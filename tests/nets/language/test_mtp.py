@@ -138,7 +138,7 @@ def test_predicting_tokens_moves_the_heads_and_nothing_of_the_model():
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_new_heads_value_everything_at_0_and_draft_what_the_trunk_said_a_token_ago():
+def test_new_heads_value_everything_at_0_and_draft_what_the_trunk_predicted_a_token_ago():
     model = tiny_language.model()
     heads = mtp.heads_for(model, 2)
     hidden, token = torch.randn(5, 32), torch.randn(5, 32)
@@ -164,7 +164,7 @@ def test_heads_are_saved_beside_their_model(tmp_path, count):
     AutoModelForCausalLM.from_pretrained(tmp_path / "with")
 
 
-def test_bfloat16_is_near_float32_and_says_nothing():
+def test_bfloat16_is_near_float32_without_a_warning():
     narrow = pretrained.load(tiny_language.folder(), precision="bfloat16")
     wide, batch = tiny_language.model(), _batch()
     heads = _heads(wide)

@@ -93,7 +93,7 @@ def test_a_gradient_flows_and_nothing_stays_behind():
     assert not any("forward" in vars(layer) for layer in layers)
 
 
-def test_weights_that_changed_are_packed_anew():
+def test_weights_that_changed_are_packed_again():
     layers, x = _layers(), torch.randn(4, 48)
     with torch.no_grad():
         with packed(torch.bfloat16, 4, layers):

@@ -252,7 +252,7 @@ def test_what_has_the_memory_depends_on_the_past(backbone: str, policy: bool, va
 
 @sabotaged_by("foresight.nets.sequence.memory.forget", lambda f: lambda carry, cut: carry)
 @pytest.mark.parametrize("backbone", memory.BACKBONES)
-def test_acting_and_learning_say_the_same(backbone: str):
+def test_acting_and_learning_give_the_same_outputs(backbone: str):
     network = _network(backbone)
     x, start = _sequences()
     whole, values, after = network(x, None, start)

@@ -196,7 +196,7 @@ def test_an_action_that_is_not_allowed_is_never_taken() -> None:
     assert bellman.policy_value(mdp, mdp.uniform(), 0.9).isfinite().all()
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     mdp = grid.make("GridWorld4x4")
     with pytest.raises(UserError, match="never ends the episode"):
         bellman.policy_value(mdp, torch.zeros(16, dtype=torch.int64), 1.0)  # always up

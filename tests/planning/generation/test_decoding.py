@@ -66,7 +66,7 @@ def test_dropping_ended_rows_changes_no_other_row(monkeypatch):
     torch.testing.assert_close(dropped.logprob, carried.logprob, atol=1e-5, rtol=0)
 
 
-def test_a_prompt_alone_gives_what_it_gives_in_a_batch():
+def test_a_single_prompt_gives_what_it_gives_in_a_batch():
     model = tiny_language.model()
     together = decoding.generate(model, PROMPTS, 1, 6, 0.0)
     for p, prompt in enumerate(PROMPTS):
@@ -221,7 +221,7 @@ def test_a_prompt_is_computed_once_a_group_and_the_shared_prefix_once_in_all(mon
     assert len(read) > 2  # not all at once
 
 
-def test_a_long_prompt_list_is_read_in_pieces(monkeypatch):
+def test_a_long_prompt_list_is_read_in_chunks(monkeypatch):
     monkeypatch.setattr(cache_allocator, "READ", 6)
     model = _model()
     whole = decoding.generate(model, PROMPTS, 2, 6, 0.0)

@@ -168,7 +168,7 @@ def test_weights_that_did_not_change_are_not_sent_again(stub, tmp_path):
     assert len(stub.loaded) == 2
 
 
-def test_a_server_that_cannot_load_weights_is_told_apart(tmp_path):
+def test_a_server_that_cannot_load_weights_is_recognized(tmp_path):
     with serve(Stub(_model(), reloads=False)) as stub:
         server = Server(stub.url, _model(), tmp_path / "served", wait=0.01)
         with pytest.raises(UserError, match=r"cannot load new weights.*evaluation only"):
@@ -204,7 +204,7 @@ def in_silence(original):
 
 
 @sabotaged_by("foresight.planning.generation.server.Server.__init__", in_silence)
-def test_that_it_waits_and_how_long_is_said_once_for_all_requests(stub):
+def test_waiting_for_a_server_is_reported_once_for_all_requests(stub):
     said: list[str] = []
     server = _server(stub, say=said.append)
     server(PROMPTS, 1, 4, 1.0, _seeded())
@@ -223,7 +223,7 @@ def test_that_it_waits_and_how_long_is_said_once_for_all_requests(stub):
     ]
 
 
-def test_a_server_that_says_nothing_is_given_up_in_time(stub):
+def test_a_silent_server_is_given_up_in_time(stub):
     server = _server(stub, patience=0.2, tries=8)
     stub.always, began = "silent", time.monotonic()
     with pytest.raises(ServerError, match=r"does not answer \(timed out\), after 1 try"):
@@ -231,7 +231,7 @@ def test_a_server_that_says_nothing_is_given_up_in_time(stub):
     assert time.monotonic() - began < 1  # all tries together
 
 
-def test_what_a_server_refuses_is_said_at_once(stub):
+def test_what_a_server_refuses_is_reported_at_once(stub):
     server = _server(stub)
     stub.always = 400
     with pytest.raises(UserError, match="refuses: 400 the kettle is on") as caught:

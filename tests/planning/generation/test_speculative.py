@@ -152,7 +152,7 @@ def _same_text(model, draft):
 
 
 @torch.no_grad()
-def test_heads_write_no_further_ahead_than_asked():
+def test_heads_write_no_further_ahead_than_requested():
     model = tiny_language.model()
     torch.manual_seed(0)
     heads, prompts = mtp.heads_for(model, 4), [model.encode(text) for text in ("1+1?", "abc")]

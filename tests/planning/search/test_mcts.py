@@ -406,7 +406,7 @@ def test_a_search_through_chance_finds_the_best_actions() -> None:
         assert regret.max() < 0.05
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     model, obs = TableModel(mixed_world(0)), torch.tensor([0])
     for arguments, message in [
         ({"simulations": -1}, "0 .the raw policy. or more"),

@@ -245,7 +245,7 @@ def test_freed_memory_is_not_taken_for_a_shared_tensor(tmp_path: Path) -> None:
     assert [float(m.value.mean()) for m in (back.a, back.b, back.c)] == [1, 2, 3]
 
 
-def test_what_is_rebuilt_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_rebuilt_is_left_unchanged(tmp_path: Path) -> None:
     @dataclasses.dataclass
     class Partial:
         config: Any

@@ -26,7 +26,7 @@ def _weights(state: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("module", "config", "make"), CASES, ids=["dqn", "rainbow", "sac", "sac_discrete"])
-def test_a_run_goes_on_from_its_checkpoint(module: Any, config: Any, make: Any, tmp_path: Path) -> None:
+def test_a_run_resumes_from_its_checkpoint(module: Any, config: Any, make: Any, tmp_path: Path) -> None:
     def env() -> Any:
         return make() if make is aim else make(8)
 

@@ -116,7 +116,7 @@ def _shuffled(messages: Any) -> Any:
 
 @sabotaged_by("foresight.runtime.distributed.learner._Learner.abreast", _shuffled)
 @pytest.mark.parametrize("max_lag", [0, 2])
-def test_in_the_replay_every_stream_is_one_world(max_lag: int) -> None:
+def test_in_the_replay_every_stream_is_one_environment(max_lag: int) -> None:
     """Two actors share four worlds: at a row that is not cut, CartPole's next position follows from its velocity."""
     config = dqn.Config(**{**REPLAYED, "num_envs": 4, "max_lag": max_lag}, rollout_steps=2)
     share = dataclasses.replace(config, num_envs=2)
@@ -205,7 +205,7 @@ class Reborn:
 
 
 @pytest.mark.parametrize("max_lag", [0, None])
-def test_a_lost_message_is_counted_and_asked_for_again(max_lag: int | None) -> None:
+def test_a_lost_message_is_counted_and_requested_again(max_lag: int | None) -> None:
     config = dataclasses.replace(IMPALA, max_lag=max_lag)
     fleet = Mortal(_fleet(impala, config, 2), {1, 2, 7})
     seen = _apart(impala, config, fleet)
@@ -245,7 +245,7 @@ def test_several_tasks_report_their_returns() -> None:
     assert 5 < metrics["return"] < metrics["return/CartPole-v1"]
 
 
-def test_actors_share_the_worlds_of_an_on_policy_algorithm() -> None:
+def test_actors_share_the_envs_of_an_on_policy_algorithm() -> None:
     """Two actors with half of the worlds each give PPO the batch that it was configured for."""
     resolved = resolve.resolve("ppo", env="CartPole-v1", given={**FIELDS, "minibatches": 2, "steps": 320}, actors=2)
     fields, envs = actors.plan(resolved, 2)
@@ -265,7 +265,7 @@ def test_actors_share_the_worlds_of_an_on_policy_algorithm() -> None:
         ("reinforce", "CartPole-v1", 1, "does not support actors; .*off_policy_ac"),
     ],
 )
-def test_a_plan_that_cannot_work_says_why(name: str, env: str, count: int, text: str) -> None:
+def test_a_plan_that_cannot_work_is_refused_with_the_reason(name: str, env: str, count: int, text: str) -> None:
     resolved = resolve.resolve(name, env=env, actors=count, given={"num_envs": 8} if name == "ppo" else {})
     with pytest.raises(UserError, match=text):
         actors.plan(resolved, count)

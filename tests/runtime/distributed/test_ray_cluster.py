@@ -74,7 +74,7 @@ def _alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_actors_of_several_nodes_die_and_the_learner_goes_on(nodes: Any) -> None:
+def test_actors_of_several_nodes_die_and_the_learner_continues(nodes: Any) -> None:
     config = impala.Config(steps=20_000, **FIELDS)
     fleet = _fleet(nodes, "impala", 2, steps=config.steps, **FIELDS)
     pids = fleet.pids()
@@ -161,7 +161,7 @@ def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
     _gone(pids)
 
 
-def test_a_run_of_games_with_actors_is_stopped_and_goes_on(nodes: Any, tmp_path: Path) -> None:
+def test_a_run_of_games_with_actors_stops_and_resumes(nodes: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
     small = {
         "num_envs": 8,
@@ -182,7 +182,7 @@ def test_a_run_of_games_with_actors_is_stopped_and_goes_on(nodes: Any, tmp_path:
     assert (state.replay.rows.mask[:, :48] == 0).sum() == 8  # of each game the newest row when it was stopped
 
 
-def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:
+def test_envs_that_fail_end_the_run_with_their_own_message(nodes: Any) -> None:
     config, fields = impala.Config(**FIELDS), dataclasses.asdict(impala.Config(**FIELDS))
     fleet = ray_cluster.Fleet("impala", fields, lambda: _Broken(make("CartPole-v1", num_envs=4)), 1, nodes.address)
     state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
@@ -192,7 +192,7 @@ def test_worlds_that_fail_end_the_run_with_their_own_words(nodes: Any) -> None:
         ray_cluster.Fleet("impala", fields, lambda: None, 5, nodes.address)
 
 
-def test_cpus_that_others_hold_are_asked_for_and_waited_for(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpus_in_use_are_waited_for(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of the four are taken: two actors would wait for ever, so it is said, and given up or come to an end."""
     from ray.util import placement_group, remove_placement_group
 

@@ -133,7 +133,7 @@ def _wins(rows: Any, held: int) -> list[int]:
 
 
 @sabotaged_by("foresight.algorithms.search.alphazero._due", change("positions", lambda n: 3 * n))
-def test_positions_of_actors_are_learned_from_as_often_as_said() -> None:
+def test_positions_of_actors_are_trained_on_as_often_as_configured() -> None:
     """`reuse` 1: as many gradient steps as batches fit into what came after learning began; two actors, one dies."""
     state, taken = built(alphazero, ZERO, "tic_tac_toe"), 0
     inner = fleet(alphazero, dataclasses.replace(ZERO, num_games=32), "tic_tac_toe", 2)

@@ -106,7 +106,7 @@ def test_two_processes_sample_and_learn_what_one_does(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac_discrete"])
-def test_two_processes_learn_one_policy_in_worlds_of_their_own(name, tmp_path):
+def test_two_processes_learn_one_policy_in_envs_of_their_own(name, tmp_path):
     options = {"env": "CartPole-v1", "steps": 256, "num_envs": 2, "seed": 3, "evaluation_episodes": 2}
     options |= {"rollout_steps": 32} if name == "ppo" else {"learning_starts": 50}
     done = _two(name, *_words(options), "--out", str(tmp_path / "together"), "--json")
@@ -127,7 +127,7 @@ def _floats(path: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-9])
-def test_processes_whose_weights_differ_are_told(off, monkeypatch):
+def test_processes_whose_weights_differ_are_reported(off, monkeypatch):
     state = a2c.build(a2c.Config(num_envs=1, hidden=(4,)), make.make("CartPole-v1", num_envs=1).spaces)
 
     def gather(told, sums):

@@ -97,7 +97,7 @@ LENGTHS = [[1, 9, 9], [9, 1, 1], [1, 1, 5], [7, 1, 1]]
 
 @pytest.mark.parametrize("kind", [Scripted, NoReports])
 @pytest.mark.parametrize("options", [{}, {"spend": True}])
-def test_every_world_has_a_quota(kind: Any, options: dict[str, Any]) -> None:
+def test_every_environment_has_a_quota(kind: Any, options: dict[str, Any]) -> None:
     algorithm, state = control()
     env = kind(LENGTHS, **options)
     result = evaluate(algorithm, state, env, 6, seed=3)
@@ -200,7 +200,7 @@ def mdp_module(policy: list[int], gamma: float) -> tuple[Any, State]:
     return SimpleNamespace(KIND="tabular", act=act), State(torch.Generator(), SimpleNamespace(gamma=gamma))
 
 
-def test_a_table_is_evaluated_exactly_and_left_alone() -> None:
+def test_a_table_is_evaluated_exactly_and_left_unchanged() -> None:
     from foresight.envs.tabular.mdp import MDP
 
     f64 = torch.float64
@@ -225,7 +225,7 @@ def test_a_table_is_evaluated_exactly_and_left_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(tables, (env.next_state, env.prob, env.reward), strict=True))
 
 
-def test_a_larger_table_is_left_alone_too() -> None:
+def test_a_larger_table_is_left_unchanged() -> None:
     env = make("RandomMDP", "tabular", states=30)
     tables = [tensor.clone() for tensor in (env.next_state, env.prob, env.reward)]
     baseline(*mdp_module([0] * 30, 0.9), env)

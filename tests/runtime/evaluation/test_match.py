@@ -164,7 +164,7 @@ def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp
 
 
 @sabotaged_by("foresight.runtime.health.unlearned", lambda f: lambda r, step, updates, a, b: f(r, step, 1, b, a))
-def test_a_run_that_learned_nothing_yet_says_so(tmp_path: Path, capsys: Any) -> None:
+def test_a_run_that_learned_nothing_yet_is_reported(tmp_path: Path, capsys: Any) -> None:
     """Before the first gradient step, and where the agent is as good as chance; and what the presets take."""
     small = {"num_envs": 4, "simulations": 2, "latent_size": 4, "hidden": (8,), "evaluation_episodes": 4}
     train("muzero", env="CartPole-v1", out=tmp_path / "a", steps=128, **small)

@@ -80,7 +80,7 @@ def test_an_episode_is_drawn_from_its_start_to_its_end() -> None:
     assert len(list(record.episode(module, None, Countdown(1000), limit=7))) == 7
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_plotted_is_reported(tmp_path: Path) -> None:
     module = types.ModuleType("agent")
     module.act = always_one  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="'Countdown' cannot be drawn"):

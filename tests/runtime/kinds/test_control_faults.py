@@ -26,7 +26,7 @@ WHEN = {"reinforce": 1}  # the episode that breaks: it starts its worlds anew fo
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_run_is_kept_and_goes_on(name: str, tmp_path: Path) -> None:
+def test_the_run_is_kept_and_resumes(name: str, tmp_path: Path) -> None:
     """Every way to break has a turn; the words are those of `tests/envs/control/test_faults.py`."""
     how = sorted(WORDS)[sorted(SETTINGS).index(name) % len(WORDS)]
     env, path = "BrokenArm-v0" if name == "sac" else "Broken-v0", tmp_path / "run"
@@ -46,7 +46,7 @@ def test_the_run_is_kept_and_goes_on(name: str, tmp_path: Path) -> None:
     [(12, "The checkpoint at 0 env steps is saved."), (10 + EVALUATION_SEED + 2, "There was no checkpoint yet.")],
     ids=["training", "baseline"],
 )  # fmt: skip
-def test_a_first_reset_that_fails_says_how_to_go_on(who: int, kept: str, tmp_path: Path) -> None:
+def test_a_first_reset_that_fails_reports_how_to_resume(who: int, kept: str, tmp_path: Path) -> None:
     """The very first reset of a run is that of its baseline."""
     options, path = {"how": "raise", "when": 1, "at": 0, "who": who, "engine": "gymnasium"}, tmp_path / "run"
     with pytest.raises(EnvError) as caught:

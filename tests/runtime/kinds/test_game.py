@@ -29,7 +29,7 @@ BREAKTHROUGH = {"opponent": "random", "rows": 5, "columns": 3}
 
 
 @sabotaged_by("foresight.runtime.environments.evaluation", lambda f: lambda resolved, env: env)
-def test_self_play_goes_on_after_an_evaluation(tmp_path: Path) -> None:
+def test_self_play_continues_after_an_evaluation(tmp_path: Path) -> None:
     """A game of OpenSpiel's holds the positions that are played, and an evaluation forgets its own."""
     try:
         made = run.train(
@@ -73,7 +73,7 @@ def test_a_preset_is_found_in_any_case() -> None:
 
 
 @sabotaged_by("foresight.runtime.progress.Progress.head", lambda f: lambda self, text: None)
-def test_a_preset_that_was_not_named_says_in_the_first_line_what_it_sets(tmp_path: Path, capsys: Any) -> None:
+def test_a_default_preset_is_printed_in_the_first_line(tmp_path: Path, capsys: Any) -> None:
     given = {key: value for key, value in SMALL.items() if key != "show"} | {"steps": 64, "learning_starts": 50}
     run.train("alphazero", env="Tic-Tac-Toe", out=tmp_path / "a", **{**given, "env_options": {"opponent": "random"}})
     first = capsys.readouterr().err.splitlines()[0]
@@ -113,14 +113,14 @@ def test_one_simulation_is_one_legal_move_tried() -> None:
             assert extras["visits"].sum(-1).tolist() == [1, 1] and extras["value"].isfinite().all()
 
 
-def test_a_search_that_keeps_no_tree_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_search_without_a_tree_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     run.train("mcts", env="tic_tac_toe", out=tmp_path / "a", steps=2, simulations=4, show=False, evaluation_episodes=2)
     monkeypatch.setattr("sys.stdin", io.StringIO("tree a.json\nquit\n"))
     assert main(["play", str(tmp_path / "a")]) == 0
     assert "This agent keeps no tree" in capsys.readouterr().out
 
 
-def test_what_cannot_be_done_is_said_before_anything_is(tmp_path: Path, capsys: Any) -> None:
+def test_what_cannot_be_done_is_reported_before_any_work(tmp_path: Path, capsys: Any) -> None:
     assert main(["play", "connect_four", "--simulations", "-1"]) == 2
     assert "--simulations must be 0 (the raw policy) or more, not -1." in capsys.readouterr().err
     with pytest.raises(UserError, match="alphago does not support actors"):
@@ -162,7 +162,7 @@ def test_recorded_games_that_break_the_rules_leave_no_run(tmp_path: Path) -> Non
     assert not (tmp_path / "a").exists()
 
 
-def test_numbers_that_are_not_finite_name_the_run_and_the_way_on(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_name_the_run_and_how_to_resume(tmp_path: Path) -> None:
     def poison(step: int, metrics: dict[str, Any], state: Any) -> None:
         with torch.no_grad():
             next(state.network.parameters()).fill_(torch.nan)

@@ -75,7 +75,7 @@ def test_data_of_another_form_are_refused_before_anything_is_measured(name, tabl
         run.train(name, data=data, model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False)
 
 
-def test_a_task_measures_and_the_data_teach(tmp_path):
+def test_the_task_evaluates_and_the_data_train(tmp_path):
     """Both are demonstrations: what is learned from are the data, and the task is only what is measured."""
     data = rows(tmp_path, "data.jsonl", [{"prompt": f"{i}+2=", "completion": str(i + 2)} for i in range(10)])
     task = text.make(rows(tmp_path, "task.jsonl", DEMONSTRATIONS))
@@ -150,7 +150,7 @@ def test_an_export_replaces_a_model_and_nothing_else(tmp_path, capsys):
     assert (tmp_path / "model" / "config.json").is_file()
 
 
-def test_a_reward_model_judges_prompts_alone(tmp_path):
+def test_a_reward_model_scores_prompts_without_columns(tmp_path):
     judge = pretrained.load_scorer(tiny_language.folder(1), precision="float32", std=1.0)
     pretrained.save_folder(judge.trunk.module, judge.trunk.tokenizer, tmp_path / "judge")
     made = run.train(
@@ -179,7 +179,7 @@ def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path, cap
     assert "reward unknown: the grader could score none" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_a_reward_function_from_python_is_trained_with_and_found_again_or_said_to_be_lost(tmp_path, capfd):
+def test_a_reward_function_from_python_is_found_again_or_reported_missing(tmp_path, capfd):
     """A function of a module is found again; one that has no place is said to be lost, before anything is measured."""
     (tmp_path / "scores.py").write_text(REWARDS)
     digits = function(f"{tmp_path}/scores.py:digits")
@@ -209,7 +209,7 @@ def test_a_prompt_that_is_too_long_is_named_at_the_beginning(tmp_path):
         )  # fmt: skip
 
 
-def test_what_was_learned_before_a_mistake_is_saved_and_goes_on_as_if_nothing_were(tmp_path, monkeypatch):
+def test_a_run_stopped_by_a_mistake_is_saved_and_resumes_exactly(tmp_path, monkeypatch):
     """Of a step that fails its draws are taken back; of an evaluation that fails those of the step before stay."""
 
     def trained(name: str, **more: Any) -> run.Run:
@@ -280,7 +280,7 @@ def test_tables_of_one_vocabulary_may_be_padded_differently(tmp_path):
         ("grpo", {"completer": "foo"}, "must be the URL of a server"),
     ],
 )
-def test_numbers_that_make_no_sense(name, options, said, tmp_path):
+def test_invalid_values_are_refused(name, options, said, tmp_path):
     if name == "sft":
         options = {**options, "data": rows(tmp_path, "data.jsonl", DEMONSTRATIONS)}
     else:
@@ -313,7 +313,7 @@ def test_a_reward_of_another_scale_is_the_users_own(tmp_path):
     assert text.make(rows(tmp_path, "data.jsonl", table), **options).metric == "reward"
 
 
-def test_what_a_person_asks_is_asked_as_in_training():
+def test_a_question_is_prompted_as_in_training():
     """A run whose completions are traces learned from prompts that ask for one."""
     seen: list[Any] = []
     agent = Agent.__new__(Agent)
@@ -326,7 +326,7 @@ def test_what_a_person_asks_is_asked_as_in_training():
     assert seen[1].prompt == [{"role": "user", "content": one.prompt}] and seen[1].stop == one.stop
 
 
-def test_the_card_of_an_older_checkpoint_speaks_of_that_one(tmp_path):
+def test_the_card_of_an_older_checkpoint_describes_that_one(tmp_path):
     made = run.train(
         "grpo", task=prompts(tmp_path), env_options=rewarded(tmp_path, "digits"), group=4, learning_rate=3e-3,
         model=tiny_language.folder(), out=tmp_path / "run", steps=4, checkpoint_every=0, **SMALL,

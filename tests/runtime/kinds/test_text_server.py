@@ -42,7 +42,7 @@ def _weights(path):
     return dict(run.load(path).state.policy.named_parameters())
 
 
-def test_a_server_that_goes_away_ends_the_run_after_a_checkpoint_and_the_rest_is_the_same(rows, tmp_path):
+def test_a_lost_server_ends_the_run_after_a_checkpoint_and_the_rest_is_the_same(rows, tmp_path):
     with serve(Stub(tiny_language.model())) as stub:
         whole = _train(rows, tmp_path / "whole", stub.url)
         stub.faults, stub.always = [None] * 7, "dead"  # after the baseline, in the middle of the third rollout
@@ -55,11 +55,11 @@ def test_a_server_that_goes_away_ends_the_run_after_a_checkpoint_and_the_rest_is
         assert torch.equal(a, b), name
 
 
-def test_a_server_is_for_language_runs_alone(tmp_path):
+def test_a_server_is_only_for_language_runs(tmp_path):
     with pytest.raises(UserError, match="--completer is for language runs"):
         run.train("ppo", env="CartPole-v1", out=tmp_path / "run", completer="http://127.0.0.1:9", show=False)
 
 
-def test_a_server_that_is_not_there_is_said_before_the_run_begins(rows, tmp_path):
+def test_a_missing_server_is_reported_before_the_run_begins(rows, tmp_path):
     with pytest.raises(server.ServerError, match=r"The server at http://127.0.0.1:9 does not answer"):
         _train(rows, tmp_path / "run", "http://127.0.0.1:9")

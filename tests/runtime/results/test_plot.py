@@ -57,7 +57,7 @@ def test_band_of_known_runs(tmp_path: Path) -> None:
     assert (band.low >= 1).all() and (band.low < 3).all() and (band.high > 3).all() and (band.high <= 100).all()
 
 
-def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_an_interval_has_its_nominal_coverage() -> None:
     rng = np.random.default_rng(0)
     low, high = plot.interval(rng.normal(size=(10, 400)), resamples=500)  # 400 experiments of 10 runs; the truth is 0
     covered = float(((low <= 0) & (high >= 0)).mean())
@@ -77,7 +77,7 @@ def test_nothing_is_extrapolated_beyond_the_shortest_run(tmp_path: Path) -> None
     assert band.steps[-1] == 50 and band.middle[-1] == pytest.approx(50.0, abs=1.0)
 
 
-def test_worlds_are_kept_apart(tmp_path: Path) -> None:
+def test_environments_are_plotted_apart(tmp_path: Path) -> None:
     paths = [run(tmp_path / "a", [1.0, 2.0]), run(tmp_path / "b", [3.0, 4.0], env="Acrobot-v1")]
     assert [band.label for band in plot.bands(paths)] == ["ppo on CartPole-v1", "ppo on Acrobot-v1"]
 

@@ -55,7 +55,7 @@ def test_every_suite_names_what_exists() -> None:
                 assert catalog.presets(run.algorithm)[run.preset]["data"] == str(suites.made_by(run.needs))
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
+def test_mistakes_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Did you mean 'sutton-barto'"):
         reproduce.reproduce("sutton-bartho")
     wrong = tmp_path / "suites.yaml"

@@ -55,7 +55,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_are_what_is_asked_for_and_what_there_is(few: Path) -> None:
+def test_rows_are_the_targets_and_the_results(few: Path) -> None:
     walk, ppo = results.gather(few)
     assert (walk.value, ppo.value, walk.met, ppo.met) == (None, None, None, None)
     assert (ppo.seeds, ppo.steps, ppo.unit) == (5, 900, "env steps") and "not run" in ppo.words()
