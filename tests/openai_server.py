@@ -23,7 +23,7 @@ class Stub:
     """What the server does and has seen. `faults` are taken one by one by the requests for completions that come in:
 
     a number is an HTTP status, "cut" ends the connection in the middle of an answer, "dead" ends it at once,
-    "silent" says nothing for a second, None is no fault. `always` is a fault of all that follow.
+    "silent" sends nothing for a second, None is no fault. `always` is a fault of all that follow.
     """
 
     def __init__(self, model: LanguageModel, form: str = "token_ids", reloads: bool = True) -> None:
@@ -54,10 +54,10 @@ class Stub:
             tokens, logprobs = batch.completion[0, i, :n].tolist(), batch.model_logprob[0, i, :n].tolist()
             reason = "stop" if batch.stopped[0, i] else "length"
             row = {"index": i, "text": self.model.decode(tokens), "finish_reason": reason}
-            choices.append(row | self.told(tokens, logprobs))
+            choices.append(row | self.reported(tokens, logprobs))
         return {"choices": choices[::-1]}  # the order is that of the index
 
-    def told(self, tokens: list[int], logprobs: list[float]) -> dict[str, Any]:
+    def reported(self, tokens: list[int], logprobs: list[float]) -> dict[str, Any]:
         plain = {"tokens": [self.model.tokenizer.decode([t]) for t in tokens], "token_logprobs": logprobs}
         if self.form in ("token_ids", "response_token_ids"):
             return {self.form: tokens, "logprobs": plain}

@@ -11,7 +11,7 @@
 is collected as four tests: `sound` runs the body as it is; each of the others replaces the named function
 by a mutant for the time of the test, and passes only if an assertion of the test then fails: an `assert` in a file
 under `tests`, or one of `torch.testing` or `numpy.testing`. An `assert` inside the package does not count (it would
-stop a user's run too, or be gone with `python -O`; it says nothing about what the test looks at), any other exception
+stop a user's run too, or be gone with `python -O`; it shows nothing about what the test looks at), any other exception
 is an error of the test itself, and no exception means that the mutant survived.
 
 The target is a dotted path to a function or a method (`package.module.Class.method`). Every module under
@@ -27,7 +27,7 @@ A mutation is any callable that takes the original function and returns the muta
 - `swap("a", "b")`: two arguments exchanged;   `drop("mask")`: the argument becomes None;
 - `shift("value")`: an argument shifted one step in time;
 - `change("cut", torch.zeros_like)`: an argument passed through a function;
-- `begins_anew`: of a `train`, which forgets its generator where it goes on;
+- `begins_anew`: of a `train`, which resets its generator where it resumes;
 - `loses_generator`: of `copy.deepcopy`, by which a test stops a run: what the generator had drawn is forgotten.
 
 `swap`, `drop`, `shift` and `change` find the argument by its name, however it was passed, also where its default is
@@ -231,7 +231,7 @@ def swap(first: str, second: str) -> Mutation:
 
 
 def begins_anew(train: Callable[..., Any]) -> Callable[..., Any]:
-    """A run that goes on draws the numbers that it began with."""
+    """A resumed run draws the numbers that it began with."""
 
     def mutant(config: Any, env: Any, state: Any = None, **kwargs: Any) -> Any:
         if state is not None:
@@ -242,7 +242,7 @@ def begins_anew(train: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loses_generator(deepcopy: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a State has a generator that begins anew."""
+    """A copy of a State has a generator that is reset."""
 
     def mutant(x: Any, *memo: Any) -> Any:
         found = deepcopy(x, *memo)

@@ -1,4 +1,4 @@
-"""The saboteur itself: it must break what it says it breaks, mend it again, and catch a test that cannot fail."""
+"""`sabotaged_by` itself: it must mutate its target, restore it, and catch a test that cannot fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_good_test_passes_and_all_its_twins_too() -> None:
     assert len(cases) == 6 and cases[0] is None
     for case in cases:
         good(sabotage=case)
-    assert aggregate.per_token is per_token  # mended
+    assert aggregate.per_token is per_token  # restored
     assert (aggregate.per_token(MASK) >= 0).all()
 
 

@@ -21,7 +21,7 @@ def weights(state: Any) -> torch.Tensor:
 
 
 def restored(module: Any, state: Any, env: Any, forgotten: tuple[str, ...] = ()) -> Any:
-    """As a checkpoint does it: field by field into a state that was built anew."""
+    """As a checkpoint does it: field by field into a state that was just built."""
     fresh = module.build(state.config, env.spaces)
     for field in dataclasses.fields(state):
         held, into = getattr(state, field.name), getattr(fresh, field.name)

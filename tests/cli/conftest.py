@@ -11,7 +11,7 @@ import pytest
 
 from foresight.cli.main import main
 
-PUSH = '''"""Push: always push right. Kept: nothing of anybody."""
+PUSH = '''"""Push: always push right. Kept: nothing."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     def run(*words: object) -> Result:
         capsys.readouterr()
         code = main([str(word) for word in words])
-        said = capsys.readouterr()
-        return Result(code, said.out, said.err)
+        reported = capsys.readouterr()
+        return Result(code, reported.out, reported.err)
 
     return run
 

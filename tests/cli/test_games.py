@@ -48,7 +48,7 @@ def test_a_game_in_the_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert " 1(X)" in out and out.rstrip().endswith("1 . . .\n  2 . . .\n  3 . . .")  # taken back
 
 
-def test_ones_own_move_is_drawn_before_the_reply_and_the_last_move_is_marked(
+def test_a_move_is_drawn_before_the_reply_and_the_last_move_is_marked(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = play(run, ["b2", "x", "help", "quit"], monkeypatch, capsys, "--simulations", "20")
@@ -60,7 +60,7 @@ def test_ones_own_move_is_drawn_before_the_reply_and_the_last_move_is_marked(
 
 @sabotaged_by("foresight.cli.games._worth", lambda f: lambda extras, played: float(extras["value"][0]))
 @sabotaged_by("foresight.cli.games._worth", lambda f: lambda extras, played: -f(extras, played))
-def test_percentages_are_the_persons_and_of_the_best_move() -> None:
+def test_percentages_are_for_the_human_player() -> None:
     """X has two in a row and is to move: it wins everything; whatever the mean of the search is."""
     state = alphazero.build(alphazero.Config(channels=4, blocks=1), games.make("tic_tac_toe"))
     agent = type("Agent", (), {"env": state.game, "module": alphazero, "state": state})()
@@ -101,17 +101,17 @@ def test_ctrl_c_leaves_a_clean_line(
 
 def test_a_match_shows_how_far_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["match", str(run), "random", "--games", "6", "--simulations", "2"]) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"{run} against random: 6 games"
-    assert said[-1].startswith("6 games") and int(said[-1].split("moves ")[1]) >= 30
+    reported = capsys.readouterr().err.splitlines()
+    assert reported[0] == f"{run} against random: 6 games"
+    assert reported[-1].startswith("6 games") and int(reported[-1].split("moves ")[1]) >= 30
 
 
 @sabotaged_by("foresight.runtime.evaluation.match.play", drop("watch"))
 def test_a_match_counts_its_games_and_moves() -> None:
-    game, told = games.make("tic_tac_toe"), []
+    game, watched = games.make("tic_tac_toe"), []
     first = lambda p: game.legal(p).int().argmax(-1)  # noqa: E731
-    result = match.play(game, first, first, 3, watch=lambda ended, moves: told.append((ended, moves)))
-    assert [sum(x) for x in zip(*told, strict=True)] == [3, sum(result.moves)]
+    result = match.play(game, first, first, 3, watch=lambda ended, moves: watched.append((ended, moves)))
+    assert [sum(x) for x in zip(*watched, strict=True)] == [3, sum(result.moves)]
 
 
 def test_an_agent_that_learned_the_rules_shows_its_thoughts_too(
@@ -121,13 +121,13 @@ def test_an_agent_that_learned_the_rules_shows_its_thoughts_too(
     train("muzero", preset="tic_tac_toe", out=out, steps=16, num_envs=16, collect_steps=1, simulations=4, show=False,
           evaluation_episodes=2, env_options={"opponent": "random"})  # fmt: skip
     capsys.readouterr()
-    said = play(out, ["b2", "?", "quit"], monkeypatch, capsys, "--simulations", "30")
-    table = said[said.index("move     visits   prior   value") :].splitlines()
+    shown = play(out, ["b2", "?", "quit"], monkeypatch, capsys, "--simulations", "30")
+    table = shown[shown.index("move     visits   prior   value") :].splitlines()
     assert sum(int(row.split()[1]) for row in table[1:7]) in range(24, 31)  # six of seven moves are shown
     assert any(row.startswith("line     ") and len(row.split()) > 1 for row in table)
 
 
-def test_a_search_is_written_for_the_eye(
+def test_a_search_is_printed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

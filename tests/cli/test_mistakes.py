@@ -75,7 +75,7 @@ def test_what_an_environment_cannot_do_is_reported(push: Path, call: Callable) -
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_trouble_that_is_not_ours(
+def test_errors_of_the_system(
     call: Callable, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, message: str
 ) -> None:
     def fail(argv: list[str]) -> int:
@@ -115,7 +115,7 @@ def test_ctrl_c_saves_and_reports_how_to_continue(push: Path) -> None:
     while time.monotonic() < deadline and not (metrics.is_file() and metrics.stat().st_size > 1000):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "foresight resume run" in said and "Traceback" not in said
+    _, reported = process.communicate(timeout=60)
+    assert process.returncode == 130, reported
+    assert "foresight resume run" in reported and "Traceback" not in reported
     assert list((Path("run") / "checkpoints").iterdir())

@@ -1,4 +1,4 @@
-"""From words to a run and back: what is said explicitly wins over the preset, and the rest is left alone."""
+"""From words to a run and back: what is given explicitly wins over the preset, and the rest is left unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_only_what_was_given_is_passed_on(push: Path) -> None:
     assert options.preset == "CartPole-v1" and given == {"learning_rate": 0.1, "anneal": False}
 
 
-def test_saying_the_default_is_saying_it(push: Path) -> None:
+def test_a_default_that_is_given_counts_as_given(push: Path) -> None:
     _, given = parse("push.py", ["--preset", "CartPole-v1", "--learning-rate=0.5", "--limit", "None"])
     assert given == {"learning_rate": 0.5, "limit": None}
 
@@ -85,7 +85,7 @@ def test_train_eval_play_plot_and_resume(push: Path, call: Callable, tmp_path: P
     assert [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()][-1] == 700
 
 
-def test_json_is_all_there_is_on_stdout(push: Path, call: Callable) -> None:
+def test_only_json_is_on_stdout(push: Path, call: Callable) -> None:
     done = call("train", "push.py", "--env", "CartPole-v1", "--json", "--out", "run", "--record")
     assert done.code == 0, done.err
     summary = done.json

@@ -124,7 +124,7 @@ def test_files_as_other_programs_write_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "reported"),
     [
         (
             "a.jsonl",
@@ -140,9 +140,9 @@ def test_files_as_other_programs_write_them(tmp_path):
         ("a.csv", b"", "is not a table with a header line"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_reported_with_its_line(tmp_path, name, data, said):
+def test_a_file_that_cannot_be_read_is_reported_with_its_line(tmp_path, name, data, reported):
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=reported):
         forms.read(str(tmp_path / name))
 
 

@@ -20,7 +20,7 @@ TERMINAL, LIMIT, LOST = "terminal", "limit", "lost"  # how an episode may end
 
 
 class History:
-    """Worlds that say in every observation which episode and time it is, and a list of all that happened."""
+    """Environments whose observations hold their episode and time, and a list of all that happened."""
 
     def __init__(self, streams: int, seed: int, ends: tuple[str, ...] = (TERMINAL, LIMIT)) -> None:
         self.streams, self.ends = streams, ends
@@ -37,7 +37,7 @@ class History:
             row = {"obs": (episode, time), "reward": episode + time / 8, "discount": 1.0, "cut": 0.0, "mask": 1.0}
             final = (episode, time + 1)
             self.at[i] = final
-            if self.resetting[i]:  # the engine only resets: what stands here must never be learned from
+            if self.resetting[i]:  # the engine only resets: what stands here must never be trained on
                 row.update(reward=1e6, discount=0.0, cut=1.0, mask=0.0)
                 self.at[i] = final = (episode + 1, 0.0)
                 self.resetting[i] = False
@@ -102,7 +102,7 @@ def test_no_transition_crosses_a_cut(seed: int, streams: int, capacity: int, n: 
 
 @sabotaged_by("foresight.ops.returns.n_step_weights", change("cut", torch.zeros_like))
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 4))
-def test_what_a_transition_passed_comes_along(seed: int, n: int) -> None:
+def test_a_transition_holds_what_it_passed(seed: int, n: int) -> None:
     """The states between, each with its discount, as many as belong to the episode; none where there is one row."""
     history, replay = History(2, seed, (TERMINAL, LIMIT, LOST)), Replay(20)
     for _ in range(30):

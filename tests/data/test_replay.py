@@ -16,7 +16,7 @@ from tests.sabotage import change, sabotaged_by
 
 
 def piece(streams: int, start: int, steps: int, every: int = 5) -> Trajectory:
-    """Rows whose content says which they are: stream b, time t has reward 1000 b + t."""
+    """Rows whose content identifies them: stream b, time t has reward 1000 b + t."""
     t = torch.arange(start, start + steps).expand(streams, steps)
     which = 1000 * torch.arange(streams).unsqueeze(1) + t
     cut = (t % every == every - 1).float()

@@ -60,7 +60,7 @@ def value(obs: Tensor) -> Tensor:
 def rollout(env: Env, actions: Tensor, seed: int = 0) -> Trajectory:
     """Real rows `[B, T]` under `actions` `[B, T, ...]`; `extras` hold the true successor and the advantages.
 
-    World b takes actions[b, k] in its k-th real row, so that engines that spend rows on resets stay in step.
+    Environment b takes actions[b, k] in its k-th real row, so that engines that spend rows on resets stay in step.
     """
     envs, steps = actions.shape[:2]
     obs = env.reset(seed)

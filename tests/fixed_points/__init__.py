@@ -1,1 +1,1 @@
-"""Whole algorithms on worlds whose solution is known: what they converge to is compared with a linear solve."""
+"""Whole algorithms on MDPs whose solution is known: what they converge to is compared with a linear solve."""

@@ -53,7 +53,7 @@ def allowed(mdp: MDP) -> Tensor:
 
 
 def transition(mdp: MDP) -> Tensor:
-    """P(s', and the episode goes on | s, a), `[S, A, S]`."""
+    """P(s', and the episode continues | s, a), `[S, A, S]`."""
     weight = mdp.prob if mdp.discount is None else mdp.prob * mdp.discount
     found = torch.zeros(mdp.states, mdp.actions, mdp.states, dtype=torch.float64)
     return found.scatter_add(2, mdp.next_state.long(), weight)
@@ -106,7 +106,7 @@ def observations(mdp: MDP) -> Any:
 
 
 class Tabled:
-    """An `envs.base.Env`: the world of an MDP, sampled, with its states shown as one-hot vectors.
+    """An `envs.base.Env`: an MDP, sampled, with its states shown as one-hot vectors.
 
     Where it forbids actions, observations are dicts with an `action_mask`. A `time_limit` cuts episodes, but ends none.
     """
@@ -120,11 +120,11 @@ class Tabled:
         self.spaces = Spaces(state, gs.Discrete(mdp.actions))
 
     def reset(self, seed: int) -> Any:
-        """Start all worlds."""
+        """Start all environments."""
         return _see(self.mdp, self._env.reset(seed))
 
     def step(self, action: Tensor) -> Feedback:
-        """Take `action` `[B]` in every world."""
+        """Take `action` `[B]` in every environment."""
         feedback = self._env.step(action)
         obs = _see(self.mdp, feedback.obs)
         same = feedback.final_obs is feedback.obs

@@ -19,7 +19,7 @@ from foresight.ops import returns as estimators
 from tests.fixed_points import mdps
 from tests.sabotage import change, sabotaged_by
 
-GAMMA, WORLDS = 0.9, 128
+GAMMA, NUM_ENVS = 0.9, 128
 CLOSE = 0.05  # of values that span about 3; noise leaves 0.01 to 0.03
 
 
@@ -68,7 +68,7 @@ def compare(found: Tensor, exact: Tensor, within: float = CLOSE) -> None:
     torch.testing.assert_close(found[real], exact[real], atol=within, rtol=0)
 
 
-ON_POLICY = {"num_envs": WORLDS, "hidden": ()}
+ON_POLICY = {"num_envs": NUM_ENVS, "hidden": ()}
 SETTINGS = {
     "a2c": (
         a2c,
@@ -168,7 +168,7 @@ def test_the_baseline_of_reinforce_settles_at_the_value_of_the_policy(options: d
         mdps.random_policy(mdp, 1),
         reinforce.Config(**ON_POLICY, gamma=GAMMA, max_episode_steps=7, **options),
     )
-    env = mdps.Tabled(mdp, WORLDS)
+    env = mdps.Tabled(mdp, NUM_ENVS)
     state = reinforce.build(held, env.spaces)
 
     def step() -> None:
@@ -196,7 +196,7 @@ def test_impala_settles_at_the_fixed_point_of_vtrace_for_any_behavior(options: d
     mdp = mdps.random_mdp(1)
     policy, behavior = mdps.random_policy(mdp, 1), mdp.uniform()
     config = impala.Config(**{**ON_POLICY, **SETTINGS["impala"][1], **options}, gamma=GAMMA, steps=10**9)
-    env = mdps.Tabled(mdp, WORLDS, time_limit=7)
+    env = mdps.Tabled(mdp, NUM_ENVS, time_limit=7)
     state, held = impala.build(config, env.spaces), [env.reset(0)]
 
     def step() -> None:

@@ -112,7 +112,7 @@ def test_searching_and_evaluating_in_turn_ends_at_the_optimal_values(
 @pytest.mark.parametrize(("module", "fields", "discount"), STAYING, ids=name)
 @sabotaged_by("tests.planning.search.table_model.TableModel.step", negated)
 def test_the_optimal_policy_and_values_stay(module: Any, fields: dict[str, Any], discount: float) -> None:
-    """With a prior that is all but sure of the best action, so is what the search says, and that is worth V*."""
+    """With a prior that is all but sure of the best action, so are the weights of the search, which are worth V*."""
     for seed in range(3):
         truth, state = env(seed, discount), state_of(module, fields)
         q = action_values(truth)

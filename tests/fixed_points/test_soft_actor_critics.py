@@ -1,6 +1,6 @@
 """SAC and discrete SAC: what their critics settle at, and soft values by linear solves.
 
-The entropy counts at every state that is passed, also within n-step targets; α is held still, and where it says so the
+The entropy counts at every state that is passed, also within n-step targets; α is held constant, and in some tests the
 policy too.
 """
 

@@ -3,7 +3,7 @@
 Rewards are small, so that no error of a sample reaches where Huber's loss is no longer quadratic: beyond it DQN's fixed
 point is not a mean. n-step targets are not corrected for who acted (nor are Rainbow's): their fixed point is that of
 n - 1 steps of the behavior, then of the best action, and is solved as such. The mean of quantiles is that of the return
-only where nothing is drawn: there the world is deterministic. Noisy layers are left out: they are no tables.
+only where nothing is drawn: there the MDP is deterministic. Noisy layers are left out: they are no tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 
 
-def world(seed: int, forbidden: int, drawn: bool) -> MDP:
+def bounded_mdp(seed: int, forbidden: int, drawn: bool) -> MDP:
     mdp = mdps.random_mdp(seed, forbidden=forbidden)
     mdp = dataclasses.replace(mdp, reward=0.3 * mdp.reward)
     if drawn:
@@ -60,7 +60,7 @@ def learned(module: Any, options: dict[str, Any], mdp: MDP, time_limit: int | No
 
 
 def check(module: Any, options: dict[str, Any], forbidden: int, drawn: bool = True) -> None:
-    mdp, n = world(1, forbidden, drawn), options.get("n_steps", 1)
+    mdp, n = bounded_mdp(1, forbidden, drawn), options.get("n_steps", 1)
     found = learned(module, options, mdp, 7 if n == 1 else None)  # a limit would make some transitions shorter
     real = mdps.allowed(mdp)
     exact = n_step_optimum(mdp, n)

@@ -14,7 +14,7 @@ STATES, ROWS = 24, 3
 
 
 def tables(seed: int, actions: int, discounts: list[float]) -> dict[str, Any]:
-    """A random world of `STATES` states as lists, in decimals that are written exactly."""
+    """A random MDP of `STATES` states as lists, in decimals that are written exactly."""
     import numpy as np
 
     rng = np.random.default_rng(seed)

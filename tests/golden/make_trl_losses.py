@@ -3,7 +3,7 @@
 python tests/golden/make_trl_losses.py
 
 TRL's loss functions are called as they are, on a trainer that is only a stand-in: the model gives the log-probabilities
-that it is told.
+that it is given.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def preferences(inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
         self.ref_model.side_effect = lambda **k: SimpleNamespace(log_probs=inputs["reference"] * mask)
         logits = torch.zeros(ROWS, WIDTH + 1, 2)
         none = torch.zeros(ROWS, WIDTH)
-        # The other things are only watched, not learned from.
+        # The other values are only recorded, not trained on.
         watched = dict.fromkeys(("entropy", "num_correct", "mean_logits"), none)
         watched |= {"is_top1": none.bool(), "is_top5": none.bool(), "aux_loss": None, "loss": None}
         output = SimpleNamespace(log_probs=logprob, logits=logits, **watched)

@@ -1,4 +1,4 @@
-"""Worlds whose exact values are known, from books or computed independently of this library."""
+"""MDPs whose exact values are known, from books or computed independently of this library."""
 
 from __future__ import annotations
 

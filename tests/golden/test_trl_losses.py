@@ -1,6 +1,6 @@
-"""Our losses and their gradients beside TRL's own, on inputs that both are given: see make_trl_losses.py.
+"""Our losses and their gradients compared with TRL's, on the same inputs: see make_trl_losses.py.
 
-Where the two differ, the test says which equation decides.
+Where the two differ, the test names the equation that decides.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _same(name: str, loss: float, grad: torch.Tensor) -> None:
     ],
 )
 def test_the_family_of_grpo(name, module, fields, monkeypatch):
-    """GRPO and its heirs beside TRL's own functions.
+    """GRPO and its variants compared with TRL's own functions.
 
     Wrong: two implementations that cannot both be right.
     Decides: equal losses and gradients on shared inputs, to 1e-5.
@@ -221,12 +221,12 @@ def test_ppo_for_rlhf():
     actor = rlhf_ppo.policy_loss(state, batch, targets, weights)[0]
     critic = rlhf_ppo.value_loss(state, batch, targets, weights)[0]
     wanted_actor, wanted_critic, n = 0.0, 0.0, int(mask.sum())
-    logprob, opinion = known.detach(), value.detach()
+    logprob, predicted = known.detach(), value.detach()
     for place in mask.nonzero().tolist():
         at = tuple(place)
         rho, a = math.exp(logprob[at] - old[at]), float(advantage[at])
         wanted_actor -= (min(rho * a, min(max(rho, 0.8), 1.2) * a) + 0.1 * float(entropy[at])) / n
-        v, before, goal = float(opinion[at]), float(old_value[at]), float(target[at])
+        v, before, goal = float(predicted[at]), float(old_value[at]), float(target[at])
         near = before + min(max(v - before, -0.1), 0.1)
         wanted_critic += 0.5 * max((v - goal) ** 2, (near - goal) ** 2) / n
     assert abs(actor.item() - wanted_actor) < 1e-5 and abs(critic.item() - wanted_critic) < 1e-5

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -364,6 +366,22 @@ def plain_words(path: str, text: str) -> list[str]:
             if found := pattern.search(prose):
                 bad.append(f"{path}:{n}: {found.group(0)!r}: write {better}: {line.strip()[:80]}")
     return bad
+
+
+def prose(source: str) -> str:
+    """Comments, docstrings and the words of test names of a Python file, each in its line; other lines are empty."""
+    lines = source.splitlines()
+    found = [""] * len(lines)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            found[token.start[0] - 1] = token.string
+    for node in nodes(source):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            found[node.lineno - 1] = node.name.replace("_", " ")
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            for n in range(node.body[0].lineno - 1, node.body[0].end_lineno or 0):
+                found[n] = lines[n]
+    return "\n".join(found)
 
 
 @functools.cache

@@ -59,6 +59,20 @@ def test_the_source_that_is_clean_stays_in_plain_words() -> None:
     assert not bad, "\n" + "\n".join(bad)
 
 
+def test_tests_are_in_plain_words() -> None:
+    """Their names, docstrings and comments; but not the tests of this rule, which hold the retired words."""
+    tests = {path: text for path, text in rules.texts().items() if path.startswith("tests/") and path.endswith(".py")}
+    tests = {path: text for path, text in tests.items() if not path.startswith("tests/house/")}
+    assert len(tests) > 150
+    bad = [line for path, text in tests.items() for line in rules.plain_words(path, rules.prose(text))]
+    assert not bad, "\n" + "\n".join(bad)
+
+
+def test_prose_is_comments_docstrings_and_test_names() -> None:
+    source = 'world = 1  # a world\n\ndef test_what_it_says():\n    """Told."""\n    said = "heard"\n'
+    assert rules.prose(source).split("\n") == ["# a world", "", "test what it says", '    """Told."""', ""]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -1,4 +1,4 @@
-"""What the invariants are tried on: every algorithm that learns from tokens, on a random model.
+"""What the invariants are tried on: every algorithm that trains on tokens, on a random model.
 
 Prompts are ragged, two of them are equal, and some answers stop while others hit the limit.
 """
@@ -34,8 +34,8 @@ from foresight.training.options import build_config, field_types
 from tests import tiny_language
 
 FAMILY = (grpo, dr_grpo, dapo, rloo, cispo, gspo)  # a group is its own baseline
-SAMPLED = (*FAMILY, rlhf_ppo, distill)  # learn from answers that they sampled
-SHOWN = (sft, dpo, kto, orpo, reward_model)  # learn from answers that they are shown
+SAMPLED = (*FAMILY, rlhf_ppo, distill)  # trained on answers that they sampled
+SHOWN = (sft, dpo, kto, orpo, reward_model)  # trained on answers of a data set
 ALL = (*SAMPLED, *SHOWN)
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?"]
@@ -74,7 +74,7 @@ def build(module: ModuleType, **fields: Any) -> Any:
 
 
 def sample(module: ModuleType, state: Any, prompts: list[str] | None = None) -> TokenBatch:
-    """What the algorithm learns from: four answers to each prompt, or the rows that it is shown."""
+    """What the algorithm trains on: four answers to each prompt, or the rows of the data."""
     if module in SHOWN:
         return module._corpus(state, ROWS).batch(range(len(ROWS)))  # type: ignore[no-any-return]
     temperature = state.config.temperature

@@ -1,7 +1,7 @@
 """Which gradient each estimator of the KL has, in each place, in the algorithms that use it: no sampling, all answers.
 
 The vocabulary can be enumerated and an answer has two tokens at most, so every expectation is a sum. Three divergences
-of the policy π from the reference π₀ are told apart, with d(s) = Π π the chance of coming to a state s:
+of the policy π from the reference π₀ are distinguished, with d(s) = Π π the chance of coming to a state s:
 
 - whole: ∇ Σ_s d(s) KL(π(·|s) ‖ π₀(·|s)), the KL of answers, which also changes through where the policy goes;
 - by state: Σ_s d(s) ∇ KL(π(·|s) ‖ π₀(·|s)), with d held fixed;

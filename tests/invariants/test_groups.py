@@ -35,7 +35,7 @@ def test_groups_of_equal_rewards_change_nothing(module):
     """All answers to a question are right, or all wrong.
 
     Wrong: what rounding leaves is divided by a standard deviation of nearly 0 (NeMo 4158); or the step is silent, and
-    nobody knows that nothing is learned (autocontext 1067).
+    nothing reports that nothing is learned (autocontext 1067).
     Decides: r_i = r for all i gives A_i = 0 exactly; such groups are skipped, and counted.
     """
     state = subjects.build(module, overlong_penalty=0.0, overlong_filter=False)
@@ -54,7 +54,7 @@ def test_a_mean_that_rounds_is_no_spread(reward, dtype):
     """The mean of equal numbers may be another number.
 
     Wrong: `std == 0` is false for them, so a group without a difference gets advantages of any size (NeMo 4158).
-    Decides: max r = min r, not std r = 0, says that a group is equal.
+    Decides: a group is equal where max r = min r, not where std r = 0.
     """
     rewards = torch.full((3, 8), reward, dtype=dtype)
     for estimator in _estimators():
@@ -171,7 +171,7 @@ def test_a_loss_of_zero_is_no_gradient_of_zero(module):
     assert abs(metrics["loss"]) < 1e-6 and metrics["grad_norm"] > 0.1
 
 
-# ---- answers that nobody could score
+# ---- answers without a score
 
 
 def _answers(batch: TokenBatch, chosen: list[int]) -> TokenBatch:
@@ -184,7 +184,7 @@ def _answers(batch: TokenBatch, chosen: list[int]) -> TokenBatch:
 @sabotaged_by("tests.invariants.subjects.update", change("rewards", lambda r: r.nan_to_num(), "none_is_zero"))
 @of(*FAMILY, rlhf_ppo)
 def test_an_unscorable_answer_is_left_out_and_is_no_zero(module):
-    """A reward function says None: it could not tell.
+    """A reward function returns None: it has no score.
 
     Wrong: None counts as 0 and moves the baseline of its group, or NaN reaches the weights (verl 5635; TRL 5281).
     Decides: ∇L = ∇L of the batch without that answer (Dr. GRPO's constant denominator stays what it was).
@@ -204,7 +204,7 @@ def test_a_batch_without_a_score_changes_nothing(module):
     """Every answer was unscorable.
 
     Wrong: 0/0 in the weights (TRL 5826); or a step on a gradient of 0, which goes where the last ones went.
-    Decides: a sum over nothing is 0 and no step is taken; the share `unscorable` says it.
+    Decides: a sum over nothing is 0 and no step is taken; the share `unscorable` reports it.
     """
     for kl_coef in (0.0, 0.1):
         state = subjects.build(module, kl_coef=kl_coef)
@@ -218,9 +218,9 @@ def test_a_batch_without_a_score_changes_nothing(module):
 
 @sabotaged_by("foresight.training.microbatch.descend", change("groups", torch.ones_like, "step_anyway"))
 def test_a_batch_of_truncated_answers_is_skipped_and_reported():
-    """Every answer hit the limit, and those are not learned from.
+    """Every answer hit the limit, and those are not trained on.
 
-    Wrong: NaN (TRL 5826), or a step of the optimizer on a gradient of 0 that nobody is told of (TRL 3248, 4976).
+    Wrong: NaN (TRL 5826), or a step of the optimizer on a gradient of 0 that is not reported (TRL 3248, 4976).
     Decides: no answer is left, so no step is taken, and `left_out_groups` is 1.
     """
     state = subjects.build(dapo)

@@ -47,7 +47,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(module, micro_tokens)
 
 
 @sabotaged_by("foresight.ops.aggregate.per_token", change("mask", torch.ones_like, "all_tokens"))
-def test_the_denominator_counts_only_what_is_learned_from():
+def test_the_denominator_counts_only_what_is_trained_on():
     """Answers that hit the limit are filtered out of the loss.
 
     Wrong: they stay in the denominator, so that the more are cut off the smaller the step (TRL 6369, 6439).
@@ -65,7 +65,7 @@ def test_the_denominator_counts_only_what_is_learned_from():
 @sabotaged_by("foresight.data.text.TokenBatch.scored", change("whole", lambda whole: False, "all_answers"))
 @of(*FAMILY, rlhf_ppo)
 def test_no_gradient_reaches_a_truncated_answer(module):
-    """An answer that was cut off is in its group's baseline, and is not learned from.
+    """An answer that was cut off is in its group's baseline, and is not trained on.
 
     Wrong: it is punished for what it did not get to say.
     Decides: ∂L/∂log π(o_t) = 0 for all t of an answer that hit the limit; not so without the filter.

@@ -160,7 +160,7 @@ def left_padded(batch: TokenBatch) -> torch.Tensor:
 
 
 def from_the_padded_width(cache):
-    """The sampler goes on at the width of the batch, not at the end of each prompt."""
+    """The sampler continues at the width of the batch, not at the end of each prompt."""
     return Cache(cache.levels, cache.positions.max().expand_as(cache.positions))
 
 
@@ -295,12 +295,12 @@ def test_a_chat_template_that_is_no_prefix_is_refused():
     """
     model = tiny_language.model()
     model.tokenizer.chat_template = TEMPLATE
-    said = ""
+    reported = ""
     try:
         corpus.encode(model, "1?", "2")
     except UserError as error:
-        said = str(error)
-    assert "drops the generation prompt" in said
+        reported = str(error)
+    assert "drops the generation prompt" in reported
     model.tokenizer.chat_template = TEMPLATE.replace("{{ m.c", "{% if m.role == 'assistant' %}W{% endif %}{{ m.c")
     head, tail = corpus.encode(model, "1?", "2")
     assert model.decode(head) == "1?=W" and model.decode(tail) == "2="
@@ -363,7 +363,7 @@ def unnamed(original):
 def test_a_row_that_the_template_refuses_is_named(tmp_path):
     """One row of many that cannot be written.
 
-    Wrong: the template is said to be of no use, without the row that shows it.
+    Wrong: the template is refused without the row that shows why.
     Decides: the file and the row in it, as an editor counts them, stand in the error.
     """
     file = tmp_path / "rows.jsonl"
@@ -373,12 +373,12 @@ def test_a_row_that_the_template_refuses_is_named(tmp_path):
     model.tokenizer.chat_template = OPENS.replace(
         "W={% endif %}", "{% if '" + last.prompt + "' == messages[0].content %}3{% endif %}W={% endif %}", 1
     )
-    said = ""
+    reported = ""
     try:
         corpus.corpus(model, task.train, lambda row: [row.columns["completion"]], 64)
     except UserError as error:
-        said = str(error)
-    assert f"{file}, row {int(last.prompt[:-1]) + 1}: The chat template renders the prompt differently" in said
+        reported = str(error)
+    assert f"{file}, row {int(last.prompt[:-1]) + 1}: The chat template renders the prompt differently" in reported
 
 
 def encoded_twice(original):

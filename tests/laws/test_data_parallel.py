@@ -1,4 +1,4 @@
-"""Two processes that learn from half of a batch each take the step of one process that learns from all of it."""
+"""Two processes that each train on half of a batch take the step of one process that trains on all of it."""
 
 from __future__ import annotations
 

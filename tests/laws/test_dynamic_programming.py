@@ -1,4 +1,4 @@
-"""Laws of dynamic programming on random worlds: one solution, contraction, monotone improvement, honest bounds."""
+"""Laws of dynamic programming on random MDPs: one solution, contraction, monotone improvement, valid bounds."""
 
 from __future__ import annotations
 

@@ -53,9 +53,9 @@ def test_each_slot_decides_the_gradient(module, slot, monkeypatch):
 @pytest.mark.parametrize("minibatches", [1, 2])
 @family
 def test_a_mid_run_state_continues_bit_for_bit(module, minibatches):
-    """A run that was stopped and goes on.
+    """A run that was stopped and resumed.
 
-    Wrong: the order of prompts or the sampler begins anew, and some are seen twice (TRL 5911; verl 7155).
+    Wrong: the order of prompts or the sampler is reset, and some are seen twice (TRL 5911; verl 7155).
     Decides: weights after 2 + 2 updates = weights after 4, bit for bit.
     """
     task = TextTask("t", [Example(f"{i}?") for i in range(5)], [Example("6?")], count_a)
@@ -103,7 +103,7 @@ def of_the_rollout(original):
 @sabotaged_by("foresight.training.microbatch.plan", of_the_rollout)
 @stepped
 def test_each_minibatch_is_the_objective_of_its_own_groups(module):
-    """A rollout is learned from in two steps, each on half of its groups.
+    """A rollout is trained on in two steps, each on half of its groups.
 
     Wrong: the denominator is still the rollout's; or the ratio is to the policy before this step, and so always 1.
     Decides: step k has the gradient of the objective over its own groups, at ρ = π_now / π_before-the-first-step.

@@ -43,14 +43,16 @@ def _apart(state: Any) -> Any:
 
 
 def _second(module: Any, config: Any, env: Any) -> tuple[Any, Any]:
-    """A State, and what the second of two rollouts gave: it goes on from the first."""
+    """A State, and the second of two rollouts, which continues the first."""
     state = _apart(module.build(config, env.spaces))
     _, *position = module.rollout(state, env, env.reset(0))
     return state, module.rollout(state, env, *position)[0]
 
 
 @sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", blind)
-@sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", change("carry", lambda _: None, label="anew"))
+@sabotaged_by(
+    "foresight.nets.sequence.memory.MemoryActorCritic.forward", change("carry", lambda _: None, label="empty_carry")
+)
 @sabotaged_by("foresight.data.trees.forget", lambda f: lambda carry, cut: carry)
 @BOTH
 def test_what_is_read_at_once_is_what_acted_step_by_step(
@@ -100,19 +102,19 @@ def test_values_are_of_the_history_of_the_episode(module: Any, config: Any, monk
             value, next_value = message.value, message.next_value
         seen, finals, cuts, _ = (torch.stack(column, 1) for column in zip(*env.rows, strict=True))
         limits = 0
-        for world in range(6):
-            for t in range((world + 1) % 2, config.rollout_steps, 2):
+        for row in range(6):
+            for t in range((row + 1) % 2, config.rollout_steps, 2):
                 at = config.rollout_steps + t  # there was a rollout before
-                begin = max((s + 1 for s in range(at) if cuts[world, s]), default=0)
-                history = [*seen[world, begin : at + 1].unsqueeze(1), finals[world, at][None]]
+                begin = max((s + 1 for s in range(at) if cuts[row, s]), default=0)
+                history = [*seen[row, begin : at + 1].unsqueeze(1), finals[row, at][None]]
                 carry, values = None, []
                 with torch.no_grad():
                     for obs in history:
                         _, output, carry = state.network(obs, carry)
                         values.append(output.value[0])
-                torch.testing.assert_close(value[world, t], values[-2], rtol=1e-4, atol=1e-5)
-                torch.testing.assert_close(next_value[world, t], values[-1], rtol=1e-4, atol=1e-5)
-                limits += int(cuts[world, at])
+                torch.testing.assert_close(value[row, t], values[-2], rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(next_value[row, t], values[-1], rtol=1e-4, atol=1e-5)
+                limits += int(cuts[row, at])
         assert limits > 3
 
 
@@ -137,7 +139,7 @@ def _soft(module: Any, **fields: Any) -> tuple[Any, Trajectory]:
 
 
 @sabotaged_by("foresight.nets.sequence.memory.starts", lambda f: lambda cut: torch.zeros_like(f(cut)))
-@sabotaged_by("foresight.nets.sequence.memory.Trunk.forward", change("carry", lambda _: None, label="anew"))
+@sabotaged_by("foresight.nets.sequence.memory.Trunk.forward", change("carry", lambda _: None, label="empty_carry"))
 @pytest.mark.parametrize("module", [sac, sac_discrete], ids=["sac", "discrete"])
 def test_soft_critics_see_every_row_with_the_history_of_its_episode(module: Any) -> None:
     """All learned rows in turn: their features, and their successors', read row by row from where the episode began."""
@@ -192,7 +194,7 @@ def test_the_gradient_goes_through_the_learned_rows_and_not_further(kind: str) -
 
 
 @pytest.mark.parametrize("module", [sac, sac_discrete], ids=["sac", "discrete"])
-def test_it_learns_from_sequences_with_every_backbone(module: Any) -> None:
+def test_it_trains_on_sequences_with_every_backbone(module: Any) -> None:
     """Each part moves: critics, policy, and the memory that each of them reads with."""
     for kind, backbone in KINDS:
         state, batch = _soft(module, memory=kind, backbone=backbone)
@@ -204,7 +206,7 @@ def test_it_learns_from_sequences_with_every_backbone(module: Any) -> None:
 
 
 def _trunks(state: Any) -> dict[str, Tensor]:
-    """The weights of every memory that has some, and of the towers."""
+    """The weights of every memory that has some, and of the MLPs."""
     parts = {"critics": state.critics.towers, "actor": state.actor.towers, "memory of critics": state.critics.trunk}
     if state.actor.trunk is not None:
         parts["memory of actor"] = state.actor.trunk

@@ -32,7 +32,7 @@ def _corridor(**options):
 
 
 def _second(config: ppo.Config, env) -> tuple[ppo.State, Trajectory, Tensor, object]:
-    """A segment that goes on from an earlier one; the weights are far from where every output is the same."""
+    """A segment that continues an earlier one; the weights are far from where every output is the same."""
     state = ppo.build(config, env.spaces)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)
@@ -105,17 +105,17 @@ def test_values_are_of_the_history_of_the_episode(lost: bool):
         state, batch, _, _ = _second(dataclasses.replace(SMALL, memory=kind, backbone=backbone), env)
         seen, finals, cuts, masks = (torch.stack(column, 1) for column in zip(*env.rows, strict=True))
         limits = 0
-        for world in range(6):
-            for t in range(world, SMALL.rollout_steps, 3):
+        for row in range(6):
+            for t in range(row, SMALL.rollout_steps, 3):
                 at = SMALL.rollout_steps + t  # there was a segment before
-                if masks[world, at] == 0:
+                if masks[row, at] == 0:
                     continue
-                begin = max((s + 1 for s in range(at) if cuts[world, s]), default=0)
-                history = [*seen[world, begin : at + 1].unsqueeze(1), finals[world, at][None]]
+                begin = max((s + 1 for s in range(at) if cuts[row, s]), default=0)
+                history = [*seen[row, begin : at + 1].unsqueeze(1), finals[row, at][None]]
                 *_, value, next_value = _values(state, history)
-                torch.testing.assert_close(batch.value[world, t], value, rtol=1e-4, atol=1e-5)
-                torch.testing.assert_close(batch.next_value[world, t], next_value, rtol=1e-4, atol=1e-5)
-                limits += int(cuts[world, at])
+                torch.testing.assert_close(batch.value[row, t], value, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(batch.next_value[row, t], next_value, rtol=1e-4, atol=1e-5)
+                limits += int(cuts[row, at])
         assert limits > 3
 
 
@@ -129,7 +129,7 @@ def _values(state: ppo.State, history: list[Tensor]) -> list[Tensor]:
 
 
 @sabotaged_by("foresight.algorithms.policy.ppo.objective", lambda f: lambda s, b, c: f(s, b.replace(mask=None), c))
-def test_rows_that_only_reset_are_not_learned_from():
+def test_rows_that_only_reset_are_not_trained_on():
     """Their rewards are garbage (1000)."""
     config = dataclasses.replace(SMALL, steps=4 * 192, minibatches=1, learning_rate=1e-2)
     for _, metrics, _ in ppo.train(config, Clock((1.0, 5.0), num_envs=6, lost=True)):
@@ -139,7 +139,7 @@ def test_rows_that_only_reset_are_not_learned_from():
 @sabotaged_by("copy.deepcopy", loses_generator)
 @pytest.mark.parametrize("kind", ["lstm", "gtrxl"])
 def test_a_resumed_run_is_the_uninterrupted_one(kind: str):
-    """Where the world begins anew with the run: one-step episodes, so the memory is empty at every row."""
+    """Where the environment is reset with the run: one-step episodes, so the memory is empty at every row."""
     from tests.algorithms.policy.small_envs import choice
 
     config = dataclasses.replace(SMALL, steps=768, num_envs=8, rollout_steps=8, memory=kind)

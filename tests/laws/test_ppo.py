@@ -1,4 +1,4 @@
-"""What must hold of PPO in every world: the first ratio, the gradient there, time limits, rows that only reset."""
+"""What must hold of PPO: the first ratio, the gradient there, time limits, rows that only reset."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_before_the_first_update_the_ratio_is_exactly_one(parts):
         assert watched[ppo.LOSS_METRICS.index("clip_fraction")] == 0
 
 
-def test_after_it_the_ratio_is_not_one():
+def test_after_the_first_update_the_ratio_is_not_one():
     env = Gymnasium("CartPole-v1")
     *_, (_, metrics, _) = ppo.train(ppo.Config(steps=512, rollout_steps=64), env)
     assert metrics["approx_kl"] > 0
@@ -132,7 +132,7 @@ def test_one_objective_for_both_ways():
     backward, compiled = ppo.objective(state, rows, clip=0.2)
     fast = _gradient(state, backward)
     state.network.vjp = lambda obs: None
-    state.network.body._compiled = False  # plain torch in the towers too
+    state.network.body._compiled = False  # plain torch in the MLPs too
     backward, readable = ppo.objective(state, rows, clip=0.2)
     torch.testing.assert_close(compiled, readable, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(fast, _gradient(state, backward), rtol=1e-3, atol=1e-5)
@@ -171,7 +171,7 @@ def test_a_time_limit_bootstraps_from_its_own_final_observation():
     lambda f: lambda self, **k: f(self, **{"mask": torch.ones_like(self.mask), **k}),
 )
 def test_rows_that_only_reset_have_no_gradient():
-    """They pay 1000 here. What is learned from the others is as if they were not there."""
+    """They pay 1000 here. The gradient of the others is as if they were not there."""
     env = Clock((0.0, 0.0, 3.0), lost=True)
     torch.testing.assert_close(_learned_values(env), env.values(0.98), atol=0.5, rtol=0)
 

@@ -156,7 +156,7 @@ def test_a_time_limit_is_not_a_termination(lam: float) -> None:
 @sabotaged_by(RETURNS + "retrace", change("ratio", torch.ones_like), flip_sign)
 @sabotaged_by(RETURNS + "vtrace", change("clip_rho", lambda c: 0.3), change("ratio", torch.ones_like), flip_sign)
 def test_off_policy_targets_are_right_on_average() -> None:
-    """Two steps of a two-armed world, every path enumerated under the behavior policy."""
+    """Two steps of a two-armed bandit, every path enumerated under the behavior policy."""
     target_policy, behavior = torch.tensor([0.7, 0.3]).double(), torch.tensor([0.5, 0.5]).double()
     first, second = torch.tensor([1.0, 5.0]).double(), torch.tensor([2.0, -4.0]).double()
     true_value = (target_policy * first).sum() + 0.5 * (target_policy * second).sum()

@@ -12,7 +12,7 @@ from tests.sabotage import flip_sign, sabotaged_by
 
 
 def _mean_return(choose: Any, episodes: int = 200) -> float:
-    """Of the first episode of each of as many worlds: no short ones before long ones."""
+    """Of the first episode of each of as many environments: no short ones before long ones."""
     env = Corridor(episodes)
     obs, alive, total = env.reset(0), torch.ones(episodes), torch.zeros(episodes)
     while alive.any():

@@ -11,7 +11,7 @@ from tests.sabotage import flip_sign, returns, sabotaged_by
 
 
 def _mean_return(state: ppo.State, explore: bool, episodes: int = 32) -> float:
-    """Of the first episode of each of as many worlds: no short ones before long ones."""
+    """Of the first episode of each of as many environments: no short ones before long ones."""
     env = make("CartPole-v1", num_envs=episodes)
     obs, alive, total = env.reset(1_000), torch.ones(episodes), torch.zeros(episodes)
     while alive.any():

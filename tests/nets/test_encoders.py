@@ -34,9 +34,9 @@ def test_image_encoders(network):
 def test_bytes_become_what_torch_makes_of_them():
     images = torch.randint(0, 256, (5, 4, 40, 44), dtype=torch.uint8)
     for given in (images, images.transpose(2, 3), images[::2]):
-        told = given.to(torch.float32, memory_format=torch.channels_last).div(255)
+        expected = given.to(torch.float32, memory_format=torch.channels_last).div(255)
         found = conv._pixels(given)
-        assert torch.equal(found, told) and found.stride() == told.stride()
+        assert torch.equal(found, expected) and found.stride() == expected.stride()
 
 
 def test_nature_has_the_size_of_the_paper():

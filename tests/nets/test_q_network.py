@@ -67,7 +67,7 @@ def test_a_dueling_network_has_its_state_value_for_a_mean(sigma) -> None:
 
 
 @sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 1.1 * g))
-def test_values_and_the_way_back_are_autograds() -> None:
+def test_values_and_backward_pass_are_those_of_autograd() -> None:
     network, obs = QNetwork(VECTOR, 4, PointHead(), (16, 16)), torch.randn(70, 5)
     weight = torch.randn(70, 4)
     found = network.vjp(obs)

@@ -22,11 +22,11 @@ SHAPES = [(4, (64, 64)), (40, (16,)), (3, ()), (64, (64, 64, 64))]
 def _plain(module: StackedMLP, x: torch.Tensor, flat: torch.Tensor | None = None) -> list[torch.Tensor]:
     function = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu}[module.activation]
     outputs = []
-    for tower in stacked_mlp._split(module.flat if flat is None else flat, module.sizes):
+    for member in stacked_mlp._split(module.flat if flat is None else flat, module.sizes):
         h = x
-        for i, (weight, bias) in enumerate(tower):
+        for i, (weight, bias) in enumerate(member):
             h = h @ weight.T + bias
-            h = function(h) if i < len(tower) - 1 else h
+            h = function(h) if i < len(member) - 1 else h
         outputs.append(h)
     return outputs
 
@@ -63,8 +63,8 @@ def test_one_member_alone_is_the_same_and_gives_the_others_no_gradient():
     alone.sum().backward()
     assert module.flat.grad is not None
     moved = [
-        any(bool(g.any()) for layer in tower for g in layer)
-        for tower in stacked_mlp._split(module.flat.grad, module.sizes)
+        any(bool(g.any()) for layer in member for g in layer)
+        for member in stacked_mlp._split(module.flat.grad, module.sizes)
     ]
     assert moved == [False, True, False]
 
@@ -96,7 +96,7 @@ def test_a_row_has_the_same_bits_in_every_batch(sizes, hidden):
 @sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 2 * g))
 @pytest.mark.parametrize("hidden", [(64, 64), (256, 256)])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_the_way_back_without_autograd_is_autograds(activation, hidden):
+def test_the_backward_pass_without_autograd_is_that_of_autograd(activation, hidden):
     module, x = _random(4, hidden, activation), torch.randn(300, 4)
     for _ in range(2):  # twice: the memory is used again
         found = module.vjp(x)
@@ -164,8 +164,8 @@ def test_a_graph_dies_with_its_outputs():
 
 def test_weights_are_orthogonal_with_their_gains():
     module = StackedMLP(64, (64, 32), (3, 1), (0.01, 1.0))
-    for tower, last in zip(module.layers(), (0.01, 1.0), strict=True):
-        for (weight, bias), gain in zip(tower, (math.sqrt(2), math.sqrt(2), last), strict=True):
+    for member, last in zip(module.layers(), (0.01, 1.0), strict=True):
+        for (weight, bias), gain in zip(member, (math.sqrt(2), math.sqrt(2), last), strict=True):
             torch.testing.assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-5, rtol=1e-5)
             assert not bias.any()
 
@@ -203,8 +203,8 @@ def test_gradients_can_be_differentiated_again_with_create_graph():
 
 @sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 1.1 * g))
 def test_members_of_different_widths_without_hidden_layers_have_the_gradients_of_autograd() -> None:
-    towers, x = StackedMLP(4, (), (3, 5), (1.0, 1.0)), torch.randn(7, 4)
+    members, x = StackedMLP(4, (), (3, 5), (1.0, 1.0)), torch.randn(7, 4)
     parts = [torch.randn(7, 3), torch.randn(7, 5)]
-    sum((y * part).sum() for y, part in zip(towers(x), parts, strict=True)).backward()
+    sum((y * part).sum() for y, part in zip(members(x), parts, strict=True)).backward()
     expected = [(part.t() @ x, part.sum(0)) for part in parts]
-    torch.testing.assert_close(towers.flat.grad, torch.cat([g.flatten() for pair in expected for g in pair]))
+    torch.testing.assert_close(members.flat.grad, torch.cat([g.flatten() for pair in expected for g in pair]))

@@ -66,7 +66,7 @@ def slot_positions(original: Function) -> Function:
 
 
 def restarted_positions(original: Function) -> Function:
-    """Positions start anew with every call."""
+    """Positions start at 0 with every call."""
     return lambda cache, real, batch, steps, device: torch.arange(steps).expand(batch, steps)
 
 

@@ -36,7 +36,7 @@ def test_one_iteration_is_steepest_descent(seed):
 
 
 @given(seed=st.integers(0, 2**31))
-def test_every_iteration_comes_nearer(seed):
+def test_every_iteration_reduces_the_error(seed):
     matrix, b = _system(seed, 8)
     exact = torch.linalg.solve(matrix, b)
     gaps = [exact - natural.conjugate_gradient(lambda v: matrix @ v, b, iterations=n) for n in range(1, 9)]

@@ -49,7 +49,7 @@ def test_what_is_written_has_the_targets_distribution_exactly():
 @sabotaged_by(
     "foresight.ops.speculation.accepted", lambda f: lambda t, d, x, u: f(t, d, x, u) * 0, swap("target", "draft")
 )
-def test_drafts_stand_as_often_as_the_two_agree():
+def test_drafts_are_accepted_as_often_as_both_models_agree():
     """The chance of the first draft is Σ min(p, q) (Leviathan et al. 2023, theorem 3.5)."""
     kept = [
         float(DRAFT[0, x]) / 4 * int(accepted(TARGET[:1], DRAFT[:1], torch.tensor([x]), UNIFORM[i, None]))
@@ -64,7 +64,7 @@ def test_what_the_target_rules_out_is_never_kept():
     assert int(kept) == 0
 
 
-def test_a_draft_like_the_target_always_stands():
+def test_a_draft_from_the_target_is_always_accepted():
     uniform = torch.rand(100, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     tokens = torch.tensor([0, 1, 2, 2]).expand(100, 4)
     assert (accepted(TARGET.expand(100, 4, 3), TARGET.expand(100, 4, 3), tokens, uniform) == 4).all()

@@ -117,7 +117,7 @@ def test_median_is_of_numbers_and_not_of_strings() -> None:
 
 
 def _loaded(code: str, **variables: str) -> str:
-    """What torch's copy of GNU's OpenMP says of itself when a fresh process loads it after `code`."""
+    """What torch's copy of GNU's OpenMP prints of itself when a fresh process loads it after `code`."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None
     found = sorted((Path(spec.origin).parent / "lib").glob("libgomp*"))

@@ -42,8 +42,14 @@ def test_the_card_names_algorithm_data_and_results(tmp_path):
     assert (result.metric_type, result.metric_value) == (after["metric"], after["mean"])
     assert after["mean"] != done.summary["baseline"]["mean"]
     assert result.dataset_name == "rows.jsonl" and "seed 3" in result.metric_name
-    said = ("Ouyang et al. 2022", "L(θ) = −", done.summary["command"], "learning_rate: 1e-05", "One run of one seed")
-    for part in said:
+    expected = (
+        "Ouyang et al. 2022",
+        "L(θ) = −",
+        done.summary["command"],
+        "learning_rate: 1e-05",
+        "One run of one seed",
+    )
+    for part in expected:
         assert part in found.text, part
 
 

@@ -1,4 +1,4 @@
-"""An exported policy says what the policy says: for vectors, dicts, pixels of symbols and memories."""
+"""An exported policy gives the outputs of the policy: for vectors, dicts, pixels of symbols and memories."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _zeros(x: torch.Tensor) -> torch.Tensor:
 
 
 def _agrees(path: Path, file: Path, call) -> None:
-    """Eleven steps of five worlds, against the agent itself, with a memory that some worlds forget on the way."""
+    """Eleven steps of five environments, compared with the agent, with a memory that some environments reset."""
     agent = run.load(path, device="cpu")
     _, inputs, names = exporting.prepare(agent)
     seen = len(exporting.leaves(agent.batch(exporting._example(agent.spaces.obs))[0]))

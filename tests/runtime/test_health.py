@@ -9,9 +9,9 @@ from foresight.runtime.health import Health, nonfinite
 
 def test_equal_groups_are_reported_once_in_a_row() -> None:
     health = Health()
-    said = [health.check(step, {"equal_reward_groups": share}) for step, share in enumerate([1.0, 1.0, 0.5, 1.0])]
-    assert [len(sentences) for sentences in said] == [1, 0, 0, 1]
-    assert "every group in this step had equal rewards: no gradient; try a harder or easier task" in said[0][0]
+    reported = [health.check(step, {"equal_reward_groups": share}) for step, share in enumerate([1.0, 1.0, 0.5, 1.0])]
+    assert [len(sentences) for sentences in reported] == [1, 0, 0, 1]
+    assert "every group in this step had equal rewards: no gradient; try a harder or easier task" in reported[0][0]
 
 
 def test_a_solved_task_is_not_called_hard() -> None:
@@ -44,19 +44,19 @@ def test_truncation_names_the_share_and_the_cure() -> None:
 )
 def test_every_rule_warns_of_unhealthy_runs_only(name: str, sick: float, well: float, words: str) -> None:
     ill, fine = Health(), Health()
-    said = [sentence for step in range(20) for sentence in ill.check(step, {name: sick})]
-    assert len(said) == 1 and words in said[0]
+    reported = [sentence for step in range(20) for sentence in ill.check(step, {name: sick})]
+    assert len(reported) == 1 and words in reported[0]
     assert [sentence for step in range(20) for sentence in fine.check(step, {name: well})] == []
 
 
 def test_one_bad_step_is_noise_and_absence_is_nothing() -> None:
     health = Health()
-    said = []
+    reported = []
     for step in range(30):
-        said += health.check(step, {"explained_variance": -5.0 if step % 2 else 0.5})
-        said += health.check(step, {})
-        said += health.check(step, {"approx_kl": math.nan, "entropy": math.nan, "ratio_max": math.nan})
-    assert said == []
+        reported += health.check(step, {"explained_variance": -5.0 if step % 2 else 0.5})
+        reported += health.check(step, {})
+        reported += health.check(step, {"approx_kl": math.nan, "entropy": math.nan, "ratio_max": math.nan})
+    assert reported == []
 
 
 def test_nonfinite_names_the_term() -> None:

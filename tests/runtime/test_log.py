@@ -95,13 +95,13 @@ def test_a_missing_service_is_reported_with_its_command(tmp_path: Path, monkeypa
 
 
 def test_a_service_gets_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    board = types.SimpleNamespace(log=lambda row, step: told.append((step, row)), finish=lambda: told.append("end"))
-    fake = types.SimpleNamespace(init=lambda **options: (told.append(options["config"]), board)[1])
+    logged: list[object] = []
+    board = types.SimpleNamespace(log=lambda row, step: logged.append((step, row)), finish=lambda: logged.append("end"))
+    fake = types.SimpleNamespace(init=lambda **options: (logged.append(options["config"]), board)[1])
     monkeypatch.setitem(sys.modules, "wandb", fake)
     with Log(tmp_path, services=("wandb",), config={"gamma": 0.9}, tensorboard=False) as log:
         log.row(5, 0.5, {"return": 1.0, "samples": []})
-    assert told == [{"gamma": 0.9}, (5, {"return": 1.0, "seconds": 0.5}), "end"]
+    assert logged == [{"gamma": 0.9}, (5, {"return": 1.0, "seconds": 0.5}), "end"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

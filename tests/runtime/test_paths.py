@@ -110,14 +110,14 @@ def test_copies_of_one_name_do_not_collide(tmp_path):
     assert Path(now["b/rows.jsonl"]).read_text() == "b" and now["a/rows.jsonl"] == found["a/rows.jsonl"]
 
 
-def test_what_is_large_stays_where_it_is(tmp_path, monkeypatch):
+def test_large_files_are_not_copied(tmp_path, monkeypatch):
     monkeypatch.setattr(places, "SMALL", 3)
     (tmp_path / "rows.jsonl").write_text("1234")
     places.keep({"rows.jsonl": str(tmp_path / "rows.jsonl")}, {}, tmp_path)
     assert not (tmp_path / places.FOLDER).exists()
 
 
-def test_tasks_that_come_along_are_no_folders(tmp_path, monkeypatch):
+def test_bundled_tasks_are_no_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("addition", "smollm2"):
         (tmp_path / name).mkdir()
@@ -128,7 +128,7 @@ def test_tasks_that_come_along_are_no_folders(tmp_path, monkeypatch):
 def test_a_refused_run_leaves_nothing_behind(tmp_path, monkeypatch):
     """A run that is refused after its folder was begun.
 
-    Wrong: a config and empty logs, so that the corrected command is told that there is a run already.
+    Wrong: a config and empty logs, so that the corrected command is refused as if there were a run already.
     Decides: the folders that were made are gone, and what was there before is as it was.
     """
     rows = tmp_path / "rows.jsonl"

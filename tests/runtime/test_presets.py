@@ -1,4 +1,4 @@
-"""Every preset of a world that needs no download: the world is made, the algorithm is built for it, and it acts."""
+"""Every preset that needs no download: the environment is made, the algorithm is built for it, and it acts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foresight.runtime import catalog, environments, resolve
 from foresight.training.options import build_config
 
 SMALL = {"replay_size": 1_000}  # what only takes memory
-OPTIONAL = ("ALE/",)  # worlds that extras bring
+OPTIONAL = ("ALE/",)  # environments of extras
 PROCGEN = ("Starpilot", "Bossfight", "Bigfish")  # those that need a library of the system
 PRESETS = [
     (name, preset)

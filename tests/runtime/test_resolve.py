@@ -41,20 +41,20 @@ def _spaces(name: str) -> Any:
 
 @sabotaged_by("foresight.errors.at_least", lambda f: lambda least, config, *names: None)
 @pytest.mark.parametrize("value", [0, -1])
-def test_none_of_these_may_be_nothing(value: int) -> None:
+def test_counts_of_zero_are_refused(value: int) -> None:
     for name, field in NEVER:
-        said = ""
+        reported = ""
         try:
             catalog.module(name).build(build_config(catalog.config_class(name), **{field: value}), _spaces(name))
         except UserError as error:
-            said = str(error)
+            reported = str(error)
         except (RuntimeError, ZeroDivisionError, ValueError) as error:
-            said = f"a traceback: {error}"
-        assert said == f"{field} must be at least 1, not {value}.", (name, said)
+            reported = f"a traceback: {error}"
+        assert reported == f"{field} must be at least 1, not {value}.", (name, reported)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reported"),
     [
         ({"given": {"steps": -5}}, "steps must be at least 0, not -5."),
         ({"given": {"threads": -1}}, "threads must be at least 0, not -1."),
@@ -63,7 +63,7 @@ def test_none_of_these_may_be_nothing(value: int) -> None:
         ({"evaluate_every": -1}, "--evaluate-every must be at least 0, not -1."),
     ],
 )
-def test_what_no_run_can_have(options: dict[str, Any], said: str) -> None:
+def test_settings_that_no_run_can_have_are_refused(options: dict[str, Any], reported: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve.resolve("dqn", env="CartPole-v1", **options)
-    assert str(caught.value) == said
+    assert str(caught.value) == reported

@@ -44,7 +44,7 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def rows(run: Run) -> list[dict[str, Any]]:
-    """What a run wrote down, but for what a clock says."""
+    """What a run wrote, without what depends on a clock."""
     clock = ("seconds", *profile.PACE)
     return [
         {key: value for key, value in row.items() if key not in clock and not key.startswith("profile/")}
@@ -170,11 +170,11 @@ def test_ctrl_c_saves_and_reports_how_to_resume(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:
-    said: list[str] = []
-    with Interruption(said.append) as interruption:
+    reported: list[str] = []
+    with Interruption(reported.append) as interruption:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
-        assert interruption.signal == signal.SIGINT and len(said) == 1
+        assert interruption.signal == signal.SIGINT and len(reported) == 1
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.1)
@@ -194,8 +194,8 @@ def test_a_run_without_a_checkpoint_reports_that_it_restarts(tmp_path: Path, cap
     shutil.rmtree(run.path / "checkpoints")
     capsys.readouterr()
     foresight.resume(run.path, steps=6)
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"{run.path} has no checkpoint yet: the run starts again from step 0"
+    reported = capsys.readouterr().err.splitlines()
+    assert reported[0] == f"{run.path} has no checkpoint yet: the run starts again from step 0"
     foresight.resume(run.path, steps=8)
     assert "starts again" not in capsys.readouterr().err
 
@@ -228,7 +228,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_going_on_and_going_back(tmp_path: Path) -> None:
+def test_resuming_from_later_and_from_earlier_checkpoints(tmp_path: Path) -> None:
     run = adder(tmp_path / "a", steps=30, checkpoint_every=0)
     with pytest.raises(UserError, match=r"has reached its 30 updates.*--steps 60"):
         foresight.resume(run.path, show=False)
@@ -254,15 +254,17 @@ def test_precedence_of_defaults_presets_and_arguments(tmp_path: Path) -> None:
         "other: {task: largest, decay: 0.5}\n"
     )
     plain = resolve.resolve(str(own), task="addition", preset=None, given={"batch": 2, "decay": None})
-    assert plain.preset == "small" and "small" in plain.note  # a world that has a preset uses it, and says so
+    assert (
+        plain.preset == "small" and "small" in plain.note
+    )  # an environment that has a preset uses it, and it is printed
     assert plain.config["learning_rate"] == 0.01 and plain.config["layers"] == (3, 4)  # the preset over the default
     assert plain.config["batch"] == 2 and plain.config["seed"] == 0  # the argument over the preset
     assert plain.env_options == {"high": 9} and plain.episodes == 7 and plain.evaluate_every == 10
-    said = resolve.resolve(str(own), preset="other", given={"decay": None}, episodes=3, env_options={"numbers": 2})
-    assert said.config["decay"] is None and said.episodes == 3 and said.env_options == {"numbers": 2}
+    resolved = resolve.resolve(str(own), preset="other", given={"decay": None}, episodes=3, env_options={"numbers": 2})
+    assert resolved.config["decay"] is None and resolved.episodes == 3 and resolved.env_options == {"numbers": 2}
     assert resolve.resolve(str(own), preset="other", task="addition").env == "addition"
     assert "--preset small" in plain.command() and "--batch 2" in plain.command()
-    assert "--learning-rate" not in plain.command()  # the preset says it
+    assert "--learning-rate" not in plain.command()  # the preset gives it
 
 
 def test_the_command_in_the_summary_repeats_the_run() -> None:
@@ -271,10 +273,17 @@ def test_the_command_in_the_summary_repeats_the_run() -> None:
     from foresight.cli import fields
     from foresight.cli.train import parse
 
-    said = {"hidden": (8, 8), "anneal_lr": False, "clip_value": None, "entropy_coef": 0.01, "steps": 5000, "seed": 4}
+    given = {
+        "hidden": (8, 8),
+        "anneal_lr": False,
+        "clip_value": None,
+        "entropy_coef": 0.01,
+        "steps": 5000,
+        "seed": 4,
+    }
     options = {"time_limit": 99, "engine": "gymnasium"}
     wanted = resolve.resolve(
-        "ppo", env="CartPole-v1", given=said, episodes=7, evaluate_every=1000, device="cpu", env_options=options
+        "ppo", env="CartPole-v1", given=given, episodes=7, evaluate_every=1000, device="cpu", env_options=options
     )
     words = shlex.split(wanted.command())
     assert words[:3] == ["foresight", "train", "ppo"]

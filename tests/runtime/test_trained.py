@@ -1,4 +1,4 @@
-"""The agent that comes along: small, whole, and better than random."""
+"""The bundled agent: small, complete, and better than random."""
 
 from __future__ import annotations
 

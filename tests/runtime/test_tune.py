@@ -1,4 +1,4 @@
-"""The search for hyperparameters: what it looks at, that it goes on, and what it leaves behind."""
+"""The search for hyperparameters: what it compares, that it resumes, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_it_finds_the_best_and_resumes(tmp_path: Path, ranges: Path, trained: li
     second = _tune(tmp_path, ranges, 6, steps=1000)
     assert second.trials == len(trained) == 6  # two more
     assert second.value >= first.value
-    assert len({call["learning_rate"] for call in trained}) == 6  # what goes on does not begin anew
+    assert len({call["learning_rate"] for call in trained}) == 6  # a resumed trial does not restart
     assert _tune(tmp_path, ranges, 6, steps=1000).fields == second.fields and len(trained) == 6
     assert {call["steps"] for call in trained} == {1000} and {call["seed"] for call in trained} == {0}
 
 
 def test_budgets_are_not_mixed(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
-    """A return after 1,000 steps says nothing beside one after 2,000; those of the preset are a budget too."""
+    """A return after 1,000 steps is not comparable with one after 2,000; those of the preset are a budget too."""
     _tune(tmp_path, ranges, 2, steps=1000)
     for other, count in ({"steps": 2000}, "2,000"), ({}, "100,000"):
         with pytest.raises(UserError) as caught:
@@ -128,7 +128,7 @@ def test_ranges_from_the_fields_themselves() -> None:
 
 
 @pytest.mark.parametrize("name", [file.stem for file in (tune.catalog.ROOT / "presets" / "ranges").glob("*.yaml")])
-def test_the_ranges_that_come_along_fit_their_algorithms(name: str) -> None:
+def test_the_bundled_ranges_fit_their_algorithms(name: str) -> None:
     assert len(tune.search_space(name, config_fields.fields(name, {}))) > 3
 
 

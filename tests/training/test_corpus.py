@@ -57,8 +57,8 @@ def build(module, template: str, **fields):
     return state
 
 
-def said(state, known: corpus.Corpus, i: int = 0) -> list[str]:
-    """The stretches of a row that are learned, as text with their ends."""
+def trained_on(state, known: corpus.Corpus, i: int = 0) -> list[str]:
+    """The segments of a row that are trained on, as text with their ends."""
     text, marks = known.completions[i][0], known.own[i][0]
     found, before = list[str](), False
     for token, mark in zip(text, marks, strict=True):
@@ -97,17 +97,17 @@ def test_every_answer_of_a_conversation_is_learned_and_nothing_else(template, ro
 @sabotaged_by("foresight.training.corpus._turns", lambda f: lambda row, all_turns: f(row, True))
 def test_only_the_last_answer_is_trained_on_if_set():
     state = build(sft, CHAT, all_turns=False)
-    assert said(state, sft._corpus(state, [example({"messages": TALK})])) == ["4<eos>"]
+    assert trained_on(state, sft._corpus(state, [example({"messages": TALK})])) == ["4<eos>"]
     plain = example({"prompt": TALK[:5], "completion": "4"})  # what a row calls its prompt is not learned
     state = build(sft, CHAT)
-    assert said(state, sft._corpus(state, [plain])) == ["4<eos>"]
-    assert said(state, sft._corpus(state, [example({"messages": TALK})])) == ["2<eos>", "4 or so<eos>", "4<eos>"]
+    assert trained_on(state, sft._corpus(state, [plain])) == ["4<eos>"]
+    assert trained_on(state, sft._corpus(state, [example({"messages": TALK})])) == ["2<eos>", "4 or so<eos>", "4<eos>"]
 
 
 def test_a_conversation_ends_where_there_is_no_room():
     state = build(sft, CHAT, max_tokens=36)
     known = sft._corpus(state, [example({"messages": TALK})])
-    assert said(state, known) == ["2<eos>", "4 or so<eos>"] and known.left_out == 0
+    assert trained_on(state, known) == ["2<eos>", "4 or so<eos>"] and known.left_out == 0
     long = [{"role": "user", "content": "a" * 40}, TALK[1]]
     known = sft._corpus(state, [example({"messages": TALK}), example({"messages": long})])
     assert len(known) == 1 and known.left_out == 1
@@ -154,13 +154,13 @@ def test_calls_of_tools_are_learned_and_what_tools_return_is_not():
     state = build(sft, CHAT)
     row = example({"messages": CALLS, "tools": json.dumps([TOOL])})
     known = sft._corpus(state, [row])
-    assert said(state, known) == ["add 11<eos>", "it is 2<eos>"]
+    assert trained_on(state, known) == ["add 11<eos>", "it is 2<eos>"]
     asked = state.policy.tokenizer.decode(known.prompts[0])
     assert asked == "f=add <eos>u=1+1?<eos>a="
     whole = state.policy.tokenizer.decode(known.completions[0][0])
     assert whole == "add 11<eos>t=2<eos>a=it is 2<eos>"
     alone = example({"prompt": CALLS[:1], "completion": CALLS[1:2], "tools": [TOOL]})
-    assert said(state, sft._corpus(state, [alone])) == ["add 11<eos>"]
+    assert trained_on(state, sft._corpus(state, [alone])) == ["add 11<eos>"]
     spoken = [
         {"from": "human", "value": "1+1?"},
         {"from": "function_call", "value": '{"name": "add", "arguments": {"n": 11}}'},

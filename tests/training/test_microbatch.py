@@ -9,11 +9,11 @@ from foresight.nets.language.model import token_tree
 from foresight.training.microbatch import split
 from tests.sabotage import sabotaged_by
 
-STEM, PROMPTS = list(range(10)), [30, 5, 5, 20, 5, 5]  # what all prompts begin with, and how long each goes on
+PREFIX, PROMPTS = list(range(10)), [30, 5, 5, 20, 5, 5]  # what all prompts begin with, and the lengths of the rest
 
 
 def _batch() -> TokenBatch:
-    prompt, prompt_length = pad([STEM + [100 + i] * n for i, n in enumerate(PROMPTS)])
+    prompt, prompt_length = pad([PREFIX + [100 + i] * n for i, n in enumerate(PROMPTS)])
     completion = torch.arange(6 * 2 * 3).view(6, 2, 3)
     length = torch.full((6, 2), 3)
     return TokenBatch(prompt, prompt_length, completion, length, torch.zeros(6, 2, 3), length > 0)

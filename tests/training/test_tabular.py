@@ -65,7 +65,7 @@ def walk(module: Any, mdp: MDP, compiled: bool, **fields: Any) -> tuple[list[Any
 
 
 def limited(seed: int, limit: int | None) -> MDP:
-    """A random world with a time limit, and with actions that are not allowed in some states."""
+    """A random MDP with a time limit, and with actions that are forbidden in some states."""
     mdp = dataclasses.replace(small_mdp(seed, 10, 3, 2, ending=0.1), time_limit=limit)
     mdp.reward[::3, 1] = -torch.inf
     return mdp
@@ -147,9 +147,9 @@ def test_zero_yields_at_the_end_of_each_episode() -> None:
 )
 def test_outcomes_are_drawn_by_their_probabilities() -> None:
     mdp = small_mdp(5, 6, 2, 3, ending=0.3)
-    world, rng = tabular.Tables(mdp, 0.9), np.random.default_rng(0)
+    tables, rng = tabular.Tables(mdp, 0.9), np.random.default_rng(0)
     first = torch.tensor([[2, 1]]).expand(4_000, 2)
-    batch = tabular.episodes(world, mdp.uniform(), 4_000, 2, rng, first)
+    batch = tabular.episodes(tables, mdp.uniform(), 4_000, 2, rng, first)
     s, ended, cut = batch.obs[0], batch.discount[0] == 0, batch.cut[0] == 1
     begins = torch.cat([torch.tensor([True]), cut[:-1]])
     found = np.append(np.bincount(s[~begins], minlength=6), int((begins & ended).sum())) / 4_000
@@ -158,7 +158,7 @@ def test_outcomes_are_drawn_by_their_probabilities() -> None:
         going = float(mdp.discount[2, 1, k])
         expected[int(mdp.next_state[2, 1, k]) if going else 6] += float(mdp.prob[2, 1, k])
     np.testing.assert_allclose(found, expected, atol=0.03)
-    batch = tabular.episodes(world, mdp.uniform(), 4_000, 1, rng)
+    batch = tabular.episodes(tables, mdp.uniform(), 4_000, 1, rng)
     np.testing.assert_allclose(np.bincount(batch.obs[0], minlength=6) / 4_000, mdp.start, atol=0.03)
 
 

@@ -18,7 +18,7 @@ from tests import tiny_language
 from tests.algorithms.language.group_runs import REWARDS, first_gradients
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled
 
-PROMPTS = ["1+1?", "22+3?", "4?", "4?"]  # two are equal: groups are told apart by place, not by text
+PROMPTS = ["1+1?", "22+3?", "4?", "4?"]  # two are equal: groups are distinguished by place, not by text
 
 
 def _config(**fields) -> grpo.Config:

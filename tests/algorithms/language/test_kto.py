@@ -80,7 +80,7 @@ def test_a_kto_without_a_reference_point_is_refused(fields, message):
 
 
 def _judged(labels: str) -> list[Example]:
-    """Rows of the answers 2 and 3, judged good (+) or bad (-) as often as there are signs for each: "+-:++"."""
+    """Rows of the answers 2 and 3, labeled good (+) or bad (-) as often as there are signs for each: "+-:++"."""
     return [
         Example(PROMPT, columns={"prompt": PROMPT, "completion": answer, "label": sign == "+"})
         for answer, signs in zip("23", labels.split(":"), strict=True)

@@ -100,16 +100,16 @@ def _literal(state, batch, rewards=REWARDS, module=None):
         plain = (logits * config.temperature).detach().softmax(-1)
         for t in range(n):
             loss = loss - (logp[t] - logp[t].detach()).exp() * advantage[t]
-            opinions = [k for k in range(len(values)) if exist[k, t]]
-            for k in opinions:
+            predictions = [k for k in range(len(values)) if exist[k, t]]
+            for k in predictions:
                 error = values[k, t] - target[k, t]
                 c = config.clip_value
                 huber = 0.5 * error**2 if error.abs() <= c else c * (error.abs() - 0.5 * c)
-                loss = loss + config.value_coef * huber / len(opinions)
+                loss = loss + config.value_coef * huber / len(predictions)
                 if k:
                     draft = (closed[k, t] @ module.lm_head.weight.detach().T).log_softmax(-1)
                     distance = (plain[t] * (plain[t].log() - draft)).sum()
-                    loss = loss + config.token_coef * distance / (len(opinions) - 1)
+                    loss = loss + config.token_coef * distance / (len(predictions) - 1)
     return loss / total, found, module
 
 
@@ -187,7 +187,7 @@ def test_later_passes_are_held_against_the_first():
 
 
 @sabotaged_by("foresight.training.microbatch.before_the_first", lambda f: lambda *_: None)
-def test_each_minibatch_is_learned_from_as_the_rollout_was_before_the_first():
+def test_each_minibatch_uses_the_rollout_as_it_was_before_the_first():
     """Old policy, advantages and targets of the second step are those before the first, and so is its baseline."""
     state, batch = _rollout(minibatches=2, learning_rate=1e-2)
     first, steps = copy.deepcopy(state), []
@@ -354,7 +354,7 @@ def test_its_export_brings_the_heads_back(tmp_path):
 
 @sabotaged_by("foresight.nets.language.pretrained.save_folder", drop("heads"))
 @pytest.mark.parametrize("merged", [True, False])
-def test_adapters_take_the_heads_along(merged, tmp_path):
+def test_adapters_are_saved_with_the_heads(merged, tmp_path):
     state, batch = _rollout(lora=4, learning_rate=1e-2)
     mtp_critic.update(state, batch, REWARDS)
     mtp_critic.export(state, tmp_path / "export", merged)

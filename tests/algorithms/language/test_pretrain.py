@@ -34,7 +34,7 @@ def _task(texts=WORDS) -> TextTask:
 
 
 def _literal(state, row: list[int]) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
-    """-log p of each character of one text and, head by head, of those that the head can foresee."""
+    """-log p of each character of one text and, head by head, of those that the head can predict."""
     trunk, unembed = state.policy.module.model, state.policy.module.lm_head.weight
     tokens = torch.tensor(row)
     features = [trunk(tokens[None, :-1]).last_hidden_state[0]]
@@ -80,7 +80,7 @@ def test_the_loss_and_its_gradient_are_the_definitions():
 
 
 @sabotaged_by("foresight.algorithms.language.pretrain.loss", change("lengths", lambda n: torch.full_like(n, n.max())))
-@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"predict_tokens": 2}], ids=["dense", "experts", "foresee"])
+@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"predict_tokens": 2}], ids=["dense", "experts", "heads"])
 def test_padding_and_neighbors_change_nothing(fields):
     state = _state(**fields)
     rows = pretrain.documents(state, _task().train)
@@ -118,9 +118,7 @@ def test_each_rule_of_balance_works_where_it_is_set():
 
 
 @sabotaged_by("foresight.algorithms.language.pretrain.train", begins_anew)
-@pytest.mark.parametrize(
-    "fields", [{"experts": 4, "bias_rate": 0.01}, {"predict_tokens": 2}], ids=["experts", "foresee"]
-)
+@pytest.mark.parametrize("fields", [{"experts": 4, "bias_rate": 0.01}, {"predict_tokens": 2}], ids=["experts", "heads"])
 def test_a_mid_run_state_continues_bit_for_bit(fields):
     task, config = _task(), pretrain.Config(**{**SMALL, **fields})
     *_, (_, metrics, whole) = pretrain.train(config, task)
@@ -143,7 +141,7 @@ def _even(texts: int = 4) -> TextTask:
 
 @sabotaged_by("foresight.ops.tokens.token_logprob", flip_sign)
 @sabotaged_by("foresight.nets.sequence.transformer.attend", lambda f: _peeking)
-@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"predict_tokens": 3}], ids=["dense", "experts", "foresee"])
+@pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"predict_tokens": 3}], ids=["dense", "experts", "heads"])
 def test_it_reaches_the_entropy_of_its_texts(fields):
     task = _even()
     config = pretrain.Config(

@@ -150,7 +150,7 @@ def test_minibatches_cover_every_answer_once_an_epoch():
     rlhf_ppo.update(state, batch, REWARDS)
     wanted = [tuple(p) for p in batch.prompts()]
     assert sorted(seen[:6]) == sorted(seen[6:]) == sorted(wanted)
-    assert seen[:6] != seen[6:]  # shuffled anew
+    assert seen[:6] != seen[6:]  # shuffled again
 
 
 @sabotaged_by("foresight.data.text.TokenBatch.scored", change("rewards", torch.nan_to_num, "none_is_zero"))
@@ -166,19 +166,19 @@ def test_an_unscorable_answer_trains_neither_model():
 
 @sabotaged_by("foresight.training.microbatch.gather", lambda f: lambda *args: f(*args).flip(-1))
 def test_a_reward_model_scores_the_very_tokens_that_were_sampled(tmp_path):
-    """The judge reads ids, and not a text that is tokenized for it.
+    """The reward model reads ids, and not a text that is tokenized for it.
 
     Wrong: it reads another answer, without its end or with two (TRL 5224).
     Decides: score = s(q, o) of the sampled ids, as the reward model itself gives it.
     """
-    judge = reward_model.build(build_config(reward_model.Config, tiny_language.folder(), seed=3, precision="float32"))
-    reward_model.export(judge, tmp_path / "judge")
-    state, _ = _rollout(reward_model=str(tmp_path / "judge"))
+    scorer = reward_model.build(build_config(reward_model.Config, tiny_language.folder(), seed=3, precision="float32"))
+    reward_model.export(scorer, tmp_path / "scorer")
+    state, _ = _rollout(reward_model=str(tmp_path / "scorer"))
     task = TextTask("t", [Example(p) for p in PROMPTS[:3]], [Example("9?")], lambda e, c: [0.5] * len(c))
     rollout = roll(state.policy, task, 3, 2, 6, 1.0, state.generator)
     scores = rlhf_ppo.judged(state, rollout)
     with torch.no_grad():
-        torch.testing.assert_close(scores, judge.scorer.scores(rollout.batch), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(scores, scorer.scorer.scores(rollout.batch), atol=1e-5, rtol=1e-5)
     config = dataclasses.replace(state.config, prompts=3, group=2, minibatches=1, steps=1)
     _, metrics, _ = next(rlhf_ppo.train(config, task, dataclasses.replace(state, config=config)))
     assert metrics["grade"] == 0.5 and metrics["reward"] != 0.5

@@ -35,7 +35,7 @@ def test_sft_is_the_mean_over_the_tokens_of_completions(micro_tokens):
 def test_packed_rows_are_what_they_are_alone(precision):
     """Rows of different lengths laid end to end.
 
-    Wrong: attention across rows, or positions that go on from one to the next (TRL 6800).
+    Wrong: attention across rows, or positions that continue from one to the next (TRL 6800).
     Decides: log π(y_t | x, y_<t) of a packed row = that of the row alone.
     """
     state = build(sft, precision=precision)

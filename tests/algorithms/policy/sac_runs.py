@@ -16,7 +16,7 @@ DISCRETE = sac_discrete.Config(**COMMON, hidden=(16,), learning_rate=5e-3, entro
 
 
 def aim(contexts: int = 4) -> Bandit:
-    """The right action is where the context says, in world units; a random policy earns about -1."""
+    """The context gives the right action, in units of the environment; a random policy earns about -1."""
     goals = torch.stack([torch.linspace(-1, 1, contexts), torch.linspace(1, 3, contexts)], -1)
     space = gs.Box(np.array([-2, 0], np.float32), np.array([2, 4], np.float32))
     spaces = Spaces(gs.Box(0, 1, (contexts,), np.float32), space)

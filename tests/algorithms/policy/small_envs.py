@@ -1,4 +1,4 @@
-"""Small worlds for policy gradients whose answers are known. All are `envs.base.Env`s."""
+"""Small environments with known solutions for tests of policy gradients. All are `envs.base.Env`s."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def hidden_choice() -> Bandit:
 
 
 def sides(actions: gs.Space[Any] | None = None, reward: Callable[[Tensor, Tensor], Tensor] | None = None) -> Bandit:
-    """Images that are bright on the left or on the right; unless told otherwise the side is the right action."""
+    """Images that are bright on the left or on the right; by default the side is the right action."""
     images = torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
     images[0, :, :, :18], images[1, :, :, 18:] = 255, 255
     spaces = Spaces(gs.Box(0, 255, (1, 36, 36), np.uint8), actions or gs.Discrete(2))
@@ -118,7 +118,7 @@ class Clock:
 
 
 class Gymnasium:
-    """Any Gymnasium id as an `Env`, one world after the other: slow and plain, so that these tests need no engine."""
+    """Any Gymnasium id as an `Env`, one env after the other: slow and plain, so that these tests need no engine."""
 
     def __init__(self, name: str, num_envs: int = 8) -> None:
         self.name, self.num_envs = name, num_envs

@@ -32,7 +32,7 @@ def _last(config: impala.Config, env: Any, state: impala.State | None = None) ->
 
 
 def _definition(state: impala.State, unrolls: list[impala.Rollout]) -> Tensor:
-    """The loss as the paper says it, row by row and sum by sum: v_s = V(s) + Σ_t γ^{t-s} (Π c_i) δ_t."""
+    """The loss as in the paper, row by row and sum by sum: v_s = V(s) + Σ_t γ^{t-s} (Π c_i) δ_t."""
     config, network = state.config, state.network
     total = torch.zeros(())
     for unroll in unrolls:

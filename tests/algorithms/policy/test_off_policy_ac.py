@@ -17,7 +17,7 @@ def _off_policy(epsilon: float, **options) -> tuple[off_policy_ac.State, Traject
     env = Gymnasium("CartPole-v1", 4)
     config = off_policy_ac.Config(num_envs=4, rollout_steps=32, epsilon=epsilon, hidden=(8,), **options)
     state = off_policy_ac.build(config, env.spaces)
-    with torch.no_grad():  # a policy with opinions
+    with torch.no_grad():  # a policy that is far from uniform
         state.network.body.policy.flat.mul_(30)
     return state, off_policy_ac.rollout(state, env, env.reset(0))[0]
 

@@ -185,9 +185,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "says"), MISTAKES)
-def test_mistakes_are_named(name, options, says):
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("name", "options", "message"), MISTAKES)
+def test_mistakes_are_named(name, options, message):
+    with pytest.raises(UserError, match=message):
         next(_module(name).train(_config(name, **options), choice()))
 
 

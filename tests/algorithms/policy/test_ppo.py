@@ -163,9 +163,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("options", "says"), MISTAKES)
-def test_mistakes_are_named(options, says):
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(UserError, match=message):
         next(ppo.train(dataclasses.replace(SMALL, **options), choice()))
 
 

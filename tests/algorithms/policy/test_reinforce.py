@@ -56,7 +56,7 @@ def _chance(state: reinforce.State, batch: Trajectory) -> torch.Tensor:
 
 
 def _of_episodes(form: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each episode says the gradient is `[N, P]`, and the probability of each `[N]`."""
+    """The gradient estimated from each episode `[N, P]`, and the probability of each `[N]`."""
     state, batch = _maze_state(form=form), MAZE.trajectories()
     if form == "baseline":  # a baseline near the values, but not them: nothing may depend on its being right
         value = batch.obs @ torch.tensor([3.0, 4.5])

@@ -122,9 +122,9 @@ MISTAKES = [
 
 
 @BOTH
-@pytest.mark.parametrize(("options", "says"), MISTAKES)
-def test_mistakes_are_named(module, config, make, options, says) -> None:
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_mistakes_are_named(module, config, make, options, message) -> None:
+    with pytest.raises(UserError, match=message):
         next(module.train(dataclasses.replace(config, **options), make()))
 
 
@@ -161,7 +161,7 @@ def test_the_compiled_critics_are_the_readable_ones(n: int) -> None:
 @sabotaged_by("foresight.nets.outputs.TanhNormal.sample_logp", lambda f: lambda *a: (f(*a)[0], 0 * f(*a)[1]))
 @sabotaged_by("foresight.nets.critics.SquashedActor.inward", scaled(0.5))
 def test_sac_finds_the_soft_optimal_policy() -> None:
-    """With reward -(a - 1)² / 2 in world units on [-4, 4] and fixed α: π ∝ exp(r / α) is a normal with variance α."""
+    """With reward -(a - 1)² / 2 on [-4, 4] and fixed α: π ∝ exp(r / α) is a normal with variance α."""
     env = bandit(gs.Box(-4, 4, (1,), np.float32), lambda c, a: -0.5 * (a[:, 0] - 1) ** 2)
     config = sac.Config(
         steps=10_000, num_envs=8, learning_rate=5e-3, anneal_lr=True, batch_size=128, replay_size=20_000,

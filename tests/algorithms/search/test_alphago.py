@@ -81,7 +81,7 @@ def test_imitation_learns_what_the_expert_plays(tmp_path: Path) -> None:
     game = games.make("tic_tac_toe")
     game.symmetries = game.symmetries[:1]
     accuracy = imitation(ag.build(config, game))
-    assert accuracy > 0.45  # two of the six moves of a game are nobody's rule
+    assert accuracy > 0.45  # two of the six moves of a game follow no rule
 
 
 def _firsts() -> list[list[int]]:

@@ -68,7 +68,7 @@ def test_targets_are_the_results_of_games_for_the_mover(lam: float, expected: li
     "foresight.algorithms.search.alphazero.turned",
     lambda f: lambda state, planes, policy, legal: (f(state, planes, policy, legal)[0], policy, legal),
 )
-def test_a_turned_row_is_a_position_of_the_game() -> None:
+def test_a_rotated_row_is_a_position_of_the_game() -> None:
     """Legal actions are the empty cells, before and after, and the policy goes with its cells."""
     state = az.build(SMALL, TTT)
     position = replay(TTT, [[0, 4, 1], [2], [5, 6]] * 10)
@@ -190,7 +190,7 @@ def test_games_of_openspiels_are_learned_too() -> None:
     assert sum(len(actions) for actions in state.running.actions) + sum(state.lengths) == step
 
 
-def test_cheap_searches_are_played_but_not_learned_from() -> None:
+def test_cheap_searches_are_played_but_not_trained_on() -> None:
     config = dataclasses.replace(SMALL, steps=1_024, full_share=0.25, cheap_simulations=2)
     *_, (step, _, state) = az.train(config, TTT)
     assert 0.1 * step < len(state.replay) < 0.4 * step

@@ -57,7 +57,7 @@ def test_two_tables_do_not_overestimate() -> None:
     one = np.mean([float(last(q_learning, mdp, seed=i, **fields).q[0, 0]) for i in range(20)])
     two = np.mean([float(last(double_q_learning, mdp, seed=i, **fields).q[:, 0, 0].mean()) for i in range(20)])
     assert one > 0.1 and two == pytest.approx(-0.1, abs=0.06)
-    # and the target says why: judged by itself the best of noise is good, judged by another table it is not
+    # and the target shows why: valued by itself the best of noise is good, valued by another table it is not
     from foresight.ops import targets
 
     noise = torch.randn(2, 1, 1_000, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

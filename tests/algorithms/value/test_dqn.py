@@ -126,7 +126,7 @@ def test_a_slow_target_moves_after_every_gradient_step(updates, train_every, mov
     env = choice()
     state = dqn.build(config, env.spaces)
     obs = env.reset(0)
-    for _ in range(2):  # rows to learn from
+    for _ in range(2):  # rows to train on
         state.step = 1
         dqn.collect.remember(state.replay, dqn.rollout(state, env, obs)[0])
     state.step = 0
@@ -151,9 +151,9 @@ MISTAKES = [
 
 
 @BOTH
-@pytest.mark.parametrize(("options", "says"), MISTAKES)
-def test_mistakes_are_named(module, config, options, says) -> None:
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_mistakes_are_named(module, config, options, message) -> None:
+    with pytest.raises(UserError, match=message):
         next(module.train(dataclasses.replace(config, **options), choice()))
 
 

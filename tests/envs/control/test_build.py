@@ -19,7 +19,7 @@ from tests.envs.example_envs import COUNTER, rollout, same
 
 
 def steps(env: Any, count: int, action: Any = None) -> list[Any]:
-    """Feedback of `count` steps, with random actions unless told otherwise."""
+    """Feedback of `count` steps, with random actions by default."""
     generator = np.random.default_rng(0)
     out = []
     for _ in range(count):
@@ -342,8 +342,8 @@ def test_a_library_of_the_system_that_is_missing_is_named(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(envpool, "make_spec", missing)
     for engine in ("auto", "envpool"):
-        said = error("StarpilotEasy-v0", engine=engine)
-        assert said == "Environment 'StarpilotEasy-v0': Procgen requires the system Qt 5 runtime."
+        reported = error("StarpilotEasy-v0", engine=engine)
+        assert reported == "Environment 'StarpilotEasy-v0': Procgen requires the system Qt 5 runtime."
     assert make("MountainCar-v0", num_envs=2).reset(0).shape == (2, 2)
 
 

@@ -21,7 +21,7 @@ from tests.sabotage import sabotaged_by
 
 
 class Broken(gymnasium.Env):  # type: ignore[type-arg]
-    """Fails as told at step `at` of its episode `when` (0: as it begins), in the environment seeded with `who`."""
+    """Fails in the way `how` at step `at` of its episode `when` (0: as it begins), in the env seeded with `who`."""
 
     def __init__(self, how: str, parts: bool = False, when: int = 2, at: int = 3, who: int = 12) -> None:
         plain = gs.Box(-1.0, 1.0, (2,), np.float32)
@@ -127,14 +127,14 @@ def test_a_first_reset_in_another_process_too(how: str) -> None:
 def _says(how: str, more: str = "", at: int = 3, **options: Any) -> None:
     env = make("Broken-v0", num_envs=4, how=how, at=at, **{"engine": "gymnasium", **options})
     try:
-        said = ""
+        reported = ""
         try:
             _run(env)
         except EnvError as error:
-            said = str(error)
+            reported = str(error)
         words = WORDS[how] if at else WORDS[how].replace("its step", "its reset")
         wanted = f"Environment 'Broken-v0', env 2 at step {at} of its episode: {words}{more}"
-        assert re.match(wanted, said), said
+        assert re.match(wanted, reported), reported
     finally:
         env.close()
 

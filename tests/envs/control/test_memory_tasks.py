@@ -57,7 +57,7 @@ def test_the_maze_is_the_papers():
 
 
 @pytest.mark.parametrize("length", [1, 5, 40])
-def test_who_remembers_earns_one_and_who_guesses_half(length: int):
+def test_remembering_earns_one_and_guessing_half(length: int):
     env = make("TMazePassive-v0", num_envs=400, length=length)
     obs = env.reset(3)
     goal = obs[:, 1]
@@ -87,7 +87,7 @@ def test_repeat_first_pays_for_the_first_suit():
             assert feedback.cut.eq(float(t == 5)).all() and feedback.discount.eq(float(t < 5)).all()
         assert feedback.info["episode_return"] == pytest.approx([1.0, -1.0] * 25)
         first = feedback.obs
-    assert len(set(feedback.final_obs.tolist())) == 3  # cards go on being dealt
+    assert len(set(feedback.final_obs.tolist())) == 3  # cards continue to be dealt
 
 
 @pytest.mark.parametrize("name", ["TMazePassive-v0", "RepeatFirst-v0"])
@@ -126,9 +126,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("options", "says"), MISTAKES)
-def test_mistakes_are_named(options, says):
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(UserError, match=message):
         make("TMazePassive-v0", num_envs=2, **options)
     with pytest.raises(ValueError, match="actions of shape"):
         env = make("TMazePassive-v0", num_envs=2)

@@ -66,7 +66,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     ("options", "channels"), [({}, 3), ({"frame_stack": 2}, 6), ({"frame_stack": 2, "gray": True}, 2)]
 )
 @pytest.mark.parametrize("name", SETTINGS)
-def test_runs_learn_from_pictures(name: str, options: dict[str, Any], channels: int, tmp_path: Path) -> None:
+def test_runs_train_on_images(name: str, options: dict[str, Any], channels: int, tmp_path: Path) -> None:
     options = {**options, **({"discrete": False} if name == "sac" else {})}
     done = run.train(
         name, env="ColorChoice-v0", env_options=options, out=tmp_path / "run", show=False, evaluation_episodes=2,

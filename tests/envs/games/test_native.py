@@ -91,7 +91,7 @@ SYMMETRIC = [
     lambda f: lambda h, w, a, k: f(h, w, a, k)._replace(actions=f(h, w, a, k ^ 1)[1]),
 )
 @pytest.mark.parametrize(("name", "options", "ways"), SYMMETRIC[:4], ids=lambda x: str(x))
-def test_a_turned_game_is_the_same_game(name: str, options: dict[str, Any], ways: int) -> None:
+def test_a_rotated_game_is_the_same_game(name: str, options: dict[str, Any], ways: int) -> None:
     game = games.make(name, **options)
     assert len(game.symmetries) == ways
     for way in game.symmetries:
@@ -99,7 +99,7 @@ def test_a_turned_game_is_the_same_game(name: str, options: dict[str, Any], ways
 
 
 @pytest.mark.parametrize(("name", "options", "ways"), SYMMETRIC[4:], ids=lambda x: str(x))
-def test_a_turned_game_of_openspiels_is_the_same_game(name: str, options: dict[str, Any], ways: int) -> None:
+def test_a_rotated_game_of_openspiel_is_the_same_game(name: str, options: dict[str, Any], ways: int) -> None:
     game = games.make(name, **options)
     assert len(game.symmetries) == ways
     for way in game.symmetries:

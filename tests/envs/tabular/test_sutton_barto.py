@@ -107,13 +107,13 @@ def test_the_table_of_blackjack_is_the_game_of_gymnasium() -> None:
     """The frequencies of Gymnasium's own hands, from one state, against the table."""
     env = gymnasium.make("Blackjack-v1", sab=True)
     mdp = grid.make("Blackjack-v1")
-    world = env.unwrapped
+    game = env.unwrapped
     env.reset(seed=0)
     found: dict[tuple[int, float], float] = {}
     count = 4_000
     for _ in range(count):
-        world.player, world.dealer = [1, 5], [10, int(min(10, world.np_random.integers(1, 14)))]
-        (total, dealer, ace), reward, terminated, _, _ = world.step(1)
+        game.player, game.dealer = [1, 5], [10, int(min(10, game.np_random.integers(1, 14)))]
+        (total, dealer, ace), reward, terminated, _, _ = game.step(1)
         s = mdp.states - 1 if terminated else sutton_barto.blackjack_state(total, dealer, ace)
         found[s, reward] = found.get((s, reward), 0.0) + 1 / count
     here = sutton_barto.blackjack_state(16, 10, 1)

@@ -30,7 +30,7 @@ async def short(completions, **_):
     return [-0.1 * len(c) for c in completions]
 
 
-class Judge:
+class CallableReward:
     """An object that is called, as people write those that keep a connection."""
 
     async def __call__(self, completions, **_):
@@ -55,11 +55,11 @@ def test_the_reward_is_the_sum_and_each_part_has_its_name(tmp_path):
 
 
 @sabotaged_by("foresight.envs.text.worker._awaited", lambda f: lambda result: result.close() or [7.0, 7.0])
-@pytest.mark.parametrize("reward", [short, Judge()])
+@pytest.mark.parametrize("reward", [short, CallableReward()])
 def test_an_async_function_is_waited_for(tmp_path, reward):
     task = text.make(prompts(tmp_path), reward=reward)
     asked = list(task.test)[:1] * 2
-    expected = [1.0, 1.0] if isinstance(reward, Judge) else [-0.1, -0.2]
+    expected = [1.0, 1.0] if isinstance(reward, CallableReward) else [-0.1, -0.2]
     assert task.reward(asked, ["1", "12"])[0] == pytest.approx(expected) and not task.parts
 
     async def notebook() -> list[float]:

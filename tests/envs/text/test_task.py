@@ -1,4 +1,4 @@
-"""Text tasks: what is held out, what is graded, and what a user's mistake says."""
+"""Text tasks: what is held out, what is graded, and the messages of a user's mistakes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def rows(tmp_path):
     return path
 
 
-def test_a_file_with_a_reward_function_as_trl_users_write_it(rows, tmp_path):
+def test_a_file_with_a_reward_function_in_the_form_of_trl(rows, tmp_path):
     (tmp_path / "rewards.py").write_text(
         "def close(completions, level, **kwargs):\n"
         "    assert set(kwargs) == {'prompts', 'answer'}, kwargs\n"
@@ -191,8 +191,12 @@ def test_files_are_read_with_the_row_in_the_error(tmp_path):
 def test_unknown_names_give_the_nearest():
     with pytest.raises(UserError, match="Did you mean 'addition'"):
         text.make("adition")
-    for wrong, said in (("hard", "held_out, high"), ("heldout", "Did you mean 'held_out'"), ("rewrds", "'rewards'")):
-        with pytest.raises(UserError, match=rf"Unknown option of the task 'addition' '{wrong}'\..*{said}"):
+    for wrong, reported in (
+        ("hard", "held_out, high"),
+        ("heldout", "Did you mean 'held_out'"),
+        ("rewrds", "'rewards'"),
+    ):
+        with pytest.raises(UserError, match=rf"Unknown option of the task 'addition' '{wrong}'\..*{reported}"):
             text.make("addition", **{wrong: 1})
     with pytest.raises(UserError, match=r"Unknown option of the task 'rows.jsonl' 'rewrd'.*'reward'.*reward_timeout"):
         text.make("rows.jsonl", rewrd="rewards.py:score")
@@ -226,7 +230,7 @@ def test_a_hub_id_is_a_task(monkeypatch):
     assert len(text.make("someone/questions").test) == 1 and asked == ["someone/questions"]
 
 
-def test_where_the_reward_function_is(tmp_path, rows):
+def test_the_place_of_the_reward_function(tmp_path, rows):
     with pytest.raises(UserError, match=r"file\.py:name"):
         text.make(str(rows), reward="reward")
     with pytest.raises(UserError, match="There is no file"):

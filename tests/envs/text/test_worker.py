@@ -119,13 +119,13 @@ def test_a_hanging_function_is_killed_and_a_dead_one_is_reported(task):
 
 @pytest.mark.parametrize("limit", [60, 0])
 def test_whatever_it_raises_is_reported_and_a_dict_is_no_list(task, limit):
-    for name, said in (
+    for name, reported in (
         ("leaving", r"'leaving' raised SystemExit: no more, on the completion 'a'"),
         ("reading", r"'reading' raised EOFError: nothing to read, on the completion 'a'"),
         ("counting", r"'counting' must return a list of rewards, one for each.*'a': 1.0.*, a dict"),
     ):
         made = task(name, reward_timeout=limit)
-        with pytest.raises(LostError, match=said):
+        with pytest.raises(LostError, match=reported):
             made.grade(made.train[:2], ["a", "b"])
 
 
@@ -150,7 +150,7 @@ def test_an_object_that_can_be_called_is_a_reward_function(task):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "reported"),
     [
         ("def score(:\n    pass", r"Cannot import .*rewards\.py.*SyntaxError: .*line 1"),
         ("x = 1\ny = x / 0", r"Cannot import .*rewards\.py.*ZeroDivisionError: division by zero, line 2"),
@@ -158,9 +158,9 @@ def test_an_object_that_can_be_called_is_a_reward_function(task):
         ("import nothing_of_that_name", r"Cannot import .*rewards\.py.*No module named 'nothing_of_that_name', line 1"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_reported_with_its_line(task, tmp_path, source, said):
+def test_a_file_that_cannot_be_imported_is_reported_with_its_line(task, tmp_path, source, reported):
     (tmp_path / "rewards.py").write_text(source)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=reported):
         task("score")
 
 

@@ -17,7 +17,7 @@ from foresight.planning.generation.speculative import speculate
 from tests import architectures, tiny_language
 from tests.sabotage import change, sabotaged_by
 
-TOLD = pytest.mark.filterwarnings("ignore::UserWarning")  # that it is slower, which a test of its own looks at
+WARNED = pytest.mark.filterwarnings("ignore::UserWarning")  # that it is slower, which a test of its own looks at
 
 
 def _blind(find):
@@ -32,13 +32,13 @@ def _blind(find):
     return taken
 
 
-@TOLD
+@WARNED
 @sabotaged_by("foresight.nets.language.architecture.find", _blind)
 @pytest.mark.parametrize("name", ["diffllama", "lfm2", "gemma2", "gpt_oss", "nemotron"])
 def test_what_cannot_share_is_computed_row_by_row(name):
     """Architectures whose layers are others than attention, or other attention.
 
-    Wrong: a raw traceback of the first batch or, worse, samples of another distribution with nothing said (DiffLlama).
+    Wrong: a raw traceback of the first batch or, worse, samples of another distribution without a warning (DiffLlama).
     Decides: log π of sampler and of training = those of transformers' own pass over each row alone.
     """
     try:
@@ -52,12 +52,12 @@ def test_what_cannot_share_is_computed_row_by_row(name):
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "granite", "cohere"])
 def test_what_can_share_does(name):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # there is nothing to be told
+        warnings.simplefilter("error")  # there is nothing to warn of
         policy, apart = architectures.tried(name)
     assert policy.way == Way(True) and apart < architectures.RIGHT
 
 
-@TOLD
+@WARNED
 @pytest.mark.parametrize("name", ["bart", "gpt2"])
 def test_answers_do_not_depend_on_the_way_in_which_they_are_computed(name):
     """With one generator: over the model's own cache, and from the beginning for every token; few slots and many."""
@@ -76,7 +76,7 @@ def test_answers_do_not_depend_on_the_way_in_which_they_are_computed(name):
         torch.testing.assert_close(row.logprob, rows[0].logprob, atol=1e-5, rtol=0)
 
 
-@TOLD
+@WARNED
 def test_logits_that_are_no_linear_map_of_features_are_taken_whole():
     policy = LanguageModel(architectures.model("llama"), tiny_language.model().tokenizer)
     policy.module.set_attn_implementation("eager")
@@ -93,7 +93,7 @@ def test_logits_that_are_no_linear_map_of_features_are_taken_whole():
 @sabotaged_by("foresight.nets.language.architecture._close", lambda f: lambda pairs: True)
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_what_looks_ahead_is_refused(name):
-    """A model that fills gaps, offered as one that goes on.
+    """A model that fills gaps, offered as one that continues a text.
 
     Wrong: log π of a token that saw the token itself.
     Decides: one sentence before anything is sampled.
@@ -123,14 +123,14 @@ def test_a_window_bounds_only_what_shares():
     assert context(config, shared=False) == (64, "")
 
 
-@TOLD
+@WARNED
 def test_speculation_refuses_what_it_cannot_do():
     policy = LanguageModel(architectures.model("lfm2"), tiny_language.model().tokenizer)
     with pytest.raises(UserError, match="row by row, which speculative decoding does not support"):
         speculate(policy, [[3, 4]], policy)
 
 
-@TOLD
+@WARNED
 def test_adapters_learn_on_what_is_computed_row_by_row():
     policy = LanguageModel(architectures.model("lfm2"), tiny_language.model().tokenizer)
     lora.add(policy, 2, (), torch.Generator().manual_seed(0))

@@ -53,7 +53,7 @@ def test_one_expert_and_all_of_them(chosen):
 
 
 @pytest.mark.parametrize("chosen", [1, 2])
-def test_the_router_learns_from_what_each_expert_is_good_for(chosen):
+def test_the_router_prefers_the_expert_that_reduces_the_loss(chosen):
     layer = _layer(chosen)
     layer(torch.randn(9, 8))[0].square().sum().backward()
     assert layer.router.grad.abs().max() > 1e-4

@@ -78,7 +78,7 @@ def test_the_heads_of_a_tree_are_those_of_the_definition():
                 hidden = module.model(row[None]).last_hidden_state[0]
                 embedded = module.model.embed_tokens(row)
             for t in range(int(batch.length[p, g])):
-                n = len(prompt) + t - 1  # the token before the one that is foreseen
+                n = len(prompt) + t - 1  # the token before the one that is predicted
                 for head in (1, 2, 3):
                     place = (head - 1, p, g, t)
                     assert there[place] == (n >= head - 1)

@@ -1,4 +1,4 @@
-"""Packed weights: the same products for whoever samples, and nothing else changes."""
+"""Packed weights: the same products for the sampler, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ def test_a_padding_token_that_also_ends_is_learned_and_not_masked():
 
 
 def test_a_folder_without_the_weights_that_are_needed_is_refused(tmp_path):
-    judge = reward_model.build(build_config(reward_model.Config, model=tiny_language.folder(), precision="float32"))
-    folder = reward_model.export(judge, tmp_path / "judge")
+    scorer = reward_model.build(build_config(reward_model.Config, model=tiny_language.folder(), precision="float32"))
+    folder = reward_model.export(scorer, tmp_path / "scorer")
     fields = {"model": tiny_language.folder(), "precision": "float32"}
     assert rlhf_ppo.build(build_config(rlhf_ppo.Config, **fields, reward_model=str(folder))).judge is not None
     with pytest.raises(UserError, match="is no reward model, since it has no head"):
@@ -135,7 +135,7 @@ def test_transformers_reads_a_reward_model_at_the_token_that_we_read(kind, tmp_p
     model = tiny_language.folder() if kind == "tiny" else str(_decoder(tmp_path / "decoder"))
     state = reward_model.build(build_config(reward_model.Config, model=model, precision="float32"))
     state.scorer.reset(1.0, torch.Generator().manual_seed(0))
-    theirs = AutoModelForSequenceClassification.from_pretrained(reward_model.export(state, tmp_path / "judge"))
+    theirs = AutoModelForSequenceClassification.from_pretrained(reward_model.export(state, tmp_path / "scorer"))
     ids, answer = corpus.encode(state.scorer.trunk, "1+1?", "2")
     assert answer[-1] in state.scorer.trunk.stop_ids
     with torch.no_grad():

@@ -204,7 +204,7 @@ def test_gtrxl_starts_near_a_policy_without_memory():
 
 
 @pytest.mark.parametrize(("kind", "layers"), SETTINGS)
-def test_to_forget_is_to_have_read_nothing(kind: str, layers: int):
+def test_a_reset_memory_is_a_new_memory(kind: str, layers: int):
     net = _make(kind, layers)
     carry, fresh = _begun(net), net.initial(B)
     assert all(not torch.equal(carry[name], fresh[name]) for name in carry)
@@ -289,7 +289,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "options", "says"), MISTAKES)
-def test_mistakes_are_named(shape, options, says):
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("shape", "options", "message"), MISTAKES)
+def test_mistakes_are_named(shape, options, message):
+    with pytest.raises(UserError, match=message):
         memory.actor_critic(BOX, CHOICE, heads.ScalarHead(), memory.Shape(**shape), **options)

@@ -30,7 +30,7 @@ def _texts(model, batch):
 
 
 def _probability(model, prompt: list[int], answers: list[str]) -> torch.Tensor:
-    """The chance of each answer, written out: a product of conditional chances, only tokens that can go on counting."""
+    """The chance of each answer, written out: a product of conditional chances over the tokens that can continue."""
     rows = [[*model.tokenizer.encode(a), model.stop_ids[0]] for a in answers]
     chances = []
     for row in rows:
@@ -127,7 +127,7 @@ def test_lists_that_make_no_sense_are_refused():
 
 
 def _first_end(model, row: list[int], stop: list[str]) -> int:
-    """After how many tokens the text first holds one of `stop`, by decoding every beginning anew."""
+    """After how many tokens the text first holds one of `stop`, by decoding every beginning again."""
     for n in range(1, len(row) + 1):
         if any(text in model.tokenizer.decode(row[:n], skip_special_tokens=False) for text in stop):
             return n

@@ -1,4 +1,4 @@
-"""A server gives the very rows that the model would, or says that it cannot; and it may fail in the middle."""
+"""A server gives the very rows that the model would, or is refused; and it may fail in the middle."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _seeded(seed: int = 0) -> torch.Generator:
 
 
 def _answers(model) -> list[str]:
-    """What a language algorithm's `act` says to the texts."""
+    """What a language algorithm's `act` answers to the texts."""
     state = SimpleNamespace(policy=model, config=SimpleNamespace(max_new_tokens=6), generator=None)
     return rollout.answer(state, TEXTS)[0]
 
@@ -89,7 +89,7 @@ def test_equal_prompts_get_seeds_of_their_own(stub):
     assert len({tuple(row) for row in batch.completion[:, 0].tolist()}) > 1
 
 
-def test_a_server_without_ids_answers_but_is_not_learned_from():
+def test_a_server_without_ids_answers_but_cannot_be_trained_with():
     with serve(Stub(_model(), "text")) as stub:
         server = _server(stub)
         with pytest.raises(UserError, match=r"never tokenized again: use it for answers and evaluation only"):
@@ -205,19 +205,19 @@ def in_silence(original):
 
 @sabotaged_by("foresight.planning.generation.server.Server.__init__", in_silence)
 def test_waiting_for_a_server_is_reported_once_for_all_requests(stub):
-    said: list[str] = []
-    server = _server(stub, say=said.append)
+    reported: list[str] = []
+    server = _server(stub, say=reported.append)
     server(PROMPTS, 1, 4, 1.0, _seeded())
-    assert said == []
+    assert reported == []
     stub.faults = [503, 503, 503, 503]  # three requests are under way
     server(PROMPTS, 1, 4, 1.0, _seeded())
-    waits = [text for text in said if "after 1 try" in text]
+    waits = [text for text in reported if "after 1 try" in text]
     assert len(waits) == 1 and f"The server at {stub.url} does not answer (503 the kettle is on)" in waits[0]
-    assert "waiting 0.01 s, then trying again, for 0 s in all" in waits[0] and said[-1].endswith("answers again.")
-    said.clear()
+    assert "waiting 0.01 s, then trying again, for 0 s in all" in waits[0] and reported[-1].endswith("answers again.")
+    reported.clear()
     with pytest.raises(ServerError):
-        Server("http://127.0.0.1:9", _model(), tries=3, wait=0.3, say=said.append)
-    assert [text.partition("after ")[2] for text in said] == [
+        Server("http://127.0.0.1:9", _model(), tries=3, wait=0.3, say=reported.append)
+    assert [text.partition("after ")[2] for text in reported] == [
         "1 try: waiting 0.3 s, then trying again, for 1 s in all.",
         "2 tries: waiting 0.6 s, then trying again, for 1 s in all.",
     ]
@@ -285,7 +285,7 @@ def _choice(**fields):
         ({"token_ids": [13, 14, 15], "text": "abc"}, "leaves out the token that ends"),
     ],
 )
-def test_rows_that_nothing_can_be_learned_from_are_refused(stub, monkeypatch, fields, message):
+def test_rows_that_cannot_be_trained_on_are_refused(stub, monkeypatch, fields, message):
     server = Server(stub.url, tiny_language.model(), wait=0.01)
     monkeypatch.setattr(stub, "complete", _choice())
     assert server(PROMPTS[:1], 1, 4).length.item() == 3

@@ -135,7 +135,7 @@ def test_greedily_it_writes_what_the_model_writes(kind):
 
 @sabotaged_by("foresight.nets.language.cache.Extension.update", lambda f: lambda self, layer, key, value: (key, value))
 @torch.no_grad()
-def test_its_twin_drafts_what_it_writes():
+def test_a_copy_drafts_what_the_model_writes():
     found = _same_text(tiny_language.model(), tiny_language.model())
     assert found.acceptance > 0.8 and found.tokens_per_pass > 2  # all but what was drafted past the end
 

@@ -1,4 +1,4 @@
-"""States that hold a replay, through a real checkpoint: the run that goes on is the one that never stopped."""
+"""States that hold a replay, through a real checkpoint: the resumed run equals the uninterrupted one."""
 
 from __future__ import annotations
 

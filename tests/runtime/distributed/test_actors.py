@@ -92,7 +92,7 @@ def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any) -
 def test_with_a_replay_too_lockstep_is_the_run_of_one_process(
     module: Any, config: Any, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows reach the replay as if its worlds were here: the same draws, the same gradient steps, bit for bit."""
+    """Its rows reach the replay as if its envs were here: the same draws, the same gradient steps, bit for bit."""
     monkeypatch.setattr(module, "REPORT", 50)
     together = [(step, m, weights(s)) for step, m, s in module.train(config, make(task, num_envs=2))]
     apart = _apart(module, config, _fleet(module, config, env=lambda: make(task, num_envs=2)), task)
@@ -117,7 +117,7 @@ def _shuffled(messages: Any) -> Any:
 @sabotaged_by("foresight.runtime.distributed.learner._Learner.abreast", _shuffled)
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_in_the_replay_every_stream_is_one_environment(max_lag: int) -> None:
-    """Two actors share four worlds: at a row that is not cut, CartPole's next position follows from its velocity."""
+    """Two actors share four envs: at a row that is not cut, CartPole's next position follows from its velocity."""
     config = dqn.Config(**{**REPLAYED, "num_envs": 4, "max_lag": max_lag}, rollout_steps=2)
     share = dataclasses.replace(config, num_envs=2)
     metrics, rows, held = _rows_of(config, _fleet(dqn, share, 2, env=lambda: make("CartPole-v1", num_envs=2)))
@@ -131,7 +131,7 @@ def test_in_the_replay_every_stream_is_one_environment(max_lag: int) -> None:
 
 @sabotaged_by("foresight.algorithms.value.dqn.restart", lambda f: lambda state: None)
 def test_a_successor_of_a_dead_actor_begins_new_episodes_in_the_replay() -> None:
-    """No transition leads from the world of one that died to the world of another that took its place."""
+    """No transition leads from the environment of one that died to that of another that took its place."""
     config = dqn.Config(**{**REPLAYED, "max_lag": 1})
     inner = _fleet(dqn, config, env=lambda: make("CartPole-v1", num_envs=2))
     fleet = Reborn(inner, 25, lambda: _fleet(dqn, config, env=lambda: make("CartPole-v1", num_envs=2), lives=1))
@@ -155,7 +155,7 @@ def test_messages_older_than_max_lag_are_dropped_and_counted() -> None:
     seen = _apart(impala, config, _fleet(impala, config, 3))
     assert max(metrics["lag"] for _, metrics, _ in seen) <= 2
     assert seen[-1][1]["stale_unrolls"] > 0
-    assert [step for step, _, _ in seen] == list(range(32, 641, 32))  # only what was learned from counts
+    assert [step for step, _, _ in seen] == list(range(32, 641, 32))  # only what was trained on counts
 
 
 class Mortal:
@@ -222,7 +222,7 @@ def test_lockstep_with_a_lost_message_learns_the_same() -> None:
 
 
 def test_actors_differ_and_another_life_differs_too() -> None:
-    """No two actors, and no actor and its successor, see the same worlds or draw the same actions."""
+    """No two actors, and no actor and its successor, see the same environments or draw the same actions."""
     state = impala.build(IMPALA, make("CartPole-v1", num_envs=1).spaces)
     weights = actors.take(impala, state, 0)
     first, second = _fleet(impala, IMPALA, 2)._collectors
@@ -246,7 +246,7 @@ def test_several_tasks_report_their_returns() -> None:
 
 
 def test_actors_share_the_envs_of_an_on_policy_algorithm() -> None:
-    """Two actors with half of the worlds each give PPO the batch that it was configured for."""
+    """Two actors with half of the environments each give PPO the batch that it was configured for."""
     resolved = resolve.resolve("ppo", env="CartPole-v1", given={**FIELDS, "minibatches": 2, "steps": 320}, actors=2)
     fields, envs = actors.plan(resolved, 2)
     assert fields["num_envs"] == 2 and envs().num_envs == 2

@@ -88,7 +88,7 @@ def test_actors_of_several_nodes_die_and_the_learner_continues(nodes: Any) -> No
             os.kill(pids[0], signal.SIGKILL)
             killed = True
         if killed and metrics["actor_restarts"] == 1 and fleet._deaths == [0, 0]:
-            break  # the learner went on, and the successor has sent its first unroll
+            break  # the learner continued, and the successor has sent its first unroll
         state.step = min(state.step, config.steps - 32)  # however long that takes
     last = seen[-1][1]
     assert last["actor_restarts"] == 1
@@ -186,32 +186,32 @@ def test_envs_that_fail_end_the_run_with_their_own_message(nodes: Any) -> None:
     config, fields = impala.Config(**FIELDS), dataclasses.asdict(impala.Config(**FIELDS))
     fleet = ray_cluster.Fleet("impala", fields, lambda: _Broken(make("CartPole-v1", num_envs=4)), 1, nodes.address)
     state = impala.build(config, make("CartPole-v1", num_envs=1).spaces)
-    with pytest.raises(UserError, match="Actor 0 failed: world 3 broke at step 20"):
+    with pytest.raises(UserError, match="Actor 0 failed: environment 3 broke at step 20"):
         list(learner.train(impala, config, state, fleet))
     with pytest.raises(UserError, match="4 CPUs, too few for 5 actors"):
         ray_cluster.Fleet("impala", fields, lambda: None, 5, nodes.address)
 
 
 def test_cpus_in_use_are_waited_for(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three of the four are taken: two actors would wait for ever, so it is said, and given up or come to an end."""
+    """Three of the four are taken: two actors would wait for ever, so it is reported, and given up or ended."""
     from ray.util import placement_group, remove_placement_group
 
     if not ray.is_initialized():
         ray.init(address=nodes.address, log_to_driver=False)
     held = placement_group([{"CPU": 1}] * 3)
     assert held.wait(60)
-    said: list[str] = []
+    reported: list[str] = []
     started: list[int] = []
     monkeypatch.setattr(ray_cluster.Fleet, "_start", lambda self, actor: started.append(actor))
     monkeypatch.setattr(ray_cluster, "SILENCE", 0.0)
     monkeypatch.setattr(ray_cluster, "PATIENCE", 3.0)
     missing = "2 actors need as many free CPUs, but the Ray cluster has 1 of 4"
     with pytest.raises(ray_cluster.FleetError) as caught:
-        ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=said.append)
+        ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=reported.append)
     assert str(caught.value) == (
         f"{missing}, and no more came free in 3 seconds. Stop what else runs there, or ask for fewer --actors."
     )
-    assert len(said) == 1 and said[0].startswith(f"{missing}: waiting ") and not started
+    assert len(reported) == 1 and reported[0].startswith(f"{missing}: waiting ") and not started
     monkeypatch.setattr(ray_cluster, "PATIENCE", 300.0)
     fleet = ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=lambda _: remove_placement_group(held))
     assert started == [0, 1]
@@ -225,7 +225,7 @@ class _Broken:
     def step(self, action: Any) -> Any:
         self.steps += 1
         if self.steps == 20:
-            raise RuntimeError("world 3 broke at step 20")
+            raise RuntimeError("environment 3 broke at step 20")
         return self.env.step(action)
 
     def __getattr__(self, name: str) -> Any:
@@ -266,8 +266,8 @@ def test_when_the_head_is_gone_the_checkpoint_is_saved(nodes: Any, tmp_path: Pat
         line = learner.stdout.readline()
         assert line.strip().isdigit(), line
         os.kill(nodes.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
-        *_, step, said = learner.stdout.read().splitlines()
-        assert "is gone" in said and f"foresight resume {out}" in said
+        *_, step, reported = learner.stdout.read().splitlines()
+        assert "is gone" in reported and f"foresight resume {out}" in reported
         assert learner.wait(120) == 0
     finally:
         learner.kill()

@@ -130,9 +130,9 @@ def _floats(path: Path) -> torch.Tensor:
 def test_processes_whose_weights_differ_are_reported(off, monkeypatch):
     state = a2c.build(a2c.Config(num_envs=1, hidden=(4,)), make.make("CartPole-v1", num_envs=1).spaces)
 
-    def gather(told, sums):
-        told[0].copy_(sums)
-        told[1].copy_(sums + off)
+    def gather(gathered, sums):
+        gathered[0].copy_(sums)
+        gathered[1].copy_(sums + off)
 
     monkeypatch.setattr(torchrun.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torchrun.distributed, "all_gather", gather)

@@ -1,4 +1,4 @@
-"""Evaluation: which episodes count, what is left untouched, and exact figures where the world is a table."""
+"""Evaluation: which episodes count, what is left untouched, and exact figures where the environment is a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.sabotage import sabotaged_by
 
 
 class Scripted:
-    """Worlds whose episodes have the given lengths (world i runs through `lengths[i]`); every step earns 1.
+    """Environments whose episodes have the given lengths (environment i runs through `lengths[i]`); every step earns 1.
 
     With `spend`, the row after an end is spent on resetting, as next-step autoreset does.
     """
@@ -101,7 +101,7 @@ def test_every_environment_has_a_quota(kind: Any, options: dict[str, Any]) -> No
     algorithm, state = control()
     env = kind(LENGTHS, **options)
     result = evaluate(algorithm, state, env, 6, seed=3)
-    # Two of worlds 0 and 1, one of the others, however soon other episodes end: short ones have no advantage.
+    # Two of environments 0 and 1, one of the others, however soon other episodes end: short ones have no advantage.
     assert result.values == (1, 9, 9, 1, 1, 7) and result.n == 6
     assert result.mean == pytest.approx(28 / 6) and result.std == pytest.approx(np.std([1, 9, 9, 1, 1, 7]))
     assert env.seeds[0] > 1_000_000  # apart from the seeds of training
@@ -182,11 +182,11 @@ def test_the_random_baseline_covers_the_space(space: Any) -> None:
 
 @sabotaged_by("foresight.nets.encoders.mask_key", lambda f: lambda space: None)
 def test_the_random_baseline_keeps_to_what_is_allowed() -> None:
-    """All actions but the right one are forbidden: whoever keeps to the mask earns all there is."""
+    """All actions but the right one are forbidden: a policy that keeps to the mask earns all there is."""
     assert baseline(*control(), hidden_choice(), 32, seed=1).mean == 1
 
 
-def test_cartpole_random_is_what_everyone_measures() -> None:
+def test_random_cartpole_has_the_published_return() -> None:
     algorithm, state = control()
     env = make("CartPole-v1", num_envs=16)
     assert 18 < baseline(algorithm, state, env, 200).mean < 26  # about 22 in the literature
@@ -220,7 +220,7 @@ def test_a_table_is_evaluated_exactly_and_left_unchanged() -> None:
     assert evaluate(*stay, env).also == {"return": pytest.approx(4)} and evaluate(*leave, env).n == 1
     # v = 0.5 (1 + 0.9 v) + 0.5 (0.9 · 5)
     assert baseline(*stay, env).mean == pytest.approx(2.75 / 0.55)
-    # Undiscounted, a policy that never ends has no value; what it earns within the limit is said instead.
+    # Undiscounted, a policy that never ends has no value; what it earns within the limit is reported instead.
     assert evaluate(*mdp_module([0, 0], 1.0), env).mean == pytest.approx(4)
     assert all(torch.equal(a, b) for a, b in zip(tables, (env.next_state, env.prob, env.reward), strict=True))
 

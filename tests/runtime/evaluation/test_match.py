@@ -94,7 +94,7 @@ def test_ratings_of_players_who_all_met() -> None:
 
 @sabotaged_by("foresight.runtime.evaluation.match.ratings", change("scores", lambda x: x.T))
 def test_a_ladder_ranks_its_players() -> None:
-    """Whoever takes a free cell at random loses to one who looks two moves ahead."""
+    """A player that takes a free cell at random loses to one that looks two moves ahead."""
     players = [opponents.make(name, TTT, 1) for name in ("random", "minimax:1", "minimax:4")]
     found = match.ladder(TTT, players, 20, 0, 0)
     assert [pair["players"] for pair in found["pairs"]] == [[1, 0], [2, 0], [2, 1]]
@@ -168,19 +168,21 @@ def test_a_run_that_learned_nothing_yet_is_reported(tmp_path: Path, capsys: Any)
     """Before the first gradient step, and where the agent is as good as chance; and what the presets take."""
     small = {"num_envs": 4, "simulations": 2, "latent_size": 4, "hidden": (8,), "evaluation_episodes": 4}
     train("muzero", env="CartPole-v1", out=tmp_path / "a", steps=128, **small)
-    said = capsys.readouterr().err
-    assert "no learning yet after 128 env steps: the first gradient step comes after 1,000 env steps" in said
-    assert "Its presets take 120,000 at CartPole-v1" in said
+    reported = capsys.readouterr().err
+    assert "no learning yet after 128 env steps: the first gradient step comes after 1,000 env steps" in reported
+    assert "Its presets take 120,000 at CartPole-v1" in reported
     resolved = resolve.resolve("muzero", env="Acrobot-v1")
     chance, same, better = (Evaluation("return", mean, 20.0, 20) for mean in (-498.0, -495.0, -97.0))
-    told = unlearned(resolved, 50_000, 9_000, chance, same)
-    assert told and "return -495 is no better than the -498 of random play. Its presets take 120,000 at Cart" in told
+    printed = unlearned(resolved, 50_000, 9_000, chance, same)
+    assert (
+        printed and "return -495 is no better than the -498 of random play. Its presets take 120,000 at Cart" in printed
+    )
     assert unlearned(resolved, 100_000, 9_000, chance, better) is None
     assert unlearned(resolve.resolve("ppo", env="CartPole-v1"), 500, 0, chance, same) is None
 
 
 def test_the_simulations_of_a_result_are_those_of_its_agent() -> None:
-    """Of the agent that comes along, and of MuZero's preset."""
+    """Of the bundled agent, and of MuZero's preset."""
     results = Path(__file__).resolve().parents[3] / "results"
     shown = json.loads((results / "alphazero-connect_four.json").read_text())
     assert players.simulations_of("connect_four") == shown["play_simulations"]

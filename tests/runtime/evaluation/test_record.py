@@ -22,7 +22,7 @@ def frames(count: int = 5, height: int = 33, width: int = 21) -> Iterator[record
 
 
 class Countdown:
-    """A world that ends after the action 1 was taken `length` times."""
+    """An environment that ends after the action 1 was taken `length` times."""
 
     name = "Countdown"
 

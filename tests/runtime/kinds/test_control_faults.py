@@ -1,4 +1,4 @@
-"""A world that breaks in the middle of a run: whichever algorithm learns there, the run is kept and goes on."""
+"""An environment that fails in the middle of a run: whatever the algorithm, the run is kept and resumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS = {
     "ppg": {**ON_POLICY, "minibatches": 1}, "reinforce": {**PLAIN, "max_episode_steps": 20, "steps": 400},
     "dqn": REPLAYED, "rainbow": REPLAYED, "sac_discrete": REPLAYED, "sac": REPLAYED,
 }  # fmt: skip
-WHEN = {"reinforce": 1}  # the episode that breaks: it starts its worlds anew for every batch
+WHEN = {"reinforce": 1}  # the episode that breaks: it resets its environments for every batch
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -140,7 +140,7 @@ def test_players_with_other_rules_do_not_meet(tmp_path: Path) -> None:
         players.player(str(tmp_path / "b"), game)
 
 
-def test_one_recorded_game_is_learned_from(tmp_path: Path) -> None:
+def test_one_recorded_game_can_be_trained_on(tmp_path: Path) -> None:
     file = tmp_path / "one.sgf"
     file.write_text("(;SZ[5];B[cc];W[cb];B[bb];W[];B[])")
     made = run.train(

@@ -48,7 +48,7 @@ def test_a_reward_function_that_hangs_ends_the_run_after_a_checkpoint_and_the_re
     words = r"'count' did not answer within 3 seconds.*The checkpoint at 1 updates is saved.*foresight resume"
     with pytest.raises(LostError, match=words):
         _train(tmp_path, "cut", 3)
-    (tmp_path / "cut.py").write_text(REWARDS.replace("HANGS", "0"))  # mended
+    (tmp_path / "cut.py").write_text(REWARDS.replace("HANGS", "0"))  # fixed
     cut = run.resume(tmp_path / "cut", show=False)
     weights = [dict(run.load(one.path).state.policy.named_parameters()) for one in (whole, cut)]
     for name, weight in weights[0].items():

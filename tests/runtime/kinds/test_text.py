@@ -1,4 +1,4 @@
-"""What people get wrong with language data, models and rewards: one sentence that says what to do, nothing is lost."""
+"""Mistakes with language data, models and rewards: one message with what to do, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_data_of_another_form_are_refused_before_anything_is_measured(name, tabl
 
 
 def test_the_task_evaluates_and_the_data_train(tmp_path):
-    """Both are demonstrations: what is learned from are the data, and the task is only what is measured."""
+    """Both are demonstrations: the data are trained on, and the task is only evaluated."""
     data = rows(tmp_path, "data.jsonl", [{"prompt": f"{i}+2=", "completion": str(i + 2)} for i in range(10)])
     task = text.make(rows(tmp_path, "task.jsonl", DEMONSTRATIONS))
     assert all("+2=" in row.prompt for row in corpus.examples(data, task, "demonstration", "sft"))
@@ -87,7 +87,7 @@ def test_the_task_evaluates_and_the_data_train(tmp_path):
 @pytest.mark.parametrize(
     "options", [{}, {"seed": 1}, {"held_out": 5}, {"reward": lambda completions, **_: [1.0] * len(completions)}]
 )
-def test_what_is_held_out_is_never_learned_from_however_it_is_graded(options, tmp_path):
+def test_held_out_rows_are_never_trained_on_however_they_are_graded(options, tmp_path):
     answers = {} if "reward" in options else {row["prompt"]: {"answer": row["completion"]} for row in DEMONSTRATIONS}
     table = [{**row, **answers.get(row["prompt"], {})} for row in DEMONSTRATIONS * 3]
     task = text.make(rows(tmp_path, "task.jsonl", table), **options)
@@ -110,14 +110,14 @@ def test_a_count_of_nothing_is_refused(name, field):
         resolve.resolve(name, task="addition", given={field: 0})
 
 
-def test_forms_that_others_write(tmp_path):
+def test_forms_of_other_programs(tmp_path):
     chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     bad = [chat[0], {"role": "assistant", "content": "3"}]
     _, (row,) = forms.check([{"prompt": "1+1=", "messages": chat}], "x")
     assert (row["prompt"], row["completion"]) == (chat[:1], "2")
     _, (row,) = forms.check([{"prompt": "1+1=", "chosen": chat, "rejected": bad}], "x")
     assert (row["prompt"], row["chosen"], row["rejected"]) == (chat[:1], "2", "3")
-    data = rows(tmp_path, "judged.jsonl", [{**row, "label": i > 0} for i, row in enumerate(DEMONSTRATIONS)])
+    data = rows(tmp_path, "labeled.jsonl", [{**row, "label": i > 0} for i, row in enumerate(DEMONSTRATIONS)])
     with pytest.raises(UserError, match=r"row 1: .* is labeled bad \('label' is false\), .* or train kto"):
         run.train("sft", data=data, model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False)
 
@@ -151,10 +151,10 @@ def test_an_export_replaces_a_model_and_nothing_else(tmp_path, capsys):
 
 
 def test_a_reward_model_scores_prompts_without_columns(tmp_path):
-    judge = pretrained.load_scorer(tiny_language.folder(1), precision="float32", std=1.0)
-    pretrained.save_folder(judge.trunk.module, judge.trunk.tokenizer, tmp_path / "judge")
+    scorer = pretrained.load_scorer(tiny_language.folder(1), precision="float32", std=1.0)
+    pretrained.save_folder(scorer.trunk.module, scorer.trunk.tokenizer, tmp_path / "scorer")
     made = run.train(
-        "rlhf_ppo", task=prompts(tmp_path), model=tiny_language.folder(), reward_model=str(tmp_path / "judge"),
+        "rlhf_ppo", task=prompts(tmp_path), model=tiny_language.folder(), reward_model=str(tmp_path / "scorer"),
         out=tmp_path / "run", steps=2, minibatches=1, **SMALL,
     )  # fmt: skip
     assert made.evaluation.metric == "score of the reward model" and math.isfinite(made.evaluation.mean)
@@ -180,7 +180,7 @@ def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path, cap
 
 
 def test_a_reward_function_from_python_is_found_again_or_reported_missing(tmp_path, capfd):
-    """A function of a module is found again; one that has no place is said to be lost, before anything is measured."""
+    """A function of a module is found again; one that has no place is reported missing, before anything is measured."""
     (tmp_path / "scores.py").write_text(REWARDS)
     digits = function(f"{tmp_path}/scores.py:digits")
     made = {}
@@ -189,9 +189,9 @@ def test_a_reward_function_from_python_is_found_again_or_reported_missing(tmp_pa
             "grpo", task=Path(prompts(tmp_path)), env_options={"reward": given}, model=tiny_language.folder(),
             out=tmp_path / name, steps=1, group=2, **{**SMALL, "show": True},
         )  # fmt: skip
-        said = capfd.readouterr().err
-        assert "21 examples to train on, 5 held out; rewards are computed from prompts, completions\n" in said
-        assert ("cannot be found again" in said) == (name == "lost")
+        reported = capfd.readouterr().err
+        assert "21 examples to train on, 5 held out; rewards are computed from prompts, completions\n" in reported
+        assert ("cannot be found again" in reported) == (name == "lost")
     assert made["kept"].summary["evaluation"] == made["lost"].summary["evaluation"]
     assert "scores.py:digits" in made["kept"].summary["command"]
     assert run.resume(made["kept"].path, steps=2, show=False).summary["steps"] == 2
@@ -270,7 +270,7 @@ def test_tables_of_one_vocabulary_may_be_padded_differently(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "reported"),
     [
         ("grpo", {"temperature": 0.0}, "temperature must be more than 0"),
         ("grpo", {"temperature": -1.0}, "temperature must be more than 0"),
@@ -280,16 +280,16 @@ def test_tables_of_one_vocabulary_may_be_padded_differently(tmp_path):
         ("grpo", {"completer": "foo"}, "must be the URL of a server"),
     ],
 )
-def test_invalid_values_are_refused(name, options, said, tmp_path):
+def test_invalid_values_are_refused(name, options, reported, tmp_path):
     if name == "sft":
         options = {**options, "data": rows(tmp_path, "data.jsonl", DEMONSTRATIONS)}
     else:
         options = {"task": "addition", **options}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=reported):
         run.train(name, model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False, **options)
 
 
-def test_a_model_that_is_cut_off(tmp_path):
+def test_an_incomplete_model_is_refused(tmp_path):
     shutil.copytree(tiny_language.folder(), tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -297,7 +297,7 @@ def test_a_model_that_is_cut_off(tmp_path):
         pretrained.load(str(tmp_path / "model"))
 
 
-def test_a_template_that_refuses(tmp_path):
+def test_an_error_of_the_template_is_reported(tmp_path):
     model = tiny_language.model()
     model.tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
@@ -307,14 +307,14 @@ def test_a_template_that_refuses(tmp_path):
         model.encode([{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}])
 
 
-def test_a_reward_of_another_scale_is_the_users_own(tmp_path):
+def test_a_custom_reward_may_have_another_scale(tmp_path):
     table = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
     options = rewarded(tmp_path, "digits")
     assert text.make(rows(tmp_path, "data.jsonl", table), **options).metric == "reward"
 
 
 def test_a_question_is_prompted_as_in_training():
-    """A run whose completions are traces learned from prompts that ask for one."""
+    """A run whose completions are traces was trained on prompts that ask for one."""
     seen: list[Any] = []
     agent = Agent.__new__(Agent)
     agent.settings, agent.state, agent.env = SimpleNamespace(kind="text"), None, text.make("addition", trace=True)
@@ -350,6 +350,8 @@ def test_data_that_cannot_be_written_or_fail_on_the_way(tmp_path, capsys, monkey
     monkeypatch.setattr(graded, "answered", answered)
     monkeypatch.setattr(graded, "make", lambda kind, rollout, *rest: [{"prompt": "1+1="}] * len(rollout.examples))
     assert main([*asked, "--out", str(tmp_path / "a.jsonl")]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "It broke. The 2 preferences made so far are in" in said and "a.partial.jsonl" in said.replace(" ", "")
+    reported = " ".join(capsys.readouterr().err.split())
+    assert "It broke. The 2 preferences made so far are in" in reported and "a.partial.jsonl" in reported.replace(
+        " ", ""
+    )
     assert not (tmp_path / "a.jsonl").exists() and len((tmp_path / "a.partial.jsonl").read_text().splitlines()) == 2

@@ -44,7 +44,7 @@ def test_iqm_is_the_mean_of_the_middle(count: int) -> None:
     np.testing.assert_allclose(plot.iqm(values), expected, rtol=1e-12)
 
 
-def test_iqm_does_not_care_for_an_outlier() -> None:
+def test_iqm_ignores_an_outlier() -> None:
     assert plot.iqm(np.array([[1.0], [2.0], [3.0], [4.0], [1e9]]))[0] == 3.0
 
 

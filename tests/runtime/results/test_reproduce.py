@@ -79,10 +79,10 @@ def test_a_suite_is_run_and_its_presets_are_read_the_second_time(
     runs = (suites.Trained("sarsa", "CliffWalking-v1", seeds=2),)
     suite = suites.Suite("small", "t", (CORRIDOR,), runs)
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
-    said: list[str] = []
-    files = reproduce.reproduce("small", tmp_path, say=said.append)
+    reported: list[str] = []
+    files = reproduce.reproduce("small", tmp_path, say=reported.append)
     assert [file.name for file in files] == ["short-corridor.json", "short-corridor.png", "sarsa-CliffWalking-v1.json"]
-    assert said[0] == "short-corridor" and len(said) == 4
+    assert reported[0] == "short-corridor" and len(reported) == 4
     corridor, trained = (json.loads(files[i].read_text()) for i in (0, 2))
     for document in (corridor, trained):
         assert {"what", "command", "seeds", "versions", "machine", "seconds"} <= set(document)
@@ -137,16 +137,16 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
     monkeypatch.setattr(reproduce, "gather", lambda folder: [])
     monkeypatch.setattr(reproduce, "trained", trained)
-    said: list[str] = []
+    reported: list[str] = []
     reproduce.reproduce("small", tmp_path, only=("second",), seeds=2)
     assert made == [("first", 2, {}), ("second", 2, {"learning_rate": 1.0})]
     assert commands == [f"foresight reproduce small --only {name} --seeds 2" for name in ("first", "second")]
     with pytest.raises(UserError, match=r"foresight brew.* failed"):
         reproduce.reproduce("small", tmp_path, missing=True)
     (tmp_path / "data.jsonl").write_text("")
-    reproduce.reproduce("small", tmp_path, missing=True, say=said.append)
+    reproduce.reproduce("small", tmp_path, missing=True, say=reported.append)
     assert len(made) == 3 and made[2][0] == "third"
-    assert said == ["later", "  left out: nothing here can run it yet", "first", "  there already", "second",
+    assert reported == ["later", "  left out: nothing here can run it yet", "first", "  there already", "second",
                     "  there already", "third"]  # fmt: skip
     made.clear()
     reproduce.reproduce("small", tmp_path, quick=True)
@@ -173,7 +173,7 @@ def test_fields_of_a_row_may_name_other_runs(tmp_path: Path, monkeypatch: pytest
     assert given == [(f"student-{i}", {"teacher": f"R/t-{i}/export", "group": 3}) for i in (0, 1)]
 
 
-def test_a_run_that_is_older_than_what_it_learns_from_is_kept_aside(
+def test_a_run_that_is_older_than_its_data_is_kept_aside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, first = tmp_path / "data.jsonl", tmp_path / "runs" / "first-0" / "summary.json"
@@ -222,8 +222,8 @@ def test_a_command_is_typed_in_the_checkout_and_nowhere_else(tmp_path: Path, mon
     suite = suites.Suite("small", "t", (suites.Experiment("python benchmarks/made.py", "made"),))
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
     monkeypatch.setattr(reproduce, "root", lambda: tmp_path)
-    said: list[str] = []
-    assert reproduce.reproduce("small", quick=True, say=said.append) == [] and "left out" in said[1]
+    reported: list[str] = []
+    assert reproduce.reproduce("small", quick=True, say=reported.append) == [] and "left out" in reported[1]
     (file,) = reproduce.reproduce("small")
     assert file == tmp_path / "results" / "made.json" and file.read_text() == "{}"
     (tmp_path / "benchmarks" / "made.py").write_text("raise SystemExit(3)")
