@@ -12,6 +12,8 @@ EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(ENVS_EXTRAS)),dev
 # Used by `make test TESTS=tests/ops ARGS="-k gae"`.
 TESTS ?= tests
 ARGS ?=
+# Processes that run the tests, one file at a time each; 0 runs all in one process.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint format bench clean
@@ -35,8 +37,8 @@ demo: install ## Teach a small language model to add (four minutes on two cores)
 	$(BIN)/foresight train grpo --preset smollm2-addition --prompts 8 --group 8 --max-new-tokens 16 --out $$run && \
 	$(BIN)/python examples/demo.py $$run
 
-test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae").
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae", WORKERS=2).
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 lint: install ## ruff (rules and format) and mypy.
 	$(BIN)/ruff check .

@@ -1,14 +1,17 @@
-"""What every test stands on: no network, one thread for small tensors, and examples that are the same in every run."""
+"""The conditions of all tests: no network, one thread for small tensors, the same examples in every run."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable
 
 # Before anything imports them: no test may reach for a hub, and many small tensors are faster on one thread.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # one core each, also for the processes that tests start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
@@ -33,9 +36,15 @@ hypothesis.settings.register_profile("explain", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("fast")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that no worker is left with one while the others have nothing to do."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
 @pytest.fixture(autouse=True)
 def _mutants_are_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sabotaged language model is computed all the same: its check at load would find it out, and go round it."""
+    """A sabotaged language model is computed all the same: its check at load would notice the mutation and avoid it."""
     mutation = request.node.callspec.params.get("sabotage") if hasattr(request.node, "callspec") else None
     if mutation is None or mutation[0].startswith("foresight.nets.language.architecture."):
         return
