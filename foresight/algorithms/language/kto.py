@@ -55,13 +55,13 @@ class Config:
     max_tokens: int = 1024
     """Longer rows, prompt and completion together, are left out (and counted)."""
     beta: float = 0.1
-    """β: how soon the value of a gain or a loss saturates."""
+    """β: how soon the value of a gain or a loss saturates (TRL: 0.1)."""
     desirable_weight: float = 1.0
-    """λ_D. The paper keeps λ_D times the desirable rows between 1 and 4/3 of λ_U times the others (section 4.2)."""
+    """λ_D. Equation 9 keeps λ_D n_D between 1 and 3/2 of λ_U n_U, with n the number of rows (TRL: 1 to 4/3)."""
     undesirable_weight: float = 1.0
     """λ_U: the weight of undesirable answers."""
     learning_rate: float = 1e-6
-    """Of AdamW."""
+    """Of AdamW (TRL: no higher than this at β = 0.1)."""
     max_new_tokens: int = 64
     """Tokens a completion may have when the model answers."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
