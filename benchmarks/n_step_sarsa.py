@@ -16,4 +16,4 @@ TARGET = None  # no peer: the issue asks for a million
 def ours() -> dict[str, Any]:
     from foresight.algorithms.tabular import n_step_sarsa
 
-    return _walks.measure(n_step_sarsa, n=4)
+    return _walks.measure(n_step_sarsa, n_steps=4)
