@@ -79,10 +79,10 @@ def reproduce(
         json: print as JSON.
     """
     from foresight.runtime.results import reproduce as again
-    from foresight.runtime.results import results
+    from foresight.runtime.results import results, suites
 
     if name is None:
-        found = again.suites().values()
+        found = suites.suites().values()
         if json:
             screen.emit([dataclasses.asdict(one) for one in found])
         else:

@@ -106,8 +106,12 @@ def remember(replay: Replay | Prioritized, rollout: Rollout) -> None:
     limited = rows.extras["limit"].any(0).tolist()
     following = successor_obs(rollout) if any(limited) else None
     for t, needed in enumerate(limited):
-        row = {name: tree_map(lambda x, t=t: x[:, t].cpu(), getattr(rows, name)) for name in _REMEMBERED}  # type: ignore[misc]
-        replay.add(row, tree_map(lambda x, t=t: x[:, t].cpu(), following) if needed else None)  # type: ignore[misc]
+        row = {name: tree_map(_step(t), getattr(rows, name)) for name in _REMEMBERED}
+        replay.add(row, tree_map(_step(t), following) if needed else None)
+
+
+def _step(t: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: x[:, t].cpu()
 
 
 _REMEMBERED = ("obs", "action", "reward", "discount", "cut", "mask")

@@ -150,7 +150,8 @@ def _pixels(obs: Tensor) -> Tensor:
     if obs.dtype != torch.uint8:
         return flat.contiguous(memory_format=torch.channels_last)
     kind = torch.get_autocast_dtype(obs.device.type) if torch.is_autocast_enabled(obs.device.type) else torch.float32
-    traced = torch.jit.is_tracing() or torch.compiler.is_compiling()  # numba code cannot be traced
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # torch's
+    traced = tracing or torch.compiler.is_compiling()  # numba code cannot be traced
     ready = flat.is_contiguous(memory_format=torch.channels_last)  # as images `[H, W, C]` are
     if obs.device.type == "cpu" and kind == torch.float32 and not traced and not ready:
         return fused.pixels(flat)

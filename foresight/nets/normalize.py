@@ -91,4 +91,4 @@ def scaled(scaler: RewardScaler | None, batch: Trajectory) -> Tensor:
     if scaler is None:
         return batch.reward
     scaler.update(batch.reward, batch.cut, batch.mask)
-    return scaler(batch.reward)  # type: ignore[no-any-return]
+    return scaler(batch.reward)

@@ -200,7 +200,7 @@ class TanhNormal:
     def sample_logp(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """A sample and its log-density, from the same u: no inverse of tanh, so exact at the edges too."""
         mean, noise = self.base.location, _noise(self.base.location, generator)
-        return _Squashed.apply(mean, self.base.std.expand_as(mean), noise)
+        return _Squashed.apply(mean, self.base.std.expand_as(mean), noise)  # type: ignore[no-untyped-call]  # torch's
 
     def mode(self) -> Tensor:
         """tanh of the mean of u: the median, used as the mode in practice."""

@@ -119,7 +119,8 @@ class StackedMLP(nn.Module):
                 array = x.numpy()
                 return [torch.from_numpy(_few(array, layers[i], self.activation)) for i in chosen]
             return [_through(x, layers[i], self.activation)[-1] for i in chosen]
-        return _Node.apply(x, self.flat.detach() if frozen else self.flat, self, layers, chosen)
+        weights = self.flat.detach() if frozen else self.flat
+        return _Node.apply(x, weights, self, layers, chosen)  # type: ignore[no-untyped-call]  # torch's
 
     def _fast(self, x: Tensor) -> bool:
         flat = self._parameters["flat"]  # attribute look-up of a module costs as much as a small product

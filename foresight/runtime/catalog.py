@@ -155,8 +155,8 @@ def config_class(name: str) -> type[Any]:
         exec(compile(ast.Module(kept, type_ignores=[]), str(path), "exec"), stub.__dict__)
     except NameError:
         del sys.modules[alias]
-        return module(name).Config  # type: ignore[no-any-return]
-    return stub.__dict__["Config"]  # type: ignore[no-any-return]
+        return module(name).Config
+    return cast(type[Any], stub.__dict__["Config"])
 
 
 def presets(name: str) -> dict[str, dict[str, Any]]:

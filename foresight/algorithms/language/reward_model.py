@@ -83,7 +83,9 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     return State(config, scorer, language.adamw(scorer, config.learning_rate, config.tuning))
 
 
-def act(state: State, obs: Sequence[Any], carry: None = None, explore: bool = False) -> tuple[list[float], dict, None]:
+def act(
+    state: State, obs: Sequence[Any], carry: None = None, explore: bool = False
+) -> tuple[list[float], dict[str, Tensor], None]:
     """The score of each answer; `obs` are pairs (prompt, completion)."""
     if not all(isinstance(x, tuple) and len(x) == 2 for x in obs):
         raise UserError("A reward model scores answers and writes none: leave --task out, and give --data pairs.")

@@ -7,6 +7,7 @@ are those of `SyncVectorEnv` (environment i is seeded with seed + i). Environmen
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,7 @@ import torch
 from gymnasium import spaces as gs
 from gymnasium.utils import seeding
 from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.envs.base import Feedback, Spaces
@@ -23,10 +25,16 @@ _CHUNK = 1 << 15  # bytes of observations that are allocated at once: a kept row
 # outlive two small collections of garbage bring on a full one, which takes 0.2 seconds
 _STARTS = 64  # initial states drawn ahead, per environment
 _FOREVER = np.iinfo(np.int64).max
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Longs = NDArray[np.int64]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _row(i, t, count, reward, terminated, scalars, state, starts, cursor, steps, returns, ended, limit):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _row(
+    i: int, t: int, count: int, reward: float, terminated: bool, scalars: Floats, state: Doubles, starts: Doubles,
+    cursor: Longs, steps: Longs, returns: Doubles, ended: Doubles, limit: int,
+) -> int:  # fmt: skip
     """Write the result of environment i, and reset it if its episode ended. Returns how many ended so far."""
     steps[i] += 1
     returns[i] += reward
@@ -44,8 +52,11 @@ def _row(i, t, count, reward, terminated, scalars, state, starts, cursor, steps,
     return count
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _cartpole(action, t, obs, final, scalars, state, starts, cursor, steps, returns, ended, limit):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _cartpole(
+    action: Longs, t: int, obs: Floats, final: Floats, scalars: Floats, state: Doubles, starts: Doubles, cursor: Longs,
+    steps: Longs, returns: Doubles, ended: Doubles, limit: int,
+) -> int:  # fmt: skip
     """Barto, Sutton and Anderson (1983) as in Gymnasium: Euler steps of 0.02 s, 1 a step, the last one too."""
     bound = 12 * 2 * math.pi / 360
     total = 0.1 + 1.0
@@ -67,8 +78,11 @@ def _cartpole(action, t, obs, final, scalars, state, starts, cursor, steps, retu
     return count
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _pendulum(action, t, obs, final, scalars, state, starts, cursor, steps, returns, ended, limit):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _pendulum(
+    action: Floats, t: int, obs: Floats, final: Floats, scalars: Floats, state: Doubles, starts: Doubles, cursor: Longs,
+    steps: Longs, returns: Doubles, ended: Doubles, limit: int,
+) -> int:  # fmt: skip
     """Swing-up as in Gymnasium: torque in [-2, 2], steps of 0.05 s, never terminates. The torque is float32 there."""
     count = 0
     for i in range(state.shape[0]):
@@ -90,18 +104,19 @@ def _pendulum(action, t, obs, final, scalars, state, starts, cursor, steps, retu
     return count
 
 
-def _cartpole_obs(state: np.ndarray) -> np.ndarray:
+def _cartpole_obs(state: Doubles) -> Doubles:
     return state
 
 
-def _pendulum_obs(state: np.ndarray) -> np.ndarray:
+def _pendulum_obs(state: Doubles) -> Doubles:
     return np.stack([np.cos(state[:, 0]), np.sin(state[:, 0]), state[:, 1]], axis=1)
 
 
 _HIGH = np.array([4.8, np.inf, 12 * 2 * math.pi / 360 * 2, np.inf], dtype=np.float32)
 _TORQUE = gs.Box(-2.0, 2.0, (1,), np.float32)
 _SPEED = np.array([1.0, 1.0, 8.0], dtype=np.float32)
-_ENVS: dict[str, tuple[Any, Any, Spaces, np.ndarray]] = {  # step, observation, spaces, bounds of the initial state
+# The step, the observation, the spaces, and the bounds of the initial state.
+_ENVS: dict[str, tuple[Callable[..., int], Callable[[Doubles], Doubles], Spaces, Doubles]] = {
     "CartPole-v1": (_cartpole, _cartpole_obs, Spaces(gs.Box(-_HIGH, _HIGH), gs.Discrete(2)), np.full(4, 0.05)),
     "Pendulum-v1": (_pendulum, _pendulum_obs, Spaces(gs.Box(-_SPEED, _SPEED), _TORQUE), np.array([math.pi, 1.0])),
 }

@@ -77,7 +77,7 @@ def visible(env: Env, indices: Sequence[int]) -> Env:
     kept = list(indices)
     if not kept or not all(0 <= i < space.shape[0] for i in kept):
         raise UserError(f"visible must be indices from 0 to {space.shape[0] - 1} for '{env.name}', not {kept}.")
-    box = gs.Box(space.low[kept], space.high[kept], dtype=space.dtype.type)  # type: ignore[union-attr]
+    box = gs.Box(space.low[kept], space.high[kept], dtype=space.dtype.type)
 
     def both(f: Feedback) -> Feedback:
         obs = f.obs[:, kept]
@@ -188,7 +188,7 @@ def _stacked(space: Any, count: int) -> Any:
         return gs.Dict({key: _stacked(part, count) for key, part in space.spaces.items()})
     if isinstance(space, gs.Box):
         repeat = [np.repeat(bound[None], count, axis=0) for bound in (space.low, space.high)]
-        return gs.Box(repeat[0], repeat[1], (count, *space.shape), space.dtype.type)  # type: ignore[union-attr]
+        return gs.Box(repeat[0], repeat[1], (count, *space.shape), space.dtype.type)
     if isinstance(space, gs.Discrete):
         return gs.MultiDiscrete(np.full(count, space.n), start=np.full(count, space.start))
     raise UserError(f"frame_stack works on Box, Discrete and Dict observations, not on {type(space).__name__}.")

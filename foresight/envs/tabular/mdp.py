@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.envs.base import Feedback, Spaces
@@ -185,9 +186,8 @@ class TableEnv:
             after[ended] = self._begin(len(ended))
             obs = torch.from_numpy(after)
         self._state = after.copy()  # the returned tensors belong to the caller
-        as_float = lambda x: torch.from_numpy(np.asarray(x, np.float32))  # noqa: E731
         mask = torch.ones(self.num_envs)
-        return Feedback(obs, as_float(reward), as_float(discount), as_float(cut), mask, final_obs, info)
+        return Feedback(obs, _float(reward), _float(discount), _float(cut), mask, final_obs, info)
 
     def render(self) -> np.ndarray | None:
         """Environment 0 as an RGB image, or None without a grid layout."""
@@ -209,6 +209,10 @@ class TableEnv:
     def _begin(self, count: int) -> np.ndarray:
         draw = self._rng.random(count) * self._start[-1]
         return np.searchsorted(self._start, draw, side="right").astype(np.int64)
+
+
+def _float(x: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.asarray(x, np.float32))
 
 
 def from_table(

@@ -48,7 +48,7 @@ def make(
     """
     kind, _, rest = name.partition(":")
     _check_options(name, make, {"trace": trace, "curriculum": curriculum, "reward_timeout": reward_timeout})
-    maker = TASKS.get(name, reasoning_gym if kind == "reasoning_gym" and rest else dataset)
+    maker: Callable[..., TextTask] = TASKS.get(name, reasoning_gym if kind == "reasoning_gym" and rest else dataset)
     named = maker is not dataset or "reward" in options or Path(name).exists() or bool(Path(name).suffix) or "/" in name
     if not named:
         raise errors.unknown("task", name, [*TASKS, "reasoning_gym:NAME", "FILE.jsonl"])

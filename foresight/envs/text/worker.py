@@ -65,7 +65,7 @@ def place_of(given: Callable[..., Any]) -> str:
     """The path with which `function` finds `given`; a text that starts with `GIVEN` if it cannot."""
     name = str(getattr(given, "__qualname__", type(given).__name__))
     try:
-        file = inspect.getsourcefile(given)  # type: ignore[arg-type]
+        file = inspect.getsourcefile(given)
     except TypeError:  # an object
         file = None
     module = sys.modules.get(str(getattr(given, "__module__", "")))

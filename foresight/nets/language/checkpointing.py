@@ -47,7 +47,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     if torch.is_grad_enabled():
-        return _RMSNorm.apply(x, weight, eps, dtype)
+        return _RMSNorm.apply(x, weight, eps, dtype)  # type: ignore[no-untyped-call]  # torch's
     return _normed(x, weight, eps, dtype)[0]  # decoding: many norms, each too short for autograd's overhead
 
 

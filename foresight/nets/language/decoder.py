@@ -88,7 +88,7 @@ class _Attention(nn.Module):
         else:  # the attention set by `LanguageModel`, over its cache or tree
             function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
             mixed, _ = function(self, query, key, value, None, scaling=self.width**-0.5, tree=tree)
-        return self.out(mixed.reshape(rows, steps, -1))  # type: ignore[no-any-return]
+        return self.out(mixed.reshape(rows, steps, -1))
 
 
 class _Layer(GradientCheckpointingLayer):  # type: ignore[misc]

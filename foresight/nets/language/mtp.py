@@ -84,7 +84,7 @@ class MultiTokenHeads(nn.Module):
 
     def extend(self, head: int, features: Tensor, token: Tensor) -> Tensor:
         """The features `[..., D]` of head `head` (2 .. K) from those of the one before it and an embedded token."""
-        return self.links[head - 2](features, token)  # type: ignore[no-any-return]
+        return self.links[head - 2](features, token)
 
     def forward(self, hidden: Tensor, embedded: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
         """The features of all heads at every token, and where they exist: `[K, N, D]` and bool `[K, N]`.
@@ -125,7 +125,7 @@ def heads_for(model: LanguageModel, heads: int, hidden: int | None = None) -> Mu
 def embed(model: LanguageModel, tokens: Tensor) -> Tensor:
     """The model's embeddings `[..., D]` of tokens `[...]`, without gradient."""
     with torch.no_grad():
-        return model.module.get_input_embeddings()(tokens.to(model.device))  # type: ignore[no-any-return]
+        return model.module.get_input_embeddings()(tokens.to(model.device))
 
 
 def logits(model: LanguageModel, features: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ class Scorer(nn.Module):
     @property
     def head(self) -> nn.Linear:
         """The linear map from the hidden state to the scalar."""
-        return self.trunk.module.score  # type: ignore[no-any-return]
+        return self.trunk.module.score
 
     def reset(self, std: float, generator: torch.Generator | None = None) -> None:
         """Reinitialize the head from a normal distribution; `std` 0 makes every score 0."""

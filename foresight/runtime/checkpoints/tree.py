@@ -179,7 +179,7 @@ class Decoder:
         return base64.b64decode(node["bytes"])
 
     def _of_dtype(self, node: Any, template: Any, path: str) -> torch.dtype:
-        return getattr(torch, node["dtype"])  # type: ignore[no-any-return]
+        return getattr(torch, node["dtype"])
 
     def _of_device(self, node: Any, template: Any, path: str) -> torch.device:
         return template if isinstance(template, torch.device) else torch.device(node["device"])

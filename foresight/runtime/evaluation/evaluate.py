@@ -15,6 +15,7 @@ import torch
 from foresight.errors import UserError
 from foresight.runtime import kinds
 from foresight.runtime.checkpoints.tree import generators
+from foresight.runtime.kinds.kind import Kind
 
 if TYPE_CHECKING:
     from foresight.envs.base import Env
@@ -114,7 +115,7 @@ def measured(module: Algorithm, state: State, env: Environment) -> Evaluation:
     return Evaluation(metric, value, 0.0, 1, (value,), *also)
 
 
-def _kind(module: Algorithm, env: Environment) -> kinds.Kind[Any]:
+def _kind(module: Algorithm, env: Environment) -> Kind[Any]:
     """The algorithm's kind of environment; for a game, also where an algorithm of another kind plays it."""
     return kinds.get("game" if hasattr(env, "first_score") else module.KIND)
 
