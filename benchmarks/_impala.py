@@ -15,9 +15,10 @@ def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
 
     from foresight.algorithms.policy import impala
     from foresight.envs.make import make
-    from foresight.runtime import profile, resolve
+    from foresight.runtime.config import resolve
     from foresight.runtime.distributed import actors as processes
     from foresight.runtime.distributed import learner, ray_cluster
+    from foresight.runtime.monitoring import profile
 
     torch.set_num_threads(1)
     resolved = resolve.resolve("impala", env=env, config=impala.Config(**given), actors=actors)

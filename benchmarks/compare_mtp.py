@@ -61,7 +61,7 @@ def train(out: Path, arm: str, seed: int, updates: int, every: int, extra: list[
 
 def curve(out: Path) -> dict[str, Any]:
     """Metrics of a finished run: tokens sampled and accuracy at every evaluation, from before the first update."""
-    from foresight.runtime.log import read
+    from foresight.runtime.monitoring.log import read
 
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     tokens, points = 0.0, [[0, summary["baseline"]["mean"]]]

@@ -173,7 +173,7 @@ def train(out: Path, name: str, seed: int, every: int, extra: list[str]) -> None
 
 def curves(out: Path) -> dict[str, Any]:
     """Of a finished run: `[seconds, value]` of what it was measured by (from before training) and of what it logged."""
-    from foresight.runtime.log import read
+    from foresight.runtime.monitoring.log import read
 
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     measured = f"evaluation/{summary['evaluation']['metric']}"

@@ -106,7 +106,7 @@ def settings(name: str, length: int, kind: str, seed: int) -> Any:
     """The Config of a cell, but for its width."""
     from foresight.algorithms.policy import ppo
     from foresight.runtime import catalog
-    from foresight.runtime.config_fields import fields
+    from foresight.runtime.config.config_fields import fields
 
     env = ENVS[name]
     if env.preset:

@@ -26,7 +26,7 @@ def ours() -> dict[str, Any]:
 def measure(name: str, moves: int) -> dict[str, Any]:
     from foresight.algorithms.search import alphazero
     from foresight.envs.games import make as games
-    from foresight.runtime import resolve
+    from foresight.runtime.config import resolve
 
     config = alphazero.Config(**{**resolve.resolve("alphazero", preset=name).config, "playout_steps": 0})
     game = games.make(name)

@@ -18,7 +18,7 @@ from foresight.envs.text.make import make
 from foresight.envs.text.task import Example, TextTask
 from foresight.nets.language import pretrained
 from foresight.planning.generation.decoding import generate
-from foresight.runtime import progress
+from foresight.runtime.monitoring import progress
 from foresight.runtime.results import plot
 from foresight.runtime.run import Run
 

@@ -127,7 +127,7 @@ def _ladder(name: str, count: int, games: int, openings: int, simulations: int |
 @contextlib.contextmanager
 def _watched(title: str, games: int) -> Iterator[Callable[[int, int], None]]:
     """Progress of a match on stderr, also while one player thinks: a thread of its own looks at what was told last."""
-    from foresight.runtime.progress import Progress
+    from foresight.runtime.monitoring.progress import Progress
 
     progress, told, over = Progress(title, games, "games", ("moves",)), [0, 0], threading.Event()
 

@@ -119,7 +119,7 @@ def _sweeps(agent: Any, run: Path, gif: str | None, seed: int) -> None:
 
 
 def _show(console: Console, agent: Any, step: int, metrics: dict[str, Any], state: Any) -> None:
-    from foresight.runtime.progress import number
+    from foresight.runtime.monitoring.progress import number
 
     words = ", ".join(f"{name} {number(metrics[name])}" for name in agent.module.METRICS if name in metrics)
     console.print(f"\nsweep {step}  {words}", style="bold", markup=False)

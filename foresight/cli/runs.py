@@ -35,7 +35,7 @@ def plot(
     """
     if model is not None:
         return _model(runs, model, out, json)
-    from foresight.runtime.progress import curve
+    from foresight.runtime.monitoring.progress import curve
     from foresight.runtime.results import plot as plots
 
     drawn = plots.draw(runs, out, metric, x)

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from foresight.cli import fields, screen
 from foresight.errors import UserError
-from foresight.runtime import catalog, config_fields, kinds, legacy, resolve
+from foresight.runtime import catalog, kinds, legacy
+from foresight.runtime.config import config_fields, resolve
 from foresight.training.options import build_config, flatten
 
 ENOUGH = 5  # points that are worth a curve
@@ -161,7 +162,7 @@ def report(finished: Any, json: bool) -> None:
 
 def _curve(finished: Any, console: Console) -> None:
     """The first metric that the algorithm shows, drawn in the terminal."""
-    from foresight.runtime.progress import curve
+    from foresight.runtime.monitoring.progress import curve
 
     rows = finished.metrics()
     for name in catalog.entry(finished.settings.algorithm).metrics:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
-from foresight.runtime import catalog, environments, kinds, machine, paths
+from foresight.runtime import catalog, environments, kinds, machine
 from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.config import paths
+from foresight.runtime.config.settings import Settings
 from foresight.runtime.evaluation.evaluate import Evaluation, evaluate
-from foresight.runtime.settings import Settings
 from foresight.training.options import build_config
 
 

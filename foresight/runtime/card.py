@@ -11,7 +11,7 @@ import yaml
 
 from foresight.runtime import catalog
 from foresight.runtime.checkpoints import checkpoint
-from foresight.runtime.settings import Settings
+from foresight.runtime.config.settings import Settings
 
 PACKAGED = {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct", "license": "apache-2.0"}  # of the model "smollm2"
 # The text that a reward model reads (`training.corpus.encode`), as code for people who have transformers alone.

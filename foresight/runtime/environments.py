@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foresight.runtime import kinds
-from foresight.runtime.settings import Settings
+from foresight.runtime.config.settings import Settings
 
 
 def training(resolved: Settings) -> Any:

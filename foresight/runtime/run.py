@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.runtime import catalog, config_fields, resolve, settings
+from foresight.runtime import catalog
 from foresight.runtime.catalog import State
+from foresight.runtime.config import config_fields, resolve, settings
 from foresight.training.options import build_config
 
 if TYPE_CHECKING:  # these import torch
@@ -54,7 +55,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl`: step, seconds and whatever was measured there."""
-        from foresight.runtime import log
+        from foresight.runtime.monitoring import log
 
         return log.read(self.path)
 

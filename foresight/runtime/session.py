@@ -11,19 +11,19 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from foresight import distributed
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.runtime import catalog, environments, finite, kinds, log, machine, paths, profile, settings, summary
+from foresight.runtime import catalog, environments, kinds, machine, summary
 from foresight.runtime.catalog import State, Steps
-from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.checkpoints import checkpoint, run_state
+from foresight.runtime.config import paths, settings
 from foresight.runtime.distributed import actors, learner, ray_cluster
 from foresight.runtime.evaluation import evaluate
 from foresight.runtime.evaluation.evaluate import Evaluation
-from foresight.runtime.health import Health, unlearned
-from foresight.runtime.progress import Progress
-from foresight.runtime.when import Every, Interruption
+from foresight.runtime.monitoring import finite, log, profile
+from foresight.runtime.monitoring.health import Health, unlearned
+from foresight.runtime.monitoring.progress import Progress
+from foresight.runtime.triggers import Every, Interruption
 from foresight.training.options import build_config
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Session:
             env = environments.single(self.settings) if apart else environments.training(self.settings)
             evaluation_env = None
             try:
-                state = self._state(env)
+                state = self._build(env)
                 first = int(getattr(state, "step", 0))
                 if first >= self.total and self.start is not None and (self.path / "summary.json").exists():
                     raise UserError(
@@ -124,7 +124,7 @@ class Session:
                 raise Interrupted(self.path, self.saved, self.entry.unit) from None
             except NotFinite as error:
                 again = f"lower learning_rate in {self.path / 'config.yaml'}, then: foresight resume {self.path}"
-                raise NotFinite(f"{error} In {self.path} {self._kept()}: {again}") from error
+                raise NotFinite(f"{error} In {self.path} {finite.kept(self)}: {again}") from error
             except LostError as error:
                 if self.log is None:  # there is no run yet
                     raise
@@ -139,34 +139,16 @@ class Session:
                 if evaluation_env is not env:
                     environments.close(evaluation_env)
 
-    def _state(self, env: Environment) -> State:
+    def _build(self, env: Environment) -> State:
         """A new State, or the one in the checkpoint that the run starts from."""
         machine.seed_everything(self.settings.seed)
         state = self.module.build(self.config, environments.spaces(env), self.device)
         self.kind.connected(self, state)
-        if self.start is None:
-            if hasattr(self.module, "read_files"):  # raises before the run directory is written
-                self.module.read_files(state)
-            return state
-        optimizers = [value for value in vars(state).values() if isinstance(value, torch.optim.Optimizer)]
-        built = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-        extra = checkpoint.restore(self.start, state, self.device)
-        if extra.get("rates", self._rates()) != self._rates():  # the user's new rates win over the checkpoint's
-            for optimizer, rates in zip(optimizers, built, strict=True):
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate
-        self.saved = extra["step"]
-        self.seconds, self.evaluation_seconds = extra["seconds"], extra["evaluation_seconds"]
-        self.baseline, self.best = Evaluation.read(extra["baseline"]), extra["best"]
-        self.profile = profile.Profile(extra.get("profile"))
-        machine.set_global_rng(extra["rng"])
-        moved = checkpoint.set_aside(self.path / "checkpoints", extra["step"])
-        if moved:
-            self.progress.note(f"newer checkpoints were set aside: {', '.join(p.name for p in moved)}")
+        if self.start is not None:
+            run_state.restore(self, state, self.start)
+        elif hasattr(self.module, "read_files"):  # raises before the run directory is written
+            self.module.read_files(state)
         return state
-
-    def _rates(self) -> dict[str, float]:
-        return {name: float(x) for name, x in self.settings.config.items() if name.endswith("learning_rate")}
 
     def _loop(self, state: State, env: Environment, evaluation_env: Environment, interruption: Interruption) -> State:
         steps = self._steps(state, env)
@@ -206,7 +188,7 @@ class Session:
                 if evaluation_due(step) and not interruption.signal:
                     self._evaluate(step, state, evaluation_env)
                 if distributed.any_rank(checkpoint_due(time.monotonic() - began) or bool(interruption.signal)):
-                    took = self._save(state, step)
+                    took = run_state.save(self, state, step)
                     if self.adaptive and took > SAVING_SHARE * self.checkpoint_every:
                         checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
                 if interruption.signal:
@@ -217,7 +199,7 @@ class Session:
                 raise  # no update was made, or an environment may be in the middle of a step
             if back is not None:
                 back()  # what was drawn since the last step is drawn again
-            self._save(state, int(state.step))
+            run_state.save(self, state, int(state.step))
             if lost:
                 raise
             raise LostError(str(error)) from error
@@ -249,7 +231,7 @@ class Session:
         step = int(getattr(state, "step", self.total))
         self.kind.verified(state)
         if self.saved != step:
-            self._save(state, step)
+            run_state.save(self, state, step)
         if self.measured is None or self.measured[0] != step:
             self._evaluate(step, state, evaluation_env)
         assert self.measured is not None
@@ -282,7 +264,7 @@ class Session:
             if self.saved == step:
                 checkpoint.mark_best(self.path / "checkpoints", step)
             else:
-                self._save(state, step, best=True)
+                run_state.save(self, state, step, best=True)
 
     def _measure(self, state: State, env: Environment, untrained: bool = False) -> Evaluation:
         before = time.perf_counter()
@@ -295,45 +277,11 @@ class Session:
         self.evaluation_seconds += time.perf_counter() - before
         return result
 
-    def _save(self, state: State, step: int, best: bool = False) -> float:
-        """Write a checkpoint; returns the seconds that it took."""
-        began = time.perf_counter()
-        if bad := finite.bad_weights(state):
-            raise UserError(self._poisoned(step, f"the weights of '{bad}'"))
-        assert self.baseline is not None  # measured before the first step
-        extra = {
-            "seconds": self.seconds,
-            "evaluation_seconds": self.evaluation_seconds,
-            "baseline": self.baseline.document(),
-            "best": self.best,
-            "rng": machine.global_rng(),
-            "profile": dict(self.profile.seconds),
-            "rates": self._rates(),
-        }
-        if self.slow:
-            self.progress.status("saving")
-        checkpoint.save(self.path / "checkpoints", state, step, self.keep, extra, best)
-        self.progress.status("")
-        self.saved = step
-        took = time.perf_counter() - began
-        self.slow = took > 1.0
-        return took
-
     def _check_finite(self, step: int, metrics: dict[str, Any]) -> None:
         if name := finite.bad_metric(metrics):
             assert self.log is not None
             self.log.row(step, self.seconds, metrics)
-            raise UserError(self._poisoned(step, f"'{name}'"))
-
-    def _poisoned(self, step: int, what: str) -> str:
-        return (
-            f"Training stopped at {step:,} {self.entry.unit}: {what} became NaN or infinite; {self._kept()} (in "
-            f"{self.path}). Try a lower learning rate or a smaller gradient norm limit."
-        )
-
-    def _kept(self) -> str:
-        """Which checkpoint remains after NaN or infinity."""
-        return "there is no checkpoint yet" if self.saved is None else f"the last good checkpoint is at {self.saved:,}"
+            raise UserError(finite.message(self, step, f"'{name}'"))
 
     def _record(self, state: State) -> None:
         if self.kind.record is None:

@@ -10,8 +10,9 @@ import yaml
 
 from foresight import distributed
 from foresight.errors import UserError
-from foresight.runtime import bench, settings
+from foresight.runtime import bench
 from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.config import settings
 
 if TYPE_CHECKING:
     from foresight.runtime.evaluation.evaluate import Evaluation

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, config_fields, kinds, resolve, run, settings
+from foresight.runtime import catalog, kinds, run
+from foresight.runtime.config import config_fields, resolve, settings
 from foresight.runtime.evaluation import evaluate
 from foresight.training.options import field_types
 

@@ -7,7 +7,8 @@ import functools
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,19 @@ def room(path: str) -> str:
 def floor(path: str) -> float:
     """The floor that a file stands on."""
     return FLOORS[room(path)] if room(path) else 99
+
+
+LARGEST_PACKAGE = 20  # modules side by side
+
+
+def small_packages(paths: Iterable[str]) -> list[str]:
+    """No package holds more than 20 modules side by side; `__init__.py` and subpackages are not counted."""
+    count = Counter(str(Path(path).parent) for path in paths if Path(path).name != "__init__.py")
+    return [
+        f"{package}: holds {n} modules, more than {LARGEST_PACKAGE}: make a subpackage of those that belong together"
+        for package, n in count.items()
+        if n > LARGEST_PACKAGE
+    ]
 
 
 @functools.cache

@@ -113,6 +113,16 @@ def test_every_file_stands_on_a_floor() -> None:
         rules.floor(path)
 
 
+def test_no_package_holds_too_many_modules() -> None:
+    assert rules.small_packages(rules.modules()) == []
+
+
+def test_a_package_that_is_too_large_is_caught() -> None:
+    package = ["ops/__init__.py", *(f"ops/m{i}.py" for i in range(rules.LARGEST_PACKAGE))]
+    assert rules.small_packages([*package, "nets/x.py", "ops/inner/x.py"]) == []
+    assert rules.small_packages([*package, "nets/x.py", "ops/x.py"])
+
+
 def test_every_algorithm_file_has_the_same_order() -> None:
     files = rules.algorithm_files()
     assert len(files) >= 5

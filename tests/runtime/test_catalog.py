@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import catalog, config_fields, resolve
+from foresight.runtime import catalog
+from foresight.runtime.config import config_fields, resolve
 from foresight.training.options import flatten
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,8 @@ def test_a_config_without_torch_is_the_real_one(name: str) -> None:
 
 def test_no_torch_for_names_and_fields() -> None:
     code = (
-        "import sys\nfrom foresight.runtime import catalog, config_fields, resolve, run\n"
+        "import sys\nfrom foresight.runtime import catalog, run\n"
+        "from foresight.runtime.config import config_fields, resolve\n"
         "for name in catalog.algorithms():\n    config_fields.fields(name, {}); catalog.presets(name)\n"
         "heavy = {'torch', 'gymnasium', 'transformers', 'numpy'} & set(sys.modules)\nassert not heavy, heavy"
     )

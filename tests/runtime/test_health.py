@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from foresight.runtime.health import Health, nonfinite
+from foresight.runtime.monitoring.health import Health, nonfinite
 
 
 def test_equal_groups_are_reported_once_in_a_row() -> None:

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from foresight.cli import train as command
-from foresight.runtime import catalog, config_fields, legacy, run, settings
-from foresight.runtime.settings import Settings
+from foresight.runtime import catalog, legacy, run
+from foresight.runtime.config import config_fields, settings
+from foresight.runtime.config.settings import Settings
 from foresight.training.options import field_types
 from tests import tiny_language
 from tests.sabotage import sabotaged_by

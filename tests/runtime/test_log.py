@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime.log import METRICS, SAMPLES, Log, read
+from foresight.runtime.monitoring.log import METRICS, SAMPLES, Log, read
 
 
 def test_floats_come_back_exactly(tmp_path: Path) -> None:

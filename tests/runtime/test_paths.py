@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from foresight.errors import UserError
 from foresight.nets.language import lora, pretrained
-from foresight.runtime import paths as places
-from foresight.runtime import resolve, run
+from foresight.runtime import run
+from foresight.runtime.config import paths as places
+from foresight.runtime.config import resolve
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by
 
@@ -37,7 +38,7 @@ def _trained(home: Path, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> run.
     )  # fmt: skip
 
 
-@sabotaged_by("foresight.runtime.paths.of", lambda f: lambda env, config, options: {})
+@sabotaged_by("foresight.runtime.config.paths.of", lambda f: lambda env, config, options: {})
 def test_a_run_resumes_from_another_directory(tmp_path, monkeypatch):
     """The same files, seen from elsewhere.
 
@@ -65,7 +66,7 @@ def test_a_run_resumes_from_another_directory(tmp_path, monkeypatch):
     assert yaml.safe_load((path / "config.yaml").read_text())["env"] == "data/rows.jsonl"
 
 
-@sabotaged_by("foresight.runtime.paths.keep", lambda f: lambda places, config, run: None)
+@sabotaged_by("foresight.runtime.config.paths.keep", lambda f: lambda places, config, run: None)
 def test_a_run_that_was_moved_has_its_data_and_rewards_with_it(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()

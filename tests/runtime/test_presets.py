@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from foresight.errors import UserError
-from foresight.runtime import catalog, environments, resolve
+from foresight.runtime import catalog, environments
+from foresight.runtime.config import resolve
 from foresight.training.options import build_config
 
 SMALL = {"replay_size": 1_000}  # what only takes memory

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from foresight.runtime.progress import HISTORY, Progress, curve, sparkline
+from foresight.runtime.monitoring.progress import HISTORY, Progress, curve, sparkline
 
 SAMPLE = {"prompt": "What is 7 + 12?", "completion": "It is\n19.\x1b[31m", "reward": 1.0}
 
@@ -74,7 +74,7 @@ def test_quiet_is_silent() -> None:
 
 def test_speed_counts_from_where_a_resumed_run_began(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("foresight.runtime.progress.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("foresight.runtime.monitoring.progress.time.perf_counter", lambda: now[0])
     progress = Progress("p", 2000, "sweeps", quiet=True)
     progress.start(1000)
     for step in (1100, 1200, 1300):

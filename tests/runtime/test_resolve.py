@@ -9,7 +9,8 @@ import pytest
 
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import catalog, environments, resolve
+from foresight.runtime import catalog, environments
+from foresight.runtime.config import resolve
 from foresight.training.options import build_config
 from tests.sabotage import sabotaged_by
 

@@ -20,12 +20,13 @@ import yaml
 
 import foresight
 from foresight.errors import UserError
-from foresight.runtime import profile, resolve
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.checkpoints.checkpoint import find as find_checkpoint
+from foresight.runtime.config import resolve
+from foresight.runtime.monitoring import profile
 from foresight.runtime.run import Run
 from foresight.runtime.session import Interrupted
-from foresight.runtime.when import Every, Interruption
+from foresight.runtime.triggers import Every, Interruption
 from tests.sabotage import sabotaged_by
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,7 +153,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_reports_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    from foresight.runtime import health
+    from foresight.runtime.monitoring import health
 
     def interrupt(self: Any, step: int, metrics: Any) -> list[str]:
         if step == 15:
@@ -188,7 +189,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
         adder(tmp_path / "b", poison=1)
 
 
-@sabotaged_by("foresight.runtime.progress.Progress.head", lambda f: lambda self, text: None)
+@sabotaged_by("foresight.runtime.monitoring.progress.Progress.head", lambda f: lambda self, text: None)
 def test_a_run_without_a_checkpoint_reports_that_it_restarts(tmp_path: Path, capsys: Any) -> None:
     run = adder(tmp_path / "a", steps=4)
     shutil.rmtree(run.path / "checkpoints")

@@ -10,7 +10,8 @@ import pytest
 
 from foresight.algorithms.policy import ppo
 from foresight.planning.generation import rollout
-from foresight.runtime import catalog, profile, run
+from foresight.runtime import catalog, run
+from foresight.runtime.monitoring import profile
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
 
@@ -55,8 +56,8 @@ def test_a_callback_can_stop_a_run(tmp_path: Path) -> None:
     assert resumed[-1] == 1024
 
 
-@sabotaged_by("foresight.runtime.profile.Watch.step", lambda f: lambda self, action: self.env.step(action))
-@sabotaged_by("foresight.runtime.profile.Profile.add", lambda f: lambda self, section, seconds: None)
+@sabotaged_by("foresight.runtime.monitoring.profile.Watch.step", lambda f: lambda self, action: self.env.step(action))
+@sabotaged_by("foresight.runtime.monitoring.profile.Profile.add", lambda f: lambda self, section, seconds: None)
 def test_a_run_reports_where_its_time_went(tmp_path: Path) -> None:
     update = ppo.update
     finished = run.train("ppo", out=tmp_path / "run", **SMALL)
@@ -68,7 +69,7 @@ def test_a_run_reports_where_its_time_went(tmp_path: Path) -> None:
     assert all(part > 0 for part in seconds.values()), "a section took no time"
 
 
-@sabotaged_by("foresight.runtime.profile.Profile.add", lambda f: lambda self, section, seconds: None)
+@sabotaged_by("foresight.runtime.monitoring.profile.Profile.add", lambda f: lambda self, section, seconds: None)
 @pytest.mark.parametrize(
     ("name", "env", "sections"),
     [
@@ -105,9 +106,11 @@ def _slow(rows: Path) -> str:
     return f"{reward}:score"
 
 
-@sabotaged_by("foresight.runtime.profile.Profile.count", lambda f: lambda self, section, completions, tokens: None)
-@sabotaged_by("foresight.runtime.profile._size", lambda f: lambda lengths: (f(lengths)[0], lengths.numel()))
-@sabotaged_by("foresight.runtime.profile.Profile.add", lambda f: lambda self, section, seconds: None)
+@sabotaged_by(
+    "foresight.runtime.monitoring.profile.Profile.count", lambda f: lambda self, section, completions, tokens: None
+)
+@sabotaged_by("foresight.runtime.monitoring.profile._size", lambda f: lambda lengths: (f(lengths)[0], lengths.numel()))
+@sabotaged_by("foresight.runtime.monitoring.profile.Profile.add", lambda f: lambda self, section, seconds: None)
 def test_a_language_run_reports_its_tokens_and_its_time(tmp_path: Path) -> None:
     reward = _slow(tmp_path / "rows.jsonl")
     update, complete = catalog.module("grpo").update, rollout.complete
@@ -128,7 +131,7 @@ def test_a_language_run_reports_its_tokens_and_its_time(tmp_path: Path) -> None:
     assert finished.summary["profile"]["grading"] >= 0.15
 
 
-@sabotaged_by("foresight.runtime.profile._learned", lambda f: lambda *arguments: (0, 0))
+@sabotaged_by("foresight.runtime.monitoring.profile._learned", lambda f: lambda *arguments: (0, 0))
 def test_a_run_without_samples_reports_how_much_it_trained_on(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?", "completion": f"{i + 1}"}) + "\n" for i in range(9)))

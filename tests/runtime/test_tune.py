@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from foresight.errors import UserError
-from foresight.runtime import config_fields, run
+from foresight.runtime import run
+from foresight.runtime.config import config_fields
 
 optuna = pytest.importorskip("optuna")
 

@@ -44,8 +44,9 @@ from torch import Tensor, nn
 from foresight.data import trees
 from foresight.envs.games import selfplay
 from foresight.errors import UserError
-from foresight.runtime import catalog, environments, kinds, profile
-from foresight.runtime.settings import Settings
+from foresight.runtime import catalog, environments, kinds
+from foresight.runtime.config.settings import Settings
+from foresight.runtime.monitoring import profile
 from foresight.training.options import build_config
 
 EVALUATION_SEED = 100_003  # between the seeds of actors

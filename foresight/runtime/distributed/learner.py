@@ -13,9 +13,9 @@ import torch
 
 from foresight.data import trees
 from foresight.ops import schedules
-from foresight.runtime import profile
 from foresight.runtime.distributed import actors
 from foresight.runtime.distributed.actors import Fleet, Lost, Message, Weights
+from foresight.runtime.monitoring import profile
 
 AHEAD = 2  # messages that an actor may owe, so that it need not wait for the learner's answer
 SHOWN = ("lag", "dropped_unrolls")  # shown live, after the algorithm's own METRICS

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from foresight.errors import UserError
 from foresight.runtime import kinds
 from foresight.runtime.catalog import State
-from foresight.runtime.settings import Settings
+from foresight.runtime.config.settings import Settings
 
 # Equally many gradient steps in every process, all through `optim.join_`: nothing that is seen decides how many.
 JOINED = ("a2c", "dqn", "impala", "ppo", "rainbow", "sac", "sac_discrete")

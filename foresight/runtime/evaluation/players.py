@@ -9,8 +9,8 @@ from foresight.errors import UserError
 from foresight.planning.games import opponents
 from foresight.runtime import kinds, run
 from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.config.settings import Settings
 from foresight.runtime.evaluation import match
-from foresight.runtime.settings import Settings
 
 
 def player(name: str, game: Game | None, seed: int = 0, simulations: int | None = None) -> tuple[Chooser, Game]:

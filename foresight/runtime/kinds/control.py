@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from foresight.envs.base import Env
     from foresight.runtime.agent import Agent
     from foresight.runtime.catalog import Algorithm, Entry, State
+    from foresight.runtime.config.settings import Settings
     from foresight.runtime.evaluation.evaluate import Evaluation
-    from foresight.runtime.profile import Profile
+    from foresight.runtime.monitoring.profile import Profile
     from foresight.runtime.session import Session
-    from foresight.runtime.settings import Settings
 
 EVALUATION_ENVS = 16  # stepped together in an evaluation
 GAME = re.compile(r"[a-z][a-z0-9_]*")  # the name of a two-player game; Gymnasium's names have capitals
@@ -82,7 +82,7 @@ def _verified(state: State) -> None:
 
 
 def _profiled(module: Algorithm, env: Env, times: Profile) -> Timed[Env]:
-    from foresight.runtime import profile
+    from foresight.runtime.monitoring import profile
 
     return profile.learning(module, times), profile.Watch(env), "inference"
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from foresight.envs.games.game import Game
     from foresight.runtime.agent import Agent
     from foresight.runtime.catalog import Algorithm, State
+    from foresight.runtime.config.settings import Settings
     from foresight.runtime.evaluation.evaluate import Evaluation
-    from foresight.runtime.settings import Settings
 
 
 def _training(settings: Settings) -> Game:

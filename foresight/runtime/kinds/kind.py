@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from foresight.runtime.agent import Agent
     from foresight.runtime.catalog import Algorithm, Entry, State
+    from foresight.runtime.config.settings import Settings
     from foresight.runtime.evaluation.evaluate import Evaluation
-    from foresight.runtime.profile import Profile
+    from foresight.runtime.monitoring.profile import Profile
     from foresight.runtime.session import Session
-    from foresight.runtime.settings import Settings
 
 Environment = TypeVar("Environment")  # an `Env`, `MDP`, `TextTask` or `Game`
 Timed = tuple[AbstractContextManager[None], Environment, str | None]  # see `Kind.profiled`

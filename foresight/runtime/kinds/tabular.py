@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from foresight.runtime.agent import Agent
     from foresight.runtime.catalog import Algorithm, State
     from foresight.runtime.evaluation.evaluate import Evaluation
-    from foresight.runtime.profile import Profile
+    from foresight.runtime.monitoring.profile import Profile
 
 
 def _profiled(module: Algorithm, env: MDP, times: Profile) -> Timed[MDP]:
-    from foresight.runtime import profile
+    from foresight.runtime.monitoring import profile
 
     return profile.learning(module, times), env, "walking"
 

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from foresight.envs.text.task import TextTask
     from foresight.runtime.agent import Agent
     from foresight.runtime.catalog import Algorithm, State
+    from foresight.runtime.config.settings import Settings
     from foresight.runtime.evaluation.evaluate import Evaluation
-    from foresight.runtime.profile import Profile
+    from foresight.runtime.monitoring.profile import Profile
     from foresight.runtime.session import Session
-    from foresight.runtime.settings import Settings
 
 
 def _notes(settings: Settings, config: object, env: TextTask) -> list[str]:
     from foresight.envs.text.worker import GIVEN
-    from foresight.runtime.config_fields import written
+    from foresight.runtime.config.config_fields import written
     from foresight.training import corpus
 
     notes = [corpus.about(str(getattr(config, "data", "")), env)]
@@ -51,7 +51,7 @@ def _checked(state: State, env: TextTask, config: object) -> None:
 
 
 def _profiled(module: Algorithm, env: TextTask, times: Profile) -> Timed[TextTask]:
-    from foresight.runtime import profile
+    from foresight.runtime.monitoring import profile
 
     return profile.language(module, times), env, "other"
 

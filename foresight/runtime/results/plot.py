@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, log
+from foresight.runtime import catalog
+from foresight.runtime.monitoring import log
 
 Array = NDArray[np.float64]
 FIRST = ("return", "reward", "accuracy")  # drawn for an algorithm that does not say what it shows

@@ -165,7 +165,7 @@ def trained(
 ) -> Path:
     """Train a preset over its first `seeds` seeds (None: all) and write the JSON."""
     from foresight.runtime.checkpoints import checkpoint
-    from foresight.runtime import config_fields, resolve, settings
+    from foresight.runtime.config import config_fields, resolve, settings
 
     steps = what.steps
     if quick:
@@ -206,7 +206,8 @@ def one(
     **fields: Any,
 ) -> dict[str, Any]:
     """The summary of one seed: read, resumed or made. A run of other settings in its place is kept aside."""
-    from foresight.runtime import config_fields, resolve, run, settings
+    from foresight.runtime import run
+    from foresight.runtime.config import config_fields, resolve, settings
 
     given = {**fields, "seed": seed, **({} if steps is None else {"steps": steps})}
     if (out / "config.yaml").is_file():
@@ -227,7 +228,7 @@ def one(
 
 def last(name: str, out: Path) -> dict[str, float]:
     """What a run says of itself at its end: the mean of each of the algorithm's own metrics over a tenth of the log."""
-    from foresight.runtime import log
+    from foresight.runtime.monitoring import log
 
     found: dict[str, float] = {}
     for key in catalog.algorithms()[name].metrics:

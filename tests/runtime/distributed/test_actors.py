@@ -15,8 +15,9 @@ from foresight.algorithms.value import dqn, rainbow
 from foresight.envs.control import multi_task
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import profile, resolve
+from foresight.runtime.config import resolve
 from foresight.runtime.distributed import actors, learner
+from foresight.runtime.monitoring import profile
 from foresight.runtime.session import Session
 from tests.algorithms.policy.small_envs import choice
 from tests.algorithms.states import weights

@@ -28,7 +28,8 @@ from foresight.algorithms.value import dqn  # noqa: E402
 from foresight.envs.games import make as games  # noqa: E402
 from foresight.envs.make import make  # noqa: E402
 from foresight.errors import UserError  # noqa: E402
-from foresight.runtime import resolve, run  # noqa: E402
+from foresight.runtime import run  # noqa: E402
+from foresight.runtime.config import resolve  # noqa: E402
 from foresight.runtime.distributed import actors, learner, ray_cluster  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)

@@ -20,7 +20,7 @@ from foresight.envs.games import make as games
 from foresight.envs.games import selfplay
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.runtime import resolve
+from foresight.runtime.config import resolve
 from foresight.runtime.distributed import actors, learner
 from tests.algorithms.states import weights
 from tests.runtime.distributed.test_actors import Mortal, _late

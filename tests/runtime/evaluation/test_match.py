@@ -17,10 +17,10 @@ from foresight.envs.games import make as games
 from foresight.envs.games.game import Chooser
 from foresight.errors import UserError
 from foresight.planning.games import opponents
-from foresight.runtime import resolve
+from foresight.runtime.config import resolve
 from foresight.runtime.evaluation import match, model_error, players
 from foresight.runtime.evaluation.evaluate import Evaluation
-from foresight.runtime.health import unlearned
+from foresight.runtime.monitoring.health import unlearned
 from foresight.runtime.results.suites import suites
 from foresight.runtime.run import train
 from tests.sabotage import change, sabotaged_by
@@ -163,7 +163,9 @@ def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp
     assert "(3 simulations a move) against random at tic-tac-toe" in " ".join(capsys.readouterr().out.split())
 
 
-@sabotaged_by("foresight.runtime.health.unlearned", lambda f: lambda r, step, updates, a, b: f(r, step, 1, b, a))
+@sabotaged_by(
+    "foresight.runtime.monitoring.health.unlearned", lambda f: lambda r, step, updates, a, b: f(r, step, 1, b, a)
+)
 def test_a_run_that_learned_nothing_yet_is_reported(tmp_path: Path, capsys: Any) -> None:
     """Before the first gradient step, and where the agent is as good as chance; and what the presets take."""
     small = {"num_envs": 4, "simulations": 2, "latent_size": 4, "hidden": (8,), "evaluation_episodes": 4}

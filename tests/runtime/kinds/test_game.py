@@ -17,7 +17,8 @@ from foresight.cli.games import view
 from foresight.cli.main import main
 from foresight.envs.games import make as games
 from foresight.errors import NotFinite, UserError
-from foresight.runtime import resolve, run
+from foresight.runtime import run
+from foresight.runtime.config import resolve
 from foresight.runtime.evaluation import match
 from tests.sabotage import sabotaged_by
 
@@ -57,7 +58,7 @@ def test_games_are_found_by_their_names() -> None:
             resolve.resolve(name, env="tic_tac_toe")
 
 
-@sabotaged_by("foresight.runtime.resolve.fold", lambda f: lambda name: name)
+@sabotaged_by("foresight.runtime.config.resolve.fold", lambda f: lambda name: name)
 def test_a_preset_is_found_in_any_case() -> None:
     for name in ("Othello", "othello", "OTHELLO"):
         found = resolve.resolve("alphazero", env=name)
@@ -72,7 +73,7 @@ def test_a_preset_is_found_in_any_case() -> None:
         raise AssertionError(str(error)) from error
 
 
-@sabotaged_by("foresight.runtime.progress.Progress.head", lambda f: lambda self, text: None)
+@sabotaged_by("foresight.runtime.monitoring.progress.Progress.head", lambda f: lambda self, text: None)
 def test_a_default_preset_is_printed_in_the_first_line(tmp_path: Path, capsys: Any) -> None:
     given = {key: value for key, value in SMALL.items() if key != "show"} | {"steps": 64, "learning_starts": 50}
     run.train("alphazero", env="Tic-Tac-Toe", out=tmp_path / "a", **{**given, "env_options": {"opponent": "random"}})

@@ -23,8 +23,9 @@ from foresight.envs.text.worker import function
 from foresight.errors import LostError, UserError
 from foresight.nets.language import pretrained
 from foresight.planning.generation.speculative import speculate
-from foresight.runtime import kinds, resolve, run
+from foresight.runtime import kinds, run
 from foresight.runtime.agent import Agent
+from foresight.runtime.config import resolve
 from foresight.training import corpus, graded
 from tests import tiny_language
 

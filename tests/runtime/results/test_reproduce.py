@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from foresight.errors import UserError
-from foresight.runtime import bench, catalog, log
+from foresight.runtime import bench, catalog
+from foresight.runtime.monitoring import log
 from foresight.runtime.results import reproduce, results, suites, sutton_barto
 from foresight.training.options import field_types
 from tests.cli.conftest import call as call  # the command line as a fixture

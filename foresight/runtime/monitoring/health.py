@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foresight.runtime import catalog
-from foresight.runtime.settings import Settings
+from foresight.runtime.config.settings import Settings
 
 Sentence = str | None
 Test = Callable[[float, Mapping[str, float]], Sentence]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError
-from foresight.runtime import catalog, config_fields, kinds, legacy, paths
+from foresight.runtime import catalog, kinds, legacy
+from foresight.runtime.config import config_fields, paths
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, config_fields, kinds, paths
+from foresight.runtime import catalog, kinds
+from foresight.runtime.config import config_fields, paths
+from foresight.runtime.config.settings import Settings
 from foresight.runtime.kinds.kind import fold
-from foresight.runtime.settings import Settings
 from foresight.training.options import flatten
 
 

@@ -6,12 +6,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from foresight import distributed
 from foresight.runtime.catalog import State
+
+if TYPE_CHECKING:
+    from foresight.runtime.session import Session
 
 VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
 
@@ -34,3 +37,18 @@ def bad_weights(state: State) -> str | None:
                     if not (torch.isfinite(low) and torch.isfinite(high)):
                         return f"{field.name}.{name}"
     return None
+
+
+def message(session: Session, step: int, what: str) -> str:
+    """Why training stopped at `step`, with `what` the metric or weights that are not finite."""
+    return (
+        f"Training stopped at {step:,} {session.entry.unit}: {what} became NaN or infinite; {kept(session)} (in "
+        f"{session.path}). Try a lower learning rate or a smaller gradient norm limit."
+    )
+
+
+def kept(session: Session) -> str:
+    """Which checkpoint remains after NaN or infinity."""
+    return (
+        "there is no checkpoint yet" if session.saved is None else f"the last good checkpoint is at {session.saved:,}"
+    )
