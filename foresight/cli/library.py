@@ -63,7 +63,7 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
         return 0
     console = screen.stdout()
     console.print(entry.doc, markup=False)
-    console.print(f"\nfamily: {entry.wing}, environment: {entry.kind}, steps: {entry.unit}", style="dim")
+    console.print(f"\nfamily: {entry.family}, environment: {entry.kind}, steps: {entry.unit}", style="dim")
     console.print("\nConfig", style="bold")
     rows = [(field.name, plain(field.default), field.help) for field in described]
     console.print(screen.table(("field", "default", "what, unit, source"), rows, wrap="what, unit, source"))
@@ -92,7 +92,7 @@ def plain(value: Any) -> str:
 def _facts(entry: catalog.Entry, presets: dict[str, Any], found: list[results.Row]) -> dict[str, Any]:
     return {
         "name": entry.name,
-        "wing": entry.wing,
+        "family": entry.family,
         "kind": entry.kind,
         "unit": entry.unit,
         "title": entry.title,

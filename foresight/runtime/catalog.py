@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-WINGS = ("tabular", "value", "policy", "search", "world", "sequence", "language")
+FAMILIES = ("tabular", "value", "policy", "search", "world", "sequence", "language")
 # What a Config may need to be defined; anything else (torch, nets) is what we avoid importing.
 LIGHT = {
     "__future__", "collections", "dataclasses", "enum", "foresight.errors", "foresight.training.options", "functools",
@@ -75,7 +75,7 @@ class Entry:
     """One algorithm file, as its source describes itself."""
 
     name: str
-    wing: str
+    family: str
     path: Path
     title: str  # first line of the module docstring
     kind: str  # "control", "tabular", "text" or "game"
@@ -87,12 +87,12 @@ class Entry:
 
 @functools.cache
 def algorithms() -> dict[str, Entry]:
-    """All algorithms of the library by name, in the order of the wings."""
+    """All algorithms of the library by name, ordered by family."""
     paths = [path for path in (ROOT / "algorithms").glob("*/*.py") if not path.name.startswith("_")]
 
     def order(path: Path) -> tuple[int, str, str]:
-        wing = path.parent.name
-        return (WINGS.index(wing) if wing in WINGS else len(WINGS), wing, path.stem)
+        family = path.parent.name
+        return (FAMILIES.index(family) if family in FAMILIES else len(FAMILIES), family, path.stem)
 
     entries = (_read(path) for path in sorted(paths, key=order))
     return {entry.name: entry for entry in entries if entry is not None}
@@ -120,7 +120,7 @@ def module(name: str) -> Algorithm:
     """The algorithm's real module (this imports torch)."""
     found = entry(name)
     if found.path.is_relative_to(ROOT):
-        return cast(Algorithm, importlib.import_module(f"foresight.algorithms.{found.wing}.{found.name}"))
+        return cast(Algorithm, importlib.import_module(f"foresight.algorithms.{found.family}.{found.name}"))
     alias = f"foresight_file_{found.name}"
     loaded = sys.modules.get(alias)
     if loaded is not None and loaded.__file__ == str(found.path):
@@ -191,7 +191,7 @@ def _read(path: Path) -> Entry | None:
     doc = ast.get_docstring(tree) or ""
     return Entry(
         name=path.stem,
-        wing=path.parent.name,
+        family=path.parent.name,
         path=path,
         title=doc.partition("\n")[0],
         kind=constants["KIND"],

@@ -118,8 +118,10 @@ def test_an_agent_that_learned_the_rules_shows_its_thoughts_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "mu"
-    train("muzero", preset="tic_tac_toe", out=out, steps=16, num_envs=16, collect_steps=1, simulations=4, show=False,
-          evaluation_episodes=2, env_options={"opponent": "random"})  # fmt: skip
+    train(
+        "muzero", preset="tic_tac_toe", out=out, steps=32, num_envs=16, collect_steps=1, simulations=4, n_steps=1,
+        unroll_steps=1, learning_starts=32, show=False, evaluation_episodes=2, env_options={"opponent": "random"},
+    )  # fmt: skip
     capsys.readouterr()
     shown = play(out, ["b2", "?", "quit"], monkeypatch, capsys, "--simulations", "30")
     table = shown[shown.index("move     visits   prior   value") :].splitlines()

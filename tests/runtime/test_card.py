@@ -141,7 +141,7 @@ def test_a_model_that_began_from_nothing_has_a_card_too(tmp_path):
     assert "# pretrain\n" in found.text and "there is no base model" in found.text
 
 
-@pytest.mark.parametrize("name", [n for n, e in catalog.algorithms().items() if e.wing == "language"])
+@pytest.mark.parametrize("name", [n for n, e in catalog.algorithms().items() if e.family == "language"])
 def test_every_objective_is_found(name):
     formula = card.objective(catalog.entry(name).doc)
     assert "=" in formula and not formula.startswith(" ") and len(formula) < 800

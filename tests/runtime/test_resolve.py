@@ -60,6 +60,11 @@ def test_counts_of_zero_are_refused(value: int) -> None:
         ({"given": {"steps": -5}}, "steps must be at least 0, not -5."),
         ({"given": {"threads": -1}}, "threads must be at least 0, not -1."),
         ({"given": {"learning_starts": -1}}, "learning_starts must be at least 0, not -1."),
+        (
+            {"given": {"learning_starts": 300, "steps": 200}},
+            "learning_starts is 300 env steps, but the run ends after 200: no update would be made. "
+            "Lower --learning-starts or raise --steps.",
+        ),
         ({"episodes": 0}, "--evaluation-episodes must be at least 1, not 0."),
         ({"evaluate_every": -1}, "--evaluate-every must be at least 0, not -1."),
     ],

@@ -114,8 +114,11 @@ def _convert(value: Any, hint: Any) -> Any:
     return value
 
 
-def check(config: dict[str, Any]) -> None:
-    """Raise UserError for a value that no algorithm accepts; each algorithm checks its own limits."""
+def check(config: dict[str, Any], unit: str = "steps") -> None:
+    """Raise UserError for a value that no algorithm accepts; each algorithm checks its own limits.
+
+    `unit` is what a step counts: `steps` and `learning_starts` are in it.
+    """
     for name, value in config.items():
         several = value if isinstance(value, tuple | list) else (value,)
         numbers = [x for x in several if isinstance(x, int | float)]
@@ -136,11 +139,11 @@ def check(config: dict[str, Any]) -> None:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
         if name.endswith("_fraction") and not 0 <= value <= 1:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
-    begins, steps = config.get("learning_starts"), config.get("steps", math.inf)
-    # Only AlphaZero and its like refuse this; other algorithms run, and `health.unlearned` reports it at the end.
-    if "num_games" in config and isinstance(begins, int) and begins > steps:
+    starts, steps = config.get("learning_starts"), config.get("steps", math.inf)
+    # A full replay is enough for AlphaZero, so learning may start earlier than `learning_starts`.
+    if isinstance(starts, int) and min(starts, config.get("replay_size", starts)) > steps:
         raise UserError(
-            f"learning_starts is {begins:,}, but the run ends after {steps:,} steps: no update would be made. Lower "
+            f"learning_starts is {starts:,} {unit}, but the run ends after {steps:,}: no update would be made. Lower "
             "--learning-starts or raise --steps."
         )
 

@@ -80,7 +80,7 @@ def resolve(
     if "num_envs" in base and "num_envs" in (env_options or {}):
         raise UserError(f"num_envs is a Config field of {entry.name}, not an environment option: use --num-envs.")
     config = {**base, **config_fields.coerce(algorithm, given)}
-    config_fields.check(config)
+    config_fields.check(config, entry.unit)
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("kind", entry.kind)  # some algorithms take two kinds of environment
     other, name = kinds.get(kind).named(name, entry)

@@ -59,9 +59,8 @@ def unlearned(resolved: Settings, step: int, updates: int | None, before: Any, a
         return None
     noise = 2 * math.hypot(before.std, after.std) / math.sqrt(max(after.n, 1))
     if updates == 0:
-        why = (
-            f"the first gradient step comes after {resolved.config['learning_starts']:,} env steps (--learning-starts)"
-        )
+        starts, every = resolved.config["learning_starts"], resolved.config["train_every"]
+        why = f"no gradient step was due: learning_starts is {starts:,} env steps, and train_every {every:,}"
     elif after.worth <= before.worth + noise:
         why = f"{after.metric} {after.mean:.4g} is no better than the {before.mean:.4g} of random play"
     else:

@@ -170,7 +170,8 @@ def trained(
     steps = what.steps
     if quick:
         preset = catalog.presets(what.algorithm).get(what.preset, {})
-        steps = max(1, config_fields.fields(what.algorithm, preset)["steps"] // QUICK)
+        config = {**config_fields.fields(what.algorithm, preset), **what.options}
+        steps = max(1, config["steps"] // QUICK, config.get("learning_starts", 0))  # fewer are refused
     summaries = []
     for seed in range(1 if quick else min(seeds or what.seeds, what.seeds)):
         out = runs / f"{what.result}-{seed}"

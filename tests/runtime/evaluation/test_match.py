@@ -150,7 +150,8 @@ def test_a_learned_model_plays_too(tmp_path: Path) -> None:
 def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp_path: Path, capsys: Any) -> None:
     """As AlphaZero does: fewer in training than in play, evaluation and matches."""
     out = tmp_path / "m"
-    fields = {"steps": 16, "num_envs": 16, "collect_steps": 1, "simulations": 2, "latent_size": 8, "hidden": (8,)}
+    fields = {"steps": 32, "num_envs": 16, "collect_steps": 1, "simulations": 2, "latent_size": 8, "hidden": (8,)}
+    fields |= {"n_steps": 1, "unroll_steps": 1, "learning_starts": 32}
     options = {"env_options": {"opponent": "random"}, "evaluation_episodes": 2, "show": False}
     train(name, env="tic_tac_toe", out=out, play_simulations=7, **fields, **options)
     agent = foresight.load(out)
@@ -169,9 +170,9 @@ def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp
 def test_a_run_that_learned_nothing_yet_is_reported(tmp_path: Path, capsys: Any) -> None:
     """Before the first gradient step, and where the agent is as good as chance; and what the presets take."""
     small = {"num_envs": 4, "simulations": 2, "latent_size": 4, "hidden": (8,), "evaluation_episodes": 4}
-    train("muzero", env="CartPole-v1", out=tmp_path / "a", steps=128, **small)
+    train("muzero", env="CartPole-v1", out=tmp_path / "a", steps=128, learning_starts=128, **small)
     reported = capsys.readouterr().err
-    assert "no learning yet after 128 env steps: the first gradient step comes after 1,000 env steps" in reported
+    assert "no learning yet after 128 env steps: no gradient step was due: learning_starts is 128 env steps" in reported
     assert "Its presets take 120,000 at CartPole-v1" in reported
     resolved = resolve.resolve("muzero", env="Acrobot-v1")
     chance, same, better = (Evaluation("return", mean, 20.0, 20) for mean in (-498.0, -495.0, -97.0))

@@ -15,7 +15,7 @@ from tests.envs.control.test_faults import WORDS
 
 PLAIN = {"num_envs": 4, "seed": 10, "hidden": (8,), "steps": 40}
 ON_POLICY = {**PLAIN, "rollout_steps": 4}
-REPLAYED = {**PLAIN, "replay_size": 400, "learning_starts": 1000}
+REPLAYED = {**PLAIN, "replay_size": 400, "learning_starts": 40}
 SETTINGS = {
     "ppo": {**ON_POLICY, "minibatches": 1}, "a2c": ON_POLICY, "impala": ON_POLICY, "qac": ON_POLICY,
     "off_policy_ac": ON_POLICY, "trpo": ON_POLICY,

@@ -183,7 +183,7 @@ NONSENSE = [
     ("alphazero", {"dirichlet_fraction": 1.5}, "dirichlet_fraction must be between 0 and 1, not 1.5"),
     ("alphazero", {"dirichlet_alpha": 0.0}, "dirichlet_alpha must be a number above 0, not 0.0"),
     ("alphazero", {"temperature_moves": -3}, "temperature_moves must be at least 0, not -3"),
-    ("alphazero", {"learning_starts": 5000}, "learning_starts is 5,000, but the run ends after 300 steps"),
+    ("alphazero", {"learning_starts": 5000}, "learning_starts is 5,000 positions, but the run ends after 300: no"),
     ("alphazero", {"simulations": 2.5}, "Field 'simulations' of alphazero must be int, not 2.5"),
     ("alphazero", {"simulations": float("inf")}, "Field 'simulations' of alphazero must be int, not inf"),
     ("alphazero", {"config": alphazero.Config(simulations=2.5)}, "must be int, not 2.5"),  # type: ignore[arg-type]
