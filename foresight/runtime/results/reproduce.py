@@ -165,7 +165,7 @@ def trained(
 ) -> Path:
     """Train a preset over its first `seeds` seeds (None: all) and write the JSON."""
     from foresight.runtime.checkpoints import checkpoint
-    from foresight.runtime.config import config_fields, resolve, settings
+    from foresight.runtime.config import config_fields
 
     steps = what.steps
     if quick:
@@ -208,7 +208,7 @@ def one(
 ) -> dict[str, Any]:
     """The summary of one seed: read, resumed or made. A run of other settings in its place is kept aside."""
     from foresight.runtime import run
-    from foresight.runtime.config import config_fields, resolve, settings
+    from foresight.runtime.config import resolve, settings
 
     given = {**fields, "seed": seed, **({} if steps is None else {"steps": steps})}
     if (out / "config.yaml").is_file():

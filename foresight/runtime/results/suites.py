@@ -31,8 +31,7 @@ class Figure:
 class Experiment:
     """What a function or a command finds out, and the figures of it that count."""
 
-    run: str = ""  # "module:function" (see runtime/results/sutton_barto.py for the form), a command that is typed in the checkout, or
-    # nothing where no code can do it yet
+    run: str = ""  # "module:function" (see sutton_barto.py), a command to run in the checkout; "": no code does it yet
     result: str = ""  # the stem of the JSON; of a function: its name
     figures: tuple[Figure, ...] = ()
     needs: str = ""  # a command that makes its input, see `made_by`; {runs} is where runs are

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.envs.tabular import sutton_barto, grid
+from foresight.envs.tabular import grid, sutton_barto
 from foresight.planning.dynamic import bellman
-from foresight.training import tabular
 from foresight.runtime import catalog
 from foresight.runtime.results import plot
+from foresight.training import tabular
 
 Array = NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def random_walk_19(quick: bool, picture: Path) -> dict[str, Any]:
     for n in (2**p for p in powers):
         surface[n] = []
         for alpha in alphas:
-            fields = {"gamma": 1.0, "n": n, "alpha": alpha, "episodes": 10, "steps": 10**9}
+            fields = {"gamma": 1.0, "n_steps": n, "alpha": alpha, "episodes": 10, "steps": 10**9}
             error = mean(learn("td_prediction", env, "rms_error", seed=i, **fields) for i in range(runs))
             surface[n].append(float(error.mean()))
     best = {n: min(zip(errors, alphas, strict=True)) for n, errors in surface.items()}
@@ -168,7 +168,9 @@ def blackjack(quick: bool, picture: Path) -> dict[str, Any]:
         stick_on_20[[*finished, sutton_barto.blackjack_state(21, dealer, 1, True)]] = torch.tensor([1.0, 0.0]).double()
     stick_on_20[-1] = torch.tensor([1.0, 0.0]).double()
     exact = bellman.policy_value(env, stick_on_20, 1.0)
-    shown = torch.tensor([sutton_barto.blackjack_state(t, d, a) for a in (0, 1) for t in range(12, 22) for d in range(1, 11)])
+    shown = torch.tensor(
+        [sutton_barto.blackjack_state(t, d, a) for a in (0, 1) for t in range(12, 22) for d in range(1, 11)]
+    )
     prediction: Any = catalog.module("monte_carlo_prediction")  # its `train` also takes a policy
     errors = {}
     for episodes in (1_000, 10_000) if quick else (10_000, 500_000):

@@ -235,12 +235,14 @@ def test_a_command_is_typed_in_the_checkout_and_nowhere_else(tmp_path: Path, mon
         reproduce.reproduce("small")
 
 
-@pytest.mark.parametrize("name", ["exact_dynamic_programming", "windy_grid_world", "cliff_walking"])
+@pytest.mark.parametrize("name", ["exact_dynamic_programming", "windy_grid_world", "cliff_walking", "random_walk_19"])
 def test_experiments_reach_what_is_published(name: str, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     figures: dict[str, Any] = getattr(sutton_barto, name)(True, picture)
     if name == "exact_dynamic_programming":
         assert figures["met"] and figures["largest_error"] < 1e-6 and figures["worlds"] >= 4
+    elif name == "random_walk_19":
+        assert picture.is_file() and figures["best_n"] == 1 and figures["best_rms"] < 0.4
     elif name == "windy_grid_world":
         assert picture.is_file() and figures["exact_shortest"] == pytest.approx(15)
         assert figures["steps_for_170_episodes"] == pytest.approx(8240, abs=900)
