@@ -242,7 +242,7 @@ def test_experiments_reach_what_is_published(name: str, tmp_path: Path) -> None:
     if name == "exact_dynamic_programming":
         assert figures["met"] and figures["largest_error"] < 1e-6 and figures["worlds"] >= 4
     elif name == "random_walk_19":
-        assert picture.is_file() and figures["best_n"] == 1 and figures["best_rms"] < 0.4
+        assert picture.is_file() and figures["best_n"] == 16 and figures["best_rms"] < 0.36
     elif name == "windy_grid_world":
         assert picture.is_file() and figures["exact_shortest"] == pytest.approx(15)
         assert figures["steps_for_170_episodes"] == pytest.approx(8240, abs=900)
