@@ -174,9 +174,7 @@ def test_fields_of_a_row_may_name_other_runs(tmp_path: Path, monkeypatch: pytest
     assert given == [(f"student-{i}", {"teacher": f"R/t-{i}/export", "group": 3}) for i in (0, 1)]
 
 
-def test_a_run_that_is_older_than_its_data_is_kept_aside(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_older_than_its_data_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, first = tmp_path / "data.jsonl", tmp_path / "runs" / "first-0" / "summary.json"
     what = suites.Trained(
         "sarsa", "CliffWalking-v1", "second", seeds=1, steps=40, episodes=2, after=("first",),
