@@ -90,7 +90,7 @@ class Session:
     def go(self) -> None:
         """Train to the end, from scratch or from a checkpoint."""
         machine.keep_memory(LASTING)  # weights, gradients and moments would leave holes in the pool
-        with machine.threads(getattr(self.config, "threads", None)), Interruption(self.progress.note) as interruption:
+        with machine.threads(self.settings.config.get("threads")), Interruption(self.progress.note) as interruption:
             apart = self.settings.actors > 0
             if apart:
                 actors.plan(self.settings, self.settings.actors)  # raises first if this cannot be done

@@ -55,18 +55,20 @@ class State:
 
 def check(config: Any, *also: str) -> None:
     """Raise UserError for an invalid Config. The fields named in `also` must be at least 1 too."""
-    names = ("num_envs", "unroll_steps", "n_steps", "batch_size", "train_every", "collect_steps", "target_every")
-    errors.at_least(1, config, *names, "simulations", "replay_size", "latent_size", "support", *also)
-    errors.at_least(0, config, "max_lag")
+    training = config.training
+    errors.at_least(1, config, "num_envs", "unroll_steps", "n_steps", "simulations", *also)
+    counts = ("batch_size", "train_every", "collect_steps", "target_every", "replay_size", "latent_size", "support")
+    errors.at_least(1, training, *counts)
+    errors.at_least(0, training, "max_lag")
     length = config.unroll_steps + config.n_steps
-    if config.learning_starts < config.num_envs * length:
+    if training.learning_starts < config.num_envs * length:
         raise UserError(
-            f"learning_starts is {config.learning_starts}, but the first update needs {length} transitions per env "
+            f"learning_starts is {training.learning_starts}, but the first update needs {length} transitions per env "
             f"(unroll_steps + n_steps). Set it to at least {config.num_envs * length}."
         )
-    if config.replay_size < config.num_envs * length:
+    if training.replay_size < config.num_envs * length:
         raise UserError(
-            f"replay_size is {config.replay_size}, but the replay needs {length} transitions per env "
+            f"replay_size is {training.replay_size}, but the replay needs {length} transitions per env "
             f"(unroll_steps + n_steps). Set it to at least {config.num_envs * length}."
         )
     temperatures = getattr(config, "temperatures", (1.0,))  # Gumbel search has none
@@ -79,14 +81,14 @@ def check(config: Any, *also: str) -> None:
     play = getattr(config, "play_simulations", None) or 0
     if play < 0:
         raise UserError(f"play_simulations must be 0 (the raw policy) or more, not {play}.")
-    memory.require(config.num_envs, config.simulations, 1, 4 * config.latent_size)  # a lower bound
-    memory.require(1, play, 1, 4 * config.latent_size, more=" in play")
+    memory.require(config.num_envs, config.simulations, 1, 4 * training.latent_size)  # a lower bound
+    memory.require(1, play, 1, 4 * training.latent_size, more=" in play")
     if not 0 <= config.reanalyze <= 1:
         raise UserError(f"reanalyze must be between 0 and 1, not {config.reanalyze}.")
-    if not 0 < config.learning_rate_decay <= 1:
+    if not 0 < training.learning_rate_decay <= 1:
         raise UserError(
             f"learning_rate_decay must be above 0 and at most 1 (a constant learning rate), not "
-            f"{config.learning_rate_decay}."
+            f"{training.learning_rate_decay}."
         )
 
 
@@ -109,22 +111,22 @@ def latent_model(config: Any, obs: Space[Any], actions: int, policy: int, player
 
     With two `players`, who take turns, the discount is -gamma: values are those of the player to move.
     """
-    gamma = config.gamma if players == 1 else -config.gamma
+    training, gamma = config.training, config.gamma if players == 1 else -config.gamma
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        encoder = encoders.encoder(obs, config.hidden, "relu", config.images)
-        return LatentModel(encoder, actions, policy, config.latent_size, config.hidden, config.support, gamma)
+        encoder = encoders.encoder(obs, training.hidden, "relu", training.images)
+        return LatentModel(encoder, actions, policy, training.latent_size, training.hidden, training.support, gamma)
 
 
 def components(config: Any, network: torch.nn.Module, device: str | torch.device) -> dict[str, Any]:
     """The State fields of `network` on `device`: target network, optimizer, replay, generators."""
-    network = network.to(device)
-    rate, decay = config.learning_rate, config.weight_decay
+    network, training = network.to(device), config.training
+    rate, decay = training.learning_rate, training.weight_decay
     return {
         "network": network,
         "target": copy.deepcopy(network).requires_grad_(False),
         "optimizer": torch.optim.Adam(network.parameters(), rate, weight_decay=decay, fused=True),
-        "replay": Replay(max(config.replay_size // config.num_envs, 1)),
+        "replay": Replay(max(training.replay_size // config.num_envs, 1)),
         "generator": torch.Generator(device).manual_seed(config.seed),
         "shuffler": torch.Generator().manual_seed(config.seed),
     }
@@ -170,17 +172,17 @@ def transition(obs: Any, action: Tensor, feedback: Feedback, extras: Named) -> d
 
 def due(state: Any) -> bool:
     """Whether a gradient step is due: one for every `train_every` env steps after `learning_starts`."""
-    config = state.config
+    training = state.config.training
     return bool(
-        state.step >= config.learning_starts
-        and state.updates < (state.step - config.learning_starts) // config.train_every
+        state.step >= training.learning_starts
+        and state.updates < (state.step - training.learning_starts) // training.train_every
     )
 
 
 def sample(state: Any) -> Trajectory:
     """`batch_size` sequences of K + n transitions, drawn uniformly from the replay: `[B, K + n]`."""
     config = state.config
-    batch = state.replay.sample(config.batch_size, config.unroll_steps + config.n_steps, state.shuffler)
+    batch = state.replay.sample(config.training.batch_size, config.unroll_steps + config.n_steps, state.shuffler)
     return batch.map(lambda x: x.to(state.generator.device))
 
 
@@ -252,12 +254,12 @@ def descend(state: Any, loss: Tensor) -> None:
     """
     if not loss.isfinite():
         raise NotFinite(f"The loss is not finite after {state.updates} updates.")
-    config = state.config
+    training, done = state.config.training, min(1.0, state.step / state.config.steps)
     for group in state.optimizer.param_groups:
-        group["lr"] = config.learning_rate * config.learning_rate_decay ** min(1.0, state.step / config.steps)
-    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
+        group["lr"] = training.learning_rate * training.learning_rate_decay**done
+    optim.descend(state.optimizer, loss.backward, training.max_grad_norm)
     state.updates += 1
-    if state.updates % config.target_every == 0:
+    if state.updates % training.target_every == 0:
         optim.track(state.target, state.network)
 
 

@@ -36,6 +36,44 @@ class Tuning:
     """Distinct tokens in memory at once, prompts included: fewer is slower and smaller, and changes no gradient."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelTraining:
+    """How MuZero and its variants train their model: its size, the replay, the optimizer and the order of the work."""
+
+    latent_size: int = 64
+    """Latent dimensions."""
+    hidden: tuple[int, ...] = (128,)
+    """Hidden layers of each function."""
+    support: int = 20
+    """Bins on each side of 0, of h(x): 20 reaches ±422, 40 reaches ±1,555; 300 in MuZero (appendix F)."""
+    images: str = "nature"
+    """Image encoder: "nature", "nips" or "impala"."""
+    replay_size: int = 100_000
+    """Transitions, all envs together."""
+    learning_starts: int = 1_000
+    """Env steps before the first gradient step."""
+    batch_size: int = 128
+    """Sequences per gradient step."""
+    train_every: int = 4
+    """Env steps per gradient step."""
+    target_every: int = 200
+    """Gradient steps between target network updates; 100 in LightZero."""
+    learning_rate: float = 3e-3
+    """Adam; LightZero."""
+    learning_rate_decay: float = 1.0
+    """Factor at the end, exponential; 0.1 ** (1000 / 350) in MuZero (appendix G)."""
+    weight_decay: float = 1e-4
+    """MuZero, appendix G."""
+    max_grad_norm: float = 10.0
+    """LightZero."""
+    collect_steps: int = 32
+    """Steps per env between rounds of updates, and in an actor's message."""
+    max_lag: int = 1
+    """Rounds of updates by which the actors' weights may be old; 0: synchronous."""
+    threads: int = 1
+    """Torch CPU threads."""
+
+
 def parts(kind: type[Any]) -> dict[str, Any]:
     """The shared parts of a Config class by field name: the fields whose default is itself a dataclass."""
     return {field.name: field.default for field in dataclasses.fields(kind) if dataclasses.is_dataclass(field.default)}

@@ -30,6 +30,7 @@ from foresight.envs.games import make as games
 from foresight.envs.games import selfplay
 from foresight.envs.games.game import Game
 from foresight.training import muzero_targets
+from foresight.training.options import build_config
 from tests.fixed_points import mdps
 from tests.fixed_points.solved_game import Solved, some
 from tests.planning.search.table_model import TableModel, action_values, random_tables
@@ -47,7 +48,7 @@ def name(x: Any) -> str | None:
 
 def state_of(module: Any, fields: dict[str, Any], actions: int = ACTIONS, states: int = STATES) -> Any:
     spaces = Spaces(gs.Box(0, 1, (states,), np.float32), gs.Discrete(actions))
-    return module.build(module.Config(**{"hidden": (4,), "latent_size": 4, **fields}), spaces)
+    return module.build(build_config(module.Config, **{"hidden": (4,), "latent_size": 4, **fields}), spaces)
 
 
 def env(seed: int, discount: float, forbidden: float = 0.25) -> dict[str, Tensor]:
@@ -320,7 +321,7 @@ def test_true_values_give_true_values(module: Any, fields: dict[str, Any]) -> No
         obs = seen.obs
     batch = Trajectory(**trees.stack(rows))
     if module is efficientzero:  # pieces of all ages
-        total = (config.steps - config.learning_starts) / config.train_every
+        total = (config.steps - config.training.learning_starts) / config.training.train_every
         batch.extras["born"] = (batch.extras["born"] * total / 4).long()
     alive, known, value, *_ = module.targets(state, batch)
     assert (value[known > alive] == 0).all() and (known > alive).any()
@@ -338,7 +339,7 @@ def test_true_values_give_true_values(module: Any, fields: dict[str, Any]) -> No
 @sabotaged_by("foresight.ops.returns.n_step_return", change("discount", torch.abs), swap("discount", "cut"))
 def test_true_values_of_a_game_for_two_give_true_values(module: Any, fields: dict[str, Any], tic_tac_toe: Game) -> None:
     """Both sides play a fixed policy, so that nothing is random and each target is the value exactly."""
-    config = module.Config(**{"hidden": (4,), "latent_size": 4, "reanalyze": 0.0, **fields})
+    config = build_config(module.Config, **{"hidden": (4,), "latent_size": 4, "reanalyze": 0.0, **fields})
     state, solved = module.build(config, tic_tac_toe), Solved(tic_tac_toe, gamma=config.gamma, seed=2)
     state.target = solved
     env = selfplay.SelfPlay(tic_tac_toe, 100)

@@ -10,6 +10,7 @@ from foresight.algorithms.search import gumbel_muzero, muzero
 from foresight.envs.games import make as games
 from foresight.planning.games import exhaustive, opponents
 from foresight.runtime.evaluation import match
+from foresight.training.options import build_config
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 HEX = games.make("hex", size=2)
@@ -24,9 +25,9 @@ SABOTAGES = (
 
 def learned(module: Any, **exploring: Any) -> Any:
     """The State of `module` after 3,000 moves of Hex; it never loses when it starts."""
-    config = module.Config(
-        steps=3_000, num_envs=16, simulations=12, gamma=1.0, unroll_steps=3, n_steps=4, batch_size=64, train_every=8,
-        collect_steps=8, learning_starts=200, reanalyze=0.0, latent_size=16, hidden=(32,), support=2,
+    config = build_config(
+        module.Config, steps=3_000, num_envs=16, simulations=12, gamma=1.0, unroll_steps=3, n_steps=4, batch_size=64,
+        train_every=8, collect_steps=8, learning_starts=200, reanalyze=0.0, latent_size=16, hidden=(32,), support=2,
         learning_rate=5e-3, value_coef=1.0, **exploring,
     )  # fmt: skip
     *_, (_, _, state) = module.train(config, HEX)

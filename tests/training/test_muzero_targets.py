@@ -12,6 +12,7 @@ from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
 from foresight.nets.outputs import Categorical
 from foresight.training import muzero_targets
+from foresight.training.options import ModelTraining
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 
 
@@ -50,9 +51,8 @@ def test_the_temperature_falls_at_half_and_three_quarters() -> None:
 
 def test_the_rate_falls_evenly_to_its_share_and_no_further() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
-    config = SimpleNamespace(
-        steps=100, learning_rate=0.1, learning_rate_decay=0.01, max_grad_norm=1.0, target_every=1000
-    )
+    training = ModelTraining(learning_rate=0.1, learning_rate_decay=0.01, max_grad_norm=1.0, target_every=1000)
+    config = SimpleNamespace(steps=100, training=training)
     state: Any = SimpleNamespace(config=config, updates=0, optimizer=torch.optim.Adam([weight]))
 
     def at(step: int) -> float:

@@ -31,6 +31,7 @@ from foresight.nets.models.efficientzero import PrefixModel
 from foresight.ops import diagnostics, latent
 from foresight.planning.search.mcts import PUCT, Dirichlet, search
 from foresight.training import muzero_targets
+from foresight.training.options import ModelTraining
 
 KIND = "control"
 UNIT = "env steps"
@@ -51,18 +52,7 @@ class Config:
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns of new transitions; the paper, appendix A
     shrink: float = 0.3  # share of training after which a transition's return is one step shorter; the paper's code
-    batch_size: int = 128  # sequences per gradient step
-    train_every: int = 4  # env steps per gradient step
-    collect_steps: int = 32  # steps per env between rounds of updates, and in an actor's message
-    max_lag: int = 1  # rounds of updates by which the actors' weights may be old; 0: synchronous
-    learning_starts: int = 1_000  # env steps before the first gradient step
-    replay_size: int = 100_000  # transitions, all envs together
     reanalyze: float = 0.99  # share of policy targets that are recomputed; the paper's code
-    target_every: int = 200  # gradient steps between target network updates; 100 in LightZero
-    learning_rate: float = 3e-3  # Adam; LightZero
-    learning_rate_decay: float = 1.0  # factor at the end, exponential; 0.1 ** (1000 / 350) in appendix G
-    weight_decay: float = 1e-4  # appendix G
-    max_grad_norm: float = 10.0  # LightZero
     value_coef: float = 0.25  # c_v; the paper, appendix A
     consistency_coef: float = 2.0  # c_s; the paper, appendix A
     lstm_horizon: int = 5  # steps between resets of the value prefix; the paper's code
@@ -70,11 +60,7 @@ class Config:
     dirichlet_alpha: float = 0.25  # appendix C; muzero-general's CartPole
     dirichlet_fraction: float = 0.25  # appendix C
     temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, 1/2 and 3/4 of training; appendix D
-    latent_size: int = 64  # latent dimensions
-    hidden: tuple[int, ...] = (128,)  # hidden layers of each function
-    support: int = 20  # bins on each side of 0, of h(x): 20 reaches ±422; 300 in the paper
-    images: str = "nature"  # image encoder: "nature", "nips" or "impala"
-    threads: int = 1  # torch CPU threads
+    training: ModelTraining = ModelTraining()  # model, replay, optimizer (`training.options`)
 
 
 State = muzero_targets.State  # network, target network, optimizer, replay, generators, counters
@@ -82,23 +68,18 @@ State = muzero_targets.State  # network, target network, optimizer, replay, gene
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimizer, replay. Raises UserError if the actions are not discrete."""
+    training = config.training
     muzero_targets.check(config, "lstm_horizon", "lstm_size")
-    if config.batch_size * config.unroll_steps < 2:
+    if training.batch_size * config.unroll_steps < 2:
         raise UserError("batch_size times unroll_steps must be at least 2: consistency is computed over a batch.")
     require_end(spaces, config.gamma)
     actions = muzero_targets.num_actions(spaces.action, "EfficientZero")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        encoder = encoders.encoder(spaces.obs, config.hidden, "relu", config.images)
+        encoder = encoders.encoder(spaces.obs, training.hidden, "relu", training.images)
         network = PrefixModel(
-            encoder,
-            actions,
-            config.latent_size,
-            config.hidden,
-            config.lstm_size,
-            config.lstm_horizon,
-            config.support,
-            config.gamma,
+            encoder, actions, training.latent_size, training.hidden, config.lstm_size, config.lstm_horizon,
+            training.support, config.gamma,
         )  # fmt: skip
     return State(config, **muzero_targets.components(config, network, device))
 
@@ -125,8 +106,8 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
     See `muzero_targets.targets`. Old transitions bootstrap after fewer steps.
     """
-    config, age = state.config, state.updates - batch.extras["born"][:, 0]
-    total = max((config.steps - config.learning_starts) / config.train_every, 1.0)
+    config, training, age = state.config, state.config.training, state.updates - batch.extras["born"][:, 0]
+    total = max((config.steps - training.learning_starts) / training.train_every, 1.0)
     steps = latent.shrunk_horizon(age, total, config.n_steps, config.shrink)
     alive, known, value = muzero_targets.targets(state, batch, steps)
     return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
@@ -186,7 +167,7 @@ restart = muzero_targets.restart
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
     rows = []
-    for _ in range(state.config.collect_steps):
+    for _ in range(state.config.training.collect_steps):
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())

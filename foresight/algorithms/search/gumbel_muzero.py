@@ -34,6 +34,7 @@ from foresight.errors import UserError
 from foresight.ops import diagnostics, latent
 from foresight.planning.search.mcts import Gumbel, search
 from foresight.training import muzero_targets
+from foresight.training.options import ModelTraining
 
 KIND = "control"
 GAMES = True  # also two-player games
@@ -59,24 +60,9 @@ class Config:
     gamma: float = 0.997  # per step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
-    batch_size: int = 128  # sequences per gradient step
-    train_every: int = 4  # env steps per gradient step
-    collect_steps: int = 32  # steps per env between rounds of updates, and in an actor's message
-    max_lag: int = 1  # rounds of updates by which the actors' weights may be old; 0: synchronous
-    learning_starts: int = 1_000  # env steps before the first gradient step
-    replay_size: int = 100_000  # transitions, all envs together
     reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
-    target_every: int = 200  # gradient steps between target network updates; 100 in LightZero
-    learning_rate: float = 3e-3  # Adam; LightZero
-    learning_rate_decay: float = 1.0  # factor at the end, exponential; 0.1 ** (1000 / 350) in appendix G
-    weight_decay: float = 1e-4  # appendix G
-    max_grad_norm: float = 10.0  # LightZero
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
-    latent_size: int = 64  # latent dimensions
-    hidden: tuple[int, ...] = (128,)  # hidden layers of each function
-    support: int = 20  # bins on each side of 0, of h(x): 20 reaches ±422; 300 in the paper
-    images: str = "nature"  # image encoder: "nature", "nips" or "impala"
-    threads: int = 1  # torch CPU threads
+    training: ModelTraining = ModelTraining()  # model, replay, optimizer (`training.options`)
 
 
 State = muzero_targets.State  # network, target network, optimizer, replay, generators, counters
@@ -172,7 +158,7 @@ restart = muzero_targets.restart
 def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
     """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
     rows = []
-    for _ in range(state.config.collect_steps):
+    for _ in range(state.config.training.collect_steps):
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())

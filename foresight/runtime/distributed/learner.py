@@ -16,6 +16,7 @@ from foresight.ops import schedules
 from foresight.runtime.distributed import actors
 from foresight.runtime.distributed.actors import Fleet, Lost, Message, Weights
 from foresight.runtime.monitoring import profile
+from foresight.training.options import flatten
 
 AHEAD = 2  # messages that an actor may owe, so that it need not wait for the learner's answer
 SHOWN = ("lag", "dropped_unrolls")  # shown live, after the algorithm's own METRICS
@@ -46,9 +47,10 @@ def train(
 class _Learner:
     def __init__(self, module: Any, config: Any, state: Any, fleet: Fleet, times: profile.Profile) -> None:
         self.module, self.config, self.state, self.fleet, self.times = module, config, state, fleet, times
-        self.limit: int | None = getattr(config, "max_lag", 0)
-        self.need: int = getattr(config, "rollouts_per_update", fleet.size)
-        self.shared = not hasattr(config, "rollouts_per_update")
+        values = flatten(config)
+        self.limit: int | None = values.get("max_lag", 0)
+        self.need: int = values.get("rollouts_per_update", fleet.size)
+        self.shared = "rollouts_per_update" not in values
         self.learn = getattr(module, "learn", None)
         self.restart = getattr(module, "restart", None)
         self.annealed = self.learn is None and "progress" in inspect.signature(module.update).parameters

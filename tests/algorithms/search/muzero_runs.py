@@ -12,6 +12,7 @@ from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sa
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Feedback, Spaces
 from foresight.envs.make import make
+from foresight.training.options import build_config
 
 DISCRETE = [muzero, gumbel_muzero, efficientzero, stochastic_muzero]
 
@@ -26,7 +27,7 @@ SMALL: dict[str, Any] = {
 
 
 def small(module: ModuleType, **fields: Any) -> tuple[Any, Any, Any]:
-    config = module.Config(**{**SMALL, **fields})
+    config = build_config(module.Config, **{**SMALL, **fields})
     env = make("Pendulum-v1" if module is sampled_muzero else "CartPole-v1", num_envs=config.num_envs)
     return config, env, module.build(config, env.spaces)
 

@@ -14,6 +14,7 @@ from foresight.envs.base import Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.ops import latent
+from foresight.training.options import build_config
 from tests.algorithms.search.muzero_runs import sequences, small
 from tests.sabotage import change, flip_sign, returns, sabotaged_by
 
@@ -27,7 +28,7 @@ def state_of(**fields: Any) -> Any:
         "num_envs": 4, "unroll_steps": 3, "n_steps": 2, "latent_size": 8, "hidden": (32,), "lstm_size": 8,
         "learning_starts": 80, "reanalyze": 0.0, "steps": 1_000,
     }  # fmt: skip
-    return efficientzero.build(efficientzero.Config(**{**few, **fields}), spaces())
+    return efficientzero.build(build_config(efficientzero.Config, **{**few, **fields}), spaces())
 
 
 def walk(sequences: int, steps: int, seed: int = 0) -> Trajectory:

@@ -6,6 +6,7 @@ import torch
 
 from foresight.algorithms.search import gumbel_muzero
 from foresight.envs.make import make
+from foresight.training.options import build_config
 from tests.sabotage import flip_sign, sabotaged_by
 
 
@@ -26,7 +27,8 @@ def _mean_return(state: gumbel_muzero.State, random: bool = False, episodes: int
 
 @sabotaged_by("foresight.planning.search.selection.completed_values", flip_sign)
 def test_gumbel_muzero_balances_the_pole_for_a_while() -> None:
-    config = gumbel_muzero.Config(
+    config = build_config(
+        gumbel_muzero.Config,
         steps=6_000, num_envs=16, simulations=4, n_steps=10, batch_size=64, train_every=8, learning_starts=500,
         reanalyze=0.0, latent_size=16, hidden=(32,),
     )  # fmt: skip

@@ -14,6 +14,7 @@ from foresight.errors import UserError
 from foresight.nets.models.muzero import CategoricalScalar
 from foresight.ops import transforms
 from foresight.runtime.checkpoints import checkpoint
+from foresight.training.options import build_config
 from tests.algorithms.search.muzero_runs import SMALL, sequences, small
 from tests.algorithms.states import refusal
 from tests.sabotage import drop, flip_sign, sabotaged_by, scaled
@@ -41,7 +42,7 @@ def test_in_games_muzero_takes_a_slight_edge_for_slight(monkeypatch: pytest.Monk
     envs = {"game": (games.make("tic_tac_toe"), 1.0), "control": (make("CartPole-v1", num_envs=1).spaces, 0.997)}
     forward, visits = CategoricalScalar.forward, {}
     for kind, (env, gamma) in envs.items():
-        state = muzero.build(muzero.Config(**{**SMALL, "simulations": 40, "gamma": gamma}), env)
+        state = muzero.build(build_config(muzero.Config, **{**SMALL, "simulations": 40, "gamma": gamma}), env)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for p in state.network.parameters():
@@ -77,7 +78,7 @@ def test_an_interrupted_replay_learns_nothing_of_the_gap() -> None:
 
 @sabotaged_by("foresight.envs.games.game.Plays.load_state_dict", lambda f: lambda self, state: None)
 def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
-    config = muzero.Config(**{**SMALL, "gamma": 1.0})
+    config = build_config(muzero.Config, **{**SMALL, "gamma": 1.0})
     mine, other = muzero.build(config, games.make("tic_tac_toe")), muzero.build(config, games.make("hex", size=3))
     path = checkpoint.save(tmp_path, mine, 1)
     assert "plays tic_tac_toe(), not hex(board_size=3)" in refusal(path, other)

@@ -16,6 +16,7 @@ from foresight.envs.games import make as games
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.planning.search.mcts import search
+from foresight.training.options import build_config
 from tests.algorithms.search.muzero_runs import ALL, DISCRETE, SMALL, Bandit, name, sequences, small, unmasked
 from tests.sabotage import change, sabotaged_by
 
@@ -34,7 +35,7 @@ def test_it_trains_stops_and_resumes(module: ModuleType) -> None:
     assert before is not None
     assert any(not torch.equal(x, before[key]) for key, x in state.network.state_dict().items())
     assert list(module.train(config, env, state)) == []
-    longer = module.Config(**{**SMALL, "steps": 440})
+    longer = build_config(module.Config, **{**SMALL, "steps": 440})
     *_, (step, _, after) = module.train(longer, env, state)
     assert step == 440 and after is state
     assert state.replay.rows is not None and (state.replay.rows.mask[:, 99] == 0).all()  # the successor is unknown
@@ -111,7 +112,7 @@ def _reference(state: Any, obs: torch.Tensor, simulations: int) -> torch.Tensor:
 @sabotaged_by("foresight.training.muzero_targets.observe", unmasked)
 @pytest.mark.parametrize("module", DISCRETE, ids=name)
 def test_only_legal_actions_are_chosen_and_trained_on(module: ModuleType) -> None:
-    state = module.build(module.Config(**SMALL), Bandit.spaces)
+    state = module.build(build_config(module.Config, **SMALL), Bandit.spaces)
     obs = Bandit().reset(0)
     illegal = obs["action_mask"] == 0
     for explore in (False, True):
@@ -136,7 +137,7 @@ def test_invalid_configs_and_spaces_are_refused(module: ModuleType) -> None:
         ({"reanalyze": 2.0}, "reanalyze must be between 0 and 1, not 2"),
     ]:
         with pytest.raises(UserError, match=message):
-            module.build(module.Config(**wrong), cart.spaces)
+            module.build(build_config(module.Config, **wrong), cart.spaces)
     with pytest.raises(UserError, match="sample_temperature must be above 0"):
         sampled_muzero.build(sampled_muzero.Config(sample_temperature=0.0), env.spaces)
     for openings, spaces, most in ((1, cart.spaces, 0), (9, games.make("tic_tac_toe"), 8)):

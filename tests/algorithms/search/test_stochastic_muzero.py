@@ -9,6 +9,7 @@ from foresight.data.trajectory import Trajectory
 from foresight.envs.tabular.mdp import MDP, TableEnv
 from foresight.nets.heads import CategoricalHead
 from foresight.training import muzero_targets
+from foresight.training.options import build_config
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 HELD = 0.5  # what holding earns; rolling, and then naming what is shown, earns 1
@@ -37,7 +38,8 @@ def earned(action: torch.Tensor) -> torch.Tensor:
 @sabotaged_by("foresight.ops.latent.straight_through", lambda f: lambda x: torch.ones_like(x) / x.shape[-1])
 @sabotaged_by("foresight.training.muzero_targets.summed", flip_sign)
 def test_stochastic_muzero_learns_what_a_die_may_show() -> None:
-    config = stochastic_muzero.Config(
+    config = build_config(
+        stochastic_muzero.Config,
         steps=3_000, num_envs=8, simulations=10, codes=4, n_steps=2, unroll_steps=2, batch_size=64, train_every=8,
         learning_starts=200, reanalyze=0.0, latent_size=8, hidden=(32,), support=3, learning_rate=5e-3, value_coef=1.0,
     )  # fmt: skip
@@ -78,7 +80,8 @@ def test_the_code_depends_on_the_outcome_and_on_what_was_there_before() -> None:
 
     The seed is one whose codes begin apart, as codes that begin as one may stay one.
     """
-    config = stochastic_muzero.Config(
+    config = build_config(
+        stochastic_muzero.Config,
         seed=178, num_envs=1, codes=2, n_steps=2, unroll_steps=2, learning_starts=200, reanalyze=0.0, latent_size=8,
         hidden=(32,), support=3, learning_rate=1e-2, value_coef=1.0,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from foresight.algorithms.value import dqn, rainbow
 from foresight.envs.base import EnvError, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
+from foresight.training.options import build_config, field_types
 from tests.sabotage import sabotaged_by
 
 
@@ -149,7 +150,8 @@ def test_a_discount_of_1_needs_an_end(module: Any) -> None:
     box = module in (sac, sampled_muzero)
     action = gs.Box(-1.0, 1.0, (2,), np.float32) if box else gs.Discrete(2)
     obs = gs.Box(-1.0, 1.0, (3,), np.float32)
-    config = module.Config(gamma=1.0, **({"replay_size": 100} if hasattr(module.Config, "replay_size") else {}))
+    small = {"replay_size": 100} if "replay_size" in field_types(module.Config) else {}
+    config = build_config(module.Config, gamma=1.0, **small)
     with pytest.raises(UserError, match=r"gamma is 1, but this environment never terminates .* Set gamma below 1"):
         module.build(config, Spaces(obs, action, continuing=True))
     assert module.build(config, Spaces(obs, action)).config.gamma == 1  # an episodic one

@@ -22,6 +22,7 @@ from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime.config import resolve
 from foresight.runtime.distributed import actors, learner
+from foresight.training.options import build_config, flatten
 from tests.algorithms.states import weights
 from tests.runtime.distributed.test_actors import Mortal, _late
 from tests.sabotage import change, flip_sign, sabotaged_by
@@ -57,7 +58,7 @@ def env(task: str, count: int = 4) -> Any:
 def fleet(module: Any, config: Any, task: str, count: int = 1) -> actors.Inline:
     name, share = module.__name__.rpartition(".")[2], getattr(config, "num_envs", 0) or config.num_games
     return actors.Inline(
-        [actors.Collector(name, dataclasses.asdict(config), lambda: env(task, share), i, 0) for i in range(count)]
+        [actors.Collector(name, flatten(config), lambda: env(task, share), i, 0) for i in range(count)]
     )
 
 
@@ -71,7 +72,7 @@ def built(module: Any, config: Any, task: str) -> Any:
 )
 def test_lockstep_is_the_run_of_one_process(module: Any, task: str) -> None:
     """One actor that waits: the same searches, rows, draws and gradient steps, bit for bit."""
-    config = module.Config(**{**FIELDS, **({"gamma": 1.0} if task == "tic_tac_toe" else {})})
+    config = build_config(module.Config, **{**FIELDS, **({"gamma": 1.0} if task == "tic_tac_toe" else {})})
     here = games.make(task) if task == "tic_tac_toe" else make(task, num_envs=4)
     together = [(step, m, weights(s)) for step, m, s in module.train(config, here)]
     state = built(module, config, task)
@@ -86,7 +87,7 @@ def test_lockstep_is_the_run_of_one_process(module: Any, task: str) -> None:
 @sabotaged_by("foresight.runtime.distributed.actors.load", lambda f: lambda state, weights: None)
 def test_actors_may_search_ahead_of_the_learner_with_its_newest_weights() -> None:
     """With a lag of 2 the policy of an actor is that of two rounds ago, not the one that it was built with."""
-    config = muzero.Config(**{**FIELDS, "max_lag": 2})
+    config = build_config(muzero.Config, **{**FIELDS, "max_lag": 2})
     state, searchers = built(muzero, config, "CartPole-v1"), fleet(muzero, config, "CartPole-v1")
     held, lags = [vector(state)], []
     for _, metrics, _ in learner.train(muzero, config, state, searchers):
