@@ -211,7 +211,7 @@ def _compiled(
     from foresight.planning.search import kernels
 
     rows, _, actions = tree.shape
-    kind, parameters = rule.code()
+    descend, parameters = rule.compiled()
     table, considered = _halving(tree, rule, simulations)
     arrays: tuple[Any, ...] = tuple(getattr(tree, name).numpy() for name in _ARRAYS)
     node, action, leaf, index = (torch.empty(rows, dtype=torch.int64) for _ in range(4))
@@ -219,13 +219,13 @@ def _compiled(
     scratch = np.empty((2, actions))
     begun = tree.visits[:, 0].numpy().copy()
     down: tuple[Any, ...] = (
-        kind, parameters, tie.numpy(), gumbel.numpy(), table.numpy(), considered.numpy(), begun, depth, *arrays, *ends,
+        parameters, tie.numpy(), gumbel.numpy(), table.numpy(), considered.numpy(), begun, depth, *arrays, *ends,
         index.numpy(), scratch,
     )  # fmt: skip
     memory = tree_map(_flat, tree.state)
     plain = type(memory) is Tensor
     for slot in range(tree.size, tree.size + simulations):
-        kernels.descend(*down)
+        descend(*down)
         before = memory.index_select(0, index) if plain else trees.pick(memory, index)
         found, reward, discount, logits, value = model.step(before, action)
         _write(tree.state, found, slot)

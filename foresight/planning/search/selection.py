@@ -1,7 +1,7 @@
 """Selection rules of the search: PUCT, UCT and Gumbel, and their parts.
 
 A rule is a frozen dataclass of parameters. Its math is written twice: here over tensors, for the tensor backend and for
-the reader; and in `kernels`, which gets the parameters from `code`. A test compares the two.
+the reader; and in `kernels`, of which `compiled` names the function. A test compares the two.
 
 A rule compares action values after two explicit steps, on which the literature differs:
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -59,8 +60,8 @@ class Rule(Protocol):
     def score(self, node: Node) -> Tensor:
         """Scores `[B, A]` inside the tree: the legal action with the highest score is selected (ties: the first)."""
 
-    def code(self) -> tuple[int, np.ndarray]:
-        """`(kind, parameters)` for the compiled search."""
+    def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
+        """The way down of the compiled search with this rule (`kernels`), and the parameters that it takes."""
 
 
 # --- parts of the rules
@@ -244,10 +245,12 @@ class PUCT:
         outcomes = node.legal[:, -self.chance :].any(-1, keepdim=True)
         return torch.where(outcomes, node.prior / (1 + node.visits), score)
 
-    def code(self) -> tuple[int, np.ndarray]:
-        """For the compiled search."""
-        kinds = [NORMALIZE.index(self.normalize), FIRST_PLAY.index(self.first_play)]
-        return 0, np.array([self.c_init, self.c_base, *kinds, self.reduction, self.chance])
+    def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
+        """See `Rule`."""
+        from foresight.planning.search import kernels  # late: it brings numba
+
+        how = [NORMALIZE.index(self.normalize), FIRST_PLAY.index(self.first_play)]
+        return kernels.puct, np.array([self.c_init, self.c_base, *how, self.reduction, self.chance])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,9 +273,11 @@ class UCT:
         bonus = self.c * (node.total.log().unsqueeze(-1) / node.visits.clamp(min=1)).sqrt()
         return torch.where(node.visits > 0, q + bonus, 1e9 + node.prior)
 
-    def code(self) -> tuple[int, np.ndarray]:
-        """For the compiled search."""
-        return 1, np.array([self.c, 0.0, NORMALIZE.index(self.normalize), 0.0, 0.0, 0.0])
+    def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
+        """See `Rule`."""
+        from foresight.planning.search import kernels  # late: it brings numba
+
+        return kernels.uct, np.array([self.c, NORMALIZE.index(self.normalize)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,10 +309,11 @@ class Gumbel:
         prior = torch.softmax(improved_logits(node, self), -1)
         return prior - node.visits / (1 + node.visits.sum(-1, keepdim=True))
 
-    def code(self) -> tuple[int, np.ndarray]:
-        """For the compiled search."""
-        how = NORMALIZE.index(self.normalize)
-        return 2, np.array([self.value_scale, self.max_visit_init, how, 0.0, 0.0, 0.0])
+    def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
+        """See `Rule`."""
+        from foresight.planning.search import kernels  # late: it brings numba
+
+        return kernels.gumbel, np.array([self.value_scale, self.max_visit_init, NORMALIZE.index(self.normalize)])
 
 
 def _check(normalize: str, first_play: str) -> None:

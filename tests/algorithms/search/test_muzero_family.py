@@ -15,7 +15,7 @@ from foresight.data.trajectory import Trajectory
 from foresight.envs.games import make as games
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.planning.search.mcts import search
+from foresight.planning.search.mcts import UCT, search
 from foresight.training.options import build_config
 from tests.algorithms.search.muzero_runs import ALL, DISCRETE, SMALL, Bandit, name, sequences, small, unmasked
 from tests.sabotage import change, sabotaged_by
@@ -80,7 +80,7 @@ def test_targets_by_hand(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("module", [muzero, efficientzero], ids=name)
-@sabotaged_by("foresight.planning.search.selection.PUCT.code", lambda f: lambda self: (1, f(self)[1]))
+@sabotaged_by("foresight.planning.search.selection.PUCT.compiled", lambda f: lambda self: UCT().compiled())
 def test_reanalysis_with_the_same_weights_repeats_the_targets(module: ModuleType) -> None:
     config, env, state = small(module, simulations=12, reanalyze=1.0)
     with torch.no_grad():  # a network that prefers something

@@ -58,9 +58,9 @@ def _louder(original: Any) -> Any:
 
 
 @sabotaged_by("foresight.planning.search.kernels.expand", lambda f: lambda slot, *rest: f(slot, *_negated(rest)))
-@sabotaged_by("foresight.planning.search.selection.PUCT.code", _louder)
-@sabotaged_by("foresight.planning.search.selection.UCT.code", _louder)
-@sabotaged_by("foresight.planning.search.selection.Gumbel.code", _louder)
+@sabotaged_by("foresight.planning.search.selection.PUCT.compiled", _louder)
+@sabotaged_by("foresight.planning.search.selection.UCT.compiled", _louder)
+@sabotaged_by("foresight.planning.search.selection.Gumbel.compiled", _louder)
 def test_both_backends_grow_the_same_tree() -> None:
     for rule in RULES:
         for seed in range(2):
@@ -370,7 +370,8 @@ class Chance:
 
 
 @sabotaged_by(
-    "foresight.planning.search.selection.PUCT.code", lambda f: lambda self: (0, f(self)[1] * [1, 1, 1, 1, 1, 0])
+    "foresight.planning.search.selection.PUCT.compiled",
+    lambda f: lambda self: (f(self)[0], f(self)[1] * [1, 1, 1, 1, 1, 0]),
 )
 @sabotaged_by("foresight.planning.search.selection.PUCT.score", lambda f: lambda self, node: f(PUCT(), node))
 def test_chance_nodes_are_exact_expectations() -> None:
