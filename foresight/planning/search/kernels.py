@@ -3,7 +3,7 @@
 `_walk` is compiled once for each rule, around the function that selects an action:
 
     @njit(**FLAGS, inline="always")
-    def _select_mine(parameters, row, node):       # the rule: an action at `node` of one tree, or -1 if none is legal
+    def _select_mine(parameters, trees, b, node):  # the rule: an action at `node` of tree b, or -1 if none is legal
         ...
 
     @njit(**FLAGS)
@@ -32,22 +32,23 @@ SIBLINGS, TREE, UNCHANGED = range(3)  # selection.NORMALIZE
 FLAGS = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 
-class Row(NamedTuple):
-    """One tree of the batch, of N nodes and A actions; see `tree.Tree`."""
+class Trees(NamedTuple):
+    """The trees of the batch, B rows of N nodes and A actions (see `tree.Tree`), and what else a rule may look at."""
 
-    children: Any  # [N, A]
+    children: Any  # [B, N, A]
     logits: Any
     prior: Any
-    visits: Any  # [N]
+    visits: Any  # [B, N]
     value: Any
     raw: Any
     reward: Any
     discount: Any
-    bounds: Any  # [2]
-    tie: Any  # [A], noise that breaks ties
-    gumbel: Any  # [A], noise at the root
-    schedule: Any  # visits that each simulation wants of the root's action (Sequential Halving)
-    simulation: int  # how many there were in this search
+    bounds: Any  # [B, 2]
+    tie: Any  # [B, A], noise that breaks ties
+    gumbel: Any  # [B, A], noise at the root
+    table: Any  # [M, S], visits that each simulation wants of the root's action, by how many actions are considered
+    considered: Any  # [B], row of `table`
+    begun: Any  # [B], visits of the root before this search
     q: Any  # [A], scratch: action values at the node
     n: Any  # [A], scratch: visits of the actions
 
@@ -65,37 +66,37 @@ class Seen(NamedTuple):
 
 
 @njit(**FLAGS, inline="always")
-def _look(row: Any, node: int) -> Any:
-    """Values and visits of the actions of `node`, into `row.q` and `row.n` (0 where untried), and their `Seen`."""
+def _look(trees: Any, b: int, node: int) -> Any:
+    """Values and visits of the actions of `node`, into `trees.q` and `trees.n` (0 where untried), and their `Seen`."""
     count, most, mass, weighted, tried = 0.0, 0.0, 0.0, 0.0, 0.0
-    low: Any = np.float64(row.value[node])
+    low: Any = np.float64(trees.value[b, node])
     high: Any = low
-    for a in range(row.children.shape[1]):
-        child = row.children[node, a]
+    for a in range(trees.children.shape[2]):
+        child = trees.children[b, node, a]
         if child >= 0:
-            qa = np.float64(row.reward[child]) + np.float64(row.discount[child]) * np.float64(row.value[child])
-            na = np.float64(row.visits[child])
-            row.q[a], row.n[a] = qa, na
+            after = np.float64(trees.discount[b, child]) * np.float64(trees.value[b, child])
+            qa, na = np.float64(trees.reward[b, child]) + after, np.float64(trees.visits[b, child])
+            trees.q[a], trees.n[a] = qa, na
             count += na
             most = max(most, na)
             low, high = min(low, qa), max(high, qa)
-            p: Any = np.float64(row.prior[node, a])
+            p: Any = np.float64(trees.prior[b, node, a])
             tried += p
             p = max(p, TINY)
             mass += p
             weighted += p * qa
         else:
-            row.q[a], row.n[a] = 0.0, 0.0
+            trees.q[a], trees.n[a] = 0.0, 0.0
     return Seen(count, most, low, high, mass, weighted, tried)
 
 
 @njit(**FLAGS, inline="always")
-def _range(how: int, low: float, high: float, bounds: Any) -> tuple[float, float]:
-    """What is subtracted from a value, and what it is divided by."""
+def _range(how: int, low: float, high: float, lowest: float, highest: float) -> tuple[float, float]:
+    """What is subtracted from a value, and what it is divided by; `lowest` and `highest` are of the whole tree."""
     if how == SIBLINGS:
         return low, max(high - low, EPSILON)
-    if how == TREE and bounds[1] > bounds[0]:
-        return np.float64(bounds[0]), np.float64(bounds[1]) - np.float64(bounds[0])
+    if how == TREE and highest > lowest:
+        return np.float64(lowest), np.float64(highest) - np.float64(lowest)
     return 0.0, 1.0
 
 
@@ -113,66 +114,66 @@ def _first_play(how: int, reduction: float, own: float, low: float, tried: float
 
 
 @njit(**FLAGS, inline="always")
-def _select_puct(parameters: Any, row: Any, node: int) -> int:
+def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
     """`selection.PUCT.score`, and the outcome that is due at a chance node."""
     c_init, c_base, reduction = parameters[0], parameters[1], parameters[4]
     normalize, first_play, chances = int(parameters[2]), int(parameters[3]), int(parameters[5])
-    actions = row.children.shape[1]
-    own, total = np.float64(row.value[node]), np.float64(row.visits[node])
-    seen = _look(row, node)
+    actions = trees.children.shape[2]
+    own, total = np.float64(trees.value[b, node]), np.float64(trees.visits[b, node])
+    seen = _look(trees, b, node)
     best: Any = -math.inf
     choice = -1
     chance = False
     for a in range(actions - chances, actions):
-        chance |= row.logits[node, a] != -math.inf
+        chance |= trees.logits[b, node, a] != -math.inf
     if chance:
         for a in range(actions):
-            score = np.float64(row.prior[node, a]) / (1 + row.n[a]) + np.float64(row.tie[a])
-            if row.logits[node, a] != -math.inf and score > best:
+            score = np.float64(trees.prior[b, node, a]) / (1 + trees.n[a]) + np.float64(trees.tie[b, a])
+            if trees.logits[b, node, a] != -math.inf and score > best:
                 best, choice = score, a
         return choice
-    base, spread = _range(normalize, seen.low, seen.high, row.bounds)
+    base, spread = _range(normalize, seen.low, seen.high, trees.bounds[b, 0], trees.bounds[b, 1])
     missing = (_first_play(first_play, reduction, own, seen.low, seen.prior) - base) / spread
     bonus = math.sqrt(total) * (c_init + math.log1p((total + 1) / c_base))
     for a in range(actions):
-        if row.logits[node, a] == -math.inf:
+        if trees.logits[b, node, a] == -math.inf:
             continue
-        known = (row.q[a] - base) / spread if row.n[a] > 0 else missing
-        score = known + bonus * np.float64(row.prior[node, a]) / (1 + row.n[a]) + np.float64(row.tie[a])
+        known = (trees.q[a] - base) / spread if trees.n[a] > 0 else missing
+        score = known + bonus * np.float64(trees.prior[b, node, a]) / (1 + trees.n[a]) + np.float64(trees.tie[b, a])
         if score > best:
             best, choice = score, a
     return choice
 
 
 @njit(**FLAGS, inline="always")
-def _select_uct(parameters: Any, row: Any, node: int) -> int:
+def _select_uct(parameters: Any, trees: Any, b: int, node: int) -> int:
     """`selection.UCT.score`."""
     c, normalize = parameters[0], int(parameters[1])
-    seen = _look(row, node)
-    base, spread = _range(normalize, seen.low, seen.high, row.bounds)
-    bonus = math.log(np.float64(row.visits[node]))
+    seen = _look(trees, b, node)
+    base, spread = _range(normalize, seen.low, seen.high, trees.bounds[b, 0], trees.bounds[b, 1])
+    bonus = math.log(np.float64(trees.visits[b, node]))
     best: Any = -math.inf
     choice = -1
-    for a in range(row.children.shape[1]):
-        if row.logits[node, a] == -math.inf:
+    for a in range(trees.children.shape[2]):
+        if trees.logits[b, node, a] == -math.inf:
             continue
-        if row.n[a] > 0:
-            score = (row.q[a] - base) / spread + c * math.sqrt(bonus / row.n[a])
+        if trees.n[a] > 0:
+            score = (trees.q[a] - base) / spread + c * math.sqrt(bonus / trees.n[a])
         else:
-            score = 1e9 + np.float64(row.prior[node, a])
-        score += np.float64(row.tie[a])
+            score = 1e9 + np.float64(trees.prior[b, node, a])
+        score += np.float64(trees.tie[b, a])
         if score > best:
             best, choice = score, a
     return choice
 
 
 @njit(**FLAGS, inline="always")
-def _select_gumbel(parameters: Any, row: Any, node: int) -> int:
+def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
     """`selection.halving_score` at the root, `selection.Gumbel.score` below it."""
     value_scale, max_visit_init, normalize = parameters[0], parameters[1], int(parameters[2])
-    actions, q, n = row.children.shape[1], row.q, row.n
-    seen = _look(row, node)
-    mixed = np.float64(row.raw[node]) + seen.count * (seen.weighted / seen.mass if seen.mass > 0 else 0.0)
+    actions, q, n = trees.children.shape[2], trees.q, trees.n
+    seen = _look(trees, b, node)
+    mixed = np.float64(trees.raw[b, node]) + seen.count * (seen.weighted / seen.mass if seen.mass > 0 else 0.0)
     mixed = mixed / (1 + seen.count)
     low: Any = math.inf
     high: Any = -math.inf
@@ -181,26 +182,26 @@ def _select_gumbel(parameters: Any, row: Any, node: int) -> int:
         if n[a] == 0:
             q[a] = mixed
         low, high = min(low, q[a]), max(high, q[a])
-        top = max(top, np.float64(row.logits[node, a]))
-    base, spread = _range(normalize, low, high, row.bounds)
+        top = max(top, np.float64(trees.logits[b, node, a]))
+    base, spread = _range(normalize, low, high, trees.bounds[b, 0], trees.bounds[b, 1])
     scale = (max_visit_init + seen.most) * value_scale
     for a in range(actions):
         q[a] = (q[a] - base) / spread * scale
     best: Any = -math.inf
     choice = -1
     if node == 0:
-        wanted = row.schedule[row.simulation]
+        wanted = trees.table[trees.considered[b], trees.visits[b, 0] - trees.begun[b]]
         for a in range(actions):
-            if row.prior[node, a] == 0 and row.logits[node, a] == -math.inf:
+            if trees.prior[b, node, a] == 0 and trees.logits[b, node, a] == -math.inf:
                 continue
             if n[a] == wanted:
-                score = max(np.float64(row.gumbel[a]) + (np.float64(row.logits[node, a]) - top) + q[a], -1e9)
+                score = max(np.float64(trees.gumbel[b, a]) + (np.float64(trees.logits[b, node, a]) - top) + q[a], -1e9)
                 if score > best:
                     best, choice = score, a
         return choice
     top = -math.inf
     for a in range(actions):
-        q[a] += np.float64(row.logits[node, a])
+        q[a] += np.float64(trees.logits[b, node, a])
         top = max(top, q[a])
     if top == -math.inf:
         return -1
@@ -209,7 +210,7 @@ def _select_gumbel(parameters: Any, row: Any, node: int) -> int:
         q[a] = math.exp(q[a] - top)
         mass += q[a]
     for a in range(actions):
-        if row.logits[node, a] == -math.inf:
+        if trees.logits[b, node, a] == -math.inf:
             continue
         score = q[a] / mass - n[a] / (1 + seen.count)
         if score > best:
@@ -227,21 +228,20 @@ def _walk(select: Any, where: tuple[Any, ...]) -> None:
         parameters, tie, gumbel, table, considered, begun, depth, children, logits, prior, parent, action, visits,
         value, raw, reward, discount, bounds, node_out, action_out, leaf_out, index_out, scratch,
     ) = where  # fmt: skip
+    trees = Trees(
+        children, logits, prior, visits, value, raw, reward, discount, bounds, tie, gumbel, table, considered, begun,
+        scratch[0], scratch[1],
+    )  # fmt: skip
     for b in range(children.shape[0]):
-        below, ends = children[b], discount[b]
-        row = Row(
-            below, logits[b], prior[b], visits[b], value[b], raw[b], reward[b], ends, bounds[b], tie[b], gumbel[b],
-            table[considered[b]], visits[b, 0] - begun[b], scratch[0], scratch[1],
-        )  # fmt: skip
         node, level = 0, 0
         while True:
-            a = select(parameters, row, node)
+            a = select(parameters, trees, b, node)
             if a < 0:  # no legal action: the node itself is the leaf
                 node_out[b], action_out[b], leaf_out[b] = max(parent[b, node], 0), max(action[b, node], 0), node
                 break
             level += 1
-            child = below[node, a]
-            if child < 0 or ends[child] == 0 or level >= depth:
+            child = children[b, node, a]
+            if child < 0 or discount[b, child] == 0 or level >= depth:
                 node_out[b], action_out[b], leaf_out[b] = node, a, child
                 break
             node = child
