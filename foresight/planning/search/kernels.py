@@ -2,11 +2,11 @@
 
 `_walk` is compiled once for each rule, around the function that selects an action:
 
-    @njit(**FLAGS, inline="always")
+    @njit(cache=True, nogil=True, error_model="numpy", inline="always")
     def _select_mine(parameters, trees, b, node):  # the rule: an action at `node` of tree b, or -1 if none is legal
         ...
 
-    @njit(**FLAGS)
+    @njit(cache=True, nogil=True, error_model="numpy")
     def mine(*where):                              # the way down around it
         return _walk(_select_mine, where)
 
@@ -29,7 +29,6 @@ TINY = 1.1754943508222875e-38  # selection.TINY
 ILLEGAL = -1e30  # tree.ILLEGAL
 LOWEST, ZERO, LOSS, PARENT, REDUCED = range(5)  # selection.FIRST_PLAY
 SIBLINGS, TREE, UNCHANGED = range(3)  # selection.NORMALIZE
-FLAGS = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 
 class Trees(NamedTuple):
@@ -56,7 +55,7 @@ class Trees(NamedTuple):
 class Seen(NamedTuple):
     """What the tried actions of a node sum up to."""
 
-    count: float  # their visits
+    visits: float  # all of theirs
     most: float  # the most visits of one
     low: float  # the lowest of their values and the node's own
     high: float
@@ -65,7 +64,7 @@ class Seen(NamedTuple):
     prior: float  # their prior as it is
 
 
-@njit(**FLAGS, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _look(trees: Any, b: int, node: int) -> Any:
     """Values and visits of the actions of `node`, into `trees.q` and `trees.n` (0 where untried), and their `Seen`."""
     count, most, mass, weighted, tried = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -90,7 +89,7 @@ def _look(trees: Any, b: int, node: int) -> Any:
     return Seen(count, most, low, high, mass, weighted, tried)
 
 
-@njit(**FLAGS, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _range(how: int, low: float, high: float, lowest: float, highest: float) -> tuple[float, float]:
     """What is subtracted from a value, and what it is divided by; `lowest` and `highest` are of the whole tree."""
     if how == SIBLINGS:
@@ -100,7 +99,7 @@ def _range(how: int, low: float, high: float, lowest: float, highest: float) -> 
     return 0.0, 1.0
 
 
-@njit(**FLAGS, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _first_play(how: int, reduction: float, own: float, low: float, tried: float) -> float:
     if how == LOWEST:
         return low
@@ -113,7 +112,7 @@ def _first_play(how: int, reduction: float, own: float, low: float, tried: float
     return own - reduction * math.sqrt(tried)
 
 
-@njit(**FLAGS, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
     """`selection.PUCT.score`, and the outcome that is due at a chance node."""
     c_init, c_base, reduction = parameters[0], parameters[1], parameters[4]
@@ -145,7 +144,7 @@ def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
     return choice
 
 
-@njit(**FLAGS, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _select_uct(parameters: Any, trees: Any, b: int, node: int) -> int:
     """`selection.UCT.score`."""
     c, normalize = parameters[0], int(parameters[1])
@@ -167,14 +166,14 @@ def _select_uct(parameters: Any, trees: Any, b: int, node: int) -> int:
     return choice
 
 
-@njit(**FLAGS, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
     """`selection.halving_score` at the root, `selection.Gumbel.score` below it."""
     value_scale, max_visit_init, normalize = parameters[0], parameters[1], int(parameters[2])
     actions, q, n = trees.children.shape[2], trees.q, trees.n
     seen = _look(trees, b, node)
-    mixed = np.float64(trees.raw[b, node]) + seen.count * (seen.weighted / seen.mass if seen.mass > 0 else 0.0)
-    mixed = mixed / (1 + seen.count)
+    mixed = np.float64(trees.raw[b, node]) + seen.visits * (seen.weighted / seen.mass if seen.mass > 0 else 0.0)
+    mixed = mixed / (1 + seen.visits)
     low: Any = math.inf
     high: Any = -math.inf
     top: Any = -math.inf
@@ -212,13 +211,13 @@ def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
     for a in range(actions):
         if trees.logits[b, node, a] == -math.inf:
             continue
-        score = q[a] / mass - n[a] / (1 + seen.count)
+        score = q[a] / mass - n[a] / (1 + seen.visits)
         if score > best:
             best, choice = score, a
     return choice
 
 
-@njit(**FLAGS, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _walk(select: Any, where: tuple[Any, ...]) -> None:
     """For each tree of the batch the node and the action to expand, and the child: -1 if it is new.
 
@@ -248,25 +247,25 @@ def _walk(select: Any, where: tuple[Any, ...]) -> None:
         index_out[b] = node_out[b] * children.shape[0] + b
 
 
-@njit(**FLAGS)
+@njit(cache=True, nogil=True, error_model="numpy")
 def puct(*where: Any) -> None:
     """`_walk` with `selection.PUCT`."""
     _walk(_select_puct, where)
 
 
-@njit(**FLAGS)
+@njit(cache=True, nogil=True, error_model="numpy")
 def uct(*where: Any) -> None:
     """`_walk` with `selection.UCT`."""
     _walk(_select_uct, where)
 
 
-@njit(**FLAGS)
+@njit(cache=True, nogil=True, error_model="numpy")
 def gumbel(*where: Any) -> None:
     """`_walk` with `selection.Gumbel`."""
     _walk(_select_gumbel, where)
 
 
-@njit(**FLAGS)
+@njit(cache=True, nogil=True, error_model="numpy")
 def expand(
     slot: int, node_in: Any, action_in: Any, leaf_in: Any, reward_in: Any, discount_in: Any, logits_in: Any,
     value_in: Any, children: Any, logits: Any, prior: Any, parent: Any, action: Any, visits: Any, value: Any, raw: Any,
