@@ -57,6 +57,7 @@ class Config:
     max_visit_init: float = 50.0  # c_visit; §3.4
     value_normalization: str = "siblings"  # scale of values: "siblings" (mctx), "tree" (MuZero), or "none"
     openings: int = 0  # at most so many random moves start a self-play game, not trained on; arXiv:2306.03408
+    forked: float = 0.0  # share of self-play games that start one random move off a recent game; arXiv:1902.10565
     gamma: float = 0.997  # per step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
     n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
@@ -69,7 +70,7 @@ State = muzero_targets.State  # network, target network, optimizer, replay, gene
 
 
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer, replay. Raises UserError if actions are not discrete or `openings` is too large."""
+    """Networks, optimizer, replay. Raises UserError if actions are not discrete or `openings` or `forked` too large."""
     muzero_targets.check(config, "considered")
     errors.at_least(0, config, "openings")
     longest = 1 if isinstance(spaces, Spaces) else spaces.longest
@@ -77,6 +78,11 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
         raise UserError(
             f"openings is {config.openings}: random moves that start a two-player game must leave at least one move to "
             f"play (here at most {longest - 1})."
+        )
+    if not 0 <= config.forked <= (0 if isinstance(spaces, Spaces) else 1):
+        raise UserError(
+            f"forked is {config.forked}: this share of the self-play games must be between 0 and 1, and 0 where no "
+            "two-player game is played."
         )
     return muzero_targets.build(config, spaces, "Gumbel MuZero", device)
 
@@ -182,7 +188,7 @@ def train(
     config: Config, env: Env | Game, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
     """Alternate rollouts and gradient steps until `steps`. A given `state` resumes with its replay and new episodes."""
-    env = selfplay.env(env, config.num_envs, config.openings)
+    env = selfplay.env(env, config.num_envs, config.openings, config.forked)
     if state is None:
         state = build(config, env.game if isinstance(env, selfplay.SelfPlay) else env.spaces, device)
     require_num_envs(env, config.num_envs)

@@ -14,6 +14,8 @@ from foresight.envs.base import Env, Feedback, Spaces
 from foresight.envs.games.game import Game
 from foresight.errors import UserError
 
+VISITED = 64  # the last steps, of all games, from whose positions forks are drawn
+
 
 def spaces(game: Game) -> Spaces:
     """The observation space, planes and legal actions (`action_mask`), and the action space."""
@@ -41,26 +43,48 @@ def random_openings(game: Game, count: int, most: int, generator: torch.Generato
     return position
 
 
+def forks(game: Game, visited: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` positions drawn uniformly from `visited` `[N, ...]`, after one random move each; none of them is over.
+
+    A move that would end the game is not made. Source: the game forking of KataGo (arXiv:1902.10565), which chooses
+    among several random moves by the network's value; here it is one.
+    """
+    position = visited[torch.randint(len(visited), (count,), generator=generator)]
+    action = torch.multinomial(game.legal(position).float(), 1, generator=generator).squeeze(-1)
+    moved = game.step(position, action)
+    position[~moved.over] = moved.position[~moved.over]
+    return position
+
+
 class SelfPlay:
     """An `Env` of `num_envs` games. Rewards are the mover's; a discount of -1 means that the opponent moves next.
 
     Returns are the first player's: 1, 0 or -1. A finished game is reset within the step. A game starts
-    with up to `openings` random moves (`random_openings`), which are not part of the episode.
+    with up to `openings` random moves (`random_openings`), which are not part of the episode. A share `forked` of the
+    games starts in a position of a recent game instead, after one random move (`forks`).
     """
 
-    def __init__(self, game: Game, num_envs: int, openings: int = 0) -> None:
+    def __init__(self, game: Game, num_envs: int, openings: int = 0, forked: float = 0.0) -> None:
         self.name, self.num_envs, self.game, self.spaces = game.name, num_envs, game, spaces(game)
-        self.openings, self._random = openings, torch.Generator().manual_seed(0)
+        self.openings, self.forked, self._random = openings, forked, torch.Generator().manual_seed(0)
+        self._visited: list[Tensor] = []  # the positions of each of the last steps in which no game had ended
         self.position = game.start(num_envs)
 
     def reset(self, seed: int) -> Tree:
         """New games; equal seeds give equal openings, the only random part."""
         self._random.manual_seed(seed)
+        self._visited = []
         self.position = self._new_games(self.num_envs)
         return observe(self.game, self.position)
 
     def _new_games(self, count: int) -> Tensor:
-        return random_openings(self.game, count, self.openings, self._random)
+        position = random_openings(self.game, count, self.openings, self._random)
+        if not any(map(len, self._visited)):
+            return position
+        chosen = torch.rand(count, generator=self._random) < self.forked
+        if chosen.any():
+            position[chosen] = forks(self.game, torch.cat(self._visited), int(chosen.sum()), self._random)
+        return position
 
     def step(self, action: Tensor) -> Feedback:
         """Take `action` int64 `[B]`. Raises UserError for an illegal one, and if a player moves twice in a row."""
@@ -74,11 +98,13 @@ class SelfPlay:
         final, position = observe(game, moved.position), moved.position.clone()
         ended = over.nonzero().flatten()
         info = {}
+        if self.forked:
+            self._visited = [*self._visited[1 - VISITED :], moved.position[~over]]
         if len(ended):
             points = 2 * game.first_score(position[ended]) - 1
             info = {"episode_return": points.tolist(), "episode_length": game.moves(position[ended]).tolist()}
             position[ended] = self._new_games(len(ended))
-        game.forget(position)
+        game.forget(torch.cat([position, *self._visited]))
         self.position = position
         end = over.float()
         obs = observe(game, position) if len(ended) else final
@@ -91,6 +117,6 @@ class SelfPlay:
         """Nothing to close."""
 
 
-def env(env: Env | Game, num_envs: int, openings: int = 0) -> Env:
+def env(env: Env | Game, num_envs: int, openings: int = 0, forked: float = 0.0) -> Env:
     """`env` itself; a game becomes `num_envs` games of self-play."""
-    return cast("Env", env) if hasattr(env, "spaces") else SelfPlay(env, num_envs, openings)
+    return cast("Env", env) if hasattr(env, "spaces") else SelfPlay(env, num_envs, openings, forked)

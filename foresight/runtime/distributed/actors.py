@@ -190,7 +190,8 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], A
             raise UserError(f"{shared} is {config[shared]}, not a multiple of {count} (--actors): change {shared}.")
         config[shared] //= count
     resolved = dataclasses.replace(resolved, config=config)
-    return config, lambda: selfplay.env(environments.training(resolved), config[shared], config.get("openings", 0))
+    begun = config.get("openings", 0), config.get("forked", 0.0)
+    return config, lambda: selfplay.env(environments.training(resolved), config[shared], *begun)
 
 
 def take(module: Any, state: Any, version: int) -> Weights:

@@ -143,5 +143,8 @@ def test_invalid_configs_and_spaces_are_refused(module: ModuleType) -> None:
     for openings, spaces, most in ((1, cart.spaces, 0), (9, games.make("tic_tac_toe"), 8)):
         with pytest.raises(UserError, match=rf"openings is {openings}: .* \(here at most {most}\)"):
             gumbel_muzero.build(gumbel_muzero.Config(openings=openings, gamma=1.0), spaces)
+    for forked, spaces in ((0.5, cart.spaces), (1.5, games.make("tic_tac_toe")), (-0.1, games.make("tic_tac_toe"))):
+        with pytest.raises(UserError, match=rf"forked is {forked}: .* between 0 and 1"):
+            gumbel_muzero.build(gumbel_muzero.Config(forked=forked, gamma=1.0), spaces)
     with pytest.raises(UserError, match="num_envs is 8"):
         next(module.train(module.Config(), cart))

@@ -57,6 +57,32 @@ def test_games_may_begin_with_random_moves() -> None:
         torch.testing.assert_close(cells, torch.full((9,), 1 / 9), atol=0.05, rtol=0)
 
 
+@sabotaged_by("foresight.envs.games.selfplay.forks", lambda f: lambda game, visited, count, *_: game.start(count))
+def test_games_may_fork_off_recent_ones() -> None:
+    """All games take cells 0 to 6 in order. A fork has taken some of these, and made one random move."""
+    env = SelfPlay(TTT, 500, forked=1.0)
+    env.reset(0)
+    assert (TTT.moves(env.position) == 0).all()
+    for cell in range(7):
+        back = env.step(torch.full((500,), cell))
+    assert back.info["episode_length"] == [7] * 500 and not TTT.over(env.position).any()
+    made, taken = TTT.moves(env.position), env.position[:, :9] != 0
+    assert set(made.tolist()) == {2, 3, 4, 5, 6, 7}  # a move that would win is not made
+    off = torch.stack([t[: int(n) - 1].sum() == n - 1 for n, t in zip(made, taken, strict=True)])
+    assert off.all() and len(env.position.unique(dim=0)) > 20
+    env.reset(0)
+    assert (TTT.moves(env.position) == 0).all()
+
+
+def test_openspiel_keeps_the_positions_that_games_may_fork_off() -> None:
+    game = games.make("tic_tac_toe", rules="openspiel")
+    env = SelfPlay(game, 4, forked=0.5)
+    obs = env.reset(0)
+    for _ in range(40):
+        obs = env.step(torch.multinomial(obs["action_mask"].float(), 1).squeeze(-1)).obs
+    assert len(game._states) <= 4 * 65
+
+
 def test_what_is_refused() -> None:
     env = SelfPlay(TTT, 1)
     env.reset(0)
