@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from foresight.data.trajectory import Tree
-from foresight.nets.mlp import orthogonal
+from foresight.nets.heads import PolicyHead
+from foresight.nets.mlp import Encoder, orthogonal
 from foresight.nets.normalize import ObsNormalizer
-from foresight.nets.outputs import Scalar
+from foresight.nets.outputs import Output, Scalar
 from foresight.nets.stacked_mlp import StackedMLP
 
 
@@ -21,7 +21,9 @@ class Shared(nn.Module):
     With `bfloat16` the trunk runs under autocast; the last layers stay float32, and so do log-probabilities.
     """
 
-    def __init__(self, trunk: Any, outputs: tuple[int, ...], gains: tuple[float, ...], bfloat16: bool = False) -> None:
+    def __init__(
+        self, trunk: Encoder, outputs: tuple[int, ...], gains: tuple[float, ...], bfloat16: bool = False
+    ) -> None:
         super().__init__()
         self.trunk, self.autocast = trunk, bfloat16
         self.last = nn.ModuleList(orthogonal(nn.Linear(trunk.size, n), g) for n, g in zip(outputs, gains, strict=True))
@@ -98,7 +100,7 @@ class ActorCritic(nn.Module):
     def __init__(
         self,
         body: Shared | Separate | StackedMLP | Apart,
-        policy_head: nn.Module,
+        policy_head: PolicyHead,
         value_head: nn.Module,
         normalizer: ObsNormalizer | None = None,
         mask_key: str | None = None,
@@ -107,7 +109,7 @@ class ActorCritic(nn.Module):
         self.body, self.policy_head, self.value_head = body, policy_head, value_head
         self.normalizer, self.mask_key = normalizer, mask_key
 
-    def policy(self, obs: Tree) -> Any:
+    def policy(self, obs: Tree) -> Output:
         """The `Output` over actions."""
         return self._actions(self.body.only(0, self._normal(obs)), obs)
 
@@ -115,7 +117,7 @@ class ActorCritic(nn.Module):
         """The value. `carry` is ignored: there is no memory."""
         return self.value_head(self.body.only(1, self._normal(obs)))
 
-    def forward(self, obs: Tree) -> tuple[Any, Scalar]:
+    def forward(self, obs: Tree) -> tuple[Output, Scalar]:
         """Policy and value in one pass."""
         policy, value = self.body(self._normal(obs))
         return self._actions(policy, obs), self.value_head(value)
@@ -123,15 +125,15 @@ class ActorCritic(nn.Module):
     def initial(self, batch: int) -> None:
         """The initial carry: None, as there is no memory."""
 
-    def step(self, obs: Tree, carry: Tree = None) -> tuple[Any, Any]:
+    def step(self, obs: Tree, carry: Tree = None) -> tuple[Output, None]:
         """`policy`, with the signature of `MemoryActorCritic.step`; the carry is None."""
         return self.policy(obs), None
 
-    def read(self, obs: Tree, carry: Tree = None, start: Any = None) -> tuple[Any, Scalar, Any]:
+    def read(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Output, Scalar, None]:
         """`forward`, with the signature of `MemoryActorCritic.read`."""
         return *self(obs), None
 
-    def vjp(self, obs: Tree) -> tuple[Any, Scalar, Callable[[Tensor, Tensor], None]] | None:
+    def vjp(self, obs: Tree) -> tuple[Output, Scalar, Callable[[Tensor, Tensor], None]] | None:
         """`forward` without autograd, and its backward pass: a function of the gradients of the heads' inputs.
 
         For heads without weights. None where the body does not support it. See `StackedMLP.vjp`.
@@ -152,10 +154,10 @@ class ActorCritic(nn.Module):
         assert isinstance(self.body, Apart)
         return [*self.body.value.parameters(), *self.value_head.parameters()]
 
-    def _normal(self, obs: Tree) -> Any:
+    def _normal(self, obs: Tree) -> Tree:
         return obs if self.normalizer is None else self.normalizer(obs)
 
-    def _actions(self, y: Tensor, obs: Tree) -> Any:
+    def _actions(self, y: Tensor, obs: Tree) -> Output:
         if self.mask_key is None:
             return self.policy_head(y)
         return self.policy_head(y, obs[self.mask_key] > 0)

@@ -96,7 +96,7 @@ class Impala(nn.Module):
 class Planes(nn.Module):
     """`encoder` of `[..., C, H, W]` for images whose dims are in another `order` (see `order`)."""
 
-    def __init__(self, encoder: nn.Module, order: tuple[int, ...]) -> None:
+    def __init__(self, encoder: Nature | Nips | Impala, order: tuple[int, ...]) -> None:
         super().__init__()
         self.encoder, self.order = encoder, order
         self.size = encoder.size

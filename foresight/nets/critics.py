@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from gymnasium import spaces as gs
 from torch import Tensor, nn
 
-from foresight.data.replay import Transitions
+from foresight.data.replay import Replay, Transitions
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import encoders
@@ -174,22 +174,60 @@ class Seen(NamedTuple):
     passed_weight: Tensor | None = None
 
 
-def reader(state: Any) -> memory.Trunk:
+class SoftConfig(memory.Remembering, Protocol):
+    """The fields of a soft actor-critic's Config by which its replay is read."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows that are learned from in a gradient step."""
+
+    @property
+    def gamma(self) -> float:
+        """The discount a step."""
+
+    @property
+    def n_steps(self) -> int:
+        """Rewards before the bootstrap."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Rows of a sequence that are learned from."""
+
+    @property
+    def burn_in(self) -> int:
+        """Rows before them that only fill the memory."""
+
+
+class SoftState(Protocol):
+    """The State of a soft actor-critic, as far as it is used here."""
+
+    critics: Critics
+    replay: Replay
+    generator: torch.Generator
+    sampler: torch.Generator
+
+    @property
+    def actor(self) -> SquashedActor | CategoricalActor:
+        """The policy."""
+
+    @property
+    def config(self) -> SoftConfig:
+        """The algorithm's Config."""
+
+
+def reader(state: SoftState) -> memory.Trunk:
     """What the policy of a State with `actor` and `critics` sees with: its own trunk, or the critics'."""
-    found: memory.Trunk = state.critics.trunk if state.actor.trunk is None else state.actor.trunk
-    return found
+    return state.critics.trunk if state.actor.trunk is None else state.actor.trunk
 
 
-def sample(state: Any) -> Transitions | Trajectory:
+def sample(state: SoftState) -> Transitions | Trajectory:
     """A batch of a State's replay: transitions, or with a memory sequences of as many rows, and those around them."""
     config, device = state.config, state.generator.device
     if config.memory is None:
-        rows: Transitions = state.replay.transitions(
-            config.batch_size, config.gamma, config.n_steps, state.sampler, passed=True
-        )
+        rows = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler, passed=True)
         return rows.to(device)
     count, length = max(1, config.batch_size // config.sequence_length), config.burn_in + config.sequence_length + 1
-    pieces: Trajectory = state.replay.sample(count, length, state.sampler)
+    pieces = state.replay.sample(count, length, state.sampler)
     return pieces.map(lambda x: x.to(device))
 
 
@@ -211,7 +249,7 @@ def see(
         features = critics.trunk(batch.obs)[0]
         with torch.no_grad():
             next_features = target.trunk(batch.next_obs)[0]
-            eyes: Any = critics.trunk if actor.trunk is None else actor.trunk
+            eyes = critics.trunk if actor.trunk is None else actor.trunk
             next_own, passed = eyes(batch.next_obs)[0], None
             if batch.passed_weight is not None:
                 size = batch.passed_weight.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from foresight.nets.mlp import MLP
 from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.stacked_mlp import StackedMLP
 
-IMAGES: dict[str, Any] = {"nature": Nature, "nips": Nips, "impala": Impala}
+IMAGES: dict[str, Callable[..., Nature | Nips | Impala]] = {"nature": Nature, "nips": Nips, "impala": Impala}
 ACTION_MASK = "action_mask"  # the key of a dict observation with the mask of allowed actions
 
 
@@ -74,14 +74,18 @@ class Symbols(nn.Module):
 class Parts(nn.Module):
     """A dict observation as one vector: every entry flattened by its own module, sorted by key."""
 
-    def __init__(self, parts: dict[str, nn.Module]) -> None:
+    def __init__(self, parts: dict[str, Vectorizer]) -> None:
         super().__init__()
         self.parts = nn.ModuleDict(dict(sorted(parts.items())))
-        self.size = sum(int(part.size) for part in parts.values())  # type: ignore[arg-type, misc]
+        self.size: int = sum(part.size for part in parts.values())
 
     def forward(self, x: dict[str, Tensor]) -> Tensor:
         """`[..., size]`."""
         return torch.cat([module(x[name]) for name, module in self.parts.items()], -1)
+
+
+Vectorizer = OneHot | Flat | Symbols | Parts
+ImageEncoder = Nature | Nips | Impala | Planes
 
 
 def is_image(space: gs.Space[Any]) -> bool:
@@ -101,7 +105,7 @@ def is_vector(space: gs.Space[Any]) -> bool:
     return isinstance(space, gs.Box) and len(space.shape) == 1 and space.dtype == np.float32
 
 
-def vectorizer(space: gs.Space[Any]) -> Any:
+def vectorizer(space: gs.Space[Any]) -> Vectorizer:
     """The module that flattens observations of any supported space to float vectors `[..., size]`."""
     if isinstance(space, gs.Discrete):
         return OneHot([int(space.n)], scalar=True)
@@ -112,7 +116,7 @@ def vectorizer(space: gs.Space[Any]) -> Any:
     return Symbols(space.shape) if is_symbolic(space) else Flat(space.shape or ())  # type: ignore[arg-type]
 
 
-def image_encoder(space: gs.Space[Any], images: str, **options: Any) -> Any:
+def image_encoder(space: gs.Space[Any], images: str, **options: Any) -> ImageEncoder:
     """The convolutional network `images` ('nature', 'nips' or 'impala') for images in any order of their dims.
 
     Raises UserError for an unknown name, and for images that are too small.
@@ -126,7 +130,9 @@ def image_encoder(space: gs.Space[Any], images: str, **options: Any) -> Any:
     return network if len(shape) == 3 and found == (0, 1, 2) else Planes(network, found)
 
 
-def encoder(space: gs.Space[Any], hidden: Sequence[int], activation: str = "tanh", images: str = "nature") -> Any:
+def encoder(
+    space: gs.Space[Any], hidden: Sequence[int], activation: str = "tanh", images: str = "nature"
+) -> ImageEncoder | MLP:
     """The encoder of observations of `space`; its `size` is the width of the features.
 
     Images get the convolutional network `images` ('nature', 'nips' or 'impala'), everything else an MLP with `hidden`
@@ -191,7 +197,7 @@ def mask_key(space: gs.Space[Any]) -> str | None:
     return ACTION_MASK if isinstance(space, gs.Dict) and ACTION_MASK in space.spaces else None
 
 
-def policy_head(space: gs.Space[Any], log_std: float = 0.0) -> Any:
+def policy_head(space: gs.Space[Any], log_std: float = 0.0) -> CategoricalHead | MultiCategoricalHead | NormalHead:
     """The policy head for actions in `space`. Raises UserError for an unsupported space."""
     if isinstance(space, gs.Discrete):
         return CategoricalHead(int(space.n))

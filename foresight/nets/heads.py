@@ -87,3 +87,7 @@ class TwoHotHead(nn.Module):
     def forward(self, y: Tensor) -> TwoHot:
         """Logits of the bins."""
         return TwoHot(y, self.bins)
+
+
+PolicyHead = CategoricalHead | MultiCategoricalHead | NormalHead | TanhNormalHead
+ValueHead = ScalarHead | TwoHotHead

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from foresight import errors
+from foresight.data.trajectory import Tree
 
 SQRT2 = math.sqrt(2)
 Affine = TypeVar("Affine", nn.Linear, nn.Conv2d)
@@ -24,6 +25,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "leaky_relu": functional.leaky_relu,
 }
+
+
+class Encoder(Protocol):
+    """A module that makes features `[..., size]` of observations."""
+
+    size: int
+
+    def __call__(self, obs: Tree) -> Tensor:
+        """The features."""
 
 
 def orthogonal(layer: Affine, gain: float = SQRT2) -> Affine:

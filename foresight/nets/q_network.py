@@ -13,10 +13,10 @@ from foresight import errors
 from foresight.data.trajectory import Tree
 from foresight.nets import encoders
 from foresight.nets.actor_critic import Separate
-from foresight.nets.mlp import MLP, orthogonal
+from foresight.nets.mlp import MLP, Encoder, orthogonal
 from foresight.nets.noisy import NoisyLinear
 from foresight.nets.stacked_mlp import StackedMLP
-from foresight.nets.values import Values
+from foresight.nets.values import Values, ValuesHead
 from foresight.ops import value
 
 START = 0.1  # gain of the last layer: initial values are near 0
@@ -48,7 +48,7 @@ class Stream(nn.Module):
 class Streams(nn.Module):
     """One `Stream` for each entry of `outputs` over the features of `trunk`."""
 
-    def __init__(self, trunk: Any, hidden: int, outputs: Sequence[int], sigma: float | None) -> None:
+    def __init__(self, trunk: Encoder, hidden: int, outputs: Sequence[int], sigma: float | None) -> None:
         super().__init__()
         self.trunk = trunk
         self.streams = nn.ModuleList(Stream(trunk.size, hidden, n, sigma) for n in outputs)
@@ -75,7 +75,7 @@ class QNetwork(nn.Module):
         self,
         space: gs.Space[Any],
         actions: int,
-        head: Any,
+        head: ValuesHead,
         hidden: Sequence[int] = (256, 256),
         activation: str = "relu",
         images: str = "nature",
@@ -99,8 +99,8 @@ class QNetwork(nn.Module):
                     "Noisy layers need at least one hidden layer, but hidden is (): use --hidden 256."
                 )
             if sigma is not None:
-                trunk = MLP(vector.size, hidden[:-1], activation, first=None if plain else vector)
-                self.body = Streams(trunk, hidden[-1], outputs, sigma)
+                early = MLP(vector.size, hidden[:-1], activation, first=None if plain else vector)
+                self.body = Streams(early, hidden[-1], outputs, sigma)
             else:
                 towers = StackedMLP(vector.size, hidden, outputs, [START] * len(outputs), activation)
                 self.body = towers if plain else Separate(vector, towers)

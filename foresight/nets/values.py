@@ -174,6 +174,9 @@ class QuantileHead(nn.Module):
         return Quantiles(y)
 
 
+ValuesHead = PointHead | AtomHead | QuantileHead
+
+
 def _pick(x: Tensor, action: Tensor) -> Tensor:
     """`[..., A, K]` and int64 `[...]` to `[..., K]`."""
     index = action[..., None, None].expand(*action.shape, 1, x.shape[-1])

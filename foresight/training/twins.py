@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
 
 from foresight.data.replay import Transitions
 from foresight.data.trajectory import Trajectory
+from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.critics import Critics
 from foresight.nets.heads import CategoricalHead
+from foresight.nets.outputs import Categorical
 from foresight.nets.q_network import QNetwork
+from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.nets.values import Values
 from foresight.ops import fused
 
@@ -43,18 +46,49 @@ def twin(compiled: Callable[..., R | None]) -> Callable[[Callable[P, R]], Callab
     return decorate
 
 
-def clipped_objective(state: Any, batch: Trajectory, clip: float) -> tuple[Backward, Tensor] | None:
+class Coefficients(Protocol):
+    """The fields of a Config that PPO's loss has."""
+
+    @property
+    def clip_value(self) -> float | None:
+        """How far a value may move; None: not limited."""
+
+    @property
+    def value_coef(self) -> float:
+        """The weight of the value loss."""
+
+    @property
+    def entropy_coef(self) -> float:
+        """The weight of the entropy."""
+
+    @property
+    def normalize_advantage(self) -> bool:
+        """Whether advantages are normalized over a minibatch."""
+
+
+class Clipped(Protocol):
+    """The State of PPO, as far as its loss needs it."""
+
+    network: ActorCritic | MemoryActorCritic
+
+    @property
+    def config(self) -> Coefficients:
+        """The algorithm's Config."""
+
+
+def clipped_objective(state: Clipped, batch: Trajectory, clip: float) -> tuple[Backward, Tensor] | None:
     """The twin of `ppo.objective`, for one categorical action and separate trunks."""
     config, network = state.config, state.network
     if not isinstance(network.policy_head, CategoricalHead) or (found := network.vjp(batch.obs)) is None:
         return None
     assert batch.logprob is not None and batch.value is not None
     output, values, back = found
-    *grads, metrics = fused.clipped_objective(
+    assert isinstance(output, Categorical)  # of a CategoricalHead
+    grad_logits, grad_value, metrics = fused.clipped_objective(
         output.logits, values.value, batch.action, batch.logprob, batch.extras["advantage"], batch.extras["target"],
         batch.value, clip, config.clip_value, config.value_coef, config.entropy_coef, config.normalize_advantage,
     )  # fmt: skip
-    return lambda: back(*grads), metrics
+    return lambda: back(grad_logits, grad_value), metrics
 
 
 def q_loss(

@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,9 @@ from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.nets import encoders, heads, normalize
+from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.sequence import memory
+from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.ops import advantage, diagnostics, policy, returns, schedules, value
 from foresight.training import optim
 
@@ -77,7 +78,7 @@ class State:
     """Everything that is saved. `network` includes the observation statistics, so a policy is saved with them."""
 
     config: Config
-    network: Any  # an ActorCritic, or a MemoryActorCritic where there is a memory
+    network: ActorCritic | MemoryActorCritic
     optimizer: torch.optim.RMSprop
     generator: torch.Generator  # samples the actions
     reward_scaler: normalize.RewardScaler | None = None

@@ -28,7 +28,6 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +40,9 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, precision
+from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.sequence import memory
+from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.ops import diagnostics, policy, returns, schedules, value
 from foresight.training import optim
 
@@ -92,7 +93,7 @@ class State:
     """All that a run is."""
 
     config: Config
-    network: Any  # an ActorCritic, or a MemoryActorCritic where there is a memory
+    network: ActorCritic | MemoryActorCritic
     optimizer: torch.optim.Optimizer
     generator: torch.Generator  # draws the actions
     step: int = 0

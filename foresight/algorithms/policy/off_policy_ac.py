@@ -125,6 +125,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 def behavior(state: State, obs: Tree) -> Categorical:
     """b = (1 - ε) π + ε · uniform over the actions that are not masked."""
     target = state.network.policy(obs)
+    assert isinstance(target, Categorical)  # see `build`
     allowed = (target.logits > torch.finfo(target.logits.dtype).min).float()
     uniform = allowed / allowed.sum(-1, keepdim=True)
     mixed = (1 - state.config.epsilon) * target.mean() + state.config.epsilon * uniform

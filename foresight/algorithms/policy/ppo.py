@@ -40,7 +40,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +50,9 @@ from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, precision
+from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.sequence import memory
+from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.ops import advantage, diagnostics, kl, policy, returns, schedules, value
 from foresight.training import optim, twins
 from foresight.training.twins import twin
@@ -105,7 +106,7 @@ class State:
     """Everything that is saved. `network` includes the observation statistics, so a policy is saved with them."""
 
     config: Config
-    network: Any  # an ActorCritic, or a MemoryActorCritic where there is a memory
+    network: ActorCritic | MemoryActorCritic
     optimizer: torch.optim.Adam
     generator: torch.Generator  # samples the actions
     shuffler: torch.Generator  # shuffles minibatches, on the CPU

@@ -23,7 +23,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -234,8 +233,8 @@ def train(
             yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 
-def _head(config: Config) -> Any:
-    heads: dict[str, Callable[[], Any]] = {
+def _head(config: Config) -> values.ValuesHead:
+    heads: dict[str, Callable[[], values.ValuesHead]] = {
         "points": values.PointHead,
         "atoms": lambda: values.AtomHead(config.atoms, *config.value_range),
         "quantiles": lambda: values.QuantileHead(config.atoms),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from gymnasium import spaces as gs
@@ -22,13 +22,15 @@ from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.actor_critic import ActorCritic
-from foresight.nets.mlp import orthogonal
+from foresight.nets.heads import PolicyHead, ScalarHead
+from foresight.nets.mlp import Encoder, orthogonal
 from foresight.nets.normalize import ObsNormalizer
-from foresight.nets.outputs import Scalar
+from foresight.nets.outputs import Output, Scalar
 from foresight.nets.sequence.gtrxl import GTrXL
 from foresight.nets.sequence.recurrent import Recurrent
 from foresight.nets.sequence.window import Window
 
+Memory = Recurrent | GTrXL | Window
 forget = trees.forget
 KINDS = ("gru", "lstm", "gtrxl", "transformer")
 # The trunks of a backbone, and whether each has memory; the policy uses the first, the value the last.
@@ -51,14 +53,42 @@ class Shape:
     window: int = 64  # attention only: how many earlier steps it sees
 
 
-def shape_of(config: Any) -> Shape | None:
+class Remembering(Protocol):
+    """The fields of a Config that say what its networks remember."""
+
+    @property
+    def memory(self) -> str | None:
+        """One of `KINDS`; None for no memory."""
+
+    @property
+    def memory_size(self) -> int:
+        """Output features."""
+
+    @property
+    def memory_layers(self) -> int:
+        """Its layers."""
+
+    @property
+    def memory_heads(self) -> int:
+        """Of attention."""
+
+    @property
+    def memory_window(self) -> int:
+        """How many earlier steps attention sees."""
+
+    @property
+    def backbone(self) -> str:
+        """One of `BACKBONES`."""
+
+
+def shape_of(config: Remembering) -> Shape | None:
     """The shape given by the Config fields `memory` and `memory_*`; None without memory."""
     if config.memory is None:
         return None
     return Shape(config.memory, config.memory_size, config.memory_layers, config.memory_heads, config.memory_window)
 
 
-def shapes_of(config: Any) -> dict[str, Shape | None]:
+def shapes_of(config: Remembering) -> dict[str, Shape | None]:
     """`shape_of` for "actor" and "critic"; None for one that has no memory under `config.backbone`.
 
     Raises UserError for an unknown backbone.
@@ -69,7 +99,7 @@ def shapes_of(config: Any) -> dict[str, Shape | None]:
     return {name: shape_of(config) if remembers.get(name, True) else None for name in ("actor", "critic")}
 
 
-def make(shape: Shape, inputs: int) -> Any:
+def make(shape: Shape, inputs: int) -> Memory:
     """The memory over features `[B, T, inputs]`. Raises UserError for an unknown kind or a value below 1."""
     if shape.kind not in KINDS:
         raise errors.unknown("memory", shape.kind, KINDS)
@@ -78,7 +108,7 @@ def make(shape: Shape, inputs: int) -> Any:
             raise UserError(f"The memory's {name} must be at least 1, not {getattr(shape, name)}.")
     if shape.kind in ("gru", "lstm"):
         return Recurrent(shape.kind, inputs, shape.size, shape.layers)
-    kind: Any = GTrXL if shape.kind == "gtrxl" else Window
+    kind: type[GTrXL | Window] = GTrXL if shape.kind == "gtrxl" else Window
     return kind(inputs, shape.size, shape.layers, shape.heads, shape.window)
 
 
@@ -90,7 +120,7 @@ def starts(cut: Tensor) -> Tensor:
 class Trunk(nn.Module):
     """An encoder, and optionally a memory over its features."""
 
-    def __init__(self, encoder: Any, memory: Any | None) -> None:
+    def __init__(self, encoder: Encoder, memory: Memory | None) -> None:
         super().__init__()
         self.encoder, self.memory = encoder, memory
         self.size: int = encoder.size if memory is None else memory.size
@@ -135,15 +165,15 @@ class MemoryActorCritic(nn.Module):
     def __init__(
         self,
         trunks: dict[str, Trunk],
-        policy_head: Any,
-        value_head: Any,
+        policy_head: PolicyHead,
+        value_head: ScalarHead,
         gains: tuple[float, float],
         normalizer: ObsNormalizer | None = None,
         mask_key: str | None = None,
     ) -> None:
         super().__init__()
         self.names = list(trunks)
-        self.trunks: Any = nn.ModuleDict(trunks)
+        self.trunks: Any = nn.ModuleDict(trunks)  # of `Trunk`
         self.policy_head, self.value_head = policy_head, value_head
         ends = ((trunks[self.names[0]], policy_head), (trunks[self.names[-1]], value_head))
         self.last = nn.ModuleList(
@@ -155,7 +185,7 @@ class MemoryActorCritic(nn.Module):
         """The carry of `batch` rows before the first step."""
         return {name: trunk.initial(batch) for name, trunk in self.trunks.items()}
 
-    def step(self, obs: Tree, carry: Tree = None) -> tuple[Any, Tree]:
+    def step(self, obs: Tree, carry: Tree = None) -> tuple[Output, Tree]:
         """The `Output` over actions after one more step, obs `[B, ...]`, and the carry.
 
         Only trunks that the carry has an entry for are run; without a carry, as at the start of an evaluation, the
@@ -171,12 +201,12 @@ class MemoryActorCritic(nn.Module):
         value: Scalar = self.value_head(self.last[1](y[-1]))
         return value
 
-    def read(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
+    def read(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Output, Scalar, Tree]:
         """`forward`."""
-        result: tuple[Any, Scalar, Tree] = self(obs, carry, start)
+        result: tuple[Output, Scalar, Tree] = self(obs, carry, start)
         return result
 
-    def forward(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Any, Scalar, Tree]:
+    def forward(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Output, Scalar, Tree]:
         """Policy, value and carry: of single steps `[B, ...]` without `start`, of sequences `[B, T, ...]` with it.
 
         `start` `[B, T]` is 1 at the first step of an episode.
@@ -194,18 +224,18 @@ class MemoryActorCritic(nn.Module):
         read = [self.trunks[name](obs, before.get(name), start) for name in names]
         return [y for y, _ in read], {name: after for name, (_, after) in zip(names, read, strict=True)}
 
-    def _normal(self, obs: Tree) -> Any:
+    def _normal(self, obs: Tree) -> Tree:
         return obs if self.normalizer is None else self.normalizer(obs)
 
-    def _actions(self, features: Tensor, obs: Tree) -> Any:
+    def _actions(self, features: Tensor, obs: Tree) -> Output:
         y = self.last[0](features)
         return self.policy_head(y) if self.mask_key is None else self.policy_head(y, obs[self.mask_key] > 0)
 
 
 def actor_critic(
     space: gs.Space[Any],
-    policy_head: Any,
-    value_head: Any,
+    policy_head: PolicyHead,
+    value_head: ScalarHead,
     shape: Shape | None,
     backbone: str = "shared",
     hidden: Sequence[int] = (64,),
