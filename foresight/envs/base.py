@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.data.trajectory import Tree
 from foresight.errors import LostError, UserError
 
+Frame = NDArray[np.uint8]
 KEPT = 100  # finished episodes that the mean return is over
 
 
@@ -69,7 +72,7 @@ class Env(Protocol):
     def step(self, action: Tensor) -> Feedback:
         """Take `action` `[B, ...]` in every environment."""
 
-    def render(self) -> Any:
+    def render(self) -> Frame | None:
         """One RGB frame of environment 0, `[height, width, 3]` uint8; None if it cannot be rendered."""
 
     def close(self) -> None:

@@ -133,13 +133,13 @@ def successors(rollout: Rollout, value: Tensor, evaluate: Callable[[Any, Any], T
 
 
 @torch.no_grad()
-def successor_obs(rollout: Rollout) -> Any:
+def successor_obs(rollout: Rollout) -> Tree:
     """The true successor of every step, `[B, T, ...]`, for algorithms that evaluate it later or more than once."""
     limit = rollout.rows.extras["limit"] > 0
     return _successor(rollout.rows.obs, rollout.last, rollout.final, limit)
 
 
-def _successor(obs: Tree, last: Tree, final: Tree, limit: Tensor) -> Any:
+def _successor(obs: Tree, last: Tree, final: Tree, limit: Tensor) -> Tree:
     if isinstance(obs, dict):
         return {key: _successor(obs[key], last[key], final[key], limit) for key in obs}
     found = returns.following(obs, last.to(obs.device))

@@ -10,7 +10,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces as gs
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from numpy.typing import NDArray
 
 from foresight import errors
 from foresight.envs.base import Env, Spaces
@@ -37,20 +39,22 @@ class Options:
     time_limit: int = _FRAMES // 4  # actions
 
 
-def is_atari(name: str, spec: Any) -> bool:
+def is_atari(name: str, spec: EnvSpec | None) -> bool:
     """Whether the id is an Atari game with pixels: `ALE/Pong-v5`, `PongNoFrameskip-v4` or EnvPool's `Pong-v5`."""
     spec = _spec(name, spec)
     return spec is not None and "AtariEnv" in str(spec.entry_point) and spec.kwargs.get("obs_type") != "ram"
 
 
-def make(request: engines.Request, spec: Any, frame_stack: int | None) -> Env:
+def make(request: engines.Request, spec: EnvSpec | None, frame_stack: int | None) -> Env:
     """Atari environments in the engine requested; `auto` is ALE's own vector engine, the fastest measured.
 
     Raises UserError for options that are not in `Options`.
     """
     if request.action_repeat != 1:
         raise UserError(f"action_repeat is {request.action_repeat}, but Atari games use frame_skip instead.")
-    options = _options(request, _spec(request.name, spec), frame_stack)
+    spec = _spec(request.name, spec)
+    assert spec is not None  # see `is_atari`
+    options = _options(request, spec, frame_stack)
     engine = request.engine
     if engine == "auto":
         engine = "gymnasium" if request.render else "ale"
@@ -70,7 +74,7 @@ def make(request: engines.Request, spec: Any, frame_stack: int | None) -> Env:
     return engines.gymnasium_vector(request.name, Lives(venv, options.episodic_life), mode, fresh=True)
 
 
-def _spec(name: str, spec: Any) -> Any:
+def _spec(name: str, spec: EnvSpec | None) -> EnvSpec | None:
     """The spec of an Atari id; EnvPool's `Pong-v5` is Gymnasium's `ALE/Pong-v5`."""
     if spec is None and name.endswith("-v5") and "/" not in name:
         try:
@@ -80,7 +84,7 @@ def _spec(name: str, spec: Any) -> Any:
     return spec
 
 
-def _options(request: engines.Request, spec: Any, frame_stack: int | None) -> Options:
+def _options(request: engines.Request, spec: EnvSpec, frame_stack: int | None) -> Options:
     valid = [f.name for f in dataclasses.fields(Options) if f.name not in ("game", "frame_stack", "time_limit")]
     for key in request.options:
         if key not in valid:
@@ -96,7 +100,7 @@ def _options(request: engines.Request, spec: Any, frame_stack: int | None) -> Op
     return Options(game=spec.kwargs["game"], frame_stack=frame_stack or 4, time_limit=limit, **values)
 
 
-def _ale(options: Options, num_envs: int) -> Any:
+def _ale(options: Options, num_envs: int) -> engines.VectorEnv:
     from ale_py.vector_env import AtariVectorEnv  # late: optional
 
     # Its own `episodic_life` restarts the whole game at every lost life: `Lives` counts lives instead.
@@ -141,7 +145,7 @@ def _envpool(request: engines.Request, options: Options) -> Env:
     spaces = Spaces(declared.gymnasium_observation_space, declared.gymnasium_action_space)
     n, count = request.num_envs, options.episodic_life
 
-    def build(seed: int) -> Any:
+    def build(seed: int) -> Lives:
         return Lives(envpool.make(name, "gymnasium", num_envs=n, seed=seed, **config), count)
 
     return engines.pool(request.name, n, spaces, build)
@@ -150,21 +154,21 @@ def _envpool(request: engines.Request, options: Options) -> Env:
 class Lives:
     """Marks the steps where a life was lost and the game continues; everything else is the engine's."""
 
-    def __init__(self, engine: Any, count: bool) -> None:
+    def __init__(self, engine: vector.Engine, count: bool) -> None:
         self._engine, self._count = engine, count
         self._lives: np.ndarray = np.zeros(0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def reset(self, *args: Any, **keywords: Any) -> Any:
+    def reset(self, *args: Any, **keywords: Any) -> tuple[vector.Arrays, dict[str, Any]]:
         """Reset all environments or some."""
         obs, info = self._engine.reset(*args, **keywords)
         if not args and "options" not in keywords:  # after a partial reset the next step can only gain lives
             self._lives = np.array(info["lives"])
         return obs, info
 
-    def step(self, action: np.ndarray) -> Any:
+    def step(self, action: Any, /) -> tuple[vector.Arrays, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Step all environments; `info["life_lost"]` `[B]`."""
         obs, reward, terminated, truncated, info = self._engine.step(action)
         lives = np.array(info["lives"])
@@ -201,7 +205,9 @@ class Preprocessed(gymnasium.Env[np.ndarray, Any]):
         unwrapped: Any = self._env.unwrapped
         self._fire = options.fire_reset and unwrapped.get_action_meanings()[1] == "FIRE"
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """A new game after some no-ops; FIRE is pressed if the game waits for it."""
         frame, info = self._env.reset(seed=seed)
         most = self.options.noop_max
@@ -214,7 +220,7 @@ class Preprocessed(gymnasium.Env[np.ndarray, Any]):
         self._stack[:] = self._resize(frame)
         return self._stack.copy(), info
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """`frame_skip` frames with the same action."""
         total, frames = 0.0, []
         for _ in range(self.options.frame_skip):

@@ -8,20 +8,25 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces as gs
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
 
 from foresight import errors
-from foresight.envs.base import Env, Spaces
+from foresight.envs.base import Env, Frame, Spaces
 from foresight.envs.control import vector
 from foresight.errors import UserError
 
 NATIVE = ("CartPole-v1", "Pendulum-v1")  # in `classic`; listed here because numba is slow to import
 OWN = ("TMazePassive-v0", "RepeatFirst-v0")  # in `memory_tasks`, and in no other engine
+
+Made = TypeVar("Made")
+VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 # Prefix of an id: the module that registers it, and our extra that installs it.
 _PLUGINS = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
@@ -46,7 +51,7 @@ class Request(NamedTuple):
     options: dict[str, Any]
 
 
-def find_spec(name: str) -> Any:
+def find_spec(name: str) -> EnvSpec | None:
     """Gymnasium's spec of `name`, or None. Imports the package that registers the id, if there is one."""
     for prefix, module in _PLUGINS.items():
         if name.startswith(prefix):
@@ -95,11 +100,11 @@ def gymnasium_env(request: Request, engine: str) -> Env:
 def gymnasium_vector(name: str, venv: Any, mode: str, fresh: bool) -> Env:
     """An `Env` over a `gymnasium.vector.VectorEnv` with the autoreset `mode`."""
 
-    def start(seed: int) -> tuple[Any, Any]:
+    def start(seed: int) -> tuple[vector.Engine, vector.Arrays]:
         return venv, venv.reset(seed=seed)[0]
 
-    def reset_rows(engine: Any, rows: np.ndarray, obs: Any) -> Any:
-        chosen = np.zeros(engine.num_envs, dtype=bool)
+    def reset_rows(engine: vector.Engine, rows: NDArray[np.int64], obs: vector.Arrays) -> vector.Arrays:
+        chosen = np.zeros(venv.num_envs, dtype=bool)
         chosen[rows] = True
         return engine.reset(options={"reset_mask": chosen})[0]
 
@@ -107,7 +112,7 @@ def gymnasium_vector(name: str, venv: Any, mode: str, fresh: bool) -> Env:
     return vector.Vector(name, start, spaces, venv.num_envs, mode, reset_rows, fresh, _draw)
 
 
-def _single(request: Request) -> Any:
+def _single(request: Request) -> gymnasium.Env[Any, Any]:
     """One Gymnasium environment with its options."""
     keywords = dict(request.options)
     if request.render:
@@ -117,7 +122,7 @@ def _single(request: Request) -> Any:
     return env if request.action_repeat == 1 else Repeat(env, request.action_repeat)
 
 
-def _vector_form(request: Request) -> Any:
+def _vector_form(request: Request) -> VectorEnv:
     keywords: dict[str, Any] = dict(request.options)
     if request.time_limit is not None:
         keywords["max_episode_steps"] = request.time_limit
@@ -126,7 +131,7 @@ def _vector_form(request: Request) -> Any:
     )
 
 
-def _draw(engine: Any) -> Any:
+def _draw(engine: Any) -> Frame | None:
     envs = getattr(engine, "envs", None)
     if envs is not None:
         return envs[0].render() if envs[0].render_mode == "rgb_array" else None
@@ -138,7 +143,7 @@ def _draw(engine: Any) -> Any:
 class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Take every action `count` times, or until the episode ends; rewards are summed."""
 
-    def __init__(self, env: Any, count: int) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], count: int) -> None:
         super().__init__(env)
         self._count = count
 
@@ -153,7 +158,7 @@ class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, total, terminated, truncated, info
 
 
-def guard(request: Request, build: Callable[[], Any]) -> Any:
+def guard(request: Request, build: Callable[[], Made]) -> Made:
     """Run `build`, and turn Gymnasium's errors for user mistakes into a UserError."""
     name = request.name
     try:
@@ -253,16 +258,18 @@ def envpool_env(request: Request) -> Env:
         config["max_episode_steps"] = max(limit + 1, spec.config.max_episode_steps)
     n = request.num_envs
 
-    def build(seed: int) -> Any:
+    def build(seed: int) -> vector.Engine:
         return envpool.make(request.name, "gymnasium", num_envs=n, seed=seed, **config)
 
     return pool(request.name, n, spaces, build, limit)
 
 
-def pool(name: str, num_envs: int, spaces: Spaces, build: Callable[[int], Any], limit: int | None = None) -> Env:
+def pool(
+    name: str, num_envs: int, spaces: Spaces, build: Callable[[int], vector.Engine], limit: int | None = None
+) -> Env:
     """An `Env` over an EnvPool, which is rebuilt for every seed because it takes seeds only then."""
 
-    def start(seed: int) -> tuple[Any, Any]:
+    def start(seed: int) -> tuple[vector.Engine, vector.Arrays]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
             try:
@@ -271,7 +278,7 @@ def pool(name: str, num_envs: int, spaces: Spaces, build: Callable[[int], Any], 
                 raise UserError(f"Environment '{name}': {error}") from error
             return engine, engine.reset()[0]
 
-    def reset_rows(engine: Any, rows: np.ndarray, obs: Any) -> Any:
+    def reset_rows(engine: vector.Engine, rows: NDArray[np.int64], obs: vector.Arrays) -> vector.Arrays:
         first, info = engine.reset(rows.astype(np.int32))
         return _place(obs, first, info["env_id"])
 
@@ -279,7 +286,7 @@ def pool(name: str, num_envs: int, spaces: Spaces, build: Callable[[int], Any], 
     return vector.Vector(name, start, spaces, num_envs, vector.PARTIAL, reset_rows, fresh=True, limit=limit)
 
 
-def _place(obs: Any, rows: Any, index: np.ndarray) -> Any:
+def _place(obs: vector.Arrays, rows: vector.Arrays, index: NDArray[np.int64]) -> vector.Arrays:
     if isinstance(obs, dict):
         return {key: _place(obs[key], rows[key], index) for key in obs}
     out = obs.copy()
@@ -287,7 +294,7 @@ def _place(obs: Any, rows: Any, index: np.ndarray) -> Any:
     return out
 
 
-def _unbounded(space: Any) -> Any:
+def _unbounded(space: gs.Space[Any]) -> gs.Space[Any]:
     """Drop the float bounds of EnvPool, which are unreliable (LunarLander's are all positive)."""
     if isinstance(space, gs.Dict):
         # The text of a grid mission is bytes; Gymnasium's engine drops it too.

@@ -30,7 +30,7 @@ def raised(error: Exception) -> tuple[int | None, str]:
     return next((number for number in numbers if isinstance(number, int)), None), what
 
 
-def misfit(seen: Any, space: Any) -> str | None:
+def misfit(seen: Any, space: gs.Space[Any]) -> str | None:
     """How an observation of one environment differs from its `space`; None if it fits."""
     if isinstance(space, gs.Dict):
         if not isinstance(seen, dict) or seen.keys() != space.spaces.keys():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foresight.data import trees
 from foresight.data.trajectory import Tree
-from foresight.envs.base import Env, Feedback
+from foresight.envs.base import Env, Feedback, Frame
 from foresight.errors import UserError
 
 
@@ -52,7 +52,7 @@ class MultiTask:
         reward, discount, cut, mask = map(torch.cat, zip(*[feedback[1:5] for feedback in results], strict=True))
         return Feedback(obs, reward, discount, cut, mask, final, self._info([feedback.info for feedback in results]))
 
-    def render(self) -> Any:
+    def render(self) -> Frame | None:
         """One RGB frame of the first environment of the first task."""
         return self.envs[0].render()
 

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces as gs
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from foresight.envs.base import EnvError, Feedback, Spaces
+from foresight.data.trajectory import Tree
+from foresight.envs.base import EnvError, Feedback, Frame, Spaces
 from foresight.envs.control import faults
 from foresight.errors import UserError
 
+Arrays = Any  # what an engine gives for all environments: an array, or a dict of arrays
 NEXT_STEP, SAME_STEP, PARTIAL = "next_step", "same_step", "partial"
 _PARTS = (gs.Box, gs.Discrete, gs.MultiDiscrete, gs.MultiBinary)
+
+
+class Engine(Protocol):
+    """What steps the environments: a `gymnasium.vector.VectorEnv`, or an EnvPool."""
+
+    def step(self, actions: Any, /) -> tuple[Arrays, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """`(obs, reward, terminated, truncated, info)`."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+    @property
+    def reset(self) -> Callable[..., tuple[Arrays, dict[str, Any]]]:
+        """Resets all environments, or those that the engine's own arguments name: `(obs, info)`."""
 
 
 class Vector:
@@ -33,13 +50,13 @@ class Vector:
     def __init__(
         self,
         name: str,
-        start: Callable[[int], tuple[Any, Any]],
+        start: Callable[[int], tuple[Engine, Arrays]],
         spaces: Spaces,
         num_envs: int,
         autoreset: str,
-        reset_rows: Callable[[Any, np.ndarray, Any], Any] | None = None,
+        reset_rows: Callable[[Engine, NDArray[np.int64], Arrays], Arrays] | None = None,
         fresh: bool = False,
-        render: Callable[[Any], Any] | None = None,
+        render: Callable[[Engine], Frame | None] | None = None,
         limit: int | None = None,
     ) -> None:
         self.name, self.num_envs = name, num_envs
@@ -49,12 +66,12 @@ class Vector:
         self._keys = tuple(self.spaces.obs.spaces) if isinstance(self.spaces.obs, gs.Dict) else None
         self._convert = _action_converter(spaces.action)
         self._action_shape = (num_envs, *(self.spaces.action.shape or ()))
-        self._engine: Any = None
+        self._engine: Engine | None = None
         self._resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
 
-    def reset(self, seed: int) -> Any:
+    def reset(self, seed: int) -> Tree:
         """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`. Raises EnvError."""
         self._resetting[:] = False
         self._returns[:] = 0
@@ -118,7 +135,7 @@ class Vector:
             self._resetting = ended
         return feedback
 
-    def render(self) -> Any:
+    def render(self) -> Frame | None:
         """One RGB frame of environment 0, `[height, width, 3]` uint8; None if it cannot be rendered."""
         return None if self._draw is None or self._engine is None else self._draw(self._engine)
 
@@ -128,7 +145,7 @@ class Vector:
             self._engine.close()
             self._engine = None
 
-    def _require_numbers(self, obs: Any) -> None:
+    def _require_numbers(self, obs: Arrays) -> None:
         if (found := faults.not_a_number(obs, None)) is not None:
             raise self._broken(*found, now=0)
 
@@ -143,7 +160,7 @@ class Vector:
             self._returns[rows] = 0
             self._lengths[rows] = 0
 
-    def _tensors(self, obs: Any, copy: bool = True) -> Any:
+    def _tensors(self, obs: Arrays, copy: bool = True) -> Tree:
         if self._keys is not None:
             return {key: tensor(obs[key], copy and not self._fresh) for key in self._keys}
         return tensor(obs, copy and not self._fresh)
@@ -160,7 +177,7 @@ def tensor(array: Any, copy: bool) -> Tensor:
     return torch.from_numpy(array)
 
 
-def dtype(given: Any) -> Any:
+def dtype(given: DTypeLike) -> np.dtype[Any]:
     """The tensor dtype for an environment's dtype: float32, uint8, int8, bool or int64."""
     kind = np.dtype(given)
     if kind.kind == "f":
@@ -168,7 +185,7 @@ def dtype(given: Any) -> Any:
     return kind if kind in (np.dtype(np.uint8), np.dtype(np.int8), np.dtype(np.bool_)) else np.dtype(np.int64)
 
 
-def observation_space(space: Any, name: str) -> Any:
+def observation_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
     """The space of observation tensors for `space`: Dicts lose parts that are not tensors (the text of a mission).
 
     Raises UserError if nothing is left.
@@ -187,7 +204,7 @@ def observation_space(space: Any, name: str) -> Any:
     )
 
 
-def action_space(space: Any, name: str) -> Any:
+def action_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
     """The space of action tensors for `space`: Discrete counts from 0. Raises UserError for other kinds."""
     if isinstance(space, gs.Discrete):
         return gs.Discrete(int(space.n))
@@ -210,7 +227,7 @@ def _box(space: gs.Box) -> gs.Box:
         return gs.Box(space.low.astype(kind), space.high.astype(kind), space.shape, kind)
 
 
-def _action_converter(space: Any) -> Callable[[Tensor], np.ndarray]:
+def _action_converter(space: gs.Space[Any]) -> Callable[[Tensor], np.ndarray]:
     """The function from an action tensor to the engine's action."""
     if isinstance(space, gs.Box):
         low, high = space.low.astype(np.float32), space.high.astype(np.float32)
@@ -227,7 +244,7 @@ def _action_converter(space: Any) -> Callable[[Tensor], np.ndarray]:
     return lambda action: (action.detach().numpy() + start).astype(kind, copy=False)
 
 
-def _final(obs: Any, given: Any, rows: np.ndarray) -> Any:
+def _final(obs: Arrays, given: Arrays, rows: NDArray[np.int64]) -> Arrays:
     """`obs` with the final observations of the environments that ended."""
     if isinstance(obs, dict):
         parts = {

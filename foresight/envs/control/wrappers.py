@@ -11,7 +11,7 @@ from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.data.trajectory import Tree, tree_map
-from foresight.envs.base import Env, Feedback, Spaces
+from foresight.envs.base import Env, Feedback, Frame, Spaces
 from foresight.errors import UserError
 
 
@@ -23,7 +23,7 @@ class Wrapped:
         env: Env,
         spaces: Spaces,
         action: Callable[[Tensor], Tensor] | None = None,
-        reset: Callable[[Any], Any] | None = None,
+        reset: Callable[[Tree], Tree] | None = None,
         feedback: Callable[[Feedback], Feedback] | None = None,
     ) -> None:
         self.env, self.name, self.num_envs, self.spaces = env, env.name, env.num_envs, spaces
@@ -39,7 +39,7 @@ class Wrapped:
         feedback = self.env.step(action if self._action is None else self._action(action))
         return feedback if self._feedback is None else self._feedback(feedback)
 
-    def render(self) -> Any:
+    def render(self) -> Frame | None:
         """One RGB frame of environment 0, `[height, width, 3]` uint8; None if it cannot be rendered."""
         return self.env.render()
 
@@ -139,7 +139,7 @@ def flatten(env: Env) -> Env:
     return Wrapped(env, spaces, reset=lambda obs: _flat(space, obs), feedback=both)
 
 
-def _flat(space: Any, x: Any) -> Tensor:
+def _flat(space: gs.Space[Any], x: Tree) -> Tensor:
     if isinstance(space, gs.Dict):
         return torch.cat([_flat(part, x[key]) for key, part in space.spaces.items()], dim=1)
     if isinstance(space, gs.Discrete):
@@ -153,18 +153,18 @@ def _flat(space: Any, x: Any) -> Tensor:
 
 def frame_stack(env: Env, count: int) -> Env:
     """Stack the last `count` observations, oldest first, `[B, count, ...]`; an episode starts with copies."""
-    memory: list[Any] = [None]
+    memory: list[Tree] = [None]
 
-    def start(obs: Tree) -> Any:
+    def start(obs: Tree) -> Tree:
         memory[0] = tree_map(lambda x: x.unsqueeze(1).repeat_interleave(count, 1), obs)
         return memory[0]
 
-    def push(old: Any, new: Any) -> Any:
+    def push(old: Tree, new: Tree) -> Tree:
         if isinstance(new, dict):
             return {key: push(old[key], new[key]) for key in new}
         return torch.cat([old[:, 1:], new.unsqueeze(1)], dim=1)
 
-    def restart(stack: Any, obs: Tree, rows: Tensor) -> Any:
+    def restart(stack: Tree, obs: Tree, rows: Tensor) -> Tree:
         if isinstance(obs, dict):
             return {key: restart(stack[key], obs[key], rows) for key in obs}
         stack = stack.clone()
@@ -183,7 +183,7 @@ def frame_stack(env: Env, count: int) -> Env:
     return Wrapped(env, env.spaces._replace(obs=_stacked(env.spaces.obs, count)), reset=start, feedback=feedback)
 
 
-def _stacked(space: Any, count: int) -> Any:
+def _stacked(space: gs.Space[Any], count: int) -> gs.Space[Any]:
     if isinstance(space, gs.Dict):
         return gs.Dict({key: _stacked(part, count) for key, part in space.spaces.items()})
     if isinstance(space, gs.Box):

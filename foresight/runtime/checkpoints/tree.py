@@ -15,8 +15,8 @@ import math
 import random
 import sys
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,11 +30,18 @@ from foresight.runtime.checkpoints.shards import NAMES, Reader
 BIT_GENERATORS = ("PCG64", "PCG64DXSM", "Philox", "SFC64", "MT19937")
 
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Node = Any  # what JSON holds: the form of a value, see `Encoder`
+Generator = torch.Generator | np.random.Generator | random.Random
+
+
 class Misfit(ValueError):
     """A checkpoint does not fit the State that it is restored into; the text says where."""
 
 
-def saved_fields(value: Any) -> Iterator[dataclasses.Field[Any]]:
+def saved_fields(value: DataclassInstance) -> Iterator[dataclasses.Field[Any]]:
     """The fields of a dataclass that a checkpoint holds: not `config`, and none with metadata `{"save": False}`."""
     for field in dataclasses.fields(value):
         if field.name != "config" and field.metadata.get("save", True):
@@ -58,7 +65,7 @@ class Encoder:
         """From here on tensors belong to `file`; the former ones are let go."""
         self.file, self.tensors, self._names = file, [], set()
 
-    def __call__(self, value: Any, path: str) -> Any:
+    def __call__(self, value: Any, path: str) -> Node:
         """Encode `value`, which is found at `path`. Raises TypeError for what cannot be saved."""
         kind = type(value)
         if value is None or kind in (bool, int, str):
@@ -102,7 +109,7 @@ class Encoder:
             'load_state_dict(), or, if build() makes it again, declare it with field(metadata={"save": False}).'
         )
 
-    def _pairs(self, items: Any, path: str) -> list[list[Any]]:
+    def _pairs(self, items: Mapping[Any, object], path: str) -> list[list[Any]]:
         return [[self(key, path), self(part, f"{path}.{key}")] for key, part in items.items()]
 
     def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
@@ -137,7 +144,7 @@ class Encoder:
         self._seen[key] = StorageWeakRef(storage), [self.file, name]
         return [self.file, name]
 
-    def _numpy(self, value: Any, path: str) -> dict[str, Any]:
+    def _numpy(self, value: np.ndarray | np.generic, path: str) -> dict[str, Any]:
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.kind not in "biufc" or not array.dtype.isnative:
             raise TypeError(f"State.{path} is a numpy array of {array.dtype}, which a checkpoint cannot hold.")
@@ -159,7 +166,7 @@ class Decoder:
         self._reader, self._device = reader, device
         self._shared: dict[tuple[str, str], Tensor] = {}
 
-    def __call__(self, node: Any, template: Any, path: str) -> Any:
+    def __call__(self, node: Node, template: object, path: str) -> Any:
         """Decode `node`, found at `path`. Raises Misfit where it does not fit the template."""
         if isinstance(node, list):
             old = template if isinstance(template, list) and len(template) == len(node) else [None] * len(node)
@@ -172,19 +179,19 @@ class Decoder:
             raise Misfit(f"{path} is of kind '{kind}', which this version does not know")
         return method(node, template, path)
 
-    def _of_float(self, node: Any, template: Any, path: str) -> float:
+    def _of_float(self, node: Node, template: object, path: str) -> float:
         return float(node["float"])
 
-    def _of_bytes(self, node: Any, template: Any, path: str) -> bytes:
+    def _of_bytes(self, node: Node, template: object, path: str) -> bytes:
         return base64.b64decode(node["bytes"])
 
-    def _of_dtype(self, node: Any, template: Any, path: str) -> torch.dtype:
+    def _of_dtype(self, node: Node, template: object, path: str) -> torch.dtype:
         return getattr(torch, node["dtype"])
 
-    def _of_device(self, node: Any, template: Any, path: str) -> torch.device:
+    def _of_device(self, node: Node, template: object, path: str) -> torch.device:
         return template if isinstance(template, torch.device) else torch.device(node["device"])
 
-    def _of_tensor(self, node: Any, template: Any, path: str) -> Tensor:
+    def _of_tensor(self, node: Node, template: object, path: str) -> Tensor:
         file, name = node["tensor"]
         if isinstance(template, Tensor) and template.requires_grad and template.is_leaf:
             if list(template.shape) != self._reader.shape(file, name):
@@ -205,13 +212,13 @@ class Decoder:
         self._shared[file, name] = value
         return value
 
-    def _of_numpy(self, node: Any, template: Any, path: str) -> Any:
+    def _of_numpy(self, node: Node, template: object, path: str) -> np.ndarray:
         return self._reader.read(*node["numpy"]).numpy()
 
-    def _of_numpy_scalar(self, node: Any, template: Any, path: str) -> Any:
+    def _of_numpy_scalar(self, node: Node, template: object, path: str) -> Any:
         return self._reader.read(*node["numpy.scalar"]).numpy()[()]
 
-    def _of_torch_generator(self, node: Any, template: Any, path: str) -> torch.Generator:
+    def _of_torch_generator(self, node: Node, template: object, path: str) -> torch.Generator:
         device, state = node["torch.Generator"]
         generator = template if isinstance(template, torch.Generator) else torch.Generator(device)
         bits = self._reader.read(*state["tensor"])
@@ -221,7 +228,7 @@ class Decoder:
             generator.manual_seed(int(bits.to(torch.int64).sum()))
         return generator
 
-    def _of_numpy_generator(self, node: Any, template: Any, path: str) -> np.random.Generator:
+    def _of_numpy_generator(self, node: Node, template: object, path: str) -> np.random.Generator:
         state = self(node["numpy.Generator"], None, path)
         name = state["bit_generator"]
         generator = template if isinstance(template, np.random.Generator) else None
@@ -232,27 +239,27 @@ class Decoder:
         generator.bit_generator.state = state
         return generator
 
-    def _of_random_random(self, node: Any, template: Any, path: str) -> random.Random:
+    def _of_random_random(self, node: Node, template: object, path: str) -> random.Random:
         generator = template if isinstance(template, random.Random) else random.Random()
         generator.setstate(self(node["random.Random"], None, path))
         return generator
 
-    def _of_tuple(self, node: Any, template: Any, path: str) -> tuple[Any, ...]:
+    def _of_tuple(self, node: Node, template: object, path: str) -> tuple[Any, ...]:
         parts = node["tuple"]
         old = template if isinstance(template, tuple) and len(template) == len(parts) else (None,) * len(parts)
         return tuple(self(part, t, f"{path}.{i}") for i, (part, t) in enumerate(zip(parts, old, strict=True)))
 
-    def _of_namedtuple(self, node: Any, template: Any, path: str) -> Any:
+    def _of_namedtuple(self, node: Node, template: object, path: str) -> Any:
         address, parts = node["namedtuple"]
         address = legacy.address(address)
         kind = type(template) if _address(type(template)) == address else _find(address, path)
         return kind(*self._of_tuple({"tuple": parts}, template, path))
 
-    def _of_deque(self, node: Any, template: Any, path: str) -> Any:
+    def _of_deque(self, node: Node, template: object, path: str) -> Any:
         length, parts = node["deque"]
         return collections.deque((self(part, None, path) for part in parts), maxlen=length)
 
-    def _of_dict(self, node: Any, template: Any, path: str) -> dict[Any, Any]:
+    def _of_dict(self, node: Node, template: object, path: str) -> dict[Any, Any]:
         old = template if isinstance(template, dict) else {}
         values = {}
         for key, part in node["dict"]:
@@ -264,19 +271,20 @@ class Decoder:
             return template
         return values
 
-    def _of_dataclass(self, node: Any, template: Any, path: str) -> Any:
+    def _of_dataclass(self, node: Node, template: Any, path: str) -> Any:
         address, nodes = node["dataclass"]
         address = legacy.address(address)
         if dataclasses.is_dataclass(template) and _address(type(template)) == address:
             # Only frozen ones are copied: whoever else holds the template must see the change.
-            new = copy.copy(template) if type(template).__dataclass_params__.frozen else template  # type: ignore[union-attr]
+            frozen = type(template).__dataclass_params__.frozen  # type: ignore[union-attr]  # of all dataclasses
+            new: Any = copy.copy(template) if frozen else template
         else:
             kind = _find(address, path)
             new = kind.__new__(kind)
         self.fields(nodes, new, path)
         return new
 
-    def fields(self, nodes: dict[str, Any], target: Any, path: str = "") -> None:
+    def fields(self, nodes: dict[str, Node], target: DataclassInstance, path: str = "") -> None:
         """Set the fields of the dataclass `target`. Raises Misfit unless the names are the same."""
         names = [field.name for field in saved_fields(target)]
         if set(names) != set(nodes):
@@ -286,7 +294,7 @@ class Decoder:
             old = getattr(target, name, None)
             object.__setattr__(target, name, self(nodes[name], old, f"{path}.{name}".removeprefix(".")))
 
-    def _of_object(self, node: Any, template: Any, path: str) -> Any:
+    def _of_object(self, node: Node, template: Any, path: str) -> Any:
         if not callable(getattr(template, "load_state_dict", None)):
             raise Misfit(f"{path} was an object with a state, but build() made {type(template).__name__}")
         state = self(node["object"], None, path)
@@ -298,7 +306,7 @@ class Decoder:
             _keep_dtypes(template, state)
         return template
 
-    def _of_module(self, node: Any, template: Any, path: str) -> nn.Module:
+    def _of_module(self, node: Node, template: object, path: str) -> nn.Module:
         if not isinstance(template, nn.Module):
             raise Misfit(f"{path} was a module, but build() made {type(template).__name__}")
         nodes = dict(node["module"])
@@ -360,14 +368,14 @@ def _find(address: str, path: str) -> Any:
     raise Misfit(f"{path} needs the class {address}, which does not exist here")
 
 
-def generators(value: Any, depth: int = 6) -> Iterator[Any]:
+def generators(value: object, depth: int = 6) -> Iterator[Generator]:
     """Every random generator within a State (dataclasses, lists, tuples, dicts and attributes of plain objects)."""
-    if isinstance(value, torch.Generator | np.random.Generator | random.Random):
+    if isinstance(value, Generator):
         yield value
         return
     if depth == 0 or isinstance(value, Tensor | np.ndarray | nn.Module | type | types.ModuleType):
         return
-    parts: Any = ()
+    parts: Iterable[object] = ()
     if isinstance(value, dict):
         parts = value.values()
     elif isinstance(value, list | tuple):

@@ -14,7 +14,7 @@ import torch
 
 from foresight.errors import UserError
 from foresight.runtime import kinds
-from foresight.runtime.checkpoints.tree import generators
+from foresight.runtime.checkpoints.tree import Generator, generators
 from foresight.runtime.kinds.kind import Kind
 
 if TYPE_CHECKING:
@@ -149,13 +149,13 @@ def undisturbed(state: State) -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
-def _peek(generator: Any) -> Any:
+def _peek(generator: Generator) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.getstate()
 
 
-def _put(generator: Any, bits: Any) -> None:
+def _put(generator: Generator, bits: Any) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(bits)
     elif isinstance(generator, np.random.Generator):
