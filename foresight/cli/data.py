@@ -1,4 +1,4 @@
-"""`foresight data`: preferences or demonstrations from a model's own graded answers, as a JSONL file."""
+"""`foresight data`: preferences or demonstrations from a model's own scored answers, as a JSONL file."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def data(
     completer: str | None = None,
     env_options: tuple[str, ...] = (),
 ) -> int:
-    """Make data for sft, dpo, kto, orpo and reward_model: a model's own graded answers to a task's training prompts.
+    """Make data for sft, dpo, kto, orpo and reward_model: a model's own scored answers to a task's training prompts.
 
     Args:
         kind: preferences (prompt, chosen, rejected), or demonstrations (prompt, completion).
         task: the text task: addition, largest, reasoning_gym:NAME, or a .jsonl file with a reward function.
         out: the JSONL file to write.
-        model: "smollm2", a Hugging Face folder (such as the export/ of a run), or a hub id. Several answer one after
-            the other, and both answers of a pair are one model's.
-        prompts: how many training prompts to answer; default: all of them.
+        model: "smollm2", a Hugging Face folder (such as the export/ of a run), or a hub id. With several, each
+            answers all prompts, and both answers of a pair are from the same model.
+        prompts: number of training prompts to answer; default: all of them.
         group: answers per model and prompt.
         most: maximum rows per model and prompt.
-        least: the minimum reward of a demonstration.
+        least: minimum reward of a demonstration.
         max_new_tokens: maximum tokens of an answer; truncated answers are left out.
-        temperature: of sampling.
-        seed: of sampling.
+        temperature: sampling temperature.
+        seed: sampling seed.
         device: auto, cpu, cuda, cuda:1 or mps.
         completer: URL of a server that samples with its own weights; `model` gives the tokenizer.
         env_options: options of the task, as key=value (reward=rewards.py:score).
@@ -58,24 +58,24 @@ def data(
 
     path = Path(out)
     if path.exists():
-        raise UserError(f"{path} exists already: choose another --out.")
+        raise UserError(f"The file {path} exists already: choose another --out, or remove it.")
     for option, value in (("prompts", prompts), ("group", group), ("most", most), ("max-new-tokens", max_new_tokens)):
         if value is not None and value < 1:
             raise UserError(f"--{option} must be at least 1, not {value}.")
     if not temperature >= 0:
         raise UserError(f"--temperature must be at least 0, not {temperature:g}.")
     if completer is not None and len(model) > 1:
-        raise UserError("One server has one model's weights: give --completer with one --model.")
+        raise UserError(f"One server has one model's weights, but --model names {len(model)}: name one.")
     env = make(task, "text", **fields.options(env_options))
     machine.keep_memory(PASSING)
     where = machine.pick_device(device)
-    policies = [pretrained.load(name, where) for name in model]  # one that is not there is told at once
+    policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
     if completer is not None:
         policies[0].completer = server.Server(completer, policies[0], say=screen.say)
     generator = torch.Generator().manual_seed(seed)
     count = done = 0
     total = len(model) * min(len(env.train), prompts or len(env.train))
-    draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what is there when something fails on the way
+    draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what remains after a failure
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8") as file, screen.stderr().status("") as status:
@@ -100,8 +100,13 @@ def data(
     if not count:
         draft.unlink()
         raise UserError(
-            f"None of the {total} prompts gave {kind}: no two answers differed in reward, or none was good enough. "
-            "Raise --group or --max-new-tokens, or take an easier task."
+            f"None of the {total} prompts gave {kind}: "
+            + (
+                "no prompt has two answers with different rewards. "
+                if kind == "preferences"
+                else f"no answer has a reward of at least {least:g} (--least). "
+            )
+            + "Raise --group or --max-new-tokens, or choose an easier task."
         )
     screen.stdout().print(f"{count} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
     return 0

@@ -1,4 +1,4 @@
-"""Fields of a Config with their help texts, and which of them a command line sets."""
+"""The fields of a Config with their help texts, and the options of a command line."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def describe(config: type[Any], path: Path) -> list[Field]:
 
 
 def explicit(args: Sequence[str], valid: Iterable[str], switches: Iterable[str]) -> set[str]:
-    """The names of the options that `args` gives, in snake case; `switches` may be written `--no-NAME`.
+    """The names of the options in `args`, in snake case; `switches` may be written `--no-NAME`.
 
-    Raises `UserError` for a name that is not `valid`, with the nearest one that is.
+    Raises `UserError` for a name that is not `valid`, with the nearest valid one, and for a name given twice.
     """
     names, flags = set(valid), set(switches)
     given = set()
@@ -60,7 +60,7 @@ def explicit(args: Sequence[str], valid: Iterable[str], switches: Iterable[str])
 
 
 def value(args: Sequence[str], name: str) -> str | None:
-    """The text that `args` gives for the option `name`, or None."""
+    """The text of the option `name` in `args`, or None."""
     for index, token in enumerate(args):
         word, equals, text = token.partition("=")
         if word == f"--{name}":
@@ -70,7 +70,7 @@ def value(args: Sequence[str], name: str) -> str | None:
 
 
 def whole_numbers(args: Sequence[str], integers: Iterable[str]) -> list[str]:
-    """Accept `--steps 1e6`: the values of integer options that are whole floats become integers."""
+    """`args` with whole floats of integer options as integers, so that `--steps 1e6` is accepted."""
     names, out, previous = set(integers), [], ""
     for token in args:
         name, equals, value = token.partition("=")
@@ -83,7 +83,7 @@ def whole_numbers(args: Sequence[str], integers: Iterable[str]) -> list[str]:
 
 
 def options(pairs: Sequence[str]) -> dict[str, Any]:
-    """`["num_envs=16", "engine=gymnasium"]` as a dict; values are read as YAML. Raises `UserError`."""
+    """`["num_envs=16", "engine=gymnasium"]` as a dict; values are parsed as YAML. Raises `UserError`."""
     import yaml
 
     found = {}
@@ -94,9 +94,7 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
         try:
             found[name.replace("-", "_")] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise UserError(
-                f"--env-options {pair}: {value!r} is not YAML; put it in quotes if it is a text."
-            ) from error
+            raise UserError(f"--env-options {pair}: {value!r} is not valid YAML. Quote it if it is a text.") from error
     return found
 
 

@@ -1,4 +1,4 @@
-"""A game against an agent in the terminal, and `foresight match`: agents and opponents against each other."""
+"""`foresight match`, which plays agents and opponents against each other, and games against one in the terminal."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from foresight.cli import screen
 from foresight.errors import UserError
 
 HINT = "Type a move; help lists the commands."
-HELP = """a move     as `moves` lists them, in upper or lower case, or its number as #12
-moves      the legal ones
-?          the agent's view: what you can expect, the moves it looked at, the line it expects
-tree FILE  the search behind that: .json, .dot, .png, .svg or .pdf
+HELP = """a move     a name that `moves` lists, in upper or lower case, or an action number, such as #12
+moves      list the legal moves
+?          the agent's analysis: your expected score, the moves it searched, its principal variation
+tree FILE  write that search tree to a .json, .dot, .png, .svg or .pdf file
 undo       take your last move back
-(nothing)  the board again
-quit       leave the game, as Ctrl-D and Ctrl-C do"""
-EMPTY = " .-+"  # of a board
-SHOWN = 6  # actions of the agent's view
+(nothing)  show the board again
+quit       leave the game, also with Ctrl-D or Ctrl-C"""
+EMPTY = " .-+"  # signs of empty cells in pictures of boards
+SHOWN = 6  # moves in the agent's analysis
 
 
 def match(
@@ -37,19 +37,19 @@ def match(
     seed: int = 0,
     json: bool = False,
 ) -> int:
-    """Play a match, both colors, and estimate the difference in Elo with its interval.
+    """Play a match with both colors, and estimate the Elo difference with a 95% interval.
 
-    With --checkpoints and one run, its own checkpoints meet each other: did it grow stronger?
+    With --checkpoints and one run, the checkpoints of this run play each other: did it grow stronger?
 
     Args:
         first: a run directory, or the name of a bundled agent (connect_four).
         second: another of these, or random, minimax:DEPTH, mcts:SIMULATIONS, solver (Connect Four).
-        games: how many; half of them with each color.
-        openings: random moves before each game, the same for both colors; by default 2 between two runs, which
-            would else repeat one game, and 0 against the others, which vary by themselves.
-        simulations: a move, of the search of runs; by default those of their result (play_simulations of the Config).
-        checkpoints: instead of a second player, how many checkpoints of the first meet, each of them every other.
-        seed: of opponents and openings.
+        games: number of games, half of them with each color.
+        openings: random moves at the start of each pair of games, the same for both colors; default: 2 between two
+            runs, which would otherwise repeat one game, and 0 against other opponents, which are random.
+        simulations: simulations per move, for runs; default: as in their evaluation (play_simulations of the Config).
+        checkpoints: instead of a second player, the number of checkpoints of the first that play a round robin.
+        seed: seed of opponents and openings.
         json: print the result as JSON.
     """
     if games < 1:
@@ -65,7 +65,10 @@ def match(
     if checkpoints is not None and second is None:
         return _ladder(first, checkpoints, games, 2 if openings is None else openings, simulations, seed, json)
     if second is None or checkpoints is not None:
-        raise UserError("Name a second player, or say how many of the run's checkpoints shall meet (--checkpoints 4).")
+        raise UserError(
+            "Name a second player (foresight match RUN mcts:1000), or, instead of one, how many of the run's own "
+            "checkpoints play each other (foresight match RUN --checkpoints 4)."
+        )
     names = [first, second]
     swapped = opponents.is_opponent(first) and not opponents.is_opponent(second)
     one, game = players.player(names[swapped], None, seed, simulations)
@@ -73,7 +76,7 @@ def match(
     if openings is None:
         openings = 0 if opponents.is_opponent(names[not swapped]) else 2
     left, right = (other, one) if swapped else (one, other)
-    with _watched(f"{first} against {second}", games) as watch:
+    with _watched(f"{first} vs. {second}", games) as watch:
         result = matches.play(game, left, right, games, openings, seed, watch=watch)
     effort = [players.simulations_of(name, simulations) for name in names]
     document = {
@@ -86,12 +89,12 @@ def match(
     won, drawn, lost = result.counts
     low, high = result.interval()
     console = screen.stdout()
-    called = [
-        name if count is None else f"{name} ({count:,} simulations a move)"
+    titles = [
+        name if count is None else f"{name} ({count:,} simulations per move)"
         for name, count in zip(names, effort, strict=True)
     ]
-    console.print(f"{called[0]} against {called[1]} at {game.title}, {games} games", markup=False)
-    console.print(f"won {won}, drawn {drawn}, lost {lost}: {100 * result.score:.1f}% of the points "
+    console.print(f"{titles[0]} vs. {titles[1]} at {game.title}, {games} games", markup=False)
+    console.print(f"won {won}, drawn {drawn}, lost {lost}: score {100 * result.score:.1f}% "
                   f"(95%: {100 * low:.1f} to {100 * high:.1f})", markup=False)  # fmt: skip
     if games > 1:
         console.print(
@@ -103,7 +106,7 @@ def match(
 
 
 def _ladder(name: str, count: int, games: int, openings: int, simulations: int | None, seed: int, json: bool) -> int:
-    """The checkpoints of one run against each other."""
+    """A round robin of the checkpoints of one run, with their Elo ratings."""
     from foresight.runtime.evaluation import match as matches
     from foresight.runtime.evaluation import players
 
@@ -115,7 +118,7 @@ def _ladder(name: str, count: int, games: int, openings: int, simulations: int |
         screen.emit({"game": game.title, "run": name, "openings": openings, "steps": steps, **result})
         return 0
     console = screen.stdout()
-    console.print(f"{len(steps)} checkpoints of {name} at {game.title}, {games} games each pair", markup=False)
+    console.print(f"{len(steps)} checkpoints of {name} at {game.title}, {games} games per pair", markup=False)
     rows = [
         (f"{step:,}", f"{row['elo']:+d}", f"{row['elo_low']:+d} to {row['elo_high']:+d}")
         for step, row in zip(steps, result["elo"], strict=True)
@@ -126,20 +129,20 @@ def _ladder(name: str, count: int, games: int, openings: int, simulations: int |
 
 @contextlib.contextmanager
 def _watched(title: str, games: int) -> Iterator[Callable[[int, int], None]]:
-    """Progress of a match on stderr, also while one player thinks: a thread of its own looks at what was told last."""
+    """Show the progress of a match on stderr. A thread refreshes it, so that it also moves during a long search."""
     from foresight.runtime.monitoring.progress import Progress
 
-    progress, told, over = Progress(title, games, "games", ("moves",)), [0, 0], threading.Event()
+    progress, counts, over = Progress(title, games, "games", ("moves",)), [0, 0], threading.Event()
 
-    def beat() -> None:
+    def refresh() -> None:
         while not over.wait(0.5):
-            progress.update(told[0], {"moves": told[1]})
+            progress.update(counts[0], {"moves": counts[1]})
 
     def watch(ended: int, moves: int) -> None:
-        told[0] += ended
-        told[1] += moves
+        counts[0] += ended
+        counts[1] += moves
 
-    thread = threading.Thread(target=beat, daemon=True)
+    thread = threading.Thread(target=refresh, daemon=True)
     with progress:
         thread.start()
         try:
@@ -147,11 +150,11 @@ def _watched(title: str, games: int) -> Iterator[Callable[[int, int], None]]:
         finally:
             over.set()
             thread.join()
-            progress.update(told[0], {"moves": told[1]})
+            progress.update(counts[0], {"moves": counts[1]})
 
 
-def sit(agent: Any, person_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
-    """Play one game against `agent`, moves from `lines`, until it is over or the lines end."""
+def against(agent: Any, human_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
+    """Play one game against `agent`, with the moves and commands of `lines`, until it is over or the lines end."""
     from foresight.envs.games.notation import colors, named
 
     if simulations is not None and simulations < 0:
@@ -159,43 +162,43 @@ def sit(agent: Any, person_first: bool, simulations: int | None, lines: Iterator
     game, console = agent.env, screen.stdout()
     options = {} if simulations is None else {"simulations": simulations}
     history, drawn = [game.start(1)], 0
-    person = 0 if person_first else 1
-    sign = colors(game)[person]
+    human = 0 if human_first else 1
+    sign = colors(game)[human]
     console.print(
-        f"{game.title}: you move {'first' if person_first else 'second'}{f' ({sign})' if sign else ''}. {HINT}",
+        f"{game.title}: you move {'first' if human_first else 'second'}{f' ({sign})' if sign else ''}. {HINT}",
         style="dim", markup=False,
     )  # fmt: skip
     while not bool(game.over(history[-1])[0]):
         position = history[-1]
-        if drawn != len(history):  # also one's own move before the agent thinks of an answer
+        if drawn != len(history):  # the human's move is shown before the agent searches
             console.print("\n" + board(game, history) + "\n", markup=False)
             drawn = len(history)
-        if int(game.mover(position)[0]) != person:
+        if int(game.mover(position)[0]) != human:
             action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
             name = game.move_name(position, int(action[0]))
-            value = f": you can expect {_share(-_worth(extras, int(action[0])))}" if "value" in extras else ""
+            score = f" (your expected score: {_percent(-_value(extras, int(action[0])))})" if "value" in extras else ""
             history.append(game.step(position, action).position)
-            console.print(f"The agent plays {name}{value}", markup=False)
+            console.print(f"The agent plays {name}{score}", markup=False)
             continue
         line = next(lines, None)
         if line is None or line.strip().lower() in ("quit", "q", "exit"):
             return
         before = len(history)
-        _answer(line.strip(), agent, options, history, person, console, named)
+        _execute(line.strip(), agent, options, history, human, console, named)
         if len(history) != before or not line.strip():
             drawn = 0
     console.print("\n" + board(game, history) + "\n", markup=False)
     score = float(game.first_score(history[-1])[0])
-    mine = score if person_first else 1 - score
+    mine = score if human_first else 1 - score
     console.print({1.0: "You won.", 0.5: "A draw.", 0.0: "The agent won."}.get(mine, f"You scored {mine}."))
 
 
 def board(game: Any, history: list[Any]) -> str:
-    """The last of the positions for the eye, the cell of the last move in brackets where the picture has room."""
+    """The last position as text, with the cell of the last move in brackets where the picture has room for them."""
     lines = [f" {line} " for line in game.picture(history[-1]).splitlines()]
     if len(history) > 1:
         old = [f" {line} " for line in game.picture(history[-2]).splitlines()]
-        last = -1 if game.name in ("chess", "shogi") else None  # below their boards stand counts
+        last = -1 if game.name in ("chess", "shogi") else None  # the last line of their pictures holds counters
         changed = [
             (r, c, was in EMPTY)
             for r, (then, now) in enumerate(zip(old[:last], lines[:last], strict=False))
@@ -203,16 +206,16 @@ def board(game: Any, history: list[Any]) -> str:
             for c, (was, sign) in enumerate(zip(then, now, strict=True))
             if was != sign and sign.isalpha() and now[c - 1] == now[c + 1] == " "
         ]
-        fresh = [cell for cell in changed if cell[2]]  # where stones only changed color nobody moved
-        for r, c, _ in fresh or changed:
+        placed = [cell for cell in changed if cell[2]]  # a stone that only changed color was not placed
+        for r, c, _ in placed or changed:
             lines[r] = f"{lines[r][: c - 1]}({lines[r][c]}){lines[r][c + 2 :]}"
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _answer(
-    line: str, agent: Any, options: dict[str, Any], history: list[Any], person: int, console: Any, named: Any
+def _execute(
+    line: str, agent: Any, options: dict[str, Any], history: list[Any], human: int, console: Any, named: Any
 ) -> None:
-    """Do what one line asks for."""
+    """Execute one line of input: a command or a move."""
     game, position = agent.env, history[-1]
     if line.lower() in ("?", "view", "hint"):
         console.print(view(agent, position, options), markup=False)
@@ -225,15 +228,15 @@ def _answer(
         legal = game.legal(position)[0].nonzero().flatten().tolist()
         console.print("Legal: " + ", ".join(game.move_name(position, action) for action in legal), markup=False)
     elif line.lower() == "undo":
-        before = [i for i, old in enumerate(history[:-1]) if int(game.mover(old)[0]) == person]
+        before = [i for i, old in enumerate(history[:-1]) if int(game.mover(old)[0]) == human]
         if before:
             del history[before[-1] + 1 :]
         else:
-            console.print("There is nothing to take back.")
+            console.print("There is no move to take back.")
     elif line.lower() in ("help", "h"):
         console.print(HELP, style="dim", markup=False)
     elif not line:
-        return  # the board is drawn again
+        return  # the caller prints the board again
     else:
         try:
             action = named(game, position, line)
@@ -246,51 +249,53 @@ def _answer(
 
 
 def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
-    """What the agent thinks of one position: the value of its best move for the player to move, as a share of the
-    points, the actions it looked at with theirs, the line it expects.
+    """The agent's analysis of one position as text: the expected score (1 a win, ½ a draw) of its best move for the
+    player to move, visits, prior and value of the moves that it searched, and its principal variation.
     """
     from foresight.runtime.evaluation.match import line
 
     game = agent.env
     action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
     played = int(action[0])
-    words = [f"You can expect {_share(_worth(extras, played))}, with {game.move_name(position, played)}."]
+    words = [f"Your expected score: {_percent(_value(extras, played))}, with {game.move_name(position, played)}."]
     if "visits" in extras:
         visits, prior = extras["visits"][0], extras["prior"][0]
         order = (visits.double() + prior.double()).argsort(descending=True).tolist()
-        order.sort(key=lambda one: one != played)  # what it would play stands first
+        order.sort(key=lambda one: one != played)  # the move that it would play comes first
         order = [action for action in order if visits[action] > 0 or prior[action] > 0][:SHOWN]
         tree = extras.get("tree")
         values = tree.child_values()[0] if tree is not None else extras.get("values", [None])[0]
         words.append("move     visits   prior   value")
         for action in order:
-            seen = _percent(float(values[action])) if values is not None and visits[action] > 0 else ""
+            value = _percent(float(values[action])) if values is not None and visits[action] > 0 else ""
             name = game.move_name(position, action)
-            words.append(f"{name:<8} {int(visits[action]):>6}   {100 * float(prior[action]):>4.0f}%   {seen:>5}")
+            words.append(f"{name:<8} {int(visits[action]):>6}   {100 * float(prior[action]):>4.0f}%   {value:>5}")
         if tree is not None:
             words.append("line     " + " ".join(_names(game, position, line(tree, played))))
     return "\n".join(words)
 
 
 def draw(agent: Any, position: Any, options: dict[str, Any], out: str) -> str:
-    """Write the agent's search of one position to `out` and say so: .json, .dot (Graphviz), or a picture of its lines.
+    """Write the agent's search tree of one position to `out` (.json, .dot for Graphviz, or a picture of its lines).
 
-    Moves have their names where these mean the same in every position, and their numbers elsewhere (chess). Raises
-    UserError for an agent that does not search and a file that cannot be written.
+    Returns a message that names the file. Moves have names where a name means the same move in every position, and
+    action numbers elsewhere (chess). Raises UserError if the agent does not search or the file cannot be written.
     """
     from foresight.envs.games.openspiel import Spiel
     from foresight.planning.search import drawing
 
     file = Path(out)
     if file.suffix not in (".json", ".dot", ".png", ".svg", ".pdf"):
-        raise UserError(f"Name a file that ends in .json, .dot, .png, .svg or .pdf: tree search.png, not '{out}'.")
+        raise UserError(
+            f"'{out}' is not a file that ends in .json, .dot, .png, .svg or .pdf. Type for example: tree search.png"
+        )
     _, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
     tree, game = extras.get("tree"), agent.env
     if tree is None:
         raise UserError(
-            "This agent keeps no tree: of its search it tells the visits and values (?)."
+            "This agent keeps no search tree. Type ? for the visits and values of its search."
             if "visits" in extras
-            else "This agent does not search: there is no tree."
+            else "This agent does not search, so there is no search tree."
         )
     names = str if isinstance(game, Spiel) else functools.partial(game.move_name, position)
     try:
@@ -301,11 +306,11 @@ def draw(agent: Any, position: Any, options: dict[str, Any], out: str) -> str:
             drawing.picture(tree, names=names).savefig(file)
     except OSError as error:
         raise UserError(f"Cannot write to {file}: {error.strerror or error}.") from error
-    return f"The search is in {file}"
+    return f"Search tree written to {file}"
 
 
 def _names(game: Any, position: Any, actions: list[int]) -> list[str]:
-    """The moves by name, as far as they are legal: a search in a learned model may go on where the game does not."""
+    """The names of the moves, up to the first illegal one: a search in a learned model may continue after the end."""
     import torch
 
     names: list[str] = []
@@ -317,8 +322,8 @@ def _names(game: Any, position: Any, actions: list[int]) -> list[str]:
     return names
 
 
-def _worth(extras: dict[str, Any], played: int) -> float:
-    """What the move that is played is worth to whoever plays it, in [-1, 1]; without a search, the position."""
+def _value(extras: dict[str, Any], played: int) -> float:
+    """The value in [-1, 1] of the move `played` for the player who makes it; without a search, of the position."""
     tree, visits = extras.get("tree"), extras.get("visits")
     values = tree.child_values() if tree is not None else extras.get("values")
     if visits is None or values is None or not visits[0, played] > 0:
@@ -327,12 +332,8 @@ def _worth(extras: dict[str, Any], played: int) -> float:
 
 
 def _percent(value: float) -> str:
-    """A value in [-1, 1] as a share of the points; what a learned model says may lie beyond."""
+    """A value in [-1, 1] as an expected score in percent; the values of learned models are clamped to the interval."""
     return f"{50 * (1 + min(max(value, -1.0), 1.0)):.0f}%"
-
-
-def _share(value: float) -> str:
-    return f"{_percent(value)} of the points"
 
 
 def _elo(x: float) -> str:

@@ -15,7 +15,7 @@ from foresight.runtime.results import results
 
 
 def list_(json: bool = False) -> int:
-    """List the algorithms, each with its published results.
+    """List the algorithms with their published results.
 
     Args:
         json: print one JSON document instead of a table.
@@ -36,7 +36,7 @@ def list_(json: bool = False) -> int:
 
 
 def _best(rows: list[results.Row]) -> str:
-    """The first result, where it is, and how many more there are."""
+    """The first result, its file, and the number of further results."""
     if not rows:
         return "not run"
     more = f" (+{len(rows) - 1})" if len(rows) > 1 else ""
@@ -44,11 +44,11 @@ def _best(rows: list[results.Row]) -> str:
 
 
 def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
-    """Show an algorithm: its objective, every Config field with its source, its presets, its results.
+    """Show an algorithm: its objective, every Config field with its source, its presets and its results.
 
     Args:
         name: an algorithm, as `foresight list` prints it, or the path of your own algorithm file.
-        json: print one JSON document instead.
+        json: print one JSON document instead of text.
     """
     entry = catalog.entry(name)
     described = fields.describe(catalog.config_class(name), entry.path)
@@ -70,8 +70,8 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
     if presets:
         console.print("\nPresets", style="bold")
         for key, preset in presets.items():
-            words = f"{_differences(preset)}\nSource: {preset.get('source', 'none')}"
-            console.print(Text(key), Padding(Text(words), (0, 0, 0, 4)))
+            text = f"{_differences(preset)}\nSource: {preset.get('source', 'none')}"
+            console.print(Text(key), Padding(Text(text), (0, 0, 0, 4)))
     console.print("\nVerified", style="bold")
     verified = results.verified(entry.name, found)
     for row in verified:

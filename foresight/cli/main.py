@@ -1,4 +1,4 @@
-"""The command `foresight`. It starts in a tenth of a second: torch is imported by the commands that need it."""
+"""The command `foresight`. It starts in a tenth of a second: only the commands that need torch import it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from foresight.errors import UserError, unknown
 
 ABOUT = """Planning and reinforcement learning, from the Bellman equation to language models that reason.
 
-Begin with `foresight train value_iteration --env GridWorld8x8` (a second), `foresight train ppo --env CartPole-v1`
+Start with `foresight train value_iteration --env GridWorld8x8` (a second), `foresight train ppo --env CartPole-v1`
 (seconds) or `foresight train grpo --preset smollm2-addition` (minutes).
 """
 MISUSE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
-# The extra that brings a module; anything else is installed under its own name.
+# The extra that installs each module; a module that is not listed is installed under its own name.
 EXTRA_OF = {
     "ale_py": "atari", "cv2": "atari", "Box2D": "box2d", "mujoco": "mujoco", "minigrid": "minigrid",
     "reasoning_gym": "reasoning", "trl": "peers", "stable_baselines3": "peers", "quantecon": "peers",

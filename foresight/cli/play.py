@@ -35,14 +35,14 @@ def play(
 
     Args:
         run: a run directory, or the name of a bundled agent: connect_four.
-        gif: write a .gif or .mp4; default without a display: RUN/media/play.gif.
+        gif: a .gif or .mp4 file to write; default without a display: RUN/media/play.gif.
         prompt: one prompt for a language model, instead of a conversation.
-        seed: of the episode.
+        seed: seed of the episode.
         checkpoint: latest, best, or a step.
         tokens: maximum tokens of an answer; default: as in training.
         side: your side of a game.
-        simulations: of the agent's search in a game; by default those of its result (play_simulations of its Config),
-            0 plays without looking ahead.
+        simulations: of the agent's search in a game; default: as in its evaluation (play_simulations of its Config);
+            0: no search, the raw policy.
         device: auto, cpu, cuda or mps.
         completer: URL of a server that samples with its own weights (language runs).
     """
@@ -51,18 +51,21 @@ def play(
     agent = runner.load(run, checkpoint, device, completer)
     kind = agent.settings.kind
     if prompt is not None and kind not in PROMPTED:
-        raise UserError(f"--prompt is for language runs; {agent.settings.algorithm} acts in '{agent.settings.env}'.")
+        raise UserError(
+            f"--prompt is for language runs, and {agent.settings.algorithm} was trained on '{agent.settings.env}': "
+            "leave it out."
+        )
     if gif is not None and kind not in DRAWN:
-        raise UserError("--gif is for environments and grids, not for a language model or a game.")
+        raise UserError("--gif is for environments and grids, not for a language model or a game: leave it out.")
     try:
         if kind in DRAWN:
             DRAWN[kind](agent, Path(run), gif, seed)
         elif kind in PROMPTED:
             PROMPTED[kind](agent, prompt, tokens)
         else:
-            games.sit(agent, side == "first", simulations, _lines(keep_empty=True))
+            games.against(agent, side == "first", simulations, _lines(keep_empty=True))
     except KeyboardInterrupt:
-        screen.stdout().print()  # what comes next begins on a line of its own
+        screen.stdout().print()  # so that the next output starts on a new line
         raise
     finally:
         agent.close()
@@ -88,7 +91,7 @@ def _watch(agent: Any, run: Path, gif: str | None, seed: int) -> None:
 
 
 def _sweeps(agent: Any, run: Path, gif: str | None, seed: int) -> None:
-    """Run the algorithm once more, from the beginning, and show the table after every sweep."""
+    """Run the algorithm again from the start, and show the table after every sweep."""
     steps = agent.module.train(agent.config, agent.env)
     if gif is not None:
         from foresight.runtime.evaluation import record
@@ -97,24 +100,24 @@ def _sweeps(agent: Any, run: Path, gif: str | None, seed: int) -> None:
         screen.stdout().print(f"{count} frames in {gif}", markup=False)
         return
     if not hasattr(agent.module, "picture"):
-        raise UserError(f"{agent.settings.algorithm} draws no picture in the terminal; use --gif out.gif.")
+        raise UserError(f"{agent.settings.algorithm} has no picture for the terminal: use --gif out.gif.")
     console = screen.stdout()
     interactive = sys.stdin.isatty() and console.is_terminal
     if interactive:
         console.print("n or space: next sweep; g: go to the end; q: quit", style="dim")
-    going, last = not interactive, None
+    skipping, last = not interactive, None
     for step, metrics, state in steps:
         last = (step, metrics, state)
-        if going:
-            if not interactive and step & (step - 1) == 0:  # 1, 2, 4, ...: a page and not a book
+        if skipping:
+            if not interactive and step & (step - 1) == 0:  # 1, 2, 4, ...: every sweep would be too long
                 _show(console, agent, *last)
             continue
         _show(console, agent, *last)
         key = read_key()
         if key in ("q", "\x03", "\x04", "\x1b"):
             return
-        going = key == "g"
-    if last is not None and going and (interactive or last[0] & (last[0] - 1)):
+        skipping = key == "g"
+    if last is not None and skipping and (interactive or last[0] & (last[0] - 1)):
         _show(console, agent, *last)
 
 
@@ -146,11 +149,11 @@ PROMPTED = {"text": _talk}
 
 
 def _lines(keep_empty: bool = False) -> Iterator[str]:
-    """Lines of stdin, until an empty line (unless those are kept) or the end."""
+    """Lines of stdin, until the end or, unless `keep_empty`, an empty line."""
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):  # Windows has none
-            importlib.import_module("readline")  # with it `input` has line editing and history
+            importlib.import_module("readline")  # gives `input` line editing and history
     while True:
         try:
             line = input("> ") if terminal else input()
@@ -164,7 +167,7 @@ def _lines(keep_empty: bool = False) -> Iterator[str]:
 
 
 def read_key() -> str:
-    """One key, without waiting for Enter where the system can do that."""
+    """One key, without Enter where the system supports it."""
     try:
         import termios
         import tty

@@ -26,10 +26,10 @@ def plot(
 
     Args:
         runs: run directories.
-        out: the picture (.png, .svg or .pdf).
-        metric: what to draw; by default the first that the algorithm shows.
+        out: the image file to write (.png, .svg or .pdf).
+        metric: the metric to draw; default: the first that the algorithm shows.
         x: the x axis: step or seconds.
-        model: instead of curves, the error of the learned model (muzero and its variants) over this many model steps:
+        model: draw the error of the learned model (muzero and its variants) over this many model steps instead:
             predicted values, policies and rewards compared with the actual ones.
         json: print the last point of each curve as JSON.
     """
@@ -46,12 +46,12 @@ def plot(
     for band in drawn:
         title = f"{band.label} ({band.runs} run{'s' if band.runs > 1 else ''})"
         console.print(curve(band.middle.tolist(), band.steps.tolist(), title=title), markup=False)
-    console.print(f"\nDrawn in {Path(out)}", markup=False)
+    console.print(f"\nPlot written to {Path(out)}", markup=False)
     return 0
 
 
 def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
-    """Measure and draw the errors of learned models by depth."""
+    """Measure and draw the errors of learned models by the number of model steps."""
     if not runs:
         raise UserError("Name at least one run directory to plot.")
     from foresight.runtime.evaluation import model_error
@@ -61,7 +61,7 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
     if json:
         plain = {
             run: {k: [x if x == x else None for x in row] for k, row in errors.items()} for run, errors in found.items()
-        }  # NaN is no JSON
+        }  # JSON has no NaN
         screen.emit({"out": out, "runs": plain})
         return 0
     console = screen.stdout()
@@ -69,7 +69,7 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
         rows = [(str(k), *(f"{errors[name][k]:.4g}" for name in errors)) for k in range(depth + 1)]
         console.print(f"{run}", markup=False)
         console.print(screen.table(("steps", *errors), rows))
-    console.print(f"\nDrawn in {Path(out)}", markup=False)
+    console.print(f"\nPlot written to {Path(out)}", markup=False)
     return 0
 
 
@@ -86,12 +86,12 @@ def eval_(
 
     Args:
         run: a run directory.
-        episodes: how many episodes (or prompts).
-        seed: of the evaluation environments; they never overlap the seeds of training.
+        episodes: number of episodes (or prompts).
+        seed: seed of the evaluation environments; evaluation seeds are never those of training.
         checkpoint: latest, best, or a step.
         device: auto, cpu, cuda or mps.
         completer: URL of a server that samples with its own weights (language runs).
-        json: print the result as JSON, with the value of every episode.
+        json: print the result as JSON, with the value of each episode.
     """
     if episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {episodes}.")
@@ -119,13 +119,14 @@ def export(
     out: str | None = None,
     checkpoint: str = "latest",
 ) -> int:
-    """Write the greedy policy of a run so that it runs without foresight: a file, or the folder of a language model.
+    """Export the greedy policy of a run for use without foresight: as a file, or as the folder of a language model.
 
     Args:
         run: a run directory.
-        format: torchscript (read by torch.jit.load) or onnx (needs the packages onnx and onnxscript), its memory as
-            inputs and outputs; of a language model merged or adapter, a Hugging Face folder with its model card.
-        out: the file or folder; by default policy.pt, policy.onnx, merged or adapter in the run directory.
+        format: torchscript (for torch.jit.load) or onnx (needs the packages onnx and onnxscript), with a recurrent
+            state as inputs and outputs; for a language model merged or adapter, a Hugging Face folder with a model
+            card.
+        out: the file or folder; default: policy.pt, policy.onnx, merged or adapter in the run directory.
         checkpoint: latest, best, or a step.
     """
     from foresight.runtime.export import export as write

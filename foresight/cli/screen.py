@@ -15,7 +15,7 @@ WIDE = 120  # columns if stdout is not a terminal
 
 
 def stdout() -> Console:
-    """A console for stdout: colors only on a terminal, and never under NO_COLOR."""
+    """A console for stdout, with colors only on a terminal and not with NO_COLOR."""
     return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
 
 
@@ -35,11 +35,11 @@ def emit(data: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: str | Sequence[str] = ()) -> Table:
-    """A plain table; only the columns `wrap` may break their lines."""
+    """A plain table; only the cells of the columns `wrap` may be wrapped."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    breaking = (wrap,) if isinstance(wrap, str) else wrap
+    wrapped = (wrap,) if isinstance(wrap, str) else wrap
     for column in columns:
-        made.add_column(column, no_wrap=column not in breaking, overflow="fold")
+        made.add_column(column, no_wrap=column not in wrapped, overflow="fold")
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
     return made

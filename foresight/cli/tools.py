@@ -1,4 +1,4 @@
-"""`foresight bench`, `foresight reproduce` and `foresight doctor`: speed, results, the installation."""
+"""`foresight bench`, `foresight reproduce` and `foresight doctor`: speed, results and the installation."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def bench(
     Args:
         name: a benchmark.
         against: the peer library to compare with, such as stable-baselines3.
-        rounds: how many times; medians are reported.
+        rounds: number of measurements; medians are reported.
         out: the result file; default: results/bench-NAME.json.
-        peer_python: the peer's Python, if it has its own virtual environment.
+        peer_python: the Python of the peer's virtual environment, if it has its own.
         json: print the result as JSON.
     """
     from foresight.runtime import bench as benches
@@ -70,13 +70,13 @@ def reproduce(
 
     Args:
         name: a suite: sutton-barto, model-free, search or language.
-        listed: list the rows of the suite: target, budget, what was reached, met or missed; nothing is run.
-        only: run these rows, and the rows that they need.
-        missing: run the rows that have no result yet.
-        seeds: at most this many seeds per trained row; default: the suite's.
+        listed: list the rows of the suite (target, budget, reached, met or missed) without running them.
+        only: run these rows and the rows that they depend on.
+        missing: run only the rows without a result.
+        seeds: maximum number of seeds per trained row; default: the suite's.
         out: the folder of results and pictures; default: results/ and docs/media/.
-        quick: make a few steps only, to check that everything works; writes under runs/ unless --out is given.
-        json: print as JSON.
+        quick: run only a few steps, to check that everything works; writes under runs/ unless --out is given.
+        json: print the rows as JSON.
     """
     from foresight.runtime.results import reproduce as again
     from foresight.runtime.results import results, suites
@@ -106,11 +106,11 @@ def reproduce(
         chosen = again.chosen(name, only)
         folder = Path(files[0]).parent if files else None
     names = [row.result for row in chosen]
-    asked = [row for row in results.gather(folder) if row.suite == name and row.name in names]
+    rows_of_suite = [row for row in results.gather(folder) if row.suite == name and row.name in names]
     if json:
-        screen.emit([dataclasses.asdict(row) for row in asked])
+        screen.emit([dataclasses.asdict(row) for row in rows_of_suite])
     else:
-        _print_rows(screen.stdout(), asked)
+        _print_rows(screen.stdout(), rows_of_suite)
     return 0
 
 
@@ -123,10 +123,10 @@ def _print_rows(console: Console, rows: list[Any]) -> None:
 
 
 def doctor(json: bool = False) -> int:
-    """Check the installation; exit code 1 if something must be fixed.
+    """Check the installation. The exit code is 1 if something must be fixed.
 
     Args:
-        json: print everything as JSON.
+        json: print the report as JSON.
     """
     from foresight.runtime import doctor as clinic
 
@@ -146,12 +146,10 @@ def _print_bench(console: Console, result: dict[str, Any]) -> None:
     rows += [(key, *(_cell(side.get(key)) for side in sides.values())) for key in keys]
     console.print(screen.table((f"median of {result['rounds']}", *sides), rows))
     if "ratio" in result and result["ratio"] is not None:
-        words = f"\n{result['ratio']:.4g} times as fast"
+        text = f"\n{result['ratio']:.4g} times as fast"
         if result["met"] is not None:
-            words += f"; the target is {result['target']:g}: {'met' if result['met'] else 'NOT met'}"
-        console.print(
-            words, style="green" if result["met"] else ("red" if result["met"] is False else ""), markup=False
-        )
+            text += f"; the target is {result['target']:g}: {'met' if result['met'] else 'NOT met'}"
+        console.print(text, style="green" if result["met"] else ("red" if result["met"] is False else ""), markup=False)
 
 
 def _print_doctor(console: Console, found: dict[str, Any]) -> None:

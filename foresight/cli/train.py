@@ -1,4 +1,4 @@
-"""`foresight train` and `foresight resume`: options made from an algorithm's Config, then a plain report."""
+"""`foresight train` and `foresight resume`: options from an algorithm's Config, and the report at the end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from foresight.runtime import catalog, kinds, legacy
 from foresight.runtime.config import config_fields, resolve
 from foresight.training.options import build_config, flatten
 
-ENOUGH = 5  # points that are worth a curve
+ENOUGH = 5  # the fewest points for a curve
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The run; the hyperparameters of the algorithm follow."""
+    """Options of the run. The hyperparameters of the algorithm follow."""
 
     preset: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
     """A tested set of hyperparameters (`foresight show NAME` lists them). Fields on the command line override it."""
@@ -31,11 +31,11 @@ class Options:
     env_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     """Options of the environment, as key=value (frame_stack=4)."""
     out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """The run directory; it must not hold a run already. Default: a new one under runs/."""
+    """The run directory, which must not contain a run. Default: a new one under runs/."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     actors: Annotated[int, tyro.conf.arg(metavar="N")] = 0
-    """Actor processes (Ray); 0: one process acts and learns."""
+    """Number of actor processes (Ray); 0: one process acts and learns."""
     ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Address of the Ray cluster for the actors (HOST:6379, or auto). Default: this machine."""
     completer: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
@@ -47,20 +47,20 @@ class Options:
     checkpoint_every: float | None = None
     """Seconds between checkpoints. Default: 120, longer if saving is slow."""
     keep: int = 3
-    """How many of the newest checkpoints to keep."""
+    """Number of newest checkpoints to keep."""
     log: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SERVICE ...")] = ()
     """Also log to these services: wandb, trackio."""
     record: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Record a video of the trained agent into the run's media/."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print the summary as JSON at the end; nothing else goes to stdout."""
+    """Print only the summary to stdout, as JSON, at the end."""
 
 
 def train(
     name: Annotated[str | None, tyro.conf.Positional] = None,
     options: Annotated[Options, tyro.conf.arg(name="")] = Options(),
 ) -> int:
-    """Train an algorithm; `foresight train NAME --help` also lists its own fields.
+    """Train an algorithm. `foresight train NAME --help` also lists its hyperparameters.
 
     Args:
         name: an algorithm, as `foresight list` prints it, or the path of your own algorithm file.
@@ -80,9 +80,9 @@ def train_command(args: Sequence[str]) -> int:
 
 
 def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
-    """The options, and those Config fields that were given: the others are left to the preset and the defaults.
+    """The options, and the Config fields given in `args`; the preset and the defaults decide the others.
 
-    Prints help and exits where `args` asks for it. Raises `UserError` for an unknown preset or field.
+    Prints help and exits if `args` contains --help. Raises `UserError` for an unknown preset or field.
     """
     entry, config = catalog.entry(name), catalog.config_class(name)
     args, notes = legacy.arguments(entry.name, args)
@@ -99,7 +99,7 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
         args=args,
         prog=f"foresight train {name}",
         description=f"{entry.title}\n\nSteps are {entry.unit}. Details: foresight show {name}",
-        default=shape(Options(), _defaults(name, args)),  # the preset's values, so that help shows them
+        default=shape(Options(), _defaults(name, args)),  # so that help shows the preset's values
         config=(tyro.conf.OmitArgPrefixes,),
     )
     values = flatten(getattr(parsed, entry.name))
@@ -124,10 +124,10 @@ def resume(
         steps: a new total number of steps.
         device: a new device.
         actors: a new number of actors.
-        ray: address of their Ray cluster; default: this machine.
+        ray: address of the Ray cluster for the actors; default: this machine.
         completer: URL of a new server that samples.
         record: record a video of the trained agent into the run's media/.
-        log: also write to these services (wandb, trackio).
+        log: also log to these services (wandb, trackio).
         json: print the summary as JSON at the end.
     """
     from foresight.runtime import run as runner
@@ -140,7 +140,7 @@ def resume(
 
 
 def report(finished: Any, json: bool) -> None:
-    """Print the result, the baseline, and the commands to use it."""
+    """Print the result, the baseline, and the commands for the trained agent."""
     summary = {"path": str(finished.path), **(finished.summary or {})}
     if json:
         screen.emit(summary)
@@ -187,14 +187,14 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         lines.append("time:   " + ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts))
     if "steps" in summary and "seconds" in summary:
         unit = summary.get("unit", "steps")
-        lines.append(f"{summary['steps']:,} {unit} in {summary['seconds']:,.1f} s; the run is in {summary['path']}")
+        lines.append(f"{summary['steps']:,} {unit} in {summary['seconds']:,.1f} s; run directory: {summary['path']}")
     return lines
 
 
 def measured(evaluation: Mapping[str, Any]) -> str:
-    """One evaluation in words."""
+    """One evaluation as text."""
     if not evaluation["n"]:
-        from foresight.runtime.evaluation.evaluate import Evaluation  # late: it brings torch
+        from foresight.runtime.evaluation.evaluate import Evaluation  # late: it imports torch
 
         return str(Evaluation.read(dict(evaluation)))
     spread = f" ± {evaluation['std']:.4g} (n = {evaluation['n']})" if evaluation["n"] > 1 else ""
@@ -231,7 +231,7 @@ def _go(name: str, options: Options, given: dict[str, Any]) -> int:
 
 
 def _defaults(name: str, args: Sequence[str]) -> Any:
-    """The Config that a run with these `args` starts from: the preset's, by its name or its environment."""
+    """The Config of a run with these `args` before its own fields: the preset's, found by name or environment."""
     preset, env, task, model = (fields.value(args, word) for word in ("preset", "env", "task", "model"))
     if preset or env or task:
         given = {"model": model} if model else {}

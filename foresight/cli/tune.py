@@ -33,13 +33,13 @@ def tune(
         preset: the preset that trials start from.
         env: the environment, instead of a preset.
         task: the text task of a language algorithm, instead of a preset.
-        trials: total number of trials, earlier calls included.
-        steps: of each trial; by default the preset's.
-        seed: of every trial, and of the search.
-        out: the directory of the search; by default runs/tune-NAME-PRESET.
-        only: search these fields only.
+        trials: total number of trials, those of earlier calls included.
+        steps: steps of each trial; default: the preset's.
+        seed: seed of every trial and of the search.
+        out: the directory of the search; default: runs/tune-NAME-PRESET.
+        only: search only these fields.
         ranges: a YAML file of search ranges (field: [a, b], or field: {low: 1e-4, high: 1e-2, log: true}).
-        prune: stop trials that do worse than the median.
+        prune: stop trials that are worse than the median.
         device: auto, cpu, cuda, cuda:1 or mps.
         json: print the result as JSON.
     """
@@ -59,8 +59,10 @@ def tune(
         screen.emit({"path": str(found.path), **{key: getattr(found, key) for key in keys}})
         return 0
     console = screen.stdout()
-    console.print(f"best of {found.complete} whole trials ({found.trials} in all): {found.value:.6g}\n", markup=False)
+    console.print(
+        f"best of {found.complete} complete trials ({found.trials} in total): {found.value:.6g}\n", markup=False
+    )
     console.print(screen.table(("field", "value"), [(field, f"{value}") for field, value in found.fields.items()]))
     console.print(f"\n{found.command}", style="dim", markup=False, soft_wrap=True)
-    console.print(f"the preset is in {found.path / tuning.BEST}", style="dim", markup=False)
+    console.print(f"preset written to {found.path / tuning.BEST}", style="dim", markup=False)
     return 0

@@ -42,7 +42,7 @@ def play(
 def test_a_game_in_the_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     out = play(run, ["a1", "z9", "a1", "?", "moves", "undo", "", "quit"], monkeypatch, capsys)
     assert "tic-tac-toe: you move first (X)" in out
-    assert "The agent plays" in out and "you can expect" in out
+    assert "The agent plays" in out and "your expected score: " in out
     assert "'z9' is not legal here. Legal: " in out and "'a1' is not legal here." in out
     assert "move     visits   prior   value" in out and "line     " in out
     assert " 1(X)" in out and out.rstrip().endswith("1 . . .\n  2 . . .\n  3 . . .")  # taken back
@@ -58,15 +58,15 @@ def test_a_move_is_drawn_before_the_reply_and_the_last_move_is_marked(
     assert "undo       take your last move back" in out and out.count("   a b c") == 3  # no board where nothing moved
 
 
-@sabotaged_by("foresight.cli.games._worth", lambda f: lambda extras, played: float(extras["value"][0]))
-@sabotaged_by("foresight.cli.games._worth", lambda f: lambda extras, played: -f(extras, played))
+@sabotaged_by("foresight.cli.games._value", lambda f: lambda extras, played: float(extras["value"][0]))
+@sabotaged_by("foresight.cli.games._value", lambda f: lambda extras, played: -f(extras, played))
 def test_percentages_are_for_the_human_player() -> None:
     """X has two in a row and is to move: it wins everything; whatever the mean of the search is."""
     state = alphazero.build(alphazero.Config(channels=4, blocks=1), games.make("tic_tac_toe"))
     agent = type("Agent", (), {"env": state.game, "module": alphazero, "state": state})()
     position = replay(state.game, [[0, 3, 1, 4]])
     shown = view(agent, position, {"simulations": 100}).splitlines()
-    assert shown[0] == "You can expect 100% of the points, with c1."
+    assert shown[0] == "Your expected score: 100%, with c1."
     assert shown[2].split()[0] == "c1" and shown[2].split()[-1] == "100%"
 
 
@@ -102,7 +102,7 @@ def test_ctrl_c_leaves_a_clean_line(
 def test_a_match_shows_how_far_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["match", str(run), "random", "--games", "6", "--simulations", "2"]) == 0
     reported = capsys.readouterr().err.splitlines()
-    assert reported[0] == f"{run} against random: 6 games"
+    assert reported[0] == f"{run} vs. random: 6 games"
     assert reported[-1].startswith("6 games") and int(reported[-1].split("moves ")[1]) >= 30
 
 
@@ -138,7 +138,11 @@ def test_a_search_is_printed(
     found = json.loads(Path("a.json").read_text())
     assert found["visits"] in (30, 31) and {"a1", "b2"} & {child["action"] for child in found["children"]}
     assert Path("a.dot").read_text().startswith("digraph search {") and Path("a.png").stat().st_size > 1000
-    assert "The search is in a.png" in out and "ends in .json, .dot, .png" in out and "Cannot write to nowhere" in out
+    assert (
+        "Search tree written to a.png" in out
+        and "ends in .json, .dot, .png" in out
+        and "Cannot write to nowhere" in out
+    )
     play(run, ["tree a.json", "quit"], monkeypatch, capsys, "--simulations", "0")
     assert json.loads(Path("a.json").read_text())["children"] == []  # the network alone
 
@@ -168,7 +172,7 @@ def test_a_match_with_elo(run: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["score"] > 0.6 and found["elo_low"] < (found["elo"] or 10_000)
     assert main(["match", "random", str(run), "--games", "20", "--simulations", "30"]) == 0
     out = capsys.readouterr().out
-    assert ("random against" in out and "Elo -" in out) or "less than can be told" in out
+    assert "random vs. " in out and "Elo -" in out
 
 
 def test_the_checkpoints_of_a_run_play_each_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

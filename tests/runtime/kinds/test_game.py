@@ -118,7 +118,7 @@ def test_a_search_without_a_tree_is_reported(tmp_path: Path, monkeypatch: pytest
     run.train("mcts", env="tic_tac_toe", out=tmp_path / "a", steps=2, simulations=4, show=False, evaluation_episodes=2)
     monkeypatch.setattr("sys.stdin", io.StringIO("tree a.json\nquit\n"))
     assert main(["play", str(tmp_path / "a")]) == 0
-    assert "This agent keeps no tree" in capsys.readouterr().out
+    assert "This agent keeps no search tree" in capsys.readouterr().out
 
 
 def test_what_cannot_be_done_is_reported_before_any_work(tmp_path: Path, capsys: Any) -> None:
