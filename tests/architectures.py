@@ -50,7 +50,7 @@ SMALL: dict[str, Any] = {
 _LATENT = {"num_key_value_heads": 4}  # heads that share a latent key are as many as heads
 _DECODER = {"is_decoder": True}
 _BEGIN = {"bos_token_id": 0}
-# What else an architecture needs in order to be small, or to read from left to right.
+# What else an architecture needs in order to be small, or causal.
 EXTRA: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa",
                      "minicpm3", "youtu"), _LATENT),
@@ -94,7 +94,7 @@ EXTRA: dict[str, dict[str, Any]] = {
 
 
 def model(name: str, **fields: Any) -> Any:
-    """A small random model of the architecture `name` in float32, wide enough that its distributions are no uniform."""
+    """A small random float32 model of the architecture `name`, initialized so that its outputs are not uniform."""
     kind = CONFIG_MAPPING[name]
     known = set(kind().to_dict())
     extra = EXTRA.get(name, {})
@@ -103,7 +103,7 @@ def model(name: str, **fields: Any) -> Any:
     with torch.device("meta"):
         size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
     if size > 3_000_000:
-        raise MemoryError(f"{name} has {size:,} weights: say what makes it small.")
+        raise MemoryError(f"{name} has {size:,} weights: add to EXTRA the fields that make it small.")
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
@@ -137,35 +137,35 @@ def expected(module: Any, batch: TokenBatch) -> torch.Tensor:
 
 HEAD = """# Architectures
 
-Any causal language model of `transformers` can be `--model`. At load a few tokens are computed in every way in which
-they are going to be, and held against the model's own forward pass over each row alone
-([`foresight/nets/language/architecture.py`](../foresight/nets/language/architecture.py)):
+`--model` accepts any causal language model of `transformers`. When a model is loaded, a few tokens are computed in
+every way that will be used and compared with the model's own forward pass over each row alone
+([`foresight/nets/language/architecture.py`](../foresight/nets/language/architecture.py)). The fastest way that is exact
+is used:
 
-- **shared**: what rows have in common is computed once ([generation](generation.md)). The fast way.
-- **row by row**: as `transformers` does it, over its own cache while sampling. What prompts share is read again for
-  each answer, and the run notes it at the start. Speculation is not for these.
-- **row by row, no cache**: each answer is read again from its beginning for every token.
-- **refused**: in one sentence, before anything runs. What does not read from left to right (encoders that fill gaps) is
-  no policy over tokens.
+- **shared**: a prefix that rows share is computed once ([generation](generation.md)). This is the fastest way.
+- **row by row**: as in `transformers`, with its own KV cache for sampling. A shared prompt is computed again for each
+  answer, and the run warns about it at the start. Speculative decoding is not supported.
+- **row by row, no cache**: each answer is computed again from its start for every token.
+- **refused**: with an error message before the run starts. A model that is not causal (a masked language model) is not
+  a policy over tokens.
 
-Where rows share, a token sees all that is before it. So the context is no longer than a sliding window of the model
-(`sliding_window`, `attention_chunk_size`), nor than the length at which its rotary angles change (`dynamic`,
-`longrope`); a run notes it. Logits that are scaled or capped (Cohere, Granite, Gemma 2) are computed as the model
-does.
+With shared prefixes a token attends to all tokens before it. The context therefore ends at the sliding window of the
+model (`sliding_window`, `attention_chunk_size`), or at the length at which its rotary angles change (`dynamic`,
+`longrope`), and the run warns about it. Logits that a model scales or caps (Cohere, Granite, Gemma 2) are computed as
+in that model.
 
-The table is made by `python -m tests.architectures`: random models of a few thousand weights, of whose answers `log π`
-was taken by the sampler and by the learner, and compared with the plain pass. The difference is the largest, in nats.
+`python -m tests.architectures` makes the table. It builds random models with a few thousand weights and compares the
+log-probabilities of their answers, from the sampler and from the training pass, with the plain forward pass. The
+difference is the largest, in nats.
 """
 
 
 def row(name: str) -> tuple[str, str]:
-    """What becomes of an architecture, and how far it is from right: both in words. Raises what building it raises."""
+    """How an architecture is computed, and its error in nats, both as text. Raises what building the model raises."""
     try:
         policy, apart = tried(name)
     except UserError as error:
-        return "refused: " + (
-            "it does not read from left to right" if "left to right" in str(error) else str(error)
-        ), ""
+        return "refused: " + ("it is not causal" if "is not causal" in str(error) else str(error)), ""
     way = "shared" if policy.way.shared else "row by row" if policy.way.cached else "row by row, no cache"
     return (way if apart < RIGHT else "WRONG"), f"{apart:.0e}"
 
@@ -187,7 +187,7 @@ def main() -> None:
         print(name, way, apart, flush=True)
         lines.append(f"| `{name}` | `{kind}` | {way} | {apart} |")
     table = ["| architecture | class | computed | difference |", "|---|---|---|---|", *lines]
-    words = f"Not tried, as they come with pictures, sound or a size of their own: {', '.join(untried)}."
+    words = f"Not tried, as they need images or audio, or cannot be made small: {', '.join(untried)}."
     PAGE.write_text("\n".join([HEAD, *table, "", words, ""]), encoding="utf-8")
 
 

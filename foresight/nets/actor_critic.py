@@ -50,21 +50,21 @@ class Shared(nn.Module):
 class Separate(nn.Module):
     """`StackedMLP` over observations that `vectorizer` flattens."""
 
-    def __init__(self, vectorizer: nn.Module, towers: StackedMLP) -> None:
+    def __init__(self, vectorizer: nn.Module, mlp: StackedMLP) -> None:
         super().__init__()
-        self.vectorizer, self.towers = vectorizer, towers
+        self.vectorizer, self.mlp = vectorizer, mlp
 
     def forward(self, obs: Tree) -> Sequence[Tensor]:
         """The inputs of the policy head and of the value head."""
-        return self.towers(self.vectorizer(obs))
+        return self.mlp(self.vectorizer(obs))
 
     def only(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
-        return self.towers.only(index, self.vectorizer(obs))
+        return self.mlp.only(index, self.vectorizer(obs))
 
     def vjp(self, obs: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
         """See `StackedMLP.vjp`."""
-        return self.towers.vjp(self.vectorizer(obs))
+        return self.mlp.vjp(self.vectorizer(obs))
 
 
 class Apart(nn.Module):

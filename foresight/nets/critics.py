@@ -1,4 +1,4 @@
-"""What soft actor-critics are made of: several critics side by side, and a squashed policy within bounds."""
+"""The networks of soft actor-critics: several critics over shared features, and policies within bounds."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from foresight.nets.stacked_mlp import StackedMLP
 
 
 def trunk(space: gs.Space[Any], images: str = "nature", shape: memory.Shape | None = None) -> memory.Trunk:
-    """What makes features of observations: the identity for vectors, convolutions for images, then a memory, if any.
+    """From observations to features: the identity for vectors, convolutions for images, then the memory of `shape`.
 
-    Raises UserError for a name or a number that cannot be.
+    Raises UserError for an unknown name of `images`, or an unknown kind or a bad size of the memory.
     """
     encoder = encoders.image_encoder(space, images) if encoders.is_image(space) else encoders.vectorizer(space)
     return memory.Trunk(encoder, None if shape is None else memory.make(shape, int(encoder.size)))
 
 
 class Critics(nn.Module):
-    """`count` critics over the same features: `outputs` values each of (features, action).
+    """`count` critics over the same features, each with `outputs` values for (features, action).
 
-    `trunk` makes the features; it is shared by the critics and learns from their loss only (as in SAC-AE, arXiv
-    1910.01741: a policy without a trunk takes them as they are). `action_width` is 0 where the values are of all
-    actions.
+    The critics share `trunk`, which makes the features and is trained by their loss only (as in SAC-AE, arXiv
+    1910.01741: a policy without its own trunk gets the features without gradient). `action_width` is the size of an
+    action `[..., action_width]`, or 0 if a critic has a value for each of `outputs` discrete actions.
     """
 
     def __init__(
@@ -51,30 +51,31 @@ class Critics(nn.Module):
         super().__init__()
         self.trunk = trunk(space, images, shape)
         self.size = self.trunk.size
-        self.towers = StackedMLP(self.size + action_width, hidden, [outputs] * count, [1.0] * count, activation)
+        self.mlp = StackedMLP(self.size + action_width, hidden, [outputs] * count, [1.0] * count, activation)
 
     def forward(self, features: Tensor, action: Tensor | None = None) -> Sequence[Tensor]:
         """Values `[..., outputs]` of every critic."""
-        return self.towers(features if action is None else torch.cat([features, action], -1))
+        return self.mlp(features if action is None else torch.cat([features, action], -1))
 
     def vjp(self, features: Tensor, action: Tensor) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
-        """Values without autograd, and the way back to the weights: see `StackedMLP.vjp`. None where features need
-        one.
+        """Values without autograd, and their backward pass to the weights of the MLPs, see `StackedMLP.vjp`.
+
+        None if the features need a gradient, or where `StackedMLP.vjp` returns None: use autograd.
         """
         if features.requires_grad:
             return None
-        return self.towers.vjp(torch.cat([features, action], -1))
+        return self.mlp.vjp(torch.cat([features, action], -1))
 
     def frozen(self, features: Tensor, action: Tensor) -> Sequence[Tensor]:
-        """The same, but the critics are taken as given: the gradient goes to `action` alone."""
-        return self.towers.frozen(torch.cat([features.detach(), action], -1))
+        """`forward` with frozen critics and features: the gradient flows to `action` only."""
+        return self.mlp.frozen(torch.cat([features.detach(), action], -1))
 
 
 class SquashedActor(nn.Module):
-    """Normals under tanh over features; `outward` takes actions from (-1, 1) to the bounds of `space`.
+    """Tanh-squashed normals over features; `to_env` scales actions from (-1, 1) to the bounds of `space`.
 
-    The features are those of its own `trunk`, or the critics' where it has none. Raises UserError where `space` is not
-    a Box with bounds and one dim.
+    The features are those of its own trunk `own`, or the critics' if it has none. Raises UserError if `space` is not a
+    bounded Box with one dim.
     """
 
     center: Tensor
@@ -93,37 +94,37 @@ class SquashedActor(nn.Module):
         self.trunk = own
         if not isinstance(space, gs.Box) or len(space.shape) != 1:
             raise UserError(
-                f"{name} acts with real numbers, but this environment takes {space}. "
-                "Use sac_discrete, dqn or ppo, or choose an environment with a Box of actions with one dim."
+                f"{name} needs continuous actions (a Box with one dim), but this environment takes {space}. "
+                "Use sac_discrete, dqn or ppo, or choose another environment."
             )
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise UserError(
-                f"{name} needs actions with bounds, but this environment takes {space}. Rescale them or use ppo."
+                f"{name} needs bounded actions, but this environment takes {space}. Wrap it with bounds, or use ppo."
             )
         low, high = torch.from_numpy(space.low.astype(np.float32)), torch.from_numpy(space.high.astype(np.float32))
         self.register_buffer("center", (high + low) / 2)
         self.register_buffer("reach", (high - low) / 2)
         self.head = TanhNormalHead(space.shape[0])
-        self.towers = StackedMLP(features if own is None else own.size, hidden, [self.head.width], [0.01], activation)
+        self.mlp = StackedMLP(features if own is None else own.size, hidden, [self.head.width], [0.01], activation)
         self.dims = int(space.shape[0])
 
     def forward(self, features: Tensor) -> TanhNormal:
         """The policy at `features`, over actions in (-1, 1)."""
-        return self.head(self.towers(features)[0])
+        return self.head(self.mlp(features)[0])
 
-    def outward(self, action: Tensor) -> Tensor:
-        """Actions in (-1, 1) as the world takes them."""
+    def to_env(self, action: Tensor) -> Tensor:
+        """Actions `[..., dims]` in (-1, 1), scaled to the bounds of the environment."""
         return self.center + self.reach * action
 
-    def inward(self, action: Tensor) -> Tensor:
-        """The inverse of `outward`."""
+    def from_env(self, action: Tensor) -> Tensor:
+        """The inverse of `to_env`."""
         return (action - self.center) / self.reach
 
 
 class CategoricalActor(nn.Module):
-    """A categorical of `actions` over features; the part `mask_key` of dict observations says which are allowed.
+    """A categorical over `actions`, from features; `mask_key` is the key of dict observations with allowed actions.
 
-    The features are those of its own `trunk`, or the critics' where it has none.
+    The features are those of its own trunk `own`, or the critics' if it has none.
     """
 
     def __init__(
@@ -138,26 +139,26 @@ class CategoricalActor(nn.Module):
         super().__init__()
         self.trunk = own
         self.actions, self.mask_key = actions, mask_key
-        self.towers = StackedMLP(features if own is None else own.size, hidden, [actions], [0.01], activation)
+        self.mlp = StackedMLP(features if own is None else own.size, hidden, [actions], [0.01], activation)
 
     def forward(self, features: Tensor, obs: Tree = None) -> Categorical:
-        """The policy at `features`; `obs` is looked at for its mask only."""
+        """The policy at `features`; `obs` is used for its mask only."""
         mask = None if self.mask_key is None else obs[self.mask_key] > 0
-        return Categorical(self.towers(features)[0], mask)
+        return Categorical(self.mlp(features)[0], mask)
 
     def uniform(self, like: Categorical) -> Categorical:
-        """Every action equally likely that `like` allows."""
+        """The uniform distribution over the actions that `like` allows."""
         allowed = like.logits > torch.finfo(like.logits.dtype).min
         return Categorical(torch.zeros_like(like.logits), allowed)
 
 
-class Seen(NamedTuple):
-    """N transitions as actor and critics see them: features `[N, D]` of a row and of its successor for each of them.
+class Encoded(NamedTuple):
+    """N transitions with the features `[N, D]` of observation and next observation, for the actor and for the critics.
 
-    `critics` and `actor` have a gradient to the trunks that made them; `next_critics` are the target critics'. `obs`
-    and `next_obs` are looked at for masks of actions only. `discount` has the gamma of the algorithm in it. Where
-    transitions have n > 1 rows, the actor sees those between too: `passed_actor` `[N, n - 1, D]`, `passed_obs`, and
-    `passed_weight` `[N, n - 1]`, what each counts.
+    `critics` and `actor` have a gradient to the trunks that made them; `next_critics` are of the target critics' trunk.
+    `obs` and `next_obs` are used for action masks only. `discount` includes the gamma of the algorithm. For n-step
+    transitions with n > 1, the actor has features of the steps between too: `passed_actor` `[N, n - 1, D]`, with
+    `passed_obs` and `passed_weight` `[N, n - 1]`, the weight of each.
     """
 
     critics: Tensor
@@ -215,64 +216,67 @@ class SoftState(Protocol):
         """The algorithm's Config."""
 
 
-def reader(state: SoftState) -> memory.Trunk:
-    """What the policy of a State with `actor` and `critics` sees with: its own trunk, or the critics'."""
+def policy_trunk(state: SoftState) -> memory.Trunk:
+    """The trunk of the policy of a State with `actor` and `critics`: its own, or the critics' if it has none."""
     return state.critics.trunk if state.actor.trunk is None else state.actor.trunk
 
 
 def sample(state: SoftState) -> Transitions | Trajectory:
-    """A batch of a State's replay: transitions, or with a memory sequences of as many rows, and those around them."""
+    """A batch from a State's replay: `batch_size` transitions, or with a memory sequences with as many steps in total.
+
+    A sequence also has `burn_in` steps before them and one step after them.
+    """
     config, device = state.config, state.generator.device
     if config.memory is None:
         rows = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler, passed=True)
         return rows.to(device)
     count, length = max(1, config.batch_size // config.sequence_length), config.burn_in + config.sequence_length + 1
-    pieces = state.replay.sample(count, length, state.sampler)
-    return pieces.map(lambda x: x.to(device))
+    sequences = state.replay.sample(count, length, state.sampler)
+    return sequences.map(lambda x: x.to(device))
 
 
-def see(
+def encode(
     actor: SquashedActor | CategoricalActor,
     critics: Critics,
     target: Critics,
     batch: Transitions | Trajectory,
     gamma: float,
     burn_in: int = 0,
-) -> Seen:
-    """Transitions, or those in sequences `[B, T]`, where every row is seen with the memory of what was before it.
+) -> Encoded:
+    """The features of transitions, or of the transitions in sequences `[B, T]`, read with memory from their start.
 
-    The first `burn_in` rows of a sequence only fill the memories, and the last is only a successor. Left out are rows
-    that are not real, and those that a time limit cut: no row shows their successor to the memory that saw them.
-    `gamma` is for sequences; transitions have it in their discount.
+    The first `burn_in` steps of a sequence only fill the memories, and the last is only a successor. Steps with mask 0
+    are left out, and those cut by a time limit: the memory has not read their successor, which is not in the sequence.
+    `gamma` is for sequences; the discount of transitions includes it.
     """
     if isinstance(batch, Transitions):
         features = critics.trunk(batch.obs)[0]
         with torch.no_grad():
             next_features = target.trunk(batch.next_obs)[0]
-            eyes = critics.trunk if actor.trunk is None else actor.trunk
-            next_own, passed = eyes(batch.next_obs)[0], None
+            own_trunk = critics.trunk if actor.trunk is None else actor.trunk
+            next_own, passed = own_trunk(batch.next_obs)[0], None
             if batch.passed_weight is not None:
                 size = batch.passed_weight.shape
-                passed = eyes(tree_map(lambda x: x.flatten(0, 1), batch.passed))[0].unflatten(0, size)
+                passed = own_trunk(tree_map(lambda x: x.flatten(0, 1), batch.passed))[0].unflatten(0, size)
         own = features.detach() if actor.trunk is None else actor.trunk(batch.obs)[0]
         rest = (batch.obs, batch.next_obs, batch.action, batch.reward, batch.discount)
-        return Seen(features, own, next_features, next_own, *rest, passed, batch.passed, batch.passed_weight)
+        return Encoded(features, own, next_features, next_own, *rest, passed, batch.passed, batch.passed_weight)
     assert batch.mask is not None
     start = memory.starts(batch.cut)
-    rows = batch.map(lambda x: x[:, burn_in:])
-    learned = ((rows.mask > 0) & (rows.cut * rows.discount == 0))[:, :-1]  # type: ignore[operator]
+    steps = batch.map(lambda x: x[:, burn_in:])
+    trained = ((steps.mask > 0) & (steps.cut * steps.discount == 0))[:, :-1]  # type: ignore[operator]
 
     def now(x: Tensor) -> Tensor:
-        return x[:, :-1][learned]
+        return x[:, :-1][trained]
 
     def then(x: Tensor) -> Tensor:
-        return x[:, 1:][learned]
+        return x[:, 1:][trained]
 
     features = critics.trunk.sequence(batch.obs, start, burn_in)
     own = features.detach() if actor.trunk is None else actor.trunk.sequence(batch.obs, start, burn_in)
     with torch.no_grad():
-        following = target.trunk.sequence(batch.obs, start, burn_in)
-    return Seen(
-        now(features), now(own), then(following), then(own.detach()), tree_map(now, rows.obs),
-        tree_map(then, rows.obs), now(rows.action), now(rows.reward), gamma * now(rows.discount),
+        next_features = target.trunk.sequence(batch.obs, start, burn_in)
+    return Encoded(
+        now(features), now(own), then(next_features), then(own.detach()), tree_map(now, steps.obs),
+        tree_map(then, steps.obs), now(steps.action), now(steps.reward), gamma * now(steps.discount),
     )  # fmt: skip

@@ -161,8 +161,8 @@ def actor_critic_body(
     if is_image(space):
         return Shared(encoder(space, hidden, activation, images), outputs, gains, bfloat16)
     vector = vectorizer(space)
-    towers = StackedMLP(vector.size, hidden, outputs, gains, activation, twice)
-    return towers if is_vector(space) else Separate(vector, towers)
+    mlp = StackedMLP(vector.size, hidden, outputs, gains, activation, twice)
+    return mlp if is_vector(space) else Separate(vector, mlp)
 
 
 def separate_body(

@@ -102,8 +102,8 @@ class QNetwork(nn.Module):
                 early = MLP(vector.size, hidden[:-1], activation, first=None if plain else vector)
                 self.body = Streams(early, hidden[-1], outputs, sigma)
             else:
-                towers = StackedMLP(vector.size, hidden, outputs, [START] * len(outputs), activation)
-                self.body = towers if plain else Separate(vector, towers)
+                mlp = StackedMLP(vector.size, hidden, outputs, [START] * len(outputs), activation)
+                self.body = mlp if plain else Separate(vector, mlp)
 
     def forward(self, obs: Tree, noise: Noise | None = None) -> Values:
         """The values of all actions."""

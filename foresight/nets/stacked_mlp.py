@@ -1,6 +1,6 @@
 """Several MLPs over the same inputs, fast for small networks, which are bound by calls, not by arithmetic.
 
-On a CPU a layer of 64x64 costs less than the call overhead. `StackedMLP` therefore keeps all weights in one flat
+On a CPU a layer of 64x64 takes less time than its call. `StackedMLP` therefore keeps all weights in one flat
 parameter (the optimizer and the gradient clip see one tensor), is a single autograd node of any depth, uses numpy
 where it is faster (tanh, and some products with few rows or columns), and runs large layers on oneDNN, through the
 operator of torch's compiled graphs: on some processors it takes half the time of `torch.mm`.
@@ -21,10 +21,10 @@ from torch.autograd.function import once_differentiable
 from foresight import errors
 from foresight.nets.mlp import ACTIVATIONS, SQRT2
 
-FEW_COLUMNS = 8  # up to as many columns of a product numpy is several times faster than torch
-FEW_ROWS = 64  # up to as many rows a whole forward pass is faster in numpy
-LARGE = 2**15  # from as many weights of a layer oneDNN is faster, in spite of 10 µs more per call
-LARGE_GRADIENT = 2**23  # the same, in multiplications of the product that computes a weight gradient
+FEW_COLUMNS = 8  # for products with at most so many columns numpy is several times faster than torch
+FEW_ROWS = 64  # with at most so many rows a whole forward pass is faster in numpy
+LARGE = 2**15  # for layers with at least so many weights oneDNN is faster, in spite of 10 µs more per call
+LARGE_GRADIENT = 2**23  # the same for the product that computes a weight gradient, in multiplications
 ONEDNN = torch.backends.mkldnn.is_available()
 
 
@@ -65,9 +65,9 @@ class StackedMLP(nn.Module):
         self.flat = nn.Parameter(torch.zeros(count))
         self._views: tuple[int, list[list[Layer]]] | None = None
         self._memory: tuple[Tensor, list[list[tuple[Tensor, Tensor]]]] | None = None
-        for tower, gain in zip(self.layers(), gains, strict=True):
-            for i, (weight, _) in enumerate(tower):
-                nn.init.orthogonal_(weight, SQRT2 if i < len(tower) - 1 else gain)
+        for mlp, gain in zip(self.layers(), gains, strict=True):
+            for i, (weight, _) in enumerate(mlp):
+                nn.init.orthogonal_(weight, SQRT2 if i < len(mlp) - 1 else gain)
 
     def layers(self) -> list[list[tuple[Tensor, Tensor]]]:
         """`(weight [out, in], bias [out])` of every layer of every MLP: views of `flat`, without gradient."""
@@ -95,7 +95,7 @@ class StackedMLP(nn.Module):
             return None
         layers = self._layers()
         with torch.no_grad():
-            activations = [_through(x, tower, self.activation) for tower in layers]
+            activations = [_through(x, mlp, self.activation) for mlp in layers]
 
         def back(grads: Sequence[Tensor]) -> None:
             result, places = self._gradient()
@@ -104,7 +104,7 @@ class StackedMLP(nn.Module):
                     _back(grad, x, activations[i], layers[i], places[i], self.activation, False)
             self.flat.grad = result
 
-        return [tower[-1] for tower in activations], back
+        return [outputs[-1] for outputs in activations], back
 
     def _run(self, x: Tensor, chosen: Sequence[int], frozen: bool = False) -> Sequence[Tensor]:
         if x.dim() != 2:
@@ -155,10 +155,10 @@ class _Node(torch.autograd.Function):
     """All layers of all MLPs as one node; the gradient equals autograd's, but cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, flat: Tensor, towers: StackedMLP, layers: Any, chosen: Any) -> tuple[Tensor, ...]:
-        ctx.towers, ctx.layers, ctx.chosen = towers, layers, chosen
-        activations = [_through(x, layers[i], towers.activation) for i in chosen]
-        outputs = tuple(a.pop() for a in activations)  # kept here they would keep their own graph alive
+    def forward(ctx: Any, x: Tensor, flat: Tensor, module: StackedMLP, layers: Any, chosen: Any) -> tuple[Tensor, ...]:
+        ctx.module, ctx.layers, ctx.chosen = module, layers, chosen
+        activations = [_through(x, layers[i], module.activation) for i in chosen]
+        outputs = tuple(a.pop() for a in activations)  # an output kept here would keep its own graph alive
         ctx.activations = activations
         ctx.save_for_backward(x, flat)
         return outputs
@@ -167,23 +167,23 @@ class _Node(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         x, _ = ctx.saved_tensors  # raises if a weight was changed in between
-        towers, layers = ctx.towers, ctx.layers
+        module, layers = ctx.module, ctx.layers
         inputs, weights = ctx.needs_input_grad[:2]
-        result, places = towers._gradient()
-        if weights and len(ctx.chosen) < len(towers.sizes):
+        result, places = module._gradient()
+        if weights and len(ctx.chosen) < len(module.sizes):
             result.zero_()
         into: Tensor | None = None
         for i, grad, activations in zip(ctx.chosen, grads, ctx.activations, strict=True):
             place = places[i] if weights else None
-            grad = _back(grad, x, activations, layers[i], place, towers.activation, inputs)
-            if inputs:  # otherwise what is left is the gradient of some layer's output
+            grad = _back(grad, x, activations, layers[i], place, module.activation, inputs)
+            if inputs:  # otherwise `grad` is that of a hidden layer's output
                 into = grad if into is None else into + grad
         return into, result.clone() if weights else None, None, None, None
 
 
-def _split(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[tuple[Tensor, Tensor]]]:
+def _split(flat: Tensor, mlps: Sequence[Sequence[int]]) -> list[list[tuple[Tensor, Tensor]]]:
     result, at = [], 0
-    for sizes in towers:
+    for sizes in mlps:
         layers = []
         for a, b in itertools.pairwise(sizes):
             layers.append((flat[at : at + a * b].view(b, a), flat[at + a * b : at + a * b + b]))
@@ -192,8 +192,8 @@ def _split(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[tuple[Ten
     return result
 
 
-def _layers(flat: Tensor, towers: Sequence[Sequence[int]]) -> list[list[Layer]]:
-    return [[Layer(w, w.t(), b, w.numpy().T, b.numpy()) for w, b in tower] for tower in _split(flat, towers)]
+def _layers(flat: Tensor, mlps: Sequence[Sequence[int]]) -> list[list[Layer]]:
+    return [[Layer(w, w.t(), b, w.numpy().T, b.numpy()) for w, b in mlp] for mlp in _split(flat, mlps)]
 
 
 def _plain(x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Tensor:

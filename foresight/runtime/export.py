@@ -151,16 +151,16 @@ class _plain:
     """StackedMLP in torch alone: a trace does not see what numpy computes."""
 
     def __init__(self, policy: nn.Module) -> None:
-        self._towers = [module for module in policy.modules() if isinstance(module, StackedMLP)]
+        self._mlps = [module for module in policy.modules() if isinstance(module, StackedMLP)]
 
     def __enter__(self) -> None:
-        self._before = [towers._compiled for towers in self._towers]
-        for towers in self._towers:
-            towers._compiled = False
+        self._before = [mlp._compiled for mlp in self._mlps]
+        for mlp in self._mlps:
+            mlp._compiled = False
 
     def __exit__(self, *_: Any) -> None:
-        for towers, before in zip(self._towers, self._before, strict=True):
-            towers._compiled = before
+        for mlp, before in zip(self._mlps, self._before, strict=True):
+            mlp._compiled = before
 
 
 def form(tree: Any) -> Any:

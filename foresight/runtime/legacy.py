@@ -176,6 +176,15 @@ _MODULES = {
 }
 
 
+# Modules of networks that were renamed: the names of weights have them between dots.
+_SUBMODULES = {"tower": "trunk", "towers": "mlp"}
+
+
+def weight(name: str) -> str:
+    """The present name of a weight in a `state_dict`."""
+    return ".".join(_SUBMODULES.get(part, part) for part in name.split("."))
+
+
 def address(text: str) -> str:
     """The present `module:Class` of a class that a checkpoint names."""
     module, _, name = text.partition(":")

@@ -26,7 +26,7 @@ CLOSE = 0.05  # of values that span about 3; noise leaves 0.01 to 0.03
 def hold(network: Any, policy: Tensor) -> None:
     """Make the policy of a network over one-hot observations this table."""
     body = getattr(network.body, "policy", network.body)
-    body = getattr(body, "towers", body)
+    body = getattr(body, "mlp", body)
     if isinstance(body, Shared):
         weight, bias = body.last[0].weight, body.last[0].bias
     else:

@@ -32,7 +32,7 @@ COMMON: dict[str, Any] = {
 def hold(state: Any, weight: Tensor, bias: Tensor) -> None:
     """Make a policy without hidden layers this one, from which nothing moves it."""
     with torch.no_grad():
-        own_weight, own_bias = state.actor.towers.layers()[0][-1]
+        own_weight, own_bias = state.actor.mlp.layers()[0][-1]
         own_weight.copy_(weight)
         own_bias.copy_(bias)
     state.actor_optimizer.param_groups[0]["lr"] = 0.0
@@ -188,7 +188,7 @@ class Linear:
 def test_sac_settles_at_the_soft_values_of_its_policy(n: int, compiled: bool) -> None:
     env = Linear()
     state = sac.build(sac.Config(**COMMON, n_steps=n), env.spaces)
-    state.critics.towers._compiled = compiled
+    state.critics.mlp._compiled = compiled
     weight = torch.tensor([[0.5, -0.5, 0.0, 1.0], [-1.0, 0.0, -0.5, 0.3]])  # means and spreads, state by state
     actions = torch.tensor([[-0.5], [0.5]])
     rows = torch.cat([torch.eye(4).repeat_interleave(2, 0), actions.repeat(4, 1)], 1)

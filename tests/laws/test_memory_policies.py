@@ -13,7 +13,7 @@ from foresight.algorithms.policy import a2c, impala, sac, sac_discrete
 from foresight.data.trajectory import Trajectory
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.nets.critics import see
+from foresight.nets.critics import encode
 from foresight.nets.outputs import Categorical
 from foresight.nets.sequence import memory
 from foresight.ops import returns
@@ -146,9 +146,9 @@ def test_soft_critics_see_every_row_with_the_history_of_its_episode(module: Any)
     for kind, backbone in KINDS:
         state, batch = _soft(module, memory=kind, backbone=backbone)
         config = state.config
-        found = see(state.actor, state.critics, state.target, batch, config.gamma, config.burn_in)
+        found = encode(state.actor, state.critics, state.target, batch, config.gamma, config.burn_in)
         assert batch.shape == (6, 12)
-        trunks = (state.critics.trunk, state.target.trunk, module.reader(state))
+        trunks = (state.critics.trunk, state.target.trunk, module.policy_trunk(state))
         at = 0
         for row in range(6):
             for t in range(config.burn_in, 11):
@@ -207,7 +207,7 @@ def test_it_trains_on_sequences_with_every_backbone(module: Any) -> None:
 
 def _trunks(state: Any) -> dict[str, Tensor]:
     """The weights of every memory that has some, and of the MLPs."""
-    parts = {"critics": state.critics.towers, "actor": state.actor.towers, "memory of critics": state.critics.trunk}
+    parts = {"critics": state.critics.mlp, "actor": state.actor.mlp, "memory of critics": state.critics.trunk}
     if state.actor.trunk is not None:
         parts["memory of actor"] = state.actor.trunk
     rows = {name: [p.detach().flatten() for p in part.parameters()] for name, part in parts.items()}

@@ -109,13 +109,13 @@ def test_frozen_critics_pass_the_gradient_on_and_keep_none() -> None:
 
 def _passes_on(compiled: bool) -> None:
     critics = Critics(VECTOR, 2, 1, (16, 16))
-    critics.towers._compiled = compiled
+    critics.mlp._compiled = compiled
     features, action = torch.randn(70, 5), torch.randn(70, 2, requires_grad=True)
     values = critics.frozen(features, action)
     torch.minimum(*values).sum().backward()
-    assert critics.towers.flat.grad is None
+    assert critics.mlp.flat.grad is None
     found, action.grad = action.grad, None
-    critics.towers._compiled = False
+    critics.mlp._compiled = False
     plain = critics(features, action)
     torch.testing.assert_close(list(values), list(plain))
     torch.minimum(*plain).sum().backward()
@@ -133,7 +133,7 @@ def test_the_log_probability_integrates_to_one() -> None:
         grid = torch.cartesian_prod(*[u] * dims).view(-1, dims)
         volume = (1 - grid.tanh() ** 2).prod(-1) * (17.2 / (points - 1)) ** dims
         for center, log_std in ((0.0, -0.5), (1.5, 0.3), (-1.0, 0.5)):
-            bias = actor.towers.layers()[0][-1][1]
+            bias = actor.mlp.layers()[0][-1][1]
             bias[:dims], bias[dims:] = center, log_std
             law = actor(torch.randn(1, 3, dtype=torch.float64).expand(len(grid), 3))
             total = (law.logp(grid.tanh()).exp() * volume).sum().item()
@@ -168,14 +168,14 @@ def test_the_gradient_of_a_draw_is_autograds() -> None:
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
-@sabotaged_by("foresight.nets.critics.SquashedActor.inward", flip_sign)
+@sabotaged_by("foresight.nets.critics.SquashedActor.from_env", flip_sign)
 def test_actions_reach_the_bounds_of_the_action_space_and_back() -> None:
     space = gs.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32))
     actor = SquashedActor(3, space, "SAC", (8,))
     corners = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.5]])
-    out = actor.outward(corners)
+    out = actor.to_env(corners)
     assert out.tolist() == [[-2.0, 0.0], [2.0, 10.0], [0.0, 7.5]]
-    torch.testing.assert_close(actor.inward(out), corners)
+    torch.testing.assert_close(actor.from_env(out), corners)
 
 
 def test_mistakes_are_explained() -> None:

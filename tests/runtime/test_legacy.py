@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from foresight.cli import train as command
+from foresight.errors import UserError
 from foresight.runtime import catalog, legacy, run
 from foresight.runtime.config import config_fields, settings
 from foresight.runtime.config.settings import Settings
@@ -73,6 +74,17 @@ def test_every_renamed_field_is_one_that_there_is() -> None:
         for old, new in renamed.items():
             assert not any(old in present for present in fields.values()), f"{old} is both an old and a present name"
             assert any(new in present for present in fields.values()), f"{new} is no field of {names}"
+
+
+@sabotaged_by("foresight.runtime.legacy.weight", lambda f: lambda name: name)
+def test_weights_of_before_are_loaded_under_their_present_names() -> None:
+    """The bundled agent was saved when the trunk of its network was called tower."""
+    try:
+        agent = run.load("connect_four", device="cpu")
+    except UserError as error:
+        raise AssertionError(error) from error
+    assert "trunk.first.weight" in agent.state.network.state_dict()
+    agent.close()
 
 
 @sabotaged_by("foresight.runtime.legacy.document", lambda f: lambda config: dict(config))

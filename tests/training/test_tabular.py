@@ -199,7 +199,7 @@ def test_mistakes_are_reported() -> None:
         next(q_learning.train(q_learning.Config(gamma=1.0), endless))
     assert bellman.require_ending(endless, 0.99) is None
     half = grid.gridworld("S.G/###/..#")  # two cells lead nowhere
-    with pytest.raises(UserError, match="2 of its 5 states lead to no end"):
+    with pytest.raises(UserError, match="no end is reachable from 2 of its 5 states"):
         tabular.Tables(half, 1.0)
     with pytest.raises(UserError, match="gamma must be between 0 and 1"):
         tabular.Tables(half, 1.5)

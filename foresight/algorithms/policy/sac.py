@@ -36,7 +36,7 @@ from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
-from foresight.nets.critics import Critics, Seen, SquashedActor, reader, sample, see, trunk
+from foresight.nets.critics import Critics, Encoded, SquashedActor, encode, policy_trunk, sample, trunk
 from foresight.nets.sequence import memory
 from foresight.ops import policy, schedules, value
 from foresight.training import optim, twins
@@ -143,7 +143,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 @torch.no_grad()
 def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
     """An action for every row of `obs`: drawn if `explore` (uniformly before learning starts), else tanh(μ)."""
-    features, carry = reader(state)(obs, carry)
+    features, carry = policy_trunk(state)(obs, carry)
     output = state.actor(features)
     if not explore:
         action = output.mode()
@@ -151,7 +151,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
         action = torch.empty_like(output.mode()).uniform_(-1, 1, generator=state.generator)
     else:
         action = output.sample(state.generator)
-    return state.actor.outward(action), {}, carry
+    return state.actor.to_env(action), {}, carry
 
 
 reset_carry = memory.forget
@@ -166,7 +166,7 @@ def restart(state: State) -> None:
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
     """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
     if carry is None:
-        carry = reader(state).initial(env.num_envs)
+        carry = policy_trunk(state).initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
     state.step += unroll.rows.reward.numel()
@@ -191,19 +191,19 @@ def critic_loss(
     return loss.backward, loss.detach(), q_taken.detach().mean()
 
 
-def objective(state: State, seen: Seen) -> tuple[Callable[[], object], Tensor, Tensor]:
+def objective(state: State, encoded: Encoded) -> tuple[Callable[[], object], Tensor, Tensor]:
     """`critic_loss` with next actions sampled from the policy and next values of the target critics."""
     actor, critics, target = state.actor, state.critics, state.target
     alpha = state.log_alpha.detach().exp()
     with torch.no_grad():
-        next_action, next_logp = actor(seen.next_actor).sample_logp(state.inner)
-        following = target(seen.next_critics, next_action)
-        reward = seen.reward
-        if seen.passed_weight is not None:
-            _, passed_logp = actor(seen.passed_actor).sample_logp(state.inner)
-            reward = value.soft_reward(reward, seen.passed_weight, -passed_logp, alpha)
-    action = actor.inward(seen.action)
-    return critic_loss(critics, seen.critics, action, reward, seen.discount, following, next_logp, alpha)
+        next_action, next_logp = actor(encoded.next_actor).sample_logp(state.inner)
+        following = target(encoded.next_critics, next_action)
+        reward = encoded.reward
+        if encoded.passed_weight is not None:
+            _, passed_logp = actor(encoded.passed_actor).sample_logp(state.inner)
+            reward = value.soft_reward(reward, encoded.passed_weight, -passed_logp, alpha)
+    action = actor.from_env(encoded.action)
+    return critic_loss(critics, encoded.critics, action, reward, encoded.discount, following, next_logp, alpha)
 
 
 def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
@@ -214,12 +214,12 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
         for optimizer in (state.actor_optimizer, state.critic_optimizer, state.alpha_optimizer):
             optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
 
-    seen = see(actor, critics, state.target, batch, config.gamma, config.burn_in)
-    backward, critic_loss, q = objective(state, seen)
+    encoded = encode(actor, critics, state.target, batch, config.gamma, config.burn_in)
+    backward, critic_loss, q = objective(state, encoded)
     optim.step(state.critic_optimizer, backward)
 
-    action, logp = actor(seen.actor).sample_logp(state.inner)
-    judged = torch.minimum(*critics.frozen(seen.critics, action)).squeeze(-1)
+    action, logp = actor(encoded.actor).sample_logp(state.inner)
+    judged = torch.minimum(*critics.frozen(encoded.critics, action)).squeeze(-1)
     optim.step(state.actor_optimizer, (alpha * logp - judged).mean().backward)
 
     entropy = -logp.detach().mean()

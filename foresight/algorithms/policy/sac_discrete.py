@@ -35,7 +35,7 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets import q_network
-from foresight.nets.critics import CategoricalActor, Critics, reader, sample, see, trunk
+from foresight.nets.critics import CategoricalActor, Critics, encode, policy_trunk, sample, trunk
 from foresight.nets.encoders import mask_key
 from foresight.nets.sequence import memory
 from foresight.ops import policy, schedules, targets, value
@@ -142,7 +142,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 @torch.no_grad()
 def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
     """An action for every row of `obs`: drawn if `explore` (uniformly before learning starts), else the likeliest."""
-    features, carry = reader(state)(obs, carry)
+    features, carry = policy_trunk(state)(obs, carry)
     output = state.actor(features, obs)
     if not explore:
         return output.mode(), {}, carry
@@ -163,7 +163,7 @@ def restart(state: State) -> None:
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
     """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
     if carry is None:
-        carry = reader(state).initial(env.num_envs)
+        carry = policy_trunk(state).initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
     state.step += unroll.rows.reward.numel()
@@ -174,22 +174,22 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     """One gradient step of critics, policy and temperature, and perhaps one move of the target critics."""
     config, actor, critics, target = state.config, state.actor, state.critics, state.target
     alpha = state.log_alpha.detach().exp()
-    seen = see(actor, critics, target, batch, config.gamma, config.burn_in)
+    encoded = encode(actor, critics, target, batch, config.gamma, config.burn_in)
     with torch.no_grad():
-        following = actor(seen.next_actor, seen.next_obs)
-        judged = torch.minimum(*target(seen.next_critics))
+        following = actor(encoded.next_actor, encoded.next_obs)
+        judged = torch.minimum(*target(encoded.next_critics))
         soft = targets.expected(judged, following.mean()) + alpha * following.entropy()
-        reward = seen.reward
-        if seen.passed_weight is not None:
-            passed = actor(seen.passed_actor, seen.passed_obs).entropy()
-            reward = value.soft_reward(reward, seen.passed_weight, passed, alpha)
-        goal = reward + seen.discount * soft
-    values = critics(seen.critics)
-    done = torch.stack([targets.taken(q, seen.action) for q in values])
+        reward = encoded.reward
+        if encoded.passed_weight is not None:
+            passed = actor(encoded.passed_actor, encoded.passed_obs).entropy()
+            reward = value.soft_reward(reward, encoded.passed_weight, passed, alpha)
+        goal = reward + encoded.discount * soft
+    values = critics(encoded.critics)
+    done = torch.stack([targets.taken(q, encoded.action) for q in values])
     critic_loss = value.squared_loss(done, goal.expand_as(done)).mean(1).sum()
     optim.step(state.critic_optimizer, critic_loss.backward)
 
-    chosen = actor(seen.actor, seen.obs)
+    chosen = actor(encoded.actor, encoded.obs)
     judged = torch.minimum(*(q.detach() for q in values))
     entropy = chosen.entropy().mean()
     actor_loss = -targets.expected(judged, chosen.mean()).mean() - alpha * entropy

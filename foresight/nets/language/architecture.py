@@ -68,8 +68,8 @@ def find(model: Any, attention: str) -> Way:
             ) from error
         if not _close(pairs):
             raise UserError(
-                f"{type(module).__name__} does not read from left to right: what stands behind a token, or in another "
-                "row, changes its numbers. Choose a causal language model (Llama, Qwen, SmolLM)."
+                f"{type(module).__name__} is not causal: its logits at a token change with later tokens or with other "
+                "rows of the batch. Choose a causal language model (Llama, Qwen, SmolLM)."
             )
         checkpointing.use(module)
         if getattr(module, "_supports_attention_backend", False):

@@ -82,12 +82,12 @@ class PolicyNet(nn.Module):
 
     def __init__(self, shape: Sequence[int], actions: int, channels: int, blocks: int) -> None:
         super().__init__()
-        self.tower = Trunk(shape, channels, blocks)
+        self.trunk = Trunk(shape, channels, blocks)
         self.head = PolicyHead(shape, channels, actions)
 
     def forward(self, planes: Tensor) -> Tensor:
         """Logits `[N, A]`."""
-        return self.head(self.tower(planes))
+        return self.head(self.trunk(planes))
 
 
 class ValueNet(nn.Module):
@@ -95,12 +95,12 @@ class ValueNet(nn.Module):
 
     def __init__(self, shape: Sequence[int], channels: int, blocks: int) -> None:
         super().__init__()
-        self.tower = Trunk(shape, channels, blocks)
+        self.trunk = Trunk(shape, channels, blocks)
         self.head = ValueHead(shape, channels)
 
     def forward(self, planes: Tensor) -> Tensor:
         """Values `[N]`."""
-        return self.head(self.tower(planes))
+        return self.head(self.trunk(planes))
 
 
 class PolicyValueNet(nn.Module):
@@ -108,11 +108,11 @@ class PolicyValueNet(nn.Module):
 
     def __init__(self, shape: Sequence[int], actions: int, channels: int, blocks: int) -> None:
         super().__init__()
-        self.tower = Trunk(shape, channels, blocks)
+        self.trunk = Trunk(shape, channels, blocks)
         self.policy = PolicyHead(shape, channels, actions)
         self.value = ValueHead(shape, channels)
 
     def forward(self, planes: Tensor) -> tuple[Tensor, Tensor]:
         """Logits `[N, A]` and values `[N]`."""
-        features = self.tower(planes)
+        features = self.trunk(planes)
         return self.policy(features), self.value(features)

@@ -1,6 +1,6 @@
-"""Dynamic programming with a known model: sweeps, greedy policies, exact values. All the Bellman math there is.
+"""Dynamic programming with a known model: Bellman operators, sweeps, greedy policies and exact values.
 
-Notation: v `[S]` values, q `[S, A]` action values, L the optimality operator, L_π that of a policy.
+Notation: v `[S]` values, q `[S, A]` action values, L the optimality operator, L_π the operator of a policy.
 Sutton & Barto (2018), chapter 4; Puterman (1994), chapter 6.
 """
 
@@ -20,16 +20,16 @@ DIRECT = 5_000  # states up to which a sparse factorization fills in at most a f
 
 
 def action_values(mdp: MDP, gamma: float, values: Tensor, part: slice = slice(None)) -> Tensor:
-    """q(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) v(s') `[S, A]`, an ended episode being worth 0 (S&B eq. 4.6).
+    """q(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) v(s') `[S, A]`, with value 0 after the end of an episode (S&B eq. 4.6).
 
-    `part` restricts s, for worlds whose `[S, A, K]` should not be copied at once.
+    `part` selects states, for MDPs whose tables `[S, A, K]` are too large to copy at once.
     """
     weight = mdp.prob[part] if mdp.discount is None else mdp.prob[part] * mdp.discount[part]
     return mdp.reward[part] + gamma * (weight * values[mdp.next_state[part].long()]).sum(-1)
 
 
 def optimal_actions(mdp: MDP, gamma: float, values: Tensor, tolerance: float = 1e-9) -> Tensor:
-    """`[S, A]` bool: every action within `tolerance` (in units of value) of the best one."""
+    """The optimal actions, bool `[S, A]`: those within `tolerance` (in units of value) of the best one."""
     q = torch.cat([action_values(mdp, gamma, values, part) for part in _blocks(mdp)])
     return q >= q.amax(1, keepdim=True) - tolerance
 
@@ -37,10 +37,10 @@ def optimal_actions(mdp: MDP, gamma: float, values: Tensor, tolerance: float = 1
 def greedy(
     mdp: MDP, gamma: float, values: Tensor, keep: Tensor | None = None, slack: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """max_a q(s, a) and argmax_a q(s, a) `[S]`, the first of equals (S&B eq. 4.9).
+    """max_a q(s, a) and argmax_a q(s, a) `[S]`, the first action of equals (S&B eq. 4.9).
 
-    An action of `keep` `[S]` stays unless another is better by more than `slack` (by default what rounding can do),
-    without which policy iteration may switch for ever between equally good actions (S&B exercise 4.4).
+    The actions `keep` `[S]` are kept unless another is better by more than `slack` (default: a bound on rounding
+    errors). Without it policy iteration may switch forever between equally good actions (S&B exercise 4.4).
     """
     if slack is None:
         slack = 1e-9 * (1.0 + float(values.abs().max()))
@@ -57,7 +57,7 @@ def greedy(
 
 
 def residual(mdp: MDP, gamma: float, values: Tensor) -> float:
-    """‖Lv - v‖∞, from which ‖v - v*‖∞ ≤ residual / (1 - γ)."""
+    """The Bellman residual ‖Lv - v‖∞, which bounds the error: ‖v - v*‖∞ ≤ residual / (1 - γ)."""
     return float((greedy(mdp, gamma, values)[0] - values).abs().max())
 
 
@@ -67,13 +67,13 @@ def policy_model(mdp: MDP, policy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     J is K, or A·K for probabilities.
     """
     if policy.ndim == 1:
-        rows = torch.arange(mdp.states, device=policy.device), policy
-        weight = mdp.prob[rows]
+        chosen = torch.arange(mdp.states, device=policy.device), policy
+        weight = mdp.prob[chosen]
         if mdp.discount is not None:
-            weight = weight * mdp.discount[rows]
-        return mdp.next_state[rows], weight, mdp.reward[rows]
+            weight = weight * mdp.discount[chosen]
+        return mdp.next_state[chosen], weight, mdp.reward[chosen]
     taken = policy.to(torch.float64)
-    reward = torch.where(taken > 0, taken * mdp.reward, 0.0).sum(1)  # an action that is not allowed has -inf
+    reward = torch.where(taken > 0, taken * mdp.reward, 0.0).sum(1)  # the reward of an invalid action is -inf
     weight = (mdp.weight * taken[:, :, None]).flatten(1)
     return mdp.next_state.flatten(1), weight, reward
 
@@ -81,8 +81,9 @@ def policy_model(mdp: MDP, policy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def policy_value(mdp: MDP, policy: Tensor, gamma: float) -> Tensor:
     """v_π `[S]`, exactly: the solution of (I - γ P_π) v = r_π (S&B eq. 4.4, Puterman 6.1.2).
 
-    By sparse factorization up to `DIRECT` states, beyond that by BiCGSTAB, with sweeps to rounding if it fails.
-    Raises UserError if gamma is 1 and the policy may never end an episode: its value is then not defined.
+    Solved by sparse factorization up to `DIRECT` states, and by BiCGSTAB beyond, with sweeps down to rounding errors if
+    it does not converge. Raises UserError if gamma is 1 and the policy may never end an episode: its value is then not
+    defined.
     """
     from scipy import sparse
     from scipy.sparse import linalg
@@ -92,7 +93,7 @@ def policy_value(mdp: MDP, policy: Tensor, gamma: float) -> Tensor:
     if gamma == 1.0:
         _require_ending(next_state, weight)
     indptr = np.arange(states + 1) * width
-    # A copy, because sum_duplicates sorts in place, and of a stochastic policy these are the world's own tables.
+    # A copy, because sum_duplicates sorts in place, and the arrays of a stochastic policy are the MDP's own tables.
     chain = sparse.csr_matrix((weight.ravel(), next_state.ravel(), indptr), shape=(states, states), copy=True)
     chain.sum_duplicates()
     system = sparse.identity(states, format="csr") - gamma * chain
@@ -106,14 +107,14 @@ def policy_value(mdp: MDP, policy: Tensor, gamma: float) -> Tensor:
 
 
 def start_value(mdp: MDP, values: Tensor) -> float:
-    """The expected value of where episodes begin."""
+    """The expected value of the initial state of an episode."""
     return float(mdp.start @ values)
 
 
 def expected_return(mdp: MDP, policy: Tensor, gamma: float = 1.0, horizon: int | None = None) -> float:
-    """What an episode of `policy` (`[S]` or `[S, A]`) earns on average, discounted by gamma; exact, no sampling.
+    """The expected return of an episode of `policy` (`[S]` or `[S, A]`), discounted by gamma; exact, without sampling.
 
-    With `horizon`, within that many actions: undiscounted FrozenLake gives the probability of success.
+    With `horizon`, the return of the first `horizon` actions: for FrozenLake without discount, the success rate.
     """
     if horizon is None:
         return start_value(mdp, policy_value(mdp, policy, gamma))
@@ -125,9 +126,9 @@ def expected_return(mdp: MDP, policy: Tensor, gamma: float = 1.0, horizon: int |
 
 
 def optimal_return(mdp: MDP, gamma: float = 1.0, horizon: int = 100) -> float:
-    """The best that any policy, time-dependent ones too, can earn in `horizon` actions: backward induction.
+    """The largest expected return of `horizon` actions over all policies, also time-dependent ones.
 
-    (Puterman 4.5.)
+    By backward induction (Puterman 4.5).
     """
     sweeps = Sweeps(mdp, gamma)
     values, policy = torch.zeros_like(mdp.start), torch.zeros_like(mdp.start, dtype=torch.int64)
@@ -137,15 +138,18 @@ def optimal_return(mdp: MDP, gamma: float = 1.0, horizon: int = 100) -> float:
 
 
 def evaluate(mdp: MDP, policy: Tensor, gamma: float) -> dict[str, float]:
-    """How good a policy is, exactly: `value`, discounted by gamma, and `return`, undiscounted within the time limit."""
-    figures = {"value": expected_return(mdp, policy, gamma)}
+    """Exact metrics of a policy: `value`, discounted by gamma, and `return`, undiscounted within the time limit.
+
+    `return` is missing without a time limit.
+    """
+    metrics = {"value": expected_return(mdp, policy, gamma)}
     if mdp.time_limit is not None:
-        figures["return"] = expected_return(mdp, policy, 1.0, mdp.time_limit)
-    return figures
+        metrics["return"] = expected_return(mdp, policy, 1.0, mdp.time_limit)
+    return metrics
 
 
 class Change(NamedTuple):
-    """What a sweep changed: Δ = v' - v lies in [low, high]; 0 is included where an episode may end."""
+    """The change of the values in a sweep: Δ = v' - v lies in [low, high], which includes 0 if episodes can end."""
 
     low: float
     high: float
@@ -158,30 +162,31 @@ class Change(NamedTuple):
 
     @property
     def half_span(self) -> float:
-        """Half of max Δ - min Δ: what is left of the residual when `extrapolate` takes its middle out."""
+        """Half of max Δ - min Δ: the residual that remains after `extrapolate` has removed the middle of Δ."""
         return (self.high - self.low) / 2
 
 
 def extrapolate(mdp: MDP, gamma: float, values: Tensor, change: Change) -> Tensor:
-    """`values` = Lv moved to the middle of the bounds on v* that its last change Δ = Lv - v gives.
+    """`values` = Lv, moved to the middle of the bounds on v* that follow from the last change Δ = Lv - v.
 
-    γ/(1-γ) min Δ ≤ v* - Lv ≤ γ/(1-γ) max Δ (MacQueen 1966; Porteus 1971; Puterman 6.6.3). Where episodes end, the
-    end counts as one more state with Δ = 0. Afterward ‖v - v*‖∞ ≤ γ/(1-γ) `change.half_span`. Needs γ < 1.
+    γ/(1-γ) min Δ ≤ v* - Lv ≤ γ/(1-γ) max Δ (MacQueen 1966; Porteus 1971; Puterman 6.6.3). If episodes end, the end
+    counts as one more state, with Δ = 0. Then ‖v - v*‖∞ ≤ γ/(1-γ) `change.half_span`. Needs γ < 1.
     """
     moved = values + gamma / (1.0 - gamma) * (change.low + change.high) / 2
     return torch.where(mdp.absorbing(), values, moved) if mdp.discount is not None else moved
 
 
 class Sweeps:
-    """Synchronous sweeps over all states. The one place that decides how: compiled on the CPU, tensors elsewhere.
+    """Synchronous sweeps over all states: compiled on the CPU, with tensor operations on other devices.
 
-    The compiled sweep gives the same numbers with less work, by temporary action elimination (Hastings & van Nunen
-    1977; Puterman 6.7). If values change by Δ in [low, high], every q(s, a) changes by something in
-    γ [low, high], so the lead of the best action over the second best shrinks by at most γ (high - low). A `clock`
-    adds these up; `deadline[s]` is when the lead of the last full comparison may be used up. Until then one row of
-    outcomes decides. The rows of the chosen actions lie together in memory: policy evaluation runs over them too.
+    The compiled sweep computes the same values with less work, by temporary action elimination (Hastings & van Nunen
+    1977; Puterman 6.7). If the values change by Δ in [low, high], every q(s, a) changes by a number in γ [low, high],
+    so the gap between the best and the second best action shrinks by at most γ (high - low). `_clock` is the sum of
+    these bounds, and `_deadline[s]` the clock at which the gap of the last full comparison may be closed. Before that,
+    only the best action is computed. The table rows of the chosen actions are kept together in memory, also for policy
+    evaluation.
 
-    Tensors given are not changed, except that `policy` as returned is updated in place by the next `improve`.
+    Arguments are not modified, but the next `improve` updates the `policy` returned by the last one in place.
     """
 
     def __init__(self, mdp: MDP, gamma: float, compiled: bool | None = None) -> None:
@@ -191,19 +196,19 @@ class Sweeps:
         self.ends = mdp.discount is not None
         self.compiled = mdp.next_state.device.type == "cpu" if compiled is None else compiled
         if self.compiled:
-            # Unsigned, because numba wraps negative indices around at a price.
+            # Unsigned, because numba's wraparound of negative indices takes time.
             self._next = mdp.next_state.numpy().view(np.uint32)
             self._weight, self._reward = mdp.weight.numpy(), mdp.reward.numpy()
             self._deadline = np.full(mdp.states, -np.inf)
             self._make_rows()
-        self._values: Tensor | None = None  # the last output: the clock is right only for sweeps that continue it
-        self._policy: Tensor | None = None  # the actions whose rows are gathered
+        self._values: Tensor | None = None  # the last output: the clock is valid only for sweeps that start from it
+        self._policy: Tensor | None = None  # the actions whose table rows are gathered
         self._clock = self._scale = 0.0
 
     def improve(self, values: Tensor, policy: Tensor) -> tuple[Tensor, Tensor, Change]:
-        """v' = Lv: v'(s) = max_a q(s, a), and the greedy policy for v (S&B eq. 4.10). `[S]` both.
+        """v' = Lv, v'(s) = max_a q(s, a), and the greedy policy for v, both `[S]`, with the change (S&B eq. 4.10).
 
-        The first of equally good actions is chosen.
+        Of equally good actions the first is chosen.
         """
         if not self.compiled:
             new, chosen = greedy(self.mdp, self.gamma, values)
@@ -217,9 +222,9 @@ class Sweeps:
             self._deadline.fill(-np.inf)
         from foresight.planning.dynamic import kernels
 
-        # Far above the rounding of a value (1e-16 of the scale), far below any lead that is worth using.
+        # Far above the rounding error of a value (1e-16 of the scale), far below any useful gap.
         margin = 1e-10 * self._scale
-        new = torch.from_numpy(np.empty(len(values)))  # by numpy, which asks for huge pages: random reads need them
+        new = torch.from_numpy(np.empty(len(values)))  # numpy requests huge pages, which make random reads faster
         low, high, switched = kernels.improve(
             torch.get_num_threads(), self._next, self._weight, self._reward, self.gamma, values.numpy(), new.numpy(),
             self._policy.numpy(), self._row_next, self._row_weight, self._row_reward, self._deadline, self._clock,
@@ -228,9 +233,9 @@ class Sweeps:
         return new, self._policy, self._advance(new, low, high, switched)
 
     def evaluate(self, values: Tensor, policy: Tensor) -> tuple[Tensor, Change]:
-        """v' = L_π v: v'(s) = r(s, π(s)) + γ Σ_s' p(s' | s, π(s)) v(s') (S&B eq. 4.5). `[S]`.
+        """v' = L_π v, v'(s) = r(s, π(s)) + γ Σ_s' p(s' | s, π(s)) v(s') `[S]`, with the change (S&B eq. 4.5).
 
-        `policy`: actions `[S]`, or probabilities `[S, A]`.
+        `policy` is actions `[S]` or probabilities `[S, A]`.
         """
         if not self.compiled:
             next_state, weight, reward = policy_model(self.mdp, policy)
@@ -250,9 +255,9 @@ class Sweeps:
         return new, self._advance(new, low, high, 0)
 
     def undecided(self, values: Tensor) -> int:
-        """In how many states the next `improve` will compare all actions."""
-        fresh = not self.compiled or values is not self._values
-        return self.mdp.states if fresh else int((self._clock >= self._deadline).sum())
+        """The number of states in which the next `improve` compares all actions."""
+        restart = not self.compiled or values is not self._values
+        return self.mdp.states if restart else int((self._clock >= self._deadline).sum())
 
     def _advance(self, new: Tensor, low: float, high: float, switched: int) -> Change:
         if self.ends:
@@ -268,7 +273,7 @@ class Sweeps:
         return Change(min(low, 0.0), max(high, 0.0), switched) if self.ends else Change(low, high, switched)
 
     def _forget(self, values: Tensor) -> None:
-        """Start over from values that no sweep of ours has made: nothing is known about any lead."""
+        """Restart from values that are not the output of the last sweep: no gap is known."""
         self._deadline.fill(-np.inf)
         self._clock, self._scale = 0.0, 1.0 + float(values.abs().max())
 
@@ -287,27 +292,31 @@ class Sweeps:
 
 
 def _blocks(mdp: MDP, outcomes: int = 8_000_000) -> Iterator[slice]:
-    """The states in blocks of at most about so many outcomes."""
+    """The states as slices with at most about `outcomes` outcomes each."""
     block = max(1, outcomes // (mdp.actions * mdp.next_state.shape[2]))
     return (slice(s, s + block) for s in range(0, mdp.states, block))
 
 
 def require_ending(mdp: MDP, gamma: float) -> None:
-    """Raise UserError if gamma is outside [0, 1], or is 1 where some state leads to no end whatever is done there.
+    """Raise UserError if gamma is outside [0, 1], or is 1 and the end of an episode cannot be reached from some state.
 
-    Without discount the value of such a state is an endless sum.
+    Without discount the value of such a state is an infinite sum.
     """
     if not 0.0 <= gamma <= 1.0:
         raise UserError(f"gamma must be between 0 and 1, not {gamma}.")
     if gamma == 1.0:
         lost = 0 if mdp.discount is None else _endless(*(x.cpu().numpy() for x in policy_model(mdp, mdp.uniform())[:2]))
         if mdp.discount is None or lost:
-            which = "it never ends" if mdp.discount is None else f"{lost} of its {mdp.states} states lead to no end"
-            raise UserError(f"gamma = 1 on {mdp.name}: {which}, so that values are endless sums. Use gamma < 1.")
+            which = (
+                "it never ends"
+                if mdp.discount is None
+                else f"no end is reachable from {lost} of its {mdp.states} states"
+            )
+            raise UserError(f"gamma = 1 on {mdp.name}: {which}, so values are infinite sums. Use gamma < 1.")
 
 
 def _require_ending(next_state: np.ndarray, weight: np.ndarray) -> None:
-    """Raise UserError unless every state of a chain leads to an end (a row whose weights add up to less than 1)."""
+    """Raise UserError unless every state of a chain can reach an end (a row with a sum of weights below 1)."""
     lost = _endless(next_state, weight)
     if lost:
         raise UserError(
@@ -317,7 +326,7 @@ def _require_ending(next_state: np.ndarray, weight: np.ndarray) -> None:
 
 
 def _endless(next_state: np.ndarray, weight: np.ndarray) -> int:
-    """How many states of a chain lead to no end (a row whose weights add up to less than 1)."""
+    """The number of states of a chain that cannot reach an end (a row with a sum of weights below 1)."""
     from scipy import sparse
 
     states = len(next_state)

@@ -1,10 +1,10 @@
-"""The hot loops of exact sweeps over a table world, compiled by numba. Their readable twins are in `dynamic.py`.
+"""The hot loops of exact sweeps over an MDP's tables, compiled by numba. The readable versions are in `bellman.py`.
 
-Plain IEEE arithmetic (no fastmath) in one fixed order, and statistics that do not depend on the order (min, max,
-count): so the results are equal bit for bit on any number of threads, with or without action elimination.
+The arithmetic is plain IEEE (no fastmath) in a fixed order, and the statistics (min, max, count) do not depend on the
+order. So the results are equal bit for bit for any number of threads, with and without action elimination.
 
-`unroll` is a tuple of as many zeros as an action has outcomes, or an empty one. Its length belongs to its type, so
-the compiler knows it and unrolls the inner loop, which is worth a quarter of the time.
+`unroll` is a tuple with one zero for each outcome of an action, or empty. Its length is part of its type, so the
+compiler knows it and unrolls the inner loop, which saves a quarter of the time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64] | NDArray[np.uint32]
 
-SMALL = 20_000  # outcomes in all below which starting threads costs more than the sweep
-PARTS = 4  # parts per thread, taken in turn: a thread that is held up leaves them to the others
-UNROLLED = 8  # outcomes of an action up to which a version is compiled for their number
+SMALL = 20_000  # with fewer outcomes in total, starting threads takes longer than the sweep
+PARTS = 4  # parts per thread, taken from a queue: other threads take the parts of a delayed one
+UNROLLED = 8  # up to so many outcomes per action, a version with an unrolled loop is compiled for their number
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -33,12 +33,12 @@ def _improve(
     policy: Ints, row_next: Ints, row_weight: Floats, row_reward: Floats, deadline: Floats, clock: float, margin: float,
     unroll: tuple[int, ...], stats: Floats,
 ) -> None:  # fmt: skip
-    """States `first` to `stop` of an optimality sweep; see `dynamic.Sweeps` for what clock and deadline mean."""
+    """States `first` to `stop` of an optimality sweep; see `bellman.Sweeps` for the meaning of clock and deadline."""
     actions = next_state.shape[1]
     outcomes = len(unroll) if len(unroll) > 0 else next_state.shape[2]
     low, high, switched = np.inf, -np.inf, 0.0
     for s in range(first, stop):
-        if clock < deadline[s]:  # no other action can have overtaken: its row alone is enough
+        if clock < deadline[s]:  # the best action cannot have changed
             total = 0.0
             for k in range(outcomes):
                 total += row_weight[s, k] * values[row_next[s, k]]
@@ -77,7 +77,7 @@ def _evaluate(
     first: int, stop: int, row_next: Ints, row_weight: Floats, row_reward: Floats, gamma: float, values: Floats,
     out: Floats, unroll: tuple[int, ...], stats: Floats,
 ) -> None:  # fmt: skip
-    """States `first` to `stop` of an evaluation sweep over the rows of the chosen actions."""
+    """States `first` to `stop` of an evaluation sweep over the table rows of the chosen actions."""
     outcomes = len(unroll) if len(unroll) > 0 else row_next.shape[1]
     low, high = np.inf, -np.inf
     for s in range(first, stop):
@@ -110,7 +110,7 @@ def _launch(threads: int, kernel: Callable[..., None], arguments: tuple[Any, ...
     small = index.size < SMALL
     unroll = () if small or outcomes > UNROLLED else (0,) * outcomes
     parts = 1 if small or threads == 1 else PARTS * threads
-    stats = np.empty((parts, 8))  # a part has a cache line of its own, so that threads do not fight over it
+    stats = np.empty((parts, 8))  # one cache line per part, to avoid false sharing
     ticket = itertools.count()
 
     def work() -> None:
@@ -120,8 +120,8 @@ def _launch(threads: int, kernel: Callable[..., None], arguments: tuple[Any, ...
     if parts == 1:
         work()
     else:
-        # Helpers that the machine has not woken by the time the work is done are sent away, so that a busy machine
-        # costs nothing but their help. (A parallel loop of OpenMP waits for each of them, at 4 ms a time slice.)
+        # Helper threads that have not started when the work is done are canceled, so on a busy machine the sweep does
+        # not wait for them. (A parallel loop of OpenMP waits for each of them, for 4 ms a time slice.)
         helpers = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
         work()
         for helper in helpers:

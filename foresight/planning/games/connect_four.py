@@ -2,8 +2,8 @@
 
 A column has seven bits, six cells and an empty one above them, so that lines are found by shifts. `stones` has the
 cells of the player to move, `mask` all occupied cells; mask + stones is unique for every position. The method is that
-of Tromp (1995) and Pons ("Solving Connect 4"): only moves that do not lose at once, those with most threats first, and
-null-window searches. Values are signs: 1 won, 0 drawn, -1 lost for the player to move.
+of Tromp (1995) and Pons ("Solving Connect 4"): only moves that do not lose immediately, moves with the most threats
+first, and null-window searches. Values are signs: 1 won, 0 drawn, -1 lost for the player to move.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _count(x: int) -> int:
 
 @njit(int64(int64, int64), cache=True, nogil=True)
 def _threats(stones: int, mask: int) -> int:
-    """The free cells, reachable or not, that would complete four of `stones`."""
+    """The empty cells, playable now or not, that would complete four of `stones` in a line."""
     found = (stones << 1) & (stones << 2) & (stones << 3)  # upwards
     for k in range(3):
         shift = (7, 6, 8)[k]  # sideways, and the two diagonals
@@ -56,8 +56,8 @@ def _threats(stones: int, mask: int) -> int:
 def _solve(
     stones: int, mask: int, moves: int, alpha: int, beta: int, keys: Longs, values: NDArray[np.uint8], order: Longs
 ) -> int:
-    """Negamax over signs, for positions without an immediate win. `order` has room for the moves of every ply."""
-    order[-1, 0, 0] += 1  # counts the positions
+    """Negamax over signs, for positions without an immediate win. `order` has space for the moves of every ply."""
+    order[-1, 0, 0] += 1  # the number of positions searched
     reach = (mask + BOTTOM) & BOARD
     theirs = _threats(mask ^ stones, mask)
     forced = reach & theirs
@@ -118,7 +118,7 @@ def _value(stones: int, mask: int, moves: int, keys: Longs, values: NDArray[np.u
 
 @njit(cache=True, nogil=True)
 def _moves(rows: boards.Ints, out: Longs, keys: Longs, values: NDArray[np.uint8], order: Longs) -> None:
-    """The value of every move of every row for the player who makes it; -2 if illegal."""
+    """The value of every move in every position (a row) for the player who makes it; -2 if illegal."""
     cells = WIDTH * HEIGHT
     for b in range(len(rows)):
         stones, mask = int64(0), int64(0)
@@ -143,7 +143,7 @@ def _moves(rows: boards.Ints, out: Longs, keys: Longs, values: NDArray[np.uint8]
 
 
 class Solver:
-    """The solver with its transposition table (38 MB), kept between calls: positions of a game share most work."""
+    """The solver and its transposition table (38 MB), kept between calls: the positions of a game share most work."""
 
     def __init__(self) -> None:
         self.keys, self.values = np.zeros(TABLE, np.int64), np.zeros(TABLE, np.uint8)
@@ -157,9 +157,9 @@ class Solver:
 
 
 def check(game: Game) -> None:
-    """Raises UserError if `game` is not Connect Four with native rules."""
+    """Raise UserError if `game` is not Connect Four with native rules."""
     if not isinstance(game, Native) or game.name != "connect_four":
-        raise UserError(f"The exact solver plays only Connect Four, not {game.title}.")
+        raise UserError(f"The solver plays only Connect Four, not {game.title}: use minimax:DEPTH or mcts:SIMULATIONS.")
 
 
 _SHARED: list[Solver] = []

@@ -8,14 +8,15 @@ import torch
 
 from foresight.envs.games.game import Chooser, Game
 
-EVALUATION_ENVS = 4096  # positions per call of the agent
+BATCH = 4096  # positions per call of the agent
 
 
 class Proof(NamedTuple):
     """All possible results when the agent moves first, or second.
 
-    `positions`: where the agent had to move; `lost`, `drawn`, `won`: distinct final positions that an opponent can
-    reach; `line`: the moves of a lost game, or None. `lost` 0 proves that the agent never loses.
+    `positions` is the number of positions in which the agent had to move; `lost`, `drawn` and `won` are the numbers of
+    distinct final positions that an opponent can reach; `line` is the moves of a lost game, or None. `lost` 0 proves
+    that the agent never loses.
     """
 
     positions: int
@@ -26,9 +27,9 @@ class Proof(NamedTuple):
 
 
 def exhaust(game: Game, chooser: Chooser, first: bool) -> Proof:
-    """Play the deterministic `chooser` against every possible opponent move.
+    """Play the deterministic `chooser`, as first or as second player, against every possible reply.
 
-    For small games with native rules (equal positions are equal rows).
+    For small games with native rules, in which equal positions are equal rows.
     """
     positions, ends, line = 0, {0.0: 0, 0.5: 0, 1.0: 0}, None
     frontier, lines = game.start(1), [()]
@@ -36,7 +37,7 @@ def exhaust(game: Game, chooser: Chooser, first: bool) -> Proof:
     while len(frontier):
         if agent:
             positions += len(frontier)
-            action = torch.cat([chooser(part) for part in frontier.split(EVALUATION_ENVS)])
+            action = torch.cat([chooser(part) for part in frontier.split(BATCH)])
             rows = torch.arange(len(frontier))
         else:
             rows, action = game.legal(frontier).nonzero(as_tuple=True)

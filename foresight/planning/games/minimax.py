@@ -1,7 +1,7 @@
-"""Alpha-beta search to a fixed depth: an opponent of known strength.
+"""Alpha-beta search to a fixed depth: an opponent of fixed strength.
 
-Leaves have a static evaluation: in k-in-a-row games by the lines that only one side can still fill, in Hex by the
-stones each side still needs, in Go by the area. Leaves of OpenSpiel's other games have value 0.
+Leaves have a static evaluation: in k-in-a-row games by the lines that only one side can still complete, in Hex by the
+stones that each side still needs, in Go by the area. In OpenSpiel's other games leaves have value 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WON = 1_000_000.0
 
 @njit(cache=True, nogil=True)
 def _lines(kind: int, height: int, width: int, line: int, row: Ints, stone: int) -> float:
-    """Every straight line of `line` cells with stones of one side only counts 4^stones for that side."""
+    """The sum over all straight lines of `line` cells with stones of one side only: 4^stones for that side."""
     total = 0.0
     for direction in range(4):
         dr = 0 if direction == 0 else 1
@@ -49,7 +49,7 @@ def _lines(kind: int, height: int, width: int, line: int, row: Ints, stone: int)
 
 @njit(cache=True, nogil=True)
 def _missing(height: int, width: int, row: Ints, stone: int) -> int:
-    """The fewest stones with which this side connects its edges in Hex; more than the number of cells if it cannot."""
+    """The fewest stones with which a side connects its edges in Hex; more than the number of cells if it cannot."""
     n = height * width
     best = np.full(n, 2 * n, np.int64)
     for cell in range(n):
@@ -96,9 +96,9 @@ def _negamax(
     kind: int, height: int, width: int, line: int, komi: float, rows: Ints, depth: int, floor: float, ceiling: float,
     order: NDArray[np.int64],
 ) -> float:  # fmt: skip
-    """The value of `rows[0]` for the player to move, between floor and ceiling; sooner wins are better.
+    """The value of position `rows[0]` for the player to move, between floor and ceiling; earlier wins are better.
 
-    `rows` has a row for every ply. A loop, as recursive numba functions cannot be cached safely.
+    `rows` has space for the position of every ply. A loop, because recursive numba functions cannot be cached safely.
     """
     if depth == 0:
         return _evaluate(kind, height, width, line, komi, rows[0])
@@ -148,7 +148,7 @@ def _best(
             reward = boards.play(kind, height, width, line, komi, rows[0], order[i])
             if rows[0, n + boards.RESULT] != boards.PLAYING:
                 value = reward * (WON + 1)
-            else:  # just below the best so far, so that ties are detected
+            else:  # a window that starts just below the best value so far, so that ties are detected
                 value = -_negamax(kind, height, width, line, komi, rows, depth - 1, -math.inf, -(best - 1e-6), order)
             if value > best + 1e-7:
                 best, ties = value, 0
@@ -188,7 +188,7 @@ def _spiel_best(state: State, depth: int, random: Stream) -> int:
 def _spiel_value(state: State, depth: int, alpha: float, beta: float, player: int) -> float:
     """The value of `state` for `player`, who may not be the player to move."""
     if state.is_terminal():
-        return float(state.returns()[player]) * (1 + depth)  # sooner is better
+        return float(state.returns()[player]) * (1 + depth)  # earlier wins are better
     if depth == 0:
         return 0.0
     ours = state.current_player() == player

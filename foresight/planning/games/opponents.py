@@ -35,7 +35,7 @@ def make(name: str, game: Game, seed: int = 0) -> Chooser:
             return lambda position: connect_four.best(position, random)
         return lambda position: _random(game, position, random)
     if kind not in ("minimax", "mcts") or not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise UserError(f"Unknown opponent '{name}'. Use {FORMS}; numbers are whole and at least 1, as in mcts:1000.")
+        raise UserError(f"Unknown opponent '{name}'. Use {FORMS}, with an integer of at least 1, such as mcts:1000.")
     number = int(text)
     if kind == "minimax":
         return lambda position: minimax.minimax(game, position, number, random)

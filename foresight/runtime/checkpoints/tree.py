@@ -309,8 +309,8 @@ class Decoder:
     def _of_module(self, node: Node, template: object, path: str) -> nn.Module:
         if not isinstance(template, nn.Module):
             raise Misfit(f"{path} was a module, but build() made {type(template).__name__}")
-        nodes = dict(node["module"])
         own = template.state_dict()
+        nodes = {name if name in own else legacy.weight(name): part for name, part in node["module"]}
         if set(own) != set(nodes):
             raise Misfit(f"{path} has other weights: {sorted(set(own) ^ set(nodes))[:4]}")
         if not _plain(template, own):

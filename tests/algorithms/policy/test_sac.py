@@ -74,7 +74,7 @@ def _resumes(module, config, make) -> None:
 
 
 @sabotaged_by("foresight.nets.critics.Critics.frozen", lambda f: lambda *a: [-q for q in f(*a)])
-@sabotaged_by("foresight.nets.critics.SquashedActor.inward", lambda f: lambda self, action: -f(self, action))
+@sabotaged_by("foresight.nets.critics.SquashedActor.from_env", lambda f: lambda self, action: -f(self, action))
 def test_sac_learns_where_to_aim() -> None:
     env = aim()
     state = sac.build(SAC, env.spaces)
@@ -129,7 +129,7 @@ def test_mistakes_are_named(module, config, make, options, message) -> None:
 
 
 def test_actions_of_the_wrong_kind_are_named() -> None:
-    with pytest.raises(UserError, match=r"real numbers.*takes Discrete.*sac_discrete"):
+    with pytest.raises(UserError, match=r"continuous actions.*takes Discrete.*sac_discrete"):
         sac.build(SAC, choice().spaces)
     with pytest.raises(UserError, match=r"Discrete actions.*takes Box.*Use sac or ppo"):
         sac_discrete.build(DISCRETE, aim().spaces)
