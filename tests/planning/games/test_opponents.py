@@ -205,7 +205,7 @@ def test_opponents_that_do_not_exist_are_refused(name: str) -> None:
 
 
 def test_the_solver_knows_one_game() -> None:
-    with pytest.raises(UserError, match="The exact solver plays only Connect Four, not tic-tac-toe"):
+    with pytest.raises(UserError, match="The solver plays only Connect Four, not tic-tac-toe"):
         opponents.make("solver", TTT)
 
 
