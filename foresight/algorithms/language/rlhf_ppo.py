@@ -35,7 +35,7 @@ from foresight.ops.diagnostics import explained_variance, mean, rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.ops.returns import gae
 from foresight.ops.value import clipped_loss
-from foresight.planning.generation.rollout import Rollout, answer, complete, sample
+from foresight.planning.generation.rollout import TextRollout, answer, complete, sample
 from foresight.training import language
 from foresight.training.microbatch import check_minibatches, gather, split, step
 from foresight.training.options import Tuning
@@ -247,7 +247,7 @@ def _part(
     return few, Targets(**chosen), weights[part][..., :width].to(device)
 
 
-def judged(state: State, rollout: Rollout) -> Tensor:
+def judged(state: State, rollout: TextRollout) -> Tensor:
     """The reward `[P, G]` of a rollout: from the reward model on its tokens, or else from the grader."""
     if state.judge is None:
         return rollout.rewards

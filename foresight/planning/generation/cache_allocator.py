@@ -35,8 +35,8 @@ class CacheAllocator:
         self.shared, self.prompts = shared, [list(prompt[shared:]) for prompt in prompts]
         self.limit = max_new_tokens + (max(map(len, self.prompts)) if merged else 0)  # tokens of a slot
         self.place: dict[int, int] = {}  # prompt -> its row in `prompt_level`
-        self.width = torch.zeros(0, dtype=torch.int64)  # tokens of the prompt at each place
-        self.owner = torch.zeros(slots, dtype=torch.int64)  # place of the prompt of each slot
+        self.width = torch.zeros(0, dtype=torch.int64)  # number of tokens of the prompt in each row
+        self.owner = torch.zeros(slots, dtype=torch.int64)  # the prompt's row for each slot
         self.filled = torch.zeros(slots, dtype=torch.int64)  # tokens in each slot, with its prompt's where merged
         self.hidden = self.last = torch.zeros(0)  # hidden state of each slot, and at the end of each prompt
         self.prompt_level, self.slot_level = Level([], []), Level([], [])
@@ -60,7 +60,7 @@ class CacheAllocator:
                     buffer[slot, :, :width] = tokens[place, :, :width]
 
     def read(self, first: int, count: int, live: Tensor) -> None:
-        """Prefill up to `count` prompts from `first` on, in place of those that no `live` slot uses."""
+        """Prefill up to `count` prompts, starting with `first`, in the rows of prompts that no `live` slot uses."""
         held = {self.owner[slot].item() for slot in live.tolist()}
         self.place = {p: place for p, place in self.place.items() if place in held}
         longest = max(len(prompt) for prompt in self.prompts)
@@ -108,7 +108,7 @@ class CacheAllocator:
         self._above = None
 
     def _allocate(self, level: Level, last: Tensor) -> None:
-        """Empty buffers for prompts and slots, in the dtype of the products, so nothing is cast twice."""
+        """Allocate empty buffers for prompts and slots, in the dtype of the products, so nothing is cast twice."""
         dtype = self.model.autocast
 
         def empty(like: Tensor, rows: int) -> Tensor:
@@ -120,7 +120,7 @@ class CacheAllocator:
         self.hidden, self.last = last.new_zeros(slots, last.shape[1]), last[:0]
 
     def _grow(self, places: int) -> None:
-        """Room for `places` tokens a slot, allocated in steps: most rows end before the limit."""
+        """Make room for `places` tokens per slot. Memory grows in steps, as most rows end before the limit."""
         room = self.slot_level.keys[0].shape[2]
         if places > room:
             room = min(max(places, room + max(PLACES, room // 2)), self.limit)
@@ -129,9 +129,9 @@ class CacheAllocator:
                     tensors[layer] = _enlarged(x, len(self.filled), room)
 
     def _prompts(self) -> Level:
-        """The prompts of the slots as a level, cut to what is in use, with the map from slots to prompts."""
+        """The prompts of the slots as a level, cut to the part in use, with the map from slots to prompts."""
         if self._above is None:
-            count = int(self.owner.max()) + 1  # a free slot keeps the prompt that it had
+            count = int(self.owner.max()) + 1  # a free slot keeps its last prompt
             width = self.width[:count].clone()
             width[torch.isin(torch.arange(count), self.owner, invert=True)] = 1  # unused, so its content is irrelevant
             longest, device = int(width.max()), self.model.device

@@ -10,7 +10,7 @@ from torch import Tensor
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.cache_allocator import CacheAllocator
 
-FREE = 8  # prompts are read when 1 / FREE of the slots is free: reading few costs as much as reading many
+FREE = 8  # prompts are read when 1 / FREE of the slots are free: reading few takes as long as reading many
 
 
 class ContinuousBatchScheduler:
@@ -35,7 +35,10 @@ class ContinuousBatchScheduler:
         return (self.row >= 0).nonzero()[:, 0]
 
     def fill(self) -> bool:
-        """Start rows of the queue in free slots, and read prompts when enough are free. False when all rows ended."""
+        """Start rows of the queue in free slots, and read prompts when enough slots are free.
+
+        Returns False when all rows have ended.
+        """
         while self.next < self.total:
             for slot in self._free():
                 if self.next == self.total or not self.cache.has(self.next // self.group):

@@ -1,9 +1,9 @@
 """Decoding: prompts in, sampled token rows out, with the log-probabilities under which they were sampled.
 
-A prefix that all prompts share is computed once a batch, and a prompt once a group; with continuous batching, short
-rows never wait for long ones. One uniform number decides each token, so the result depends only on the generator, not
-on the batching. The model samples with its own weights, which are never copied: the next call uses those of the last
-update.
+A prefix that all prompts share is computed once per batch, and a prompt once per group. With continuous batching, short
+rows never wait for long ones. Each token is decided by one uniform random number, so the result depends on the
+generator only, not on the batching. The model samples with its own weights, which are not copied, so each call uses the
+weights of the last update.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foresight.planning.generation.continuous_batching import ContinuousBatchSch
 from foresight.planning.generation.sampling import choose
 from foresight.planning.generation.static_batching import StaticBatchScheduler
 
-SLOTS = 64  # rows decoded at once on a CPU: more are no cheaper a token
+SLOTS = 64  # rows decoded at once on a CPU: with more, a token takes as long
 
 
 class Completer(Protocol):

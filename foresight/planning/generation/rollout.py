@@ -17,7 +17,7 @@ from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.decoding import Completer, generate
 
-EVALUATION_ENVS = 1024  # prompts in one batch of answers; the sampler decides how many it decodes at once
+ANSWERS = 1024  # prompts in a batch of answers; the sampler decides how many rows it decodes at once
 
 
 class Answering(Protocol):
@@ -82,15 +82,16 @@ class FilteringSampler(Sampler, Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollout:
-    """P prompts with G graded completions each: `batch` and `rewards` `[P, G]` (NaN: unscorable), both also as text.
+class TextRollout:
+    """P prompts with G completions each, and their rewards `[P, G]` (NaN: could not be scored).
 
-    `measures` `[P, G]` are the parts of the rewards and other metrics of each completion.
+    `examples` are the prompts and `answers` the completions as text; `batch` holds both as tokens. `measures` `[P, G]`
+    are the parts of the rewards and other metrics of each completion.
     """
 
     examples: list[Example]
     batch: TokenBatch
-    answers: list[str]  # prompt by prompt, P · G of them
+    answers: list[str]  # P · G texts, prompt by prompt
     rewards: Tensor
     measures: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
@@ -109,19 +110,19 @@ class Rollout:
             ],
         }
 
-    def select(self, prompts: Tensor) -> Rollout:
+    def select(self, prompts: Tensor) -> TextRollout:
         """The rollout of the prompts with the given indices."""
         group = self.rewards.shape[1]
         kept = prompts.tolist()
         answers = [answer for p in kept for answer in self.answers[p * group : (p + 1) * group]]
         measures = {name: measure[prompts] for name, measure in self.measures.items()}
         examples = [self.examples[p] for p in kept]
-        return Rollout(examples, self.batch.select(prompts), answers, self.rewards[prompts], measures)
+        return TextRollout(examples, self.batch.select(prompts), answers, self.rewards[prompts], measures)
 
 
-def concat(parts: Sequence[Rollout]) -> Rollout:
-    """Several rollouts of one group size as one."""
-    return Rollout(
+def concat(parts: Sequence[TextRollout]) -> TextRollout:
+    """Several rollouts with the same group size as one."""
+    return TextRollout(
         [example for part in parts for example in part.examples],
         TokenBatch.concat([part.batch for part in parts]),
         [answer for part in parts for answer in part.answers],
@@ -168,11 +169,11 @@ def answer(
     config, generator = state.config, state.generator if explore else None
     temperature = getattr(config, "temperature", 1.0) if explore else 0.0
     stop = tuple(sorted({text for one in obs if isinstance(one, Example) for text in one.stop}))
-    if state.policy.completer is not None:  # text is enough here, and some servers return nothing else
+    if state.policy.completer is not None:  # text is enough for answers, and some servers return only text
         prompts, few = _encode(state.policy, obs), config.max_new_tokens
         return state.policy.completer.answers(prompts, few, temperature, generator, stop=stop), {}, None
-    starts = range(0, len(obs), EVALUATION_ENVS)
-    parts = [obs[i : i + EVALUATION_ENVS] for i in starts]
+    starts = range(0, len(obs), ANSWERS)
+    parts = [obs[i : i + ANSWERS] for i in starts]
     batches = [
         complete(state.policy, part, 1, config.max_new_tokens, temperature, generator, stop=stop) for part in parts
     ]
@@ -216,7 +217,7 @@ def roll(
     temperature: float,
     generator: torch.Generator,
     progress: float = 1.0,
-) -> Rollout:
+) -> TextRollout:
     """Draw distinct training prompts, sample a group of completions of each, and grade them.
 
     `progress` in [0, 1] is the finished share of the run, which a curriculum draws by. Raises UserError if the task has
@@ -234,25 +235,25 @@ def roll(
     if task.curriculum < 1:
         parts["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
     measures = {name: torch.tensor(values).view(prompts, group) for name, values in parts.items()}
-    return Rollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures)
+    return TextRollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures)
 
 
-def sample(state: Sampler, task: TextTask) -> Rollout:
+def sample(state: Sampler, task: TextTask) -> TextRollout:
     """`roll` with the policy, generator and Config of a State (a Config without `group`: 1)."""
     return roll(state.policy, task, *_arguments(state))
 
 
 def roll_until(
     keep: Callable[[Tensor], Tensor], limit: int, policy: LanguageModel, task: TextTask, prompts: int, *settings: Any
-) -> tuple[Rollout, dict[str, float]]:
+) -> tuple[TextRollout, dict[str, float]]:
     """Sample batches of prompts as `roll` does until `prompts` groups pass `keep`, at most `limit` batches.
 
-    `keep(rewards [P, G])` returns which groups pass, `[P]`. If too few pass the rollout is smaller; if none does, it is
-    the last batch unfiltered. `settings` are the other arguments of `roll`. Returns the rollout and, for the metrics,
-    the number of `batches` sampled, the share `filled`, and the mean `reward` of everything sampled, since that of the
-    passed groups is biased.
+    `keep(rewards [P, G])` returns which groups pass, bool `[P]`. If too few pass the rollout is smaller; if none does,
+    it is the last batch unfiltered. `settings` are the other arguments of `roll`. Returns the rollout and metrics: the
+    number of `batches` sampled, the share `filled` of the prompts, and the mean `reward` of everything sampled, because
+    the mean of the groups that passed is biased.
     """
-    passed: list[Rollout] = []
+    passed: list[TextRollout] = []
     count, rewards = 0, []
     for batches in range(1, limit + 1):  # noqa: B007
         rollout = roll(policy, task, prompts, *settings)
@@ -272,7 +273,7 @@ def roll_until(
 
 def sample_until(
     keep: Callable[[Tensor], Tensor], state: FilteringSampler, task: TextTask
-) -> tuple[Rollout, dict[str, float]]:
+) -> tuple[TextRollout, dict[str, float]]:
     """`roll_until` with the policy, generator and Config of a State."""
     return roll_until(keep, state.config.max_batches, state.policy, task, *_arguments(state))
 

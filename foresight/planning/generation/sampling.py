@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-NUCLEUS = 512  # tokens among which the nucleus is looked for first
+NUCLEUS = 512  # tokens in which the nucleus is searched first
 AT_ONCE = 1 << 20  # weights processed at once on a CPU: they stay in its cache from one pass to the next
 BLOCK = 128  # weights that are summed before the search within a block
 
@@ -14,7 +14,7 @@ BLOCK = 128  # weights that are summed before the search within a block
 def choose(
     logits: Tensor, uniform: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Sample a token a row by inverting the cumulative distribution. Logits `[B, V]`, uniform `[B]` in [0, 1).
+    """Sample one token per row by inverting the cumulative distribution. Logits `[B, V]`, uniform `[B]` in [0, 1).
 
     Temperature 0 is greedy. Of softmax(z / temperature) the `top_k` likeliest tokens are kept (0: all), and of those
     the fewest whose probabilities sum to `top_p` (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751). Returns

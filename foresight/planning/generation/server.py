@@ -37,7 +37,7 @@ KEY = "FORESIGHT_COMPLETER_KEY"  # environment variable with the API key
 
 
 class ServerError(LostError):
-    """The server no longer answers, after all tries."""
+    """The server does not answer any more, after all tries."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Speculative decoding: a cheap draft proposes a few tokens, one pass of the model decides how many are accepted.
 
-The distribution is the model's own (`ops.speculation`; Leviathan et al. 2023, arXiv:2211.17192, algorithm 1; Chen et
-al. 2023, arXiv:2302.01318, algorithm 2). The draft is a smaller language model, or the model's own multi-token
-heads (Stern et al. 2018, arXiv:1811.03115), which are nearly free but accurate for few tokens only. At batch 1 a pass
-is bound by reading the weights, whether over one token or five, so the gain is the number of tokens a pass.
+The samples have the model's own distribution (`ops.speculation`; Leviathan et al. 2023, arXiv:2211.17192, algorithm 1;
+Chen et al. 2023, arXiv:2302.01318, algorithm 2). The draft is a smaller language model, or the model's own multi-token
+heads (Stern et al. 2018, arXiv:1811.03115), which are nearly free but accurate for a few tokens only. At batch size 1
+the time of a pass is that of reading the weights, for one token as for five, so the speedup is the tokens per pass.
 
 Rows are decoded one at a time; use `planning.generation.decoding` for batches.
 """
@@ -33,7 +33,7 @@ Propose = Callable[[Sequence[int], Tensor], tuple[list[int], Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """Completions, with the numbers of drafted and accepted tokens and of passes of the model."""
+    """Completions, and how many tokens were drafted and accepted in how many passes of the model."""
 
     batch: TokenBatch
     drafted: int
@@ -47,7 +47,7 @@ class Speculation:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens for each pass of the model: 1 without speculation."""
+        """Tokens per pass of the model: 1 without speculation."""
         return int(self.batch.length.sum()) / max(self.passes, 1)
 
 
@@ -113,7 +113,7 @@ def _complete(
     feature = reader.hidden
     written: list[int] = []
     logprobs: list[float] = []
-    drafted = stood = passes = 0
+    drafted = verified = passes = 0
     logits = model.logits(feature[None])
     new = [draw(distribution(logits, temperature)[0])]
     while True:
@@ -124,24 +124,24 @@ def _complete(
             written.append(token)
             logprobs.append(logprob.item())
             if token in stops or len(written) == limit:
-                return written, logprobs, (drafted, stood, passes + 1)
-        drafts, offered = propose(written, feature)
+                return written, logprobs, (drafted, verified, passes + 1)
+        drafts, draft_probs = propose(written, feature)
         seen = reader.read([written[-1], *drafts])
         logits = model.logits(seen)
-        wanted = distribution(logits, temperature)
-        uniform = torch.rand(len(drafts), generator=generator).to(wanted)
-        chosen = torch.tensor(drafts, device=wanted.device)
-        kept = int(accepted(wanted[:-1], offered, chosen, uniform))
-        nothing = torch.zeros_like(wanted[:1])  # after the last draft nothing can be rejected
-        rest = residual(wanted[kept], torch.cat([offered.to(wanted), nothing])[kept])
+        target = distribution(logits, temperature)
+        uniform = torch.rand(len(drafts), generator=generator).to(target)
+        chosen = torch.tensor(drafts, device=target.device)
+        kept = int(accepted(target[:-1], draft_probs, chosen, uniform))
+        nothing = torch.zeros_like(target[:1])  # after the last draft nothing can be rejected
+        rest = residual(target[kept], torch.cat([draft_probs.to(target), nothing])[kept])
         new = [*drafts[:kept], draw(rest)]
         reader.length -= len(drafts) - kept
         feature = seen[kept]
-        drafted, stood, passes = drafted + len(drafts), stood + kept, passes + 1
+        drafted, verified, passes = drafted + len(drafts), verified + kept, passes + 1
 
 
 class _Reader:
-    """A model after a prompt and `length` accepted tokens; rejected ones are overwritten."""
+    """A model with its cache after a prompt and `length` accepted tokens; rejected tokens are overwritten."""
 
     def __init__(self, model: LanguageModel, prompt: Sequence[int], places: int) -> None:
         self.model, self.length = model, 0
@@ -169,13 +169,13 @@ def _by_heads(model: LanguageModel, heads: MultiTokenHeads, ahead: int, temperat
     """Head k continues from the features of head k - 1 and the token drafted before."""
 
     def propose(written: Sequence[int], feature: Tensor) -> tuple[list[int], Tensor]:
-        token, features, drafts, offered = written[-1], feature[None], list[int](), list[Tensor]()
+        token, features, drafts, draft_probs = written[-1], feature[None], list[int](), list[Tensor]()
         for head in range(2, ahead + 2):
             features = heads.extend(head, features, mtp.embed(model, torch.tensor([token])))
-            offered.append(distribution(mtp.logits(model, features)[0], temperature))
-            token = draw(offered[-1])
+            draft_probs.append(distribution(mtp.logits(model, features)[0], temperature))
+            token = draw(draft_probs[-1])
             drafts.append(token)
-        return drafts, torch.stack(offered)
+        return drafts, torch.stack(draft_probs)
 
     return propose
 
@@ -188,7 +188,7 @@ def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw, vocab
     """
 
     def propose(written: Sequence[int], feature: Tensor) -> tuple[list[int], Tensor]:
-        model, drafts, offered = reader.model, list[int](), list[Tensor]()
+        model, drafts, draft_probs = reader.model, list[int](), list[Tensor]()
         valid = 0  # tokens read that agree with the completion
         while valid < min(reader.length, len(written) - 1) and reader.tokens[valid] == written[valid]:
             valid += 1
@@ -198,10 +198,10 @@ def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw, vocab
             while True:
                 logits = model.logits(hidden[None])[0, :vocab_size]
                 logits = torch.nn.functional.pad(logits, (0, vocab_size - len(logits)), value=-torch.inf)
-                offered.append(distribution(logits, temperature))
-                drafts.append(draw(offered[-1]))
+                draft_probs.append(distribution(logits, temperature))
+                drafts.append(draw(draft_probs[-1]))
                 if len(drafts) == ahead:
-                    return drafts, torch.stack(offered)
+                    return drafts, torch.stack(draft_probs)
                 hidden = reader.read(drafts[-1:])[-1]
 
     return propose

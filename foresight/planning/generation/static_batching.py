@@ -1,5 +1,6 @@
-"""Static batching, for models whose rows share nothing: each row is computed as transformers does it
-(`nets.language.architecture`).
+"""Static batching, for models that cannot share prefixes: each row is computed as in transformers.
+
+See `nets.language.architecture` for which models these are.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from foresight.nets.language.model import LanguageModel
 
 
 class StaticBatchScheduler:
-    """Which row each slot decodes, as `ContinuousBatchScheduler`; the next batch starts when the last row has ended.
+    """Which row each slot decodes, as in `ContinuousBatchScheduler`; a new batch starts when all rows have ended.
 
     If the model's own KV cache is exact, a batch has rows with equally long prompts, and a token costs one step.
-    Otherwise a batch has any rows, and each is recomputed from its start for every token.
+    Otherwise a batch has any rows, and each row is recomputed from its start for every token.
     """
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], group: int, slots: int) -> None:
@@ -33,7 +34,7 @@ class StaticBatchScheduler:
         return (self.row >= 0).nonzero()[:, 0]
 
     def fill(self) -> bool:
-        """Start the next batch when the last one has ended. False when all rows ended."""
+        """Start the next batch when the last one has ended. Returns False when all rows have ended."""
         if not len(self.live()) and self.queue:
             batch = self.queue[: self.slots]
             if self.model.way.cached:
