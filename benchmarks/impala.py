@@ -26,8 +26,8 @@ def ours() -> dict[str, Any]:
     from benchmarks import _impala
 
     given = {
-        "steps": STEPS, "num_envs": ENVS, "unroll_steps": UNROLL, "unrolls": 1, "gamma": 0.99, "learning_rate": 5e-4,
-        "anneal": False, "optimizer": "adam", "epsilon": 1e-8, "entropy_coef": 0.01, "value_coef": 0.5,
+        "steps": STEPS, "num_envs": ENVS, "rollout_steps": UNROLL, "rollouts_per_update": 1, "gamma": 0.99, "learning_rate": 5e-4,
+        "anneal_lr": False, "optimizer": "adam", "optimizer_epsilon": 1e-8, "entropy_coef": 0.01, "value_coef": 0.5,
         "max_grad_norm": 40.0,
     }  # fmt: skip
     return _impala.measure("CartPole-v1", ACTORS, given)

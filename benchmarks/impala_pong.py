@@ -21,7 +21,7 @@ def ours() -> dict[str, Any]:
     """IMPALA's learner over Ray actors, as `foresight train impala --actors 2` runs it."""
     from benchmarks import _impala
 
-    given = {"steps": STEPS, "num_envs": ENVS, "unroll_steps": UNROLL, "unrolls": 2, "images": "nature"}
+    given = {"steps": STEPS, "num_envs": ENVS, "rollout_steps": UNROLL, "rollouts_per_update": 2, "images": "nature"}
     return _impala.measure("ALE/Pong-v5", ACTORS, {**given, "precision": "auto"})
 
 
