@@ -1,4 +1,4 @@
-"""The machine's float32 limit, against which updates of 256x256 networks on batches of 256 are held."""
+"""The machine's float32 limit, with which updates of 256x256 networks on batches of 256 are compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LAYER = 2 * BATCH * WIDTH * WIDTH  # floating point operations of one pass over 
 
 
 def limit() -> float:
-    """The fastest rate of products of the size of a layer, in operations a second, by whichever library is faster."""
+    """The fastest rate of products of the size of a layer, in operations per second, with the faster library."""
     import torch
 
     from foresight.nets import stacked_mlp

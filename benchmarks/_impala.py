@@ -1,4 +1,4 @@
-"""What benchmarks of IMPALA share: the learner over Ray actors on this machine, and how fast it learns."""
+"""Shared by the benchmarks of IMPALA: the learner with Ray actors on this machine, and its speed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
-    """Env steps a second that the learner trained on, as `foresight train impala --actors N` runs it.
+    """Env steps per second that the learner trains on, as in `foresight train impala --actors N`.
 
-    `given` are fields of the Config. One thread; the first fifth of the steps warms up.
+    `given` are fields of the Config. One thread; the first fifth of the steps is warm-up.
     """
     import torch
 
@@ -23,9 +23,9 @@ def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     resolved = resolve.resolve("impala", env=env, config=impala.Config(**given), actors=actors)
     config = impala.Config(**resolved.config)
-    world = make(env, num_envs=1)
-    state = impala.build(config, world.spaces)
-    world.close()
+    single = make(env, num_envs=1)
+    state = impala.build(config, single.spaces)
+    single.close()
     times, begun, first, metrics = profile.Profile(), 0.0, 0, {}
     fleet = ray_cluster.Fleet("impala", *processes.plan(resolved, actors), actors)
     with profile.learning(impala, times):

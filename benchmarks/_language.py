@@ -1,4 +1,4 @@
-"""What the benchmarks of language models share: the model, training rows, and the limits of the machine."""
+"""Shared by the benchmarks of language models: the model, training rows, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from foresight.training.options import build_config
 
-MODEL = "FORESIGHT_BENCH_MODEL"  # the variable with another model's folder, to try a benchmark in seconds
-TRIES = 10  # of which the fastest counts as the limit
+MODEL = "FORESIGHT_BENCH_MODEL"  # environment variable with another model's folder, to try a benchmark in seconds
+TRIES = 10  # measurements of a limit, of which the fastest counts
 
 
 def model() -> str:
@@ -55,13 +55,13 @@ def write(folder: str, kind: str) -> Path:
 
 
 def conversational(row: dict[str, str]) -> dict[str, Any]:
-    """A row as TRL takes it where a chat template is to be applied, as this library always does."""
+    """A row in TRL's conversational form, so that TRL applies the chat template, as this library always does."""
     role = {key: "user" if key == "prompt" else "assistant" for key in row}
     return {key: [{"role": role[key], "content": text}] for key, text in row.items()}
 
 
 def tokens_per_row(kind: str) -> float:
-    """Mean tokens of a row, prompt and answers with their prompts, as they are given to the model."""
+    """Mean number of tokens of a row as the model gets it: each answer with its prompt."""
     from foresight.nets.language import pretrained
     from foresight.training.corpus import encode
 
@@ -72,7 +72,7 @@ def tokens_per_row(kind: str) -> float:
 
 
 def flops_per_token(passes: float) -> float:
-    """Operations for a token of a row: 2 a weight and forward pass; a backward pass counts twice."""
+    """Operations per token of a row: 2 per weight and forward pass; a backward pass counts as two."""
     from transformers import AutoModelForCausalLM
 
     return 2 * passes * sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(model()).parameters())
@@ -96,7 +96,7 @@ def _best(work: Callable[[], Any]) -> float:
 
 
 def products() -> float:
-    """The fastest rate of matrix products as in a feed-forward layer of this model, in operations a second."""
+    """The fastest rate of matrix products with the size of a feed-forward layer of this model, in operations/s."""
     import torch
 
     a, b = torch.randn(512, 576, dtype=dtype()), torch.randn(576, 1536, dtype=dtype())
@@ -104,7 +104,7 @@ def products() -> float:
 
 
 def bandwidth() -> float:
-    """The fastest rate at which memory is read, in bytes a second."""
+    """The fastest rate at which memory is read, in bytes per second."""
     import torch
 
     block = torch.ones(2**26)  # 256 MiB, which no cache holds
@@ -112,15 +112,15 @@ def bandwidth() -> float:
 
 
 def width() -> int:
-    """Bytes of a weight in the products of both sides."""
+    """Bytes of a weight in the matrix products of both sides."""
     return int(dtype().itemsize)
 
 
-UPDATES, BATCH = 5, 16  # updates that count, after one that warms up; rows of each
+UPDATES, BATCH = 5, 16  # measured updates, after one warm-up update; rows per update
 
 
 def trained(module: Any, kind: str, passes: int) -> dict[str, Any]:
-    """An algorithm's `train` on the rows of `kind`, as a user runs it; an update passes `passes` times over a token."""
+    """Measure an algorithm's `train` on the rows of `kind`, as a user runs it; `passes` forward passes per token."""
     from foresight.envs.text.make import make
     from foresight.runtime.machine import keep_memory
     from foresight.runtime.session import PASSING
@@ -141,7 +141,7 @@ def trained(module: Any, kind: str, passes: int) -> dict[str, Any]:
 
 
 def trained_by_trl(trainer: Any, config: Any, kind: str, passes: int, **options: Any) -> dict[str, Any]:
-    """The same by a trainer of TRL with its config, at equal settings and those in `options`."""
+    """The same with a trainer of TRL and its config, with equal settings and those in `options`."""
     from datasets import Dataset
     from transformers import TrainerCallback
 
@@ -165,7 +165,7 @@ def trained_by_trl(trainer: Any, config: Any, kind: str, passes: int, **options:
             per_device_train_batch_size=BATCH,
             learning_rate=1e-5,
             lr_scheduler_type="constant",
-            gradient_checkpointing=False,  # faster; memory is not what is compared
+            gradient_checkpointing=False,  # faster; memory is not compared
             max_steps=UPDATES + 1,
             logging_steps=1000,
             save_strategy="no",

@@ -1,4 +1,4 @@
-"""The picture and the page of `memory_study.py`, from what it found."""
+"""The picture and the page of `memory_study.py`, from its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with a policy without memory. Code: [`nets/sequence/memory.py`](../foresight/net
     foresight train ppo --env RepeatFirst-v0 --memory gru
 
 {made}
-The settings were tuned on `{world}` of length {length}, with {kinds}, on seed {seed}. Seed {seed} is excluded from this
+The settings were tuned on `{env}` of length {length}, with {kinds}, on seed {seed}. Seed {seed} is excluded from this
 page, the column of that length is marked †, and {kinds} should be compared by the other columns.
 """
 MADE = """![Success against length](media/memory.png)
@@ -78,11 +78,11 @@ def publish(
     envs: Mapping[str, Any],
     tuned: Mapping[str, Any],
 ) -> None:
-    """Draw `picture` and write `page`; `worlds` and `tuned` are those of `memory_study.py`."""
+    """Draw `picture` and write `page`; `envs` and `tuned` are those of `memory_study.py`."""
     cells = [found for found in result["cells"] if found["seed"] != tuned["seed"]]
     table: Table = {}
     for found in cells:
-        table.setdefault((found["world"], found["length"], found["memory"]), []).append(found)
+        table.setdefault((found["env"], found["length"], found["memory"]), []).append(found)
     curves = {name: env for name, env in envs.items() if len(env.lengths) > 1}
     made = "Not run yet: `python benchmarks/memory_study.py` fills the tables.\n"
     if cells:
@@ -95,26 +95,30 @@ def publish(
         )
     text = HEAD.format(**{**tuned, "made": made, "kinds": " and ".join(NAMES[kind] for kind in tuned["kinds"])})
     for name, env in envs.items():
-        marked = tuned["length"] if name == tuned["world"] else None
+        marked = tuned["length"] if name == tuned["env"] else None
         text += f"\n## {env.title}\n\n" + _rows(table, name, env, kinds, marked)
     page.write_text(text + _undone(cells) + TAIL, encoding="utf-8")
 
 
 def _undone(cells: list[dict[str, Any]]) -> str:
-    """The runs whose last policy is worse than what training had reached: they count as they are."""
+    """The runs whose last policy is worse than the policy before it; they are not excluded."""
     lines = [
-        f"- {NAMES[c['memory']]}, `{c['world']}` of length {c['length']}, seed {c['seed']}: {c['success']:.2f}, "
+        f"- {NAMES[c['memory']]}, `{c['env']}` of length {c['length']}, seed {c['seed']}: {c['success']:.2f}, "
         f"after a return of {max(r for _, r in c['curve'][-8:]):.2f} in training"
         for c in cells
         if c["solved_early"] and c["success"] < 0.9
     ]
     if not lines:
         return ""
-    return "\nThese runs were stopped as solved, and the very last update undid it:\n\n" + "\n".join(lines) + "\n"
+    return (
+        "\nThese runs were stopped as solved, but their last update made the policy worse:\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def _rows(table: Table, name: str, env: Any, kinds: tuple[str, ...], marked: int | None) -> str:
-    """Success, and beside it the steps (in thousands) that were taken where the run could stop early."""
+    """Success, and the steps (in thousands) where all seeds could stop early."""
     titles = [f"length {length}{' †' if length == marked else ''}" for length in env.lengths]
     lines = [["memory", "parameters", *titles], ["---"] * (2 + len(titles))]
     for kind in kinds:
@@ -148,7 +152,7 @@ def _cell(found: list[dict[str, Any]]) -> str:
 
 
 def _draw(table: Table, picture: Path, kinds: tuple[str, ...], envs: Mapping[str, Any]) -> None:
-    """Success against length above, steps that were used below, a column for each of `worlds`."""
+    """Success by length (top) and steps used (bottom), a column for each of `envs`."""
     import matplotlib
 
     matplotlib.use("Agg")

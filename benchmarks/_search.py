@@ -1,4 +1,4 @@
-"""What the benchmarks of tree search share: one small latent model, in torch and in JAX, and the loop that times it."""
+"""Shared by the benchmarks of tree search: one small latent model, in torch and in JAX, and the timing loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 ROWS, SIMULATIONS, ACTIONS, LATENT, HIDDEN, DISCOUNT = 64, 50, 9, 64, 128, 0.99
-THREADS = 1  # of torch: products this small are not faster with more; JAX takes what it likes
+THREADS = 1  # of torch: more do not make such small products faster; JAX chooses its own number
 SECONDS = 4.0
 
 
@@ -27,7 +27,7 @@ def weights() -> dict[str, np.ndarray]:
 
 
 class TorchModel:
-    """The model as `planning.search.mcts` asks for it."""
+    """The model as a `planning.search.mcts.Model`."""
 
     def __init__(self) -> None:
         import torch
@@ -48,12 +48,12 @@ class TorchModel:
 
 
 class StillModel(TorchModel):
-    """The same shapes at no cost: what is left is the tree, and what carries numbers between it and a model."""
+    """The same shapes without computation: only the tree and the data transfer between tree and model are timed."""
 
     def step(self, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        if not hasattr(self, "answer"):
-            self.answer = super().step(state, action)
-        return self.answer
+        if not hasattr(self, "output"):
+            self.output = super().step(state, action)
+        return self.output
 
 
 def rate(run: Callable[[], object]) -> float:
@@ -115,21 +115,21 @@ def lightzero() -> dict[str, Any]:
 
     torch.set_num_threads(THREADS)
     tree, noise = _lightzero_tree(), np.random.default_rng(0)
-    legal, nobody = [list(range(ACTIONS))] * ROWS, [-1] * ROWS
+    legal, no_player = [list(range(ACTIONS))] * ROWS, [-1] * ROWS
 
     @torch.no_grad()
     def search(model: TorchModel) -> list[list[float]]:
         obs = model.weights["obs"]
         logits, _, state = model.root(obs)
         roots = tree.Roots(ROWS, legal)
-        roots.prepare(0.25, noise.dirichlet([0.3] * ACTIONS, ROWS).tolist(), [0.0] * ROWS, logits.tolist(), nobody)
+        roots.prepare(0.25, noise.dirichlet([0.3] * ACTIONS, ROWS).tolist(), [0.0] * ROWS, logits.tolist(), no_player)
         bounds = tree.MinMaxStatsList(ROWS)
         bounds.set_delta(0.01)
         states = [state.numpy()]
         for simulation in range(SIMULATIONS):
             results = tree.ResultsWrapper(num=ROWS)
             at, row, action, players = tree.batch_traverse(
-                roots, 19652, 1.25, DISCOUNT, bounds, results, list(nobody)
+                roots, 19652, 1.25, DISCOUNT, bounds, results, list(no_player)
             )  # fmt: skip
             leaves = torch.from_numpy(np.asarray([states[x][y] for x, y in zip(at, row, strict=True)]))
             found, reward, _, logits, value = model.step(leaves, torch.from_numpy(np.asarray(action)).long())
@@ -147,7 +147,7 @@ def lightzero() -> dict[str, Any]:
 
 
 def _lightzero_tree() -> Any:
-    """The extension module alone: its package would import all that LightZero trains with."""
+    """The extension module alone: its package would import LightZero's training dependencies."""
     import importlib.util
     from pathlib import Path
 

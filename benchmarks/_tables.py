@@ -1,4 +1,4 @@
-"""What the benchmarks of dynamic programming share: the workload, the peer's form of it, and the memory's limit."""
+"""Shared by the benchmarks of dynamic programming: the workload, also in the peer's form, and the memory limit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CHANGE = 1e-6  # sup-norm change of a sweep at which value iteration stops
 
 
 def workload(states: int = 100_000) -> MDP:
-    """100,000 states × 4 actions × 5 successors, the same numbers on both sides."""
+    """100,000 states × 4 actions × 5 successors, the same tables on both sides."""
     torch.set_num_threads(THREADS)
     return random_mdp(states, 4, 5, seed=0)
 
 
 def quantecon(mdp: MDP) -> Any:
-    """The same MDP as a QuantEcon `DiscreteDP` in its sparse state-action form, its quickest."""
+    """The same MDP as a QuantEcon `DiscreteDP` in its fastest form, sparse state-action pairs."""
     from quantecon.markov import DiscreteDP
     from scipy import sparse
 
@@ -67,7 +67,7 @@ def peak_mib() -> float:
 
 
 def triad(size: int, repeats: int) -> float:
-    """GB/s of `a = b + c` (24 bytes an element) with `THREADS` threads on arrays of `size` bytes in all."""
+    """GB/s of `a = b + c` (24 bytes per element) with `THREADS` threads on arrays of `size` bytes in total."""
     length = size // 24 // THREADS
     parts = [[np.ones(length) for _ in range(3)] for _ in range(THREADS)]
 
@@ -88,7 +88,7 @@ def triad(size: int, repeats: int) -> float:
 
 
 def sweep_bytes(mdp: MDP) -> tuple[int, int]:
-    """Bytes of tables and values that (a comparison of all actions, a sweep over one action a state) must touch."""
+    """Bytes of tables and values that a sweep must touch: (with all actions, with one action per state)."""
     states, actions, outcomes = mdp.next_state.shape
     vectors = 3 * 8  # values read, values written, deadlines
     return states * (actions * (outcomes * 12 + 8) + vectors), states * (outcomes * 12 + 8 + vectors)

@@ -1,4 +1,4 @@
-"""What the benchmarks of learning on tables share: the workload and how it is timed."""
+"""Shared by the benchmarks of tabular control: the workload and its timing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UPDATES = 20_000_000
 
 
 def measure(module: Any, **fields: Any) -> dict[str, Any]:
-    """Updates per second of `module` at the cliff, and what was learned."""
+    """Updates per second of `module` at the cliff, and the return of its greedy policy."""
     torch.set_num_threads(1)
     env = grid.make("CliffWalking-v1")
     common = {"gamma": 1.0, "alpha": 0.1, "epsilon": 0.1, **fields}

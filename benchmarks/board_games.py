@@ -1,14 +1,14 @@
-"""What agents of board games reached, as JSON in results/: proofs, matches, mistakes. Resumes when run again.
+"""Results of board game agents as JSON in results/: proofs, matches and mistakes. The same command resumes.
 
-python benchmarks/board_games.py tic_tac_toe --seeds 0 1 2     # trains alphazero, then tries every opponent
+python benchmarks/board_games.py tic_tac_toe --seeds 0 1 2     # trains alphazero, then plays every possible opponent
 python benchmarks/board_games.py tic_tac_toe muzero            # the same with a learned model; or gumbel_muzero
 python benchmarks/board_games.py hex3 gumbel_muzero            # another game that is small enough
 python benchmarks/board_games.py connect_four                  # trains alphazero; matches and mistakes by phase
-python benchmarks/board_games.py connect_four RUN              # the same of a trained run
+python benchmarks/board_games.py connect_four RUN              # the same for a trained run
 python benchmarks/board_games.py alphago hex5                  # trains alphago, then compares its parts
-python benchmarks/board_games.py ladder go9                    # trains alphazero, then lets its checkpoints meet
+python benchmarks/board_games.py ladder go9                    # trains alphazero; its checkpoints play each other
 
-`--minutes` ends training early. Run again, it resumes, and measures nothing twice.
+`--minutes` ends training early. A measurement that exists is not repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "board_games"
-OPENINGS = 2  # random moves before a game of Connect Four, or minimax and the agent would play one game over and over
+OPENINGS = 2  # random moves before a game of Connect Four; otherwise minimax and the agent would repeat one game
 PHASES = ((8, 15), (16, 23), (24, 31), (32, 41))  # moves of Connect Four before the mistake
 
 
@@ -41,9 +41,9 @@ def trained(
     each: Callable[[int, float, Any], None] | None = None,
     **options: Any,
 ) -> Any:
-    """The run of one seed, begun, continued or as it is: to its end, or until it has trained for so many minutes.
+    """The run of one seed, started, resumed or finished: trained to its end, or for `minutes` minutes.
 
-    `each` is called repeatedly with step, seconds of training and State.
+    `each` is called repeatedly with the step, the seconds of training and the State.
     """
     from foresight.runtime import run
 
@@ -53,7 +53,7 @@ def trained(
 
     def watch(step: int, metrics: dict[str, Any], state: Any) -> None:
         nonlocal began, stopped
-        began = began or time.monotonic()  # of training, not of what is measured before it
+        began = began or time.monotonic()  # of training, without the evaluation before it
         seconds = spent + time.monotonic() - began
         if each is not None:
             each(step, seconds, state)
@@ -74,18 +74,18 @@ def trained(
 
 
 def seconds_of(one: Any) -> float:
-    """How long a run has trained."""
+    """The training time of a run in seconds."""
     return max((row["seconds"] for row in one.metrics() if "seconds" in row), default=0.0)
 
 
 def once(one: Any, step: int, what: str, measure: Callable[[], Any]) -> Any:
-    """What `measure` finds at this step of a run, kept apart from it, so that it is not measured again."""
+    """The result of `measure` at this step of a run. It is stored outside of the run and not measured again."""
     file = RUNS / "measured" / ("-".join(one.path.resolve().parts[1:]) + ".json")
     file.parent.mkdir(parents=True, exist_ok=True)
     manifests = b"".join(path.read_bytes() for path in sorted(one.path.glob("checkpoints/step-*/manifest.json")))
     weights = hashlib.sha256(manifests).hexdigest()
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if known.get("weights") != weights:  # nothing of it, or of another run that stood here before
+    if known.get("weights") != weights:  # no file yet, or of another run in the same directory
         known = {"weights": weights}
     key = f"{step}: {what}"
     if key not in known:
@@ -112,7 +112,7 @@ def write(label: str, what: str, document: dict[str, Any], seconds: float) -> No
 
 
 def ship(path: str, name: str) -> None:
-    """Put a trained agent beside the package's code: its weights, without the replay and the optimizer's memory."""
+    """Bundle a trained agent with the package: its weights, without replay and optimizer state."""
     import foresight
     from foresight.runtime import run
 
@@ -123,7 +123,7 @@ def ship(path: str, name: str) -> None:
 
 
 def lean(path: Path, folder: Path) -> None:
-    """The run at `path` as a run directory that holds its network and no more."""
+    """The run at `path` as a run directory with the network only."""
     import shutil
 
     from foresight.runtime import run
@@ -149,9 +149,9 @@ def add_lean(path: Path, state: Any, folder: Path) -> None:
 
 
 def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
-    """The agent of each seed against every opponent there could be: with a long search, as it was trained, without.
+    """The agent of each seed against every possible opponent: with a long search, the search of training, and none.
 
-    At Hex the second player is lost against the best play: there only games in which the agent begins are counted.
+    At Hex the first player wins with perfect play, so only games in which the agent moves first are counted.
     """
     from foresight.planning.games import exhaustive, opponents
     from foresight.runtime.evaluation import match
@@ -180,7 +180,7 @@ def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
         lost = {label: sum(run[label][side]["lost"] for run in runs for side in sides) for label in counts}
         document = {
             "seeds": seeds[: len(runs)],
-            "simulations": runs[0]["search"]["simulations"],  # the next figure depends on it
+            "simulations": runs[0]["search"]["simulations"],  # of `lost`
             "lost": lost["search"],
             "lost_as_trained": lost["as_trained"],
             "lost_without_search": lost["policy_alone"],
@@ -193,9 +193,9 @@ def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
 
 
 def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: float, simulations: int | None) -> None:
-    """Matches against random play, minimax 5 and 1,000 playouts; mistakes by phase, searched and of the policy.
+    """Matches against random play, minimax 5 and 1,000 playouts; mistakes by phase, of the search and of the policy.
 
-    A bundled agent has no log: its training time is in its result.
+    A bundled agent has no log: its training time is read from its result.
     """
     from foresight.planning.games import opponents
     from foresight.runtime import run
@@ -233,7 +233,7 @@ def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: 
 def ladder(
     preset: str, seed: int, steps: int | None, minutes: float, checkpoints: int, games: int, simulations: int
 ) -> None:
-    """AlphaZero after equal parts of its training, all against all: does its Elo rise?"""
+    """A round robin of AlphaZero's checkpoints after equal parts of the training: does the Elo rise?"""
     from foresight.runtime import run
     from foresight.runtime.checkpoints import checkpoint
     from foresight.runtime.evaluation import match, players
@@ -247,7 +247,7 @@ def ladder(
 
     one = trained("alphazero", preset, seed, minutes, keep, **({} if steps is None else {"steps": steps}))
     found, game = players.checkpoints(str(folder), checkpoints, simulations)
-    reached, choosers, openings = list(found), list(found.values()), 4  # random moves, so that no game is like another
+    reached, choosers, openings = list(found), list(found.values()), 4  # random moves, so that games differ
     what = f"{games} games a pair between {reached}, {simulations} simulations"
     measured = once(
         run.Run(folder), reached[-1], what, lambda: match.ladder(game, choosers, games, openings, seed)
@@ -263,7 +263,7 @@ def ladder(
 
 
 def mistakes(one: Any, agent: Any, simulations: int, positions: int = 60) -> dict[str, Any]:
-    """The share of moves that give away a win or a draw, in positions where that can be done, by phase."""
+    """The share of moves that give away a win or a draw, in positions where that is possible, by phase."""
     import torch
 
     from foresight.planning.games import connect_four as solver
@@ -305,7 +305,7 @@ def mistakes(one: Any, agent: Any, simulations: int, positions: int = 60) -> dic
 
 
 def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
-    """ρ against σ, the whole search against σ, and the value's error with one and with all positions of a game."""
+    """ρ vs. σ, the whole search vs. σ, and the value error after training on one or on all positions of a game."""
     import torch
 
     from foresight.runtime.evaluation import match
@@ -340,7 +340,7 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
 
 
 def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: int = 2000) -> dict[str, Any]:
-    """Squared error on the same held-out games after training on as many positions: of one game each, or of few."""
+    """Squared error on the same held-out games after training on equally many positions: of many games or of few."""
     from foresight.nets.models.alphazero import ValueNet
 
     config, game = state.config, state.game
@@ -349,7 +349,7 @@ def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: in
     for label, per_game in (("one position of a game", 1), ("all positions of a game", 0)):
         planes, outcomes, owners = module.value_positions(state, rows, per_game)
         planes, outcomes = planes[:rows], outcomes[:rows]
-        if per_game == 0:  # whole games, as many as give the same number of positions
+        if per_game == 0:  # whole games with the same number of positions
             planes, outcomes, owners = module.value_positions(state, rows // 4, 0)
             order = owners.argsort(stable=True)[:rows]
             planes, outcomes = planes[order], outcomes[order]
@@ -374,14 +374,14 @@ def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("tic_tac_toe", "hex3", "connect_four", "alphago", "ladder", "ship"))
-    parser.add_argument("name", nargs="?", default="", help="of an algorithm, a run or a preset, see above")
+    parser.add_argument("name", nargs="?", default="", help="an algorithm, a run or a preset, see above")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--games", type=int, default=100)
-    parser.add_argument("--steps", type=int, help="positions of self-play that a ladder is trained on")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="of training, in all")
-    parser.add_argument("--checkpoints", type=int, default=4, help="that meet in a ladder")
-    parser.add_argument("--simulations", type=int, help="of searches (default: 16 in a ladder, else the preset's)")
-    parser.add_argument("--matches-only", action="store_true", help="leave the mistakes of connect_four out")
+    parser.add_argument("--steps", type=int, help="self-play positions of a ladder's training")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="maximum minutes of training")
+    parser.add_argument("--checkpoints", type=int, default=4, help="number of checkpoints in a ladder")
+    parser.add_argument("--simulations", type=int, help="per move (default: 16 in a ladder, else the preset's)")
+    parser.add_argument("--matches-only", action="store_true", help="without the mistakes of connect_four")
     arguments = parser.parse_args()
     began = time.perf_counter()
     seed, games, minutes = arguments.seeds[0], arguments.games, arguments.minutes

@@ -1,8 +1,8 @@
-"""GRPO on SmolLM2-135M, alone and beside two busy processes: 8 prompts x 8 completions x 16 new tokens an update.
+"""GRPO on SmolLM2-135M, alone and next to two busy processes: 8 prompts x 8 completions x 16 new tokens an update.
 
-What threads do while they wait decides it: a thread that spins keeps a processor from who would do something with it,
-among them the other thread of the same product. The figure is that beside the others; `alone` is the one before it, in
-the same process, after an update that warms up. As it would be without this package's own setting:
+The result depends on what threads do while they wait: a spinning thread occupies a core that others need, among them
+the other thread of the same matrix product. `rate` is measured next to the busy processes; `alone` is measured before,
+in the same process, after one warm-up update. Without this package's own setting:
 GOMP_SPINCOUNT=300000 foresight bench busy_machine
 """
 
@@ -20,16 +20,14 @@ from foresight.training.options import build_config
 
 UNIT = "completions/s"
 OTHERS = 2
-COUNTING = (
-    "import os; mine = os.getppid()\nwhile os.getppid() == mine: sum(range(100_000))"  # as long as this one lives
-)
-UPDATES = int(os.environ.get("FORESIGHT_BENCH_UPDATES", "3"))  # each way
+COUNTING = "import os; mine = os.getppid()\nwhile os.getppid() == mine: sum(range(100_000))"  # until this process ends
+UPDATES = int(os.environ.get("FORESIGHT_BENCH_UPDATES", "3"))  # alone, and next to the others
 SETTINGS = {"prompts": 8, "group": 8, "max_new_tokens": 16, "learning_rate": 1e-5, "temperature": 1.0}
 
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that do nothing but count."""
+    """`count` processes that use a core each."""
     others = [subprocess.Popen([sys.executable, "-c", COUNTING]) for _ in range(count)]
     try:
         yield

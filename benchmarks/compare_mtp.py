@@ -1,12 +1,13 @@
 """GRPO, PPO with a critic, and the multi-token critic at equal sampled tokens: accuracy by tokens, and peak memory.
 
-python benchmarks/compare_mtp.py --seeds 0 1 2       # runs what is missing, each in its own process; continues
-python benchmarks/compare_mtp.py --draw              # the picture, and the section of docs/mtp_critic.md
+python benchmarks/compare_mtp.py --seeds 0 1 2       # runs what is missing, each in its own process; resumes
+python benchmarks/compare_mtp.py --draw              # only the picture, and the section of docs/mtp_critic.md
 
-All three learn `addition` from the same model with 64 completions an update, the same rate (falling to 0), updates and
-limits of length; what is left of each is its preset. A completion has as many tokens as its policy gives it, so curves
-are over tokens that were sampled, and the figures are read where the run that sampled least ends. `--arms` takes
-variants of the multi-token critic, too. Runs are under runs/mtp-comparison: one that was stopped is resumed there.
+All three are trained on `addition` from the same model with 64 completions per update, the same learning rate (annealed
+to 0), number of updates and length limits; everything else is from their presets. The length of a completion depends on
+the policy, so the x axis is the number of sampled tokens, and figures are read where the run with the fewest tokens
+ends. `--arms` also takes variants of the multi-token critic. Runs are under runs/mtp-comparison; a stopped one is
+resumed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ FILE, PICTURE, PAGE = (
     ROOT / "docs" / "media" / "mtp-comparison.png",
     ROOT / "docs" / "mtp_critic.md",
 )
-HEADING = "## Beside GRPO and PPO"
-COMPLETIONS = 64  # an update, in all arms
+HEADING = "## Compared with GRPO and PPO"
+COMPLETIONS = 64  # per update, in all arms
 ARMS = {
     "grpo": ["grpo"],
     "rlhf_ppo": ["rlhf_ppo", "--value-learning-rate", "2e-5"],
@@ -46,7 +47,7 @@ def folder(runs: Path, arm: str, seed: int) -> Path:
 
 
 def train(out: Path, arm: str, seed: int, updates: int, every: int, extra: list[str]) -> None:
-    """Train or resume, unless it is done: one process, so that its peak memory is its own."""
+    """Train or resume, unless it is finished; in its own process, so that its peak memory can be measured."""
     if (out / "summary.json").is_file():
         return
     command = [sys.executable, "-m", "foresight"]
@@ -60,7 +61,7 @@ def train(out: Path, arm: str, seed: int, updates: int, every: int, extra: list[
 
 
 def curve(out: Path) -> dict[str, Any]:
-    """Metrics of a finished run: tokens sampled and accuracy at every evaluation, from before the first update."""
+    """Metrics of a finished run: sampled tokens and accuracy at each evaluation, also before the first update."""
     from foresight.runtime.monitoring.log import read
 
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
@@ -83,7 +84,7 @@ def curve(out: Path) -> dict[str, Any]:
 
 
 def at(run: dict[str, Any], tokens: float) -> float:
-    """The accuracy of a run when it had sampled so many tokens, on the straight line between two evaluations."""
+    """The accuracy of a run after `tokens` sampled tokens, linearly interpolated between evaluations."""
     x, y = zip(*run["curve"], strict=True)
     return float(np.interp(tokens, x, y))
 
@@ -124,7 +125,7 @@ def collect(runs: Path, arms: list[str], seeds: list[int], command: str) -> dict
 
 
 def draw(result: dict[str, Any]) -> None:
-    """Accuracy by tokens, the mean over seeds and each seed faintly, and the peak memory."""
+    """Draw the accuracy by tokens (mean over seeds, each seed as a thin line) and the peak memory."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -151,7 +152,7 @@ def draw(result: dict[str, Any]) -> None:
 
 
 def write(result: dict[str, Any]) -> None:
-    """The section of the page, rewritten from its heading to the end."""
+    """Rewrite the page from the heading of the section to the end."""
     lines = [
         HEADING,
         "",
@@ -182,7 +183,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=8, help="updates between evaluations")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "mtp-comparison")
     parser.add_argument("--draw", action="store_true", help="only draw the picture and write the section")
-    arguments, extra = parser.parse_known_args()  # what it does not know goes to `foresight train`
+    arguments, extra = parser.parse_known_args()  # unknown arguments are passed to `foresight train`
     if not arguments.draw:
         command = "python benchmarks/compare_mtp.py " + shlex.join(sys.argv[1:])
         for seed in arguments.seeds:

@@ -1,8 +1,8 @@
 """Monte Carlo tree search with random playouts from the empty board of Connect Four, one thread.
 
-One search of 100,000 simulations (the peer's Python search: 10,000), UCT with c = 2, one playout a leaf, trees thrown
-away. Compilation is apart, as `warmup_seconds`. `peer` is OpenSpiel's search in Python over its C++ rules;
-`openspiel_cpp_rate`, measured in the same process as `rate`, is its search in C++.
+One search of 100,000 simulations (the peer's Python search: 10,000), UCT with c = 2, one playout per leaf, without
+reuse of trees. Compilation is a separate warm-up (`warmup_seconds`). The peer is OpenSpiel's search in Python with its
+C++ rules; `openspiel_cpp_rate`, measured in the same process as `rate`, is its search in C++.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """DQN on CartPole-v1: 256x256 networks, batches of 256, one update a step, 12,000 steps.
 
 Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, a target copied every 500 steps, Huber's loss,
-gradient norm 10, a replay of 100,000 rows, ε from 1 to 0.05 over the first 3,000 steps, one environment. Threads: all
-cores, the faster choice for both. The first 2,000 steps warm up; the rest is counted. `return` is the mean over the
-last 100 episodes of training, with exploration. `share` is the part of the machine's float32 limit that the rate
-amounts to: the multiplications of an update (one pass of the target, one forward and one backward of the network)
-against the fastest of many products of 256x256 by 256x256 matrices.
+gradient norm 10, a replay of 100,000 steps, ε from 1 to 0.05 over the first 3,000 steps, one environment. Threads: all
+cores, the faster choice for both. The first 2,000 steps are warm-up; the rest is measured. `return` is the mean over
+the last 100 episodes of training, with exploration. `share` is the rate as a fraction of the machine's float32 limit:
+the multiplications of an update (one forward pass of the target, one forward and one backward pass of the network)
+divided by the fastest of many products of 256x256 by 256x256 matrices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sampling from SmolLM2-135M: 192 prompts in batches of 64, completions of 1 to 128 tokens, temperature 1.
 
-Both sides answer the same questions, short ones and long ones mixed, and what counts are tokens up to the end of each
-completion. `model.generate` gets a model whose weights are already in the type of the products; it pads prompts on the
-left, and each batch waits for its longest row. `of_bandwidth` is the share of the limit at which 64 rows a step read
-every weight once.
+Both sides answer the same questions, short and long ones mixed; the tokens up to the end of each completion are
+counted. `model.generate` gets a model whose weights already have the dtype of the matrix products; it pads prompts on
+the left, and each batch waits for its longest row. `of_bandwidth` is the share of the limit at which each step of 64
+rows reads every weight once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROMPTS, BATCH, TOKENS = 192, 64, 128
 
 
 def _questions() -> list[str]:
-    """Every fourth asks for a long answer."""
+    """The questions; every fourth one has a long answer."""
     return [
         f"Count from 1 to {i % 40 + 5} in words." if i % 4 == 0 else f"What is {i} + {2 * i % 31}? Just the number."
         for i in range(PROMPTS)

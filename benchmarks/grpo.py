@@ -1,7 +1,8 @@
 """GRPO on SmolLM2-135M: 8 prompts x 8 completions x 16 new tokens, temperature 1, one update a rollout.
 
-Both sides learn the task `addition` from the same model folder: learning rate 1e-5, AdamW, clip 0.2, no KL term,
-float32 weights and bfloat16 matrix products where the processor has them. The first update warms up; six are counted.
+Both sides are trained on `addition` from the same model folder: learning rate 1e-5, AdamW, clip 0.2, no KL term,
+float32 weights and bfloat16 matrix products where the processor supports them. The first update is warm-up; six are
+measured.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def peer() -> dict[str, Any]:
             lr_scheduler_type="constant",
             beta=0.0,
             loss_type="grpo",
-            gradient_checkpointing=False,  # faster; memory is not what is compared
+            gradient_checkpointing=False,  # faster; memory is not compared
             max_steps=UPDATES + 1,
             logging_steps=1000,
             save_strategy="no",

@@ -1,11 +1,11 @@
-"""GRPO and its family: what each changes, read from the code, and their curves side by side.
+"""GRPO and its family: their differences, read from the code, and their curves side by side.
 
-python benchmarks/grpo_family.py --seeds 0 1 2       # runs what is missing, each in its own process; continues
-python benchmarks/grpo_family.py --page              # only writes docs/grpo_family.md and, of results, the picture
+python benchmarks/grpo_family.py --seeds 0 1 2       # runs what is missing, each in its own process; resumes
+python benchmarks/grpo_family.py --page              # only docs/grpo_family.md and, from existing results, the picture
 
-Each learns `addition` by its preset from the same model. Runs are those of `foresight reproduce language`, under
-runs/reproduce: what was trained there is read, and one that was stopped is resumed. Curves are over seconds of
-training, since that is what the rows of the suite are measured by.
+Each is trained on `addition` by its preset from the same model. The runs are those of `foresight reproduce language`,
+under runs/reproduce: finished ones are read, and stopped ones are resumed. The x axis is seconds of training, by which
+the rows of the suite are measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SLOTS = {  # the functions of `ops` that fill each slot
     "aggregation": ("per_token", "per_sequence", "per_budget"),
     "KL": ("kl.k1", "kl.k2", "kl.k3"),
 }
-SHORT = {  # how shapes are brought together, which a table need not say
+SHORT = {  # details of shapes that the table leaves out
     "advantage[..., None].expand_as(rho)": "advantage",
     "advantage[..., None].expand_as(logprob)": "advantage",
     "logprob if old is None else old": "old",
@@ -44,7 +44,7 @@ SHORT = {  # how shapes are brought together, which a table need not say
     "config.": "",
 }
 PRESET = "smollm2-addition"
-PLAIN = "dr_grpo"  # the shortest of them, to which the others are compared
+PLAIN = "dr_grpo"  # the shortest one, with which the others are compared
 SHOWN = {
     "reward": "accuracy: sampled (line),\ngreedy on held-out prompts (dots)",
     "length": "tokens an answer",
@@ -75,18 +75,18 @@ def parts(name: str) -> list[ast.FunctionDef]:
 
 
 def slots(name: str) -> dict[str, str]:
-    """What fills each slot: the calls as they are written, without how shapes are brought together.
+    """The calls that fill each slot, as in the code but without details of shapes.
 
-    A ratio that only a metric sees is none, and a KL notes whether it is in the reward or in the loss.
+    A ratio that is only used for a metric is left out; a KL is marked as in the reward or in the loss.
     """
     found = dict.fromkeys(SLOTS, "–")
     for function in parts(name):
         for given in (node for node in ast.walk(function) if isinstance(node, ast.Assign)):
-            if ast.unparse(given.value) in SLOTS["aggregation"]:  # handed on, to weigh each minibatch by itself
+            if ast.unparse(given.value) in SLOTS["aggregation"]:  # passed on, to weight each minibatch
                 found["aggregation"] = f"`{ast.unparse(given.value)}(mask)`"
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
             slot = next((slot for slot, known in SLOTS.items() if ast.unparse(call.func) in known), None)
-            if slot is None or (slot == "ratio" and not _learned_by(function, "rho")):
+            if slot is None or (slot == "ratio" and not _in_loss(function, "rho")):
                 continue
             text = ast.unparse(call)
             for long, short in SHORT.items():
@@ -96,15 +96,15 @@ def slots(name: str) -> dict[str, str]:
     return found
 
 
-def _learned_by(function: ast.FunctionDef, name: str) -> bool:
-    """Whether a variable goes into `terms`, which is what the loss is the sum of."""
+def _in_loss(function: ast.FunctionDef, name: str) -> bool:
+    """Whether a variable is used in `terms`, whose sum is the loss."""
     made = [node.value for node in ast.walk(function) if isinstance(node, ast.Assign)
             and any(isinstance(target, ast.Name) and target.id == "terms" for target in node.targets)]  # fmt: skip
     return any(isinstance(part, ast.Name) and part.id == name for value in made for part in ast.walk(value))
 
 
 def difference(name: str, other: str = PLAIN) -> list[str]:
-    """The lines of `loss` and `update` that are not those of another algorithm, as `diff` writes them."""
+    """The diff of `loss` and `update` from those of another algorithm."""
     texts = [[line for node in parts(one) for line in ast.unparse(node).splitlines()] for one in (other, name)]
     lines = list(difflib.unified_diff(*texts, n=0, lineterm=""))[2:]
     return [line for line in lines if not line.startswith("@@")]
@@ -159,7 +159,7 @@ def page(result: dict[str, Any] | None) -> str:
 
 
 def train(out: Path, name: str, seed: int, every: int, extra: list[str]) -> None:
-    """Train or resume, unless it is done."""
+    """Train or resume, unless it is finished."""
     if (out / "summary.json").is_file():
         return
     command = [sys.executable, "-m", "foresight"]
@@ -172,7 +172,7 @@ def train(out: Path, name: str, seed: int, every: int, extra: list[str]) -> None
 
 
 def curves(out: Path) -> dict[str, Any]:
-    """Of a finished run: `[seconds, value]` of what it was measured by (from before training) and of what it logged."""
+    """Of a finished run: `[seconds, value]` of its evaluations (also before training) and of its metrics."""
     from foresight.runtime.monitoring.log import read
 
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
@@ -220,7 +220,7 @@ def collect(runs: Path, names: list[str], seeds: list[int], command: str) -> dic
 
 
 def draw(result: dict[str, Any], picture: Path) -> None:
-    """Accuracy, length and entropy by seconds of training, a line for each seed."""
+    """Draw accuracy, length and entropy by seconds of training, with a line for each seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=8, help="updates between evaluations")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "reproduce")
     parser.add_argument("--page", action="store_true", help="only write the page and draw the picture")
-    arguments, extra = parser.parse_known_args()  # what it does not know goes to `foresight train`
+    arguments, extra = parser.parse_known_args()  # unknown arguments are passed to `foresight train`
     if not arguments.page:
         command = "python benchmarks/grpo_family.py " + shlex.join(sys.argv[1:])
         for seed in arguments.seeds:

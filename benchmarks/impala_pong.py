@@ -1,10 +1,10 @@
-"""IMPALA on ALE/Pong-v5 pixels with two actors on Ray, against this library's own synchronous PPO on as many cores.
+"""IMPALA on ALE/Pong-v5 pixels with two actors on Ray, compared with this library's synchronous PPO on as many cores.
 
 The same network (Nature), frames (84x84 gray, 4 frames, skip 4) and precision (`auto`) on both sides. IMPALA: two
-actors of 8 environments and one thread each, unrolls of 20, two of them an update, one thread to learn with. PPO: 8
-environments x 128 steps, 4 epochs, minibatches of 256, two threads, as `ppo_pong` has it. So PPO reads every row four
-times and IMPALA once: this compares the speed of the systems as they are used, not of equal work. An agent step is
-four frames. The first fifth of the steps warms up.
+actors with 8 environments and one thread each, rollouts of 20 steps, two per update, one thread for the learner. PPO: 8
+environments x 128 steps, 4 epochs, minibatches of 256, two threads, as in `ppo_pong`. PPO trains on every step four
+times and IMPALA once, so this compares the systems as they are used, not at equal work. An agent step is four frames.
+The first fifth of the steps is warm-up.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 UNIT = "agent steps/s"
 PEER = "foresight"
 TARGET = 1.0
-ACTORS, ENVS, UNROLL, STEPS = 2, 8, 20, 10_240
+ACTORS, ENVS, ROLLOUT, STEPS = 2, 8, 20, 10_240
 
 
 def ours() -> dict[str, Any]:
     """IMPALA's learner over Ray actors, as `foresight train impala --actors 2` runs it."""
     from benchmarks import _impala
 
-    given = {"steps": STEPS, "num_envs": ENVS, "rollout_steps": UNROLL, "rollouts_per_update": 2, "images": "nature"}
+    given = {"steps": STEPS, "num_envs": ENVS, "rollout_steps": ROLLOUT, "rollouts_per_update": 2, "images": "nature"}
     return _impala.measure("ALE/Pong-v5", ACTORS, {**given, "precision": "auto"})
 
 

@@ -1,17 +1,17 @@
-"""Memory against length: GTrXL, a transformer, GRU, LSTM and no memory, under PPO and at equal parameters.
+"""Success of memories by length: GTrXL, a transformer, GRU, LSTM and no memory, with PPO and equal parameters.
 
-python benchmarks/memory_study.py                    # what is missing of results/memory.json, then the page
-python benchmarks/memory_study.py --worlds TMazePassive-v0 --lengths 20 30 --kinds gru gtrxl --seeds 1 2
-python benchmarks/memory_study.py --draw             # docs/media/memory.png and docs/memory.md from what there is
+python benchmarks/memory_study.py                    # runs what is missing in results/memory.json, then the page
+python benchmarks/memory_study.py --envs TMazePassive-v0 --lengths 20 30 --kinds gru gtrxl --seeds 1 2
+python benchmarks/memory_study.py --draw             # only docs/media/memory.png and docs/memory.md
 
-A cell is one training of one memory on one world at one length with one seed: the same budget of env steps (but for the
-control without memory, see `World.control`), the same settings, and a width chosen so that all memories have about as
-many parameters. A run stops early once the mean return
-of the last 100 episodes was good (`World.good`) after three updates in a row; how many steps that took is part of the
-result. Every cell is then measured greedily on 200 episodes of its own.
+A cell is a training run of one memory in one environment at one length with one seed. All cells have the same budget of
+env steps (except the control without memory, see `Env.control`), the same settings, and a width at which all memories
+have about equally many parameters. A run stops early once the mean return of the last 100 episodes was at least
+`Env.good` after three consecutive updates; the number of steps until then is part of the result. Each cell is then
+evaluated greedily on 200 new episodes.
 
-Several of these processes may work at once: each claims a cell before it trains it, and claims of a process that ends,
-however it ends, are void. Stopped, the study goes on where it was.
+Several processes may run at once: each locks a cell before it trains it, and the locks of a process end with it. A
+stopped study resumes when it is started again.
 """
 
 from __future__ import annotations
@@ -35,64 +35,64 @@ PICTURE, PAGE = ROOT / "docs" / "media" / "memory.png", ROOT / "docs" / "memory.
 LOCKS = ROOT / "runs" / "memory"
 KINDS = ("gru", "lstm", "gtrxl", "transformer", "none")
 EPISODES = 200
-TUNED = {"world": "TMazePassive-v0", "length": 25, "kinds": ("gru", "gtrxl"), "seed": 0}  # where settings were chosen
+TUNED = {"env": "TMazePassive-v0", "length": 25, "kinds": ("gru", "gtrxl"), "seed": 0}  # where settings were chosen
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
-    """A world of the study, at several lengths."""
+class Env:
+    """An environment of the study, at several lengths."""
 
     title: str
     lengths: tuple[int, ...]
-    steps: int  # env steps of a cell at most
-    # Fields of the Config of a cell without memory. In the T-maze it learns to walk, and then nothing tells it which
-    # way to turn: it needs longer than the others, and must not forget to turn at all before it has got there.
+    steps: int  # maximum env steps of a cell
+    # Config fields of a cell without memory. In the T-maze it first learns to walk, and the observation at the junction
+    # does not show which way to turn: it needs more steps than the others, and more entropy, to turn at all.
     control: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    ceiling: Callable[[int], float] | None = None  # the best success without memory at a length, where it is known
+    ceiling: Callable[[int], float] | None = None  # the best success without memory at a length, if known
     good: float = 0.96  # mean return of 100 episodes at which a run may stop
     parameters: int = 16_000  # of encoder, memory and heads together
-    graded: bool = False  # whether each step is right or wrong, `length` of them, instead of the whole episode
-    preset: str | None = None  # of PPO, where the settings are not the study's own
-    sight: int | None = None  # env steps that attention sees; None: the length and one more
+    graded: bool = False  # whether each of the `length` steps is scored, instead of the episode
+    preset: str | None = None  # a preset of PPO to use instead of the settings of the study
+    sight: int | None = None  # env steps that attention sees; None: length + 1
 
 
 ENVS = {
-    "TMazePassive-v0": World(
+    "TMazePassive-v0": Env(
         "Passive T-maze: the right arm",
         (10, 20, 25, 30),
         300_000,
         control={"steps": 1_000_000, "entropy_coef": 0.01},
         ceiling=lambda length: 0.5,
     ),
-    "RepeatFirst-v0": World(
+    "RepeatFirst-v0": Env(
         "Repeat-first: the right suit",
         (16, 32, 64),
         200_000,
         ceiling=lambda length: (1 + (length - 1) / 4) / length,  # a guess, but the first of its steps shows the answer
         graded=True,
     ),
-    "CartPole-v1-positions": World(
+    "CartPole-v1-positions": Env(
         "CartPole without velocities: the share of steps that it stands",
-        (500,),  # the time limit; what must be remembered is the step before
+        (500,),  # the time limit; only the previous step must be remembered
         100_000,
         good=480.0,
         graded=True,
         preset="CartPole-v1-positions",
     ),
-    "MiniGrid-Memory": World(
+    "MiniGrid-Memory": Env(
         "MiniGrid-Memory: the right object",
         (7,),  # the size of the maze
         1_000_000,
         ceiling=lambda length: 0.5,
         good=0.93,
-        parameters=50_000,  # most of them encode what is seen
+        parameters=50_000,  # most of them in the encoder
         sight=64,
     ),
 }
 
 
 def make(name: str, length: int, num_envs: int) -> Any:
-    """The batch of worlds `name` at `length`."""
+    """The vectorized environment `name` at `length`."""
     from foresight.envs.make import make
 
     if name == "CartPole-v1-positions":
@@ -103,7 +103,7 @@ def make(name: str, length: int, num_envs: int) -> Any:
 
 
 def settings(name: str, length: int, kind: str, seed: int) -> Any:
-    """The Config of a cell, but for its width."""
+    """The Config of a cell, except its width."""
     from foresight.algorithms.policy import ppo
     from foresight.runtime import catalog
     from foresight.runtime.config.config_fields import fields
@@ -112,7 +112,7 @@ def settings(name: str, length: int, kind: str, seed: int) -> Any:
     if env.preset:
         config = ppo.Config(**fields("ppo", catalog.presets("ppo")[env.preset]))
         window = config.memory_window
-    else:  # a segment holds two episodes, so that starts stand within sequences
+    else:  # a segment holds two episodes, so that sequences contain episode starts
         window = env.sight or length + 1
         unroll = max(32, min(128, 2 * window))
         config = ppo.Config(num_envs=64, rollout_steps=unroll, learning_rate=2e-3, entropy_coef=0.003)
@@ -129,7 +129,7 @@ def settings(name: str, length: int, kind: str, seed: int) -> Any:
 
 
 def sized(config: Any, spaces: Any, parameters: int) -> tuple[Any, int]:
-    """The Config with the width at which the network has `parameters`, as nearly as widths allow, and how many."""
+    """The Config with the width at which the network has about `parameters` parameters, and their exact number."""
     from foresight.algorithms.policy import ppo
 
     def count(config: Any) -> int:
@@ -144,24 +144,24 @@ def sized(config: Any, spaces: Any, parameters: int) -> tuple[Any, int]:
 
 
 def cell(name: str, length: int, kind: str, seed: int) -> dict[str, Any]:
-    """Train and measure one."""
+    """Train and evaluate one cell."""
     from foresight.algorithms.policy import ppo
 
     began, spent = time.perf_counter(), time.process_time()
-    world, config = ENVS[name], settings(name, length, kind, seed)
+    spec, config = ENVS[name], settings(name, length, kind, seed)
     env = make(name, length, config.num_envs)
-    config, parameters = sized(config, env.spaces, world.parameters)
+    config, parameters = sized(config, env.spaces, spec.parameters)
     good, state = 0, ppo.build(config, env.spaces)
     curve: list[list[float]] = []
     for step, metrics, _ in ppo.train(config, env, state):
         curve.append([step, round(metrics.get("return", float("nan")), 3)])
-        good = good + 1 if metrics.get("return", -1e9) >= world.good else 0
+        good = good + 1 if metrics.get("return", -1e9) >= spec.good else 0
         if good == 3:
             break
     success = measure(ppo, state, name, length)
     thin = curve[:: max(1, len(curve) // 40)]
     return {
-        "world": name,
+        "env": name,
         "length": length,
         "memory": kind,
         "seed": seed,
@@ -177,7 +177,7 @@ def cell(name: str, length: int, kind: str, seed: int) -> dict[str, Any]:
 
 
 def measure(ppo: Any, state: Any, name: str, length: int) -> float:
-    """Share of greedy episodes that end well, or of their steps where each is right or wrong; see `World.graded`."""
+    """The success rate of greedy episodes or, if `Env.graded`, of their steps."""
     import torch
 
     env = make(name, length, EPISODES)
@@ -187,25 +187,29 @@ def measure(ppo: Any, state: Any, name: str, length: int) -> float:
         feedback = env.step(action)
         obs, carry = feedback.obs, ppo.reset_carry(carry, feedback.cut)
         right += ((feedback.reward > 0) * running).sum().item()
-        running = running * (1 - feedback.cut)  # the first episode of each world counts
+        running = running * (1 - feedback.cut)  # the first episode of each environment counts
     return round(right / EPISODES / (length if ENVS[name].graded else 1), 4)
 
 
 def load() -> dict[str, Any]:
     """The result so far."""
-    if FILE.is_file():
-        return dict(json.loads(FILE.read_text(encoding="utf-8")))
-    return {"what": "success of memories against length, under PPO", "cells": []}
+    if not FILE.is_file():
+        return {"what": "success of memories against length, under PPO", "cells": []}
+    result = dict(json.loads(FILE.read_text(encoding="utf-8")))
+    for found in result["cells"]:
+        if "world" in found:  # the former name
+            found["env"] = found.pop("world")
+    return result
 
 
 def key(found: dict[str, Any]) -> tuple[Any, ...]:
-    """What a cell is of."""
-    return found["world"], found["length"], found["memory"], found["seed"]
+    """The identity of a cell."""
+    return found["env"], found["length"], found["memory"], found["seed"]
 
 
 @contextlib.contextmanager
 def locked(name: str, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock `name` among processes, and say whether it was free. The system frees it if a process dies."""
+    """Try to hold the lock `name` among processes; yields whether it was free. It is released if the process dies."""
     LOCKS.mkdir(parents=True, exist_ok=True)
     with (LOCKS / f"{name}.lock").open("w") as file:
         try:
@@ -217,9 +221,9 @@ def locked(name: str, wait: bool = True) -> Iterator[bool]:
 
 
 def run(wanted: list[tuple[Any, ...]], budget: float) -> int:
-    """Train the cells that are missing and that nobody else trains, until `budget` seconds are spent.
+    """Train the missing cells that no other process trains, until `budget` seconds are spent.
 
-    Returns how many failed; their errors are printed, and the study goes on.
+    Returns the number of failed cells; their errors are printed, and the study continues.
     """
     began, failed = time.perf_counter(), 0
     for one in wanted:
@@ -264,7 +268,7 @@ def add(found: dict[str, Any]) -> None:
 
 
 def shared(cells: list[dict[str, Any]]) -> list[int]:
-    """The seeds that everything which was run has had."""
+    """The seeds with which every combination that was run was run."""
     by_place: dict[tuple[Any, ...], set[int]] = {}
     for c in cells:
         by_place.setdefault(key(c)[:3], set()).add(c["seed"])
@@ -272,11 +276,11 @@ def shared(cells: list[dict[str, Any]]) -> list[int]:
 
 
 def means(cells: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Mean success over the seeds that count, by world, length and memory."""
+    """Mean success over the seeds that count, by environment, length and memory."""
     found: dict[tuple[str, int, str], list[float]] = {}
     for c in cells:
         if c["seed"] != TUNED["seed"]:
-            found.setdefault((c["world"], c["length"], c["memory"]), []).append(c["success"])
+            found.setdefault((c["env"], c["length"], c["memory"]), []).append(c["success"])
     table: dict[str, dict[str, dict[str, float]]] = {}
     for (name, length, kind), values in found.items():
         table.setdefault(name, {}).setdefault(str(length), {})[kind] = statistics.fmean(values)
@@ -286,10 +290,10 @@ def means(cells: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seed 0 is not counted: see TUNED")
-    parser.add_argument("--worlds", nargs="+", choices=tuple(ENVS), default=list(ENVS))
-    parser.add_argument("--lengths", type=int, nargs="+", help="only these (default: every length of a world)")
+    parser.add_argument("--envs", nargs="+", choices=tuple(ENVS), default=list(ENVS))
+    parser.add_argument("--lengths", type=int, nargs="+", help="only these (default: all lengths of each)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no new cell is begun")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no new cell is started")
     parser.add_argument("--draw", action="store_true", help="only draw the picture and write the page")
     arguments = parser.parse_args()
     failed = 0
@@ -297,11 +301,11 @@ def main() -> int:
         import torch
 
         torch.set_num_threads(1)
-        wanted = [  # a seed of everything before the next, the shortest first
+        wanted = [  # all cells of a seed before the next seed, the shortest first
             (name, length, kind, seed)
             for seed in arguments.seeds
             for place in range(max(len(env.lengths) for env in ENVS.values()))
-            for name in arguments.worlds
+            for name in arguments.envs
             for length in ENVS[name].lengths[place : place + 1]
             if arguments.lengths is None or length in arguments.lengths
             for kind in arguments.kinds
@@ -314,7 +318,7 @@ def main() -> int:
 
     with locked("result"):
         result = load()
-        if result["cells"]:  # written before there were means
+        if result["cells"]:  # also adds the means to a file of a former version
             known = {"success": means(result["cells"]), "seeds": shared(result["cells"])}
             checkpoint.write_whole(FILE, json.dumps({**result, **known}, indent=1) + "\n")
         publish(result, PICTURE, PAGE, KINDS, ENVS, TUNED)

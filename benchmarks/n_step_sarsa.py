@@ -1,6 +1,6 @@
-"""Tabular n-step Sarsa (n = 4) on the cliff: updates per second of the compiled walk, one thread.
+"""Tabular n-step Sarsa (n = 4) on the cliff: updates per second of the compiled loop, one thread.
 
-As benchmarks/q_learning.py: each update is a whole step with an action, an outcome and a target of four rewards.
+As in benchmarks/q_learning.py, an update is a whole step: an action, an outcome and a target with four rewards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import _walks
 
 UNIT = "updates/s"
-TARGET = None  # no peer: the issue asks for a million
+TARGET = None  # no peer
 
 
 def ours() -> dict[str, Any]:

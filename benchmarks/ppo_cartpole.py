@@ -2,8 +2,8 @@
 
 Equal settings on both sides: Adam, a learning rate of 2.5e-4, gamma 0.99, lambda 0.95, clip 0.2, entropy 0.01, no
 value clip, gradient norm 0.5 (stable-baselines3's vf_coef of 0.5 has no half in the squared error: it is 1.0 here).
-One thread, which is the faster choice for both. The first 10,240 steps warm up; the rest is counted. `return` is the
-mean over the last 100 episodes of training, with exploration.
+One thread, which is the faster choice for both. The first 10,240 steps are warm-up; the rest is measured. `return` is
+the mean over the last 100 episodes of training, with exploration.
 """
 
 from __future__ import annotations

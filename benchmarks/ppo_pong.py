@@ -2,9 +2,9 @@
 
 Equal settings on both sides: 84x84 gray, 4 frames, skip 4, Adam with a learning rate of 2.5e-4, clip 0.1, entropy
 0.01, gamma 0.99, lambda 0.95, no value clip, two threads. Ours computes the trunk in bfloat16 where the processor
-multiplies it natively (`precision`); `float32` is the speed without it. `of_limit` is the share of the time that
-the bare arithmetic takes: the trunk's forward passes of the rollout, and 4 epochs forward and backward, alone.
-An agent step is four frames. The first iteration warms up.
+supports it natively (`precision`); `float32` is the speed without it. `of_limit` is the share of the time that
+arithmetic alone takes: the trunk's forward passes of the rollout, and forward and backward passes of 4 epochs.
+An agent step is four frames. The first iteration is warm-up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ITERATIONS, ROWS, THREADS = 4, 8 * 128, 2
 
 
 def rate(precision: str) -> tuple[float, float]:
-    """Agent steps a second of `ppo.train`, and the seconds of one iteration."""
+    """Agent steps per second of `ppo.train`, and the seconds of one iteration."""
     from foresight.algorithms.policy import ppo
     from foresight.envs.make import make
 
@@ -38,7 +38,7 @@ def rate(precision: str) -> tuple[float, float]:
 
 
 def _arithmetic(precision: str) -> float:
-    """Seconds that the trunk alone takes for what one iteration asks of it."""
+    """Seconds that the trunk alone takes in one iteration."""
     import torch
 
     from foresight.nets.actor_critic import Shared

@@ -1,8 +1,8 @@
-"""Tabular Q-learning on the cliff: updates per second of the compiled walk, one thread.
+"""Tabular Q-learning on the cliff: updates per second of the compiled loop, one thread.
 
-Each update is a whole step: an ε-greedy action, an outcome drawn from the tables, and the value of one pair moved.
-20 million of them. Compilation is apart: a warm-up, reported as `warmup_seconds` (read from numba's cache after the
-first time).
+Each update is a whole step: an ε-greedy action, an outcome sampled from the tables, and the update of one value. 20
+million updates are measured. Compilation is a separate warm-up, reported as `warmup_seconds` (numba's cache makes it
+short after the first time).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import _walks
 
 UNIT = "updates/s"
-TARGET = None  # no peer: the issue asks for a million
+TARGET = None  # no peer
 
 
 def ours() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Train a preset over seeds and write what was reached as one JSON in results/; a stopped run resumes.
+"""Train a preset with several seeds and write the result as one JSON in results/; a stopped run resumes.
 
 python benchmarks/reproduce.py ppo CartPole-v1 --seeds 0 1 2 3 4
 """

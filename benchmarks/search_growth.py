@@ -1,7 +1,7 @@
 """Tree search with PUCT at batch 256: simulations per second at 100, 400 and 1,600 simulations, and the peak memory.
 
-The model of `search_puct`. Paths grow longer as trees grow, so the cost of a simulation grows a little with their
-number: `us_per_simulation` shows how much, `mean_depth` why. `rate` is at 1,600 simulations.
+The model is that of `search_puct`. Paths are longer in larger trees, so the time of a simulation grows slightly with
+their number: `us_per_simulation` shows how much, and `mean_depth` why. `rate` is at 1,600 simulations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROWS = 256
 
 
 def ours() -> dict[str, Any]:
-    """One search of each size, after a small one that compiles."""
+    """One search of each size, after a small one for compilation."""
     import torch
 
     from benchmarks import _search

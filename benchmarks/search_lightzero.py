@@ -1,8 +1,8 @@
-"""Tree search with PUCT against LightZero's C++ tree: batch 64, 50 simulations, 9 actions, a 2 x 128 MLP.
+"""Tree search with PUCT compared with LightZero's C++ tree: batch 64, 50 simulations, 9 actions, a 2 x 128 MLP.
 
 The same weights on both sides, MuZero's rule with Dirichlet noise at the root, values normalized over the tree, tree
-and network together. The peer is its compiled tree in its own loop (`MuZeroMCTSCtree.search`), which gathers the states
-of the leaves in Python; the tree needs no more than `pip install --no-deps lightzero`.
+and network together. The peer is LightZero's compiled tree in its own loop (`MuZeroMCTSCtree.search`), which gathers
+the states of the leaves in Python; for the tree `pip install --no-deps lightzero` is enough.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def ours() -> dict[str, Any]:
 
 
 def peer() -> dict[str, Any]:
-    """LightZero's."""
+    """LightZero's search."""
     from benchmarks import _search
 
     return _search.lightzero()

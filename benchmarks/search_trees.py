@@ -1,8 +1,8 @@
-"""Our search trees against mctx's, node for node, and the compiled tree against the tensor tree: results/search-trees.
+"""Our search trees compared with mctx's, node by node, and the compiled with the tensor tree: results/search-trees.
 
 python benchmarks/search_trees.py
 
-The trees of mctx are those of tests/golden/search_trees.json, which tests/golden/make_search_trees.py wrote.
+The trees of mctx are in tests/golden/search_trees.json, written by tests/golden/make_search_trees.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.golden import test_search_trees as golden  # noqa: E402
 Nodes = dict[str, Any]  # {path: (visits, value or None)}
 
 
-def apart(ours: Nodes, theirs: Nodes) -> tuple[float, int]:
-    """The largest difference of a value, and how many nodes have other visits or are in one tree only."""
+def difference_of(ours: Nodes, theirs: Nodes) -> tuple[float, int]:
+    """The largest difference of a value, and how many nodes have different visits or are in one tree only."""
     both = [path for path in ours if path in theirs]
     values = [abs(ours[path][1] - theirs[path][1]) for path in both if None not in (ours[path][1], theirs[path][1])]
     differ = sum(ours[path][0] != theirs[path][0] for path in both) + len(set(ours) ^ set(theirs))
@@ -41,9 +41,9 @@ def main() -> None:
         for row, expected in enumerate(case["nodes"]):
             compiled, tensor = (golden.paths(tree, row) for tree in trees)
             for ours in (compiled, tensor):
-                difference, differ = apart(ours, expected)
+                difference, differ = difference_of(ours, expected)
                 to_mctx, visits = max(to_mctx, difference), visits + differ
-            difference, differ = apart(compiled, tensor)
+            difference, differ = difference_of(compiled, tensor)
             between, visits, nodes = max(between, difference), visits + differ, nodes + len(expected)
     result = {
         "what": "Search trees of PUCT and Gumbel against mctx's on shared inputs, and of both backends",

@@ -1,8 +1,8 @@
 """Self-play of AlphaZero: positions per second at tic-tac-toe and Connect Four, and where the time goes.
 
-The presets as they are, an untrained network, one thread, no learning: 64 games of tic-tac-toe with 25 simulations a
+The presets unchanged, an untrained network, one thread, no training: 64 games of tic-tac-toe with 25 simulations per
 move, 128 of Connect Four with 16. `rate` is Connect Four's. Shares: `rules` is playing moves, legal moves and planes;
-`network` is the forward pass; `tree` is the rest: selecting, expanding, backing up, recording.
+`network` is the forward pass; `tree` is the rest: selection, expansion, backup and recording.
 """
 
 from __future__ import annotations

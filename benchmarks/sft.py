@@ -1,9 +1,9 @@
 """SFT of SmolLM2-135M: 16 demonstrations an update, one to eight sentences each, no packing.
 
-Both sides learn the same rows from the same model folder: learning rate 1e-5, AdamW, float32 weights and bfloat16
-products where the processor has them. The first update warms up; five are counted. A row has the tokens of its prompt
-and answers, whether they are computed once or several times; `of_products` is the share of the matrix-multiply limit
-of 3 forward passes a token (a backward pass is two).
+Both sides train on the same rows from the same model folder: learning rate 1e-5, AdamW, float32 weights and bfloat16
+products where the processor supports them. The first update is warm-up; five are measured. The tokens of a row are
+those of its prompt and answer, however often they are computed; `of_products` is the share of the matrix-multiply limit
+at 3 forward passes per token (a backward pass counts as two).
 """
 
 from __future__ import annotations

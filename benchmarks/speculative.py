@@ -1,7 +1,7 @@
-"""Speculative decoding of SmolLM2-135M at batch 1, from its own multi-token heads and one prompt at a time.
+"""Speculative decoding of SmolLM2-135M at batch 1, with its own multi-token heads and one prompt at a time.
 
-First the heads learn, on a trunk that does not move, to predict the model's answers to the task `addition`. Then
-held-out prompts are answered greedily, plainly and speculatively in turn; `rate` is the speculative one. The peer is
+First the heads are trained on a frozen trunk to predict the model's answers to the task `addition`. Then held-out
+prompts are answered greedily, alternately without and with speculation; `rate` is with speculation. The peer is
 `model.generate` of transformers with its cache, on the same prompts.
 """
 
@@ -16,7 +16,7 @@ UNIT = "tokens/s"
 PEER = "transformers"
 TARGET = 1.0
 PROMPTS, TURN, TOKENS, HEADS, UPDATES = 24, 6, 48, 4, 24
-AHEAD = 1  # drafts a pass: of these heads the second and third draft cost more than they save
+AHEAD = 1  # drafts per pass: with these heads a second and third draft take more time than they save
 
 
 def _prompts(policy: Any) -> list[list[int]]:
@@ -31,7 +31,7 @@ def _rows(batch: Any) -> list[list[int]]:
 
 
 def ours() -> dict[str, Any]:
-    """`planning.generation.speculative` with heads, and `planning.generation.decoding` beside it."""
+    """`planning.generation.speculative` with heads, and `planning.generation.decoding` for comparison."""
     import torch
 
     from foresight.algorithms.language import mtp_critic
@@ -45,7 +45,7 @@ def ours() -> dict[str, Any]:
         prompts=32,
         heads=HEADS,
         max_new_tokens=TOKENS,
-        learning_rate=0.0,  # the model stays as it is
+        learning_rate=0.0,  # of the model, which is frozen
         value_coef=0.0,
         token_coef=1.0,
     )
@@ -56,7 +56,7 @@ def ours() -> dict[str, Any]:
         speculate(state.policy, prompts[:1], state.heads, 1, TOKENS, 0.0, ahead=AHEAD)
     seconds = {"plain": 0.0, "speculative": 0.0}
     tokens, same, drafted, accepted, passes = 0, 0, 0, 0, 0
-    for first in range(0, PROMPTS, TURN):  # in turn, so that both meet the same machine
+    for first in range(0, PROMPTS, TURN):  # alternately, so that both see the same load of the machine
         some = prompts[first : first + TURN]
         begun = time.perf_counter()
         plain = generate(state.policy, some, 1, TOKENS, 0.0, slots=1)
@@ -74,13 +74,13 @@ def ours() -> dict[str, Any]:
         "speed_up": seconds["plain"] / seconds["speculative"],
         "acceptance": accepted / drafted,
         "tokens_per_pass": tokens / passes,
-        "equal_texts": same / len(prompts),  # below 1 only where rounding turns a near tie
+        "equal_texts": same / len(prompts),  # below 1 only where rounding decides a near tie
         "heads_acceptance_sampled": metrics["acceptance"],
     }
 
 
 def peer() -> dict[str, Any]:
-    """transformers' own loop."""
+    """`model.generate` of transformers."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -95,7 +95,7 @@ def peer() -> dict[str, Any]:
             row = torch.tensor([prompt])
             begun = time.perf_counter()
             out = module.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=TOKENS, do_sample=False)
-            if i:  # the first warms up
+            if i:  # the first is warm-up
                 seconds += time.perf_counter() - begun
                 tokens += out.shape[1] - row.shape[1]
     return {"rate": tokens / seconds}

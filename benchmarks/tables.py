@@ -1,6 +1,6 @@
-"""Write docs/results.md and the index that is packaged from results/, and docs/invariants.md from the tests.
+"""Write docs/results.md and the packaged index from results/, and docs/invariants.md from the tests.
 
-No figure and no row is typed by hand.
+No figure and no row is written by hand.
 
 python benchmarks/tables.py
 """
@@ -42,7 +42,7 @@ SUITE = ("probabilities", "tokens", "groups", "scaling", "divergence")
 
 
 def targets(rows: list[Row]) -> list[str]:
-    """The tables of the suites: what was asked for, what was reached, and at which budget."""
+    """The tables of the suites: targets, results, and budgets."""
     lines = []
     for suite in suites().values():
         lines += [
@@ -66,11 +66,11 @@ def targets(rows: list[Row]) -> list[str]:
     return lines[:-1]
 
 
-def part(done: int | None, asked: int | None) -> str:
-    """How many of how many, where it is fewer than were asked for."""
-    if done is None or asked is None or done >= asked:
-        return figure(done if done is not None else asked, 7)
-    return f"{done:,} of {asked:,}"
+def part(done: int | None, planned: int | None) -> str:
+    """The number that was done, with the planned number if that is larger."""
+    if done is None or planned is None or done >= planned:
+        return figure(done if done is not None else planned, 7)
+    return f"{done:,} of {planned:,}"
 
 
 def reached(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -92,7 +92,7 @@ def reached(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def speed(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """The table of benchmarks: medians over rounds that alternate with the peer's."""
+    """The table of benchmarks: medians over rounds that alternate with those of the peer."""
     lines = [
         "## Speed, side by side",
         "",
@@ -112,7 +112,7 @@ def speed(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def other(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Everything else, as pairs of name and figure."""
+    """All other results, as pairs of name and value."""
     lines = ["## Other measurements", "", "| what | figures | command |", "|---|---|---|"]
     for name, r in results:
         shown = {k: v for k, v in r.items() if isinstance(v, int | float) and not isinstance(v, bool)}
@@ -133,7 +133,7 @@ def page() -> str:
 
 
 def pitfalls(file: Path) -> list[tuple[str, str, str, str]]:
-    """Pitfall, what goes wrong, what decides and the test's name, of every test whose docstring has them."""
+    """Pitfall, what goes wrong, what decides, and the test's name, for every test whose docstring has these parts."""
     found = []
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
@@ -144,7 +144,7 @@ def pitfalls(file: Path) -> list[tuple[str, str, str, str]]:
 
 
 def invariants() -> str:
-    """The page of pitfalls: the suite, then tests that stand with the part they are about."""
+    """The page of pitfalls: the suite, then the tests next to the code that they test."""
     tests = ROOT / "tests"
     files = [file for name in SUITE if (file := tests / "invariants" / f"test_{name}.py").is_file()]
     sections = [(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "", [file]) for file in files]

@@ -1,9 +1,9 @@
-"""Truncated policy iteration against value iteration, at the same true error.
+"""Truncated policy iteration compared with value iteration, at the same true error.
 
-The MDP of benchmarks/value_iteration.py. The peer is QuantEcon's value iteration to a sup-norm change of 1e-6; ours
-stops at the same residual, and `true_error` is ‖v - v*‖∞ against an exact v* (a linear solve, checked to be a fixed
-point to 1e-11). `rate` is with `span_bounds=True` (Puterman 6.6), `plain_*` with the sup-norm stop. QuantEcon has
-bounds of that kind in its modified policy iteration, which is reported too (`modified_*`): compare it with `seconds`.
+The MDP is that of benchmarks/value_iteration.py. The peer is QuantEcon's value iteration to a sup-norm change of 1e-6;
+ours stops at the same residual. `true_error` is ‖v - v*‖∞ with an exact v* (a linear solve, checked to be a fixed point
+to 1e-11). `rate` is with `span_bounds=True` (Puterman 6.6), `plain_*` with the sup-norm stop. QuantEcon has such bounds
+in its modified policy iteration, which is reported too (`modified_*`): compare it with `seconds`.
 """
 
 from __future__ import annotations

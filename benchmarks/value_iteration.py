@@ -1,11 +1,11 @@
 """Value iteration on a random sparse MDP, to a sup-norm change of 1e-6.
 
 100,000 states, 4 actions, 5 successors each, rewards U[0, 1), gamma 0.99, float64, 2 threads, from v = 0. The iterates
-are those of plain value iteration, to the last bit (tests/planning/dynamic/test_bellman.py). Compilation is apart: a
-warm-up on a tiny MDP, reported as `warmup_seconds`. `touched_gb_s` is the rate at which tables and values were touched;
-`share_of_*_limit` sets it beside a stream from memory, and one as small as a sweep, measured in the same process;
-`plain_limit_seconds` is how long sweeps that compare all actions would take if they did nothing but stream their
-tables from memory.
+equal those of plain value iteration bit for bit (tests/planning/dynamic/test_bellman.py). Compilation is a separate
+warm-up on a tiny MDP, reported as `warmup_seconds`. `touched_gb_s` is the rate at which tables and values are read and
+written; `share_of_*_limit` compares it with a stream from memory, and with one of the size of a sweep, measured in the
+same process; `plain_limit_seconds` is the time of sweeps that compare all actions if they only streamed their tables
+from memory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def peer() -> dict[str, Any]:
 
 
 def _limits(mdp: Any, dynamic: Any, sweeps: int, seconds: float) -> dict[str, float]:
-    # Once more, counting the states in which all actions were compared.
+    # Run again, counting the states in which all actions are compared.
     machine = dynamic.Sweeps(mdp, tables.GAMMA)
     values, policy = tables.torch.zeros_like(mdp.start), tables.torch.zeros_like(mdp.start).long()
     compared = 0
