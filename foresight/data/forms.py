@@ -4,7 +4,7 @@
 |---|---|
 | prompt | `prompt`, and any columns for the grader |
 | demonstration | `prompt` and `completion`; or `messages` that end with the assistant's |
-| judged | a demonstration, and `label`: true if it is good, false if it is bad |
+| labeled | a demonstration, and `label`: true if it is good, false if it is bad |
 | preference | `prompt`, `chosen`, `rejected`, optionally `margin`; or `chosen` and `rejected` with a shared prefix |
 | stepwise | `prompt`, `completions` (the steps) and `labels` (whether each is right) |
 
@@ -36,7 +36,7 @@ SPEAKERS = {  # of ShareGPT, with their roles
     "model": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
     "function_response": "tool", "function_call": "assistant",
 }  # fmt: skip
-FORMS = ("preference", "stepwise", "judged", "demonstration", "prompt")
+FORMS = ("preference", "stepwise", "labeled", "demonstration", "prompt")
 
 
 def read(path: str) -> list[dict[str, Any]]:
@@ -109,10 +109,10 @@ def _json(path: str, text: str) -> list[dict[str, Any]]:
 def _table(path: str, text: str) -> list[dict[str, Any]]:
     """Rows below a header line."""
     first = text.partition("\n")[0]
-    mark = "\t" if path.lower().endswith(".tsv") else ";" if ";" in first and "," not in first else ","
+    delimiter = "\t" if path.lower().endswith(".tsv") else ";" if ";" in first and "," not in first else ","
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
     try:
-        names, *fields = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+        names, *fields = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     except (csv.Error, ValueError) as error:
         raise UserError(f"{path} is not a table with a header line: {error}.") from error
     for number, row in enumerate(fields, 1):
@@ -155,7 +155,7 @@ def form(row: dict[str, Any]) -> str:
     if {"completions", "labels"} <= has:
         return "stepwise"
     if has & {"completion", "messages", "conversations"}:
-        return "judged" if isinstance(row.get("label"), bool) else "demonstration"
+        return "labeled" if isinstance(row.get("label"), bool) else "demonstration"
     return "prompt"
 
 
@@ -271,7 +271,7 @@ def _stepwise(row: dict[str, Any], place: str) -> dict[str, Any]:
 _PARTS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "prompt": lambda row, place: {"prompt": _prompt(row, place)},
     "demonstration": _demonstration,
-    "judged": _demonstration,
+    "labeled": _demonstration,
     "preference": _preference,
     "stepwise": _stepwise,
 }

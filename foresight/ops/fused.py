@@ -1,6 +1,6 @@
-"""Compositions of other ops as one compiled loop, for small networks on a CPU, where calls cost more than sums.
+"""Compositions of other ops as one compiled loop, for small networks on a CPU, where calls take longer than arithmetic.
 
-Each has a readable twin, the same numbers said with the other ops, and a test that holds the two together.
+Each has a readable twin, which computes the same with the other ops, and a test that compares the two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 Floats = NDArray[np.float32]
 Actions = NDArray[np.int64]
 
-SHARES = np.arange(256, dtype=np.float32) / np.float32(255)  # of bytes: looked up, as a division takes longer
+SCALED = np.arange(256, dtype=np.float32) / np.float32(255)  # a table of byte / 255, as a division takes longer
 
 
 def clipped_objective(
@@ -34,23 +34,23 @@ def clipped_objective(
     entropy_coef: float,
     normalize: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """PPO's loss for categorical actions over N real rows, differentiated: the twin of `objective` in `ppo.py`.
+    """PPO's loss of N unmasked steps with categorical actions, differentiated: the twin of `objective` in `ppo.py`.
 
-    Shapes: logits `[N, A]`, everything else `[N]`, all float32 on the CPU but `action`, which is int64. Returns the
+    Shapes: logits `[N, A]`, everything else `[N]`, all float32 on the CPU except `action`, which is int64. Returns the
     gradients of the loss with respect to `logits` `[N, A]` and `value` `[N]`, and `[5]`: policy loss, value loss,
-    entropy, k3 estimate of the KL, share of clipped rows. `normalize`: see `ops.advantage.normalize`.
+    entropy, k3 estimate of the KL, share of clipped steps. `normalize`: see `ops.advantage.normalize`.
     `clip_value` None: see `ops.value.squared_loss`.
     """
     # In torch, so that the first log-probabilities are those of the rollout bit for bit and the ratio is exactly 1.
     logps = torch.log_softmax(logits.detach(), -1)
-    grad_logits, grad_value, seen = torch.empty_like(logps), torch.empty_like(value), torch.empty(5)
+    grad_logits, grad_value, metrics = torch.empty_like(logps), torch.empty_like(value), torch.empty(5)
     limit = math.inf if clip_value is None else clip_value
     _clipped_objective(
         logps.numpy(), value.detach().numpy(), action.numpy(), old_logprob.numpy(), advantage.numpy(), target.numpy(),
-        old_value.numpy(), grad_logits.numpy(), grad_value.numpy(), seen.numpy(), clip_ratio, limit, value_coef,
+        old_value.numpy(), grad_logits.numpy(), grad_value.numpy(), metrics.numpy(), clip_ratio, limit, value_coef,
         entropy_coef, normalize,
     )  # fmt: skip
-    return grad_logits, grad_value, seen
+    return grad_logits, grad_value, metrics
 
 
 def squash(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,54 +68,56 @@ def squash(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 def soft_q(
     values: Sequence[Tensor], reward: Tensor, discount: Tensor, following: Sequence[Tensor], logp: Tensor, alpha: float
 ) -> tuple[list[Tensor], Tensor]:
-    """The squared loss of two critics against the soft target, differentiated: the twin of `objective` in `sac.py`.
+    """The squared loss of two critics and the soft target, differentiated: the twin of `critic_loss` in `sac.py`.
 
-    Shapes: values and following two `[N, 1]` each, reward, discount and logp `[N]`, float32 on the CPU. Returns the
-    gradients of the loss with respect to the values, two `[N, 1]`, and `[2]`: the loss and the mean of the values.
+    Shapes: `values` of the actions taken and `following` of the next ones are two `[N, 1]` each; reward, discount and
+    logp (of the next actions) `[N]`; float32 on the CPU. Returns the gradients of the loss with respect to the values,
+    two `[N, 1]`, and `[2]`: the loss and the mean of the values.
     """
-    grads, seen = [torch.empty_like(q) for q in values], torch.empty(2)
+    grads, metrics = [torch.empty_like(q) for q in values], torch.empty(2)
     (q, other), (first, second), (grad, other_grad) = values, following, grads
     _soft_q(
         q.numpy(), other.numpy(), reward.numpy(), discount.numpy(), first.numpy(), second.numpy(), logp.numpy(),
-        grad.numpy(), other_grad.numpy(), seen.numpy(), alpha,
+        grad.numpy(), other_grad.numpy(), metrics.numpy(), alpha,
     )  # fmt: skip
-    return grads, seen
+    return grads, metrics
 
 
 def huber_q(
     q: Tensor, action: Tensor, reward: Tensor, discount: Tensor, following: Tensor, choice: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The mean Huber loss (δ = 1) of Q(s, a) against `value.double_q_target`, differentiated: the twin of `dqn.py`.
+    """The mean Huber loss (δ = 1) of Q(s, a) and `value.double_q_target`, differentiated: the twin of that in `dqn.py`.
 
-    Shapes: q, following `[N, A]`, everything else `[N]`, on the CPU: float32 but action and choice, which are int64.
-    Returns the gradient of the loss with respect to `q` `[N, A]`, and `[2]`: the loss and the mean of Q(s, a).
+    Shapes: q and following (of the next state) `[N, A]`, everything else `[N]`, on the CPU: float32 except action and
+    choice, which are int64. Returns the gradient of the loss with respect to `q` `[N, A]`, and `[2]`: the loss and the
+    mean of Q(s, a).
     """
-    grad, seen = torch.zeros_like(q), torch.empty(2)
+    grad, metrics = torch.zeros_like(q), torch.empty(2)
     _huber_q(
         q.numpy(), action.numpy(), reward.numpy(), discount.numpy(), following.numpy(), choice.numpy(), grad.numpy(),
-        seen.numpy(),
+        metrics.numpy(),
     )  # fmt: skip
-    return grad, seen
+    return grad, metrics
 
 
 def pixels(images: Tensor) -> Tensor:
-    """Bytes `[N, C, H, W]` on the CPU as floats in [0, 1], laid out channels-last: the twin of `_pixels` in `conv.py`.
+    """Bytes `[N, C, H, W]` on the CPU as floats in [0, 1] in channels-last layout: the twin of `_pixels` in `conv.py`.
 
-    Torch takes longer to bring the channels to the end than a small network takes to convolve them.
+    Torch takes longer for this permutation than a small network for its convolutions.
     """
     count, channels, height, width = images.shape
     found = torch.empty(count, height, width, channels)
-    _pixels(images.contiguous().view(count, channels, -1).numpy(), found.view(count, -1, channels).numpy(), SHARES)
+    _pixels(images.contiguous().view(count, channels, -1).numpy(), found.view(count, -1, channels).numpy(), SCALED)
     return found.permute(0, 3, 1, 2)
 
 
 @njit(cache=True)
-def _pixels(images: NDArray[np.uint8], found: Floats, shares: Floats) -> None:
+def _pixels(images: NDArray[np.uint8], found: Floats, scaled: Floats) -> None:
     count, channels, places = images.shape
     for i in range(count):
         for k in range(channels):
             for j in range(places):
-                found[i, j, k] = shares[images[i, k, j]]
+                found[i, j, k] = scaled[images[i, k, j]]
 
 
 @njit(cache=True)
@@ -134,40 +136,40 @@ def _squash(mean: Floats, std: Floats, noise: Floats, action: Floats, logp: Floa
 
 @njit(cache=True)
 def _soft_q(
-    q: Floats, other: Floats, reward: Floats, discount: Floats, following: Floats, second: Floats, logp: Floats,
-    grad: Floats, other_grad: Floats, seen: Floats, alpha: float,
+    q: Floats, other: Floats, reward: Floats, discount: Floats, next_q: Floats, next_other: Floats, logp: Floats,
+    grad: Floats, other_grad: Floats, metrics: Floats, alpha: float,
 ) -> None:  # fmt: skip
     rows = q.shape[0]
     loss, total = 0.0, 0.0
     for i in range(rows):
-        goal = reward[i] + discount[i] * (min(following[i, 0], second[i, 0]) - alpha * logp[i])
-        error, other_error = q[i, 0] - goal, other[i, 0] - goal
+        target = reward[i] + discount[i] * (min(next_q[i, 0], next_other[i, 0]) - alpha * logp[i])
+        error, other_error = q[i, 0] - target, other[i, 0] - target
         grad[i, 0], other_grad[i, 0] = error / rows, other_error / rows
         loss += 0.5 * (error * error + other_error * other_error)
         total += 0.5 * (q[i, 0] + other[i, 0])
-    seen[0], seen[1] = loss / rows, total / rows
+    metrics[0], metrics[1] = loss / rows, total / rows
 
 
 @njit(cache=True)
 def _huber_q(
-    q: Floats, action: Actions, reward: Floats, discount: Floats, following: Floats, choice: Actions, grad: Floats,
-    seen: Floats,
+    q: Floats, action: Actions, reward: Floats, discount: Floats, next_q: Floats, choice: Actions, grad: Floats,
+    metrics: Floats,
 ) -> None:  # fmt: skip
     rows = q.shape[0]
     loss, total = 0.0, 0.0
     for i in range(rows):
         value = q[i, action[i]]
-        error = value - (reward[i] + discount[i] * following[i, choice[i]])
+        error = value - (reward[i] + discount[i] * next_q[i, choice[i]])
         total += value
         loss += 0.5 * error * error if abs(error) <= 1 else abs(error) - 0.5
         grad[i, action[i]] = min(max(error, -1.0), 1.0) / rows
-    seen[0], seen[1] = loss / rows, total / rows
+    metrics[0], metrics[1] = loss / rows, total / rows
 
 
 @njit(cache=True)
 def _clipped_objective(
     logps: Floats, value: Floats, action: Actions, old_logprob: Floats, advantage: Floats, target: Floats,
-    old_value: Floats, grad_logits: Floats, grad_value: Floats, seen: Floats, clip_ratio: float, clip_value: float,
+    old_value: Floats, grad_logits: Floats, grad_value: Floats, metrics: Floats, clip_ratio: float, clip_value: float,
     value_coef: float, entropy_coef: float, normalize: bool,
 ) -> None:  # fmt: skip
     rows, actions = logps.shape
@@ -182,22 +184,23 @@ def _clipped_objective(
         scale = 1 / (math.sqrt(squares / max(rows - 1, 1)) + 1e-8)
     policy_loss, value_loss, entropy, divergence, outside = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(rows):
-        gain = (advantage[i] - mean) * scale
+        normalized = (advantage[i] - mean) * scale
         difference = min(max(logps[i, action[i]] - old_logprob[i], -20.0), 20.0)
         ratio = math.exp(difference)
-        plain, clipped = ratio * gain, min(max(ratio, 1 - clip_ratio), 1 + clip_ratio) * gain
+        plain = ratio * normalized
+        clipped = min(max(ratio, 1 - clip_ratio), 1 + clip_ratio) * normalized
         policy_loss -= min(plain, clipped)
         divergence += math.expm1(difference) - difference
         outside += ratio < 1 - clip_ratio or ratio > 1 + clip_ratio
         weight = 0.0 if clipped < plain else plain / rows  # of ∇log π in the gradient, as ∇ρ = ρ ∇log π
 
-        here = 0.0
+        step_entropy = 0.0
         for j in range(actions):
-            here -= math.exp(logps[i, j]) * logps[i, j]
-        entropy += here
+            step_entropy -= math.exp(logps[i, j]) * logps[i, j]
+        entropy += step_entropy
         for j in range(actions):
             p = math.exp(logps[i, j])
-            grad_logits[i, j] = weight * p + entropy_coef / rows * p * (logps[i, j] + here)
+            grad_logits[i, j] = weight * p + entropy_coef / rows * p * (logps[i, j] + step_entropy)
         grad_logits[i, action[i]] -= weight
 
         error = value[i] - target[i]
@@ -205,9 +208,9 @@ def _clipped_objective(
         near = old_value[i] + min(max(moved, -clip_value), clip_value) - target[i]
         if abs(moved) > clip_value and abs(near) > abs(error):
             value_loss += 0.5 * near * near
-            error = 0.0  # the nearer value is a constant
+            error = 0.0  # the clipped value is a constant
         else:
             value_loss += 0.5 * error * error
         grad_value[i] = value_coef * error / rows
-    seen[0], seen[1], seen[2] = policy_loss / rows, value_loss / rows, entropy / rows
-    seen[3], seen[4] = divergence / rows, outside / rows
+    metrics[0], metrics[1], metrics[2] = policy_loss / rows, value_loss / rows, entropy / rows
+    metrics[3], metrics[4] = divergence / rows, outside / rows

@@ -1,7 +1,7 @@
-"""Policy losses, one number a row: `[B, T]` in, `[B, T]` out. How rows are summed is `ops/aggregate.py`'s business.
+"""Policy losses, one value per step: `[B, T]` to `[B, T]`. `ops/aggregate.py` reduces them to a scalar.
 
-A row is an environment step or a token. `advantage` is data: no gradient flows into it. All losses are to
-be minimized.
+A step is an environment step or a token. `advantage` is data: no gradient flows into it. All losses are to be
+minimized.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def reinforce(logprob: Tensor, advantage: Tensor) -> Tensor:
 
 
 def ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
-    """The importance ratio of each row: ρ = π(a|s) / π_old(a|s).
+    """The importance ratio of each step: ρ = π(a|s) / π_old(a|s).
 
-    Shapes: `[B, T]`; returns `[B, T]`. Exactly 1 where the two are equal. Source: Schulman et al. 2017
-    (arXiv:1707.06347), §3.
+    Shapes: logprob, old_logprob `[B, T]`; returns `[B, T]`. Exactly 1 where the two are equal. No gradient flows into
+    `old_logprob`. Source: Schulman et al. 2017 (arXiv:1707.06347), §3.
     """
     return (logprob - old_logprob.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def sequence_ratio(logprob: Tensor, old_logprob: Tensor, mask: Tensor) -> Tensor:
-    """The length-normalized ratio of each whole sequence, repeated in all of its rows.
+    """The length-normalized ratio of each whole sequence, repeated at all of its steps.
 
         s = exp( Σ_t mask_t · (log π - log π_old)_t / Σ_t mask_t )
 
@@ -39,7 +39,7 @@ def sequence_ratio(logprob: Tensor, old_logprob: Tensor, mask: Tensor) -> Tensor
     Source: GSPO, Zheng et al. 2025 (arXiv:2507.18071), eq. 7. Together with `aggregate.per_sequence` this
     is their objective, eq. 5.
 
-    Becomes `ratio` when every sequence has one row.
+    Becomes `ratio` when every sequence has one step.
     """
     difference = (logprob - old_logprob.detach()).masked_fill(mask == 0, 0)
     mean = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
@@ -74,7 +74,7 @@ def clipped_surrogate(
 def clipped_weight(
     logprob: Tensor, ratio: Tensor, advantage: Tensor, clip_high: float, clip_low: float | None = None
 ) -> Tensor:
-    """CISPO: clip the weight and stop its gradient, so that no row is dropped: -sg(clip(ρ)) · A · log π.
+    """CISPO: clip the weight and stop its gradient, so that no step is dropped: -sg(clip(ρ)) · A · log π.
 
     Shapes: logprob, ratio, advantage `[B, T]`; returns `[B, T]`. The weight is clipped to at most
     1 + clip_high, and to at least 1 - clip_low unless that is None (the paper clips above only).
@@ -86,19 +86,19 @@ def clipped_weight(
     return reinforce(logprob, weight * advantage)
 
 
-def temperature_loss(log_alpha: Tensor, entropy: Tensor, wanted: float | Tensor) -> Tensor:
-    """SAC's loss of the temperature α: log α · (H - H̄), which raises α where the policy is less random than wanted.
+def temperature_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: float | Tensor) -> Tensor:
+    """SAC's loss of the temperature α: log α · (H - H̄), which raises α while the entropy is below its target.
 
-    Shapes: scalars; `entropy` H and `wanted` H̄ in nats; no gradient flows into them. Source: Haarnoja et al. 2018
-    (arXiv:1812.05905), eq. 18, with log α for α as in the authors' code.
+    Shapes: scalars; `entropy` H and `target_entropy` H̄ in nats; no gradient flows into them. Source: Haarnoja et al.
+    2018 (arXiv:1812.05905), eq. 18, with log α for α as in the authors' code.
     """
-    return log_alpha * (entropy - wanted).detach()
+    return log_alpha * (entropy - target_entropy).detach()
 
 
 def clip_fraction(ratio: Tensor, clip_low: float, clip_high: float | None = None, mask: Tensor | None = None) -> Tensor:
-    """The share of real rows whose ratio lies outside [1 - clip_low, 1 + clip_high]: a number to watch.
+    """The share of unmasked steps whose ratio lies outside [1 - clip_low, 1 + clip_high]: a metric.
 
-    Shapes: ratio, mask `[B, T]` (mask None: every row is real); returns a scalar.
+    Shapes: ratio, mask `[B, T]` (mask None: no step is masked); returns a scalar.
     """
     high = clip_low if clip_high is None else clip_high
     outside = ((ratio < 1 - clip_low) | (ratio > 1 + high)).to(ratio.dtype)

@@ -78,14 +78,13 @@ def kto(
     Shapes: log_ratio `[B]`, desirable `[B]` bool; returns `[B]`. Source: Ethayarajh et al. 2024 (arXiv:2402.01306),
     eq. 8.
     """
-    gain = beta * (log_ratio - reference_point)
-    weight = torch.where(desirable, desirable_weight, undesirable_weight).to(gain)
-    return weight * torch.sigmoid(torch.where(desirable, -gain, gain))  # 1 - σ(x) = σ(-x)
+    margin = beta * (log_ratio - reference_point)
+    weight = torch.where(desirable, desirable_weight, undesirable_weight).to(margin)
+    return weight * torch.sigmoid(torch.where(desirable, -margin, margin))  # 1 - σ(x) = σ(-x)
 
 
 def odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
     """ORPO's -log σ(log odds(y_c) - log odds(y_r)) with odds(y) = P(y) / (1 - P(y)), P the mean per token.
-
 
     Shapes: mean log-probabilities per token, log P, `[B]` each, at most 0; returns `[B]`. Source: Hong et al. 2024
     (arXiv:2403.07691), eq. 3, 4 and 7.

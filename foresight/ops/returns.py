@@ -1,22 +1,22 @@
-"""The one recursion over time, and everything that it becomes.
+"""The recursion over time of which every return and advantage estimator is a case.
 
     x_t = delta_t + decay_t · x_{t+1}            (`backward`)
 
 Every estimator below is a choice of `delta` and `decay`. All tensors are `[B, T]`, with the meaning that
 they have in a `Trajectory`:
 
-- `reward`: what action t earned;
+- `reward`: of action t;
 - `discount`: the continuation after action t: 0 at termination, γ otherwise, -γ when the mover changes,
-  1 between tokens. Termination is nothing else than discount 0;
-- `cut`: 1 where row t+1 belongs to another episode, for any reason. A time limit is cut 1 with discount γ:
-  the trace stops, and the value of the true successor stands in for all that would have followed;
-- `value`: of row t's state;
-- `next_value`: of row t's true successor. Inside an episode it equals `value` of row t+1; at a cut, and in
-  the last row of the segment, it is the value of the final observation;
-- `mask` (or None): 1 where the row is real. A row with mask 0 yields 0 and passes nothing through: the row
-  before it ends there, as at the end of the segment. Whatever stands in it, even NaN, is never read.
+  1 between tokens. Termination is discount 0 and nothing else;
+- `cut`: 1 where step t+1 belongs to another episode, for any reason. A time limit is cut 1 with discount γ:
+  the trace stops, and the estimate bootstraps from the value of the true successor;
+- `value`: of the state at step t;
+- `next_value`: of the true successor of step t. Inside an episode it equals `value` of step t+1; at a cut, and at
+  the last step of the segment, it is the value of the final observation;
+- `mask` (or None): 1 where the step is real. A step with mask 0 yields 0 and passes nothing through: the step
+  before it ends there, as at the end of the segment. Its content is never used, even if it is NaN.
 
-This is the only file with loops over time. They take ⌈log₂ T⌉ steps, not T (see `backward`).
+This is the only file with loops over time. They take ⌈log₂ T⌉ iterations, not T (see `backward`).
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ def backward(delta: Tensor, decay: Tensor) -> Tensor:
     x, d, span = delta, decay, 1
     while span < steps:
         x = x + functional.pad(d[:, : steps - span] * x[:, span:], (0, span))
-        if 2 * span < steps:  # d_t for the rows that the next round reads
+        if 2 * span < steps:  # d_t for the steps that the next round reads
             d = d[:, : steps - 2 * span] * d[:, span : steps - span]
         span *= 2
     return x
 
 
 def forward(delta: Tensor, decay: Tensor, start: Tensor | None = None) -> Tensor:
-    """The same recursion in the other direction: x_t = delta_t + decay_t · x_{t-1}, with x_{-1} = start.
+    """The same recursion forward in time: x_t = delta_t + decay_t · x_{t-1}, with x_{-1} = start.
 
     Shapes: delta, decay `[B, T]`, start `[B]` (0 if None); returns `[B, T]`.
 
-    Becomes the running return by whose spread rewards are normalized (Engstrom et al. 2020,
+    Becomes the running return whose standard deviation scales rewards (Engstrom et al. 2020,
     arXiv:2005.12729, §3; Gymnasium's NormalizeReward) when delta is the reward and decay_t is
     γ · (1 - cut_{t-1}); an accumulating eligibility trace (Sutton & Barto 2018, eq. 12.5) when delta is the
     gradient and decay is γλ.
@@ -74,15 +74,15 @@ def forward(delta: Tensor, decay: Tensor, start: Tensor | None = None) -> Tensor
 def discounted_return(
     reward: Tensor, discount: Tensor, cut: Tensor, next_value: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """Monte Carlo: what was earned until the episode or the segment ended, and then the value there.
+    """The Monte Carlo return: the rewards until the episode or the segment ends, plus the value there.
 
         G_t = reward_t + discount_t · G_{t+1}           inside an episode
-        G_t = reward_t + discount_t · next_value_t      at a cut and in the last row
+        G_t = reward_t + discount_t · next_value_t      at a cut and at the last step
 
     Shapes: all `[B, T]`; returns `[B, T]`. Source: Sutton & Barto 2018, eq. 3.8 and 3.9.
 
-    Becomes the plain sum of rewards when discount is 1 and next_value None (no bootstrap: what follows
-    counts as 0).
+    Becomes the plain sum of rewards when discount is 1 and next_value None (no bootstrap: the value of the
+    successor counts as 0).
 
     Raises ValueError if the shapes differ.
     """
@@ -93,10 +93,10 @@ def discounted_return(
 def n_step_return(
     reward: Tensor, discount: Tensor, cut: Tensor, next_value: Tensor, n: int, mask: Tensor | None = None
 ) -> Tensor:
-    """The n-step return: n rewards, then the value, or fewer where the episode or the segment ends first.
+    """The n-step return: n rewards, then the value, or fewer rewards where the episode or the segment ends first.
 
         G⁽¹⁾_t = reward_t + discount_t · next_value_t
-        G⁽ⁿ⁾_t = reward_t + discount_t · G⁽ⁿ⁻¹⁾_{t+1}    inside an episode; G⁽¹⁾_t at a cut and in the last row
+        G⁽ⁿ⁾_t = reward_t + discount_t · G⁽ⁿ⁻¹⁾_{t+1}    inside an episode; G⁽¹⁾_t at a cut and at the last step
 
     Shapes: all `[B, T]`; returns `[B, T]`. Source: Sutton & Barto 2018, eq. 7.1.
 
@@ -127,7 +127,7 @@ def lambda_return(
     """The λ-return: the mixture of all n-step returns with weights (1-λ) λⁿ⁻¹.
 
         G_t = reward_t + discount_t · ((1 - λ_t) · next_value_t + λ_t · G_{t+1})    inside an episode
-        G_t = reward_t + discount_t · next_value_t                                  at a cut, in the last row
+        G_t = reward_t + discount_t · next_value_t                                  at a cut, at the last step
 
     Shapes: all `[B, T]`, lam a number or `[B, T]`; returns `[B, T]`.
     Source: Sutton & Barto 2018, §12.8; with a predicted discount it is the imagined return of
@@ -186,21 +186,21 @@ def vtrace(
     clip_pg: float = 1.0,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace: `(advantage, target)` for the current policy, from rows that an older policy acted.
+    """V-trace: `(advantage, target)` for the current policy, from steps of an older policy.
 
         ρ_t = min(ρ̄, ratio_t)      c_t = λ_t · min(c̄, ratio_t)
         v_t - V_t = ρ_t · δ_t + discount_t · c_t · (1 - cut_t) · (v_{t+1} - V_{t+1})
         A_t = min(ρ̄_pg, ratio_t) · (reward_t + discount_t · (λ_t · v_{t+1} + (1 - λ_t) · V_{t+1}) - V_t)
 
-    where at a cut and in the last row next_value_t stands in for v_{t+1} and V_{t+1}. The target is v.
+    where at a cut and at the last step next_value_t replaces v_{t+1} and V_{t+1}. The target is v.
 
-    Shapes: all `[B, T]`; `ratio` is π(a|s) / μ(a|s), current policy over the one that acted, without
+    Shapes: all `[B, T]`; `ratio` is π(a|s) / μ(a|s), the current policy over the behavior policy, without
     gradient; lam a number or `[B, T]`; returns two `[B, T]`. Source: Espeholt et al. 2018 (arXiv:1802.01561),
-    eq. 1, §4.2 and, for λ in the traces, remark 2. The paper has no λ in its advantage, which is of v_{t+1} alone;
-    that with λ is rlax's (`vtrace_td_error_and_advantage`), and both are the same when λ is 1. ρ̄ sets the fixed
-    point, the value of the policy ∝ min(ρ̄ μ, π); c̄ and λ only the speed.
+    eq. 1, §4.2 and, for λ in the traces, remark 2. The paper's advantage has no λ and uses v_{t+1} only; this one is
+    rlax's (`vtrace_td_error_and_advantage`), and the two are equal when λ is 1. ρ̄ determines the fixed point, the
+    value of the policy ∝ min(ρ̄ μ, π); c̄ and λ determine only the speed.
 
-    Becomes, when ratio is 1, `gae` for every λ: its advantage, and the λ-return for a target.
+    Becomes `gae` for every λ when ratio is 1: the same advantage, and the λ-return as the target.
 
     Raises ValueError if the shapes differ.
     """
@@ -224,7 +224,7 @@ def retrace(
     lam: float | Tensor = 1.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Retrace(λ): the target for Q(s_t, a_t) of the current policy, from rows that any policy acted.
+    """Retrace(λ): the target for Q(s_t, a_t) of the current policy, from steps of any policy.
 
         δ_t = reward_t + discount_t · next_value_t - value_t
         G_t - value_t = δ_t + discount_t · (1 - cut_t) · c_{t+1} · (G_{t+1} - value_{t+1}),  c = λ · min(1, ratio)
@@ -248,44 +248,44 @@ def retrace(
 def n_step_transition(
     reward: Tensor, discount: Tensor, cut: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The first row of each piece, made one transition of as many rows as belong together: `(R, D, last)`.
+    """Each segment of n steps as one n-step transition: `(R, D, last)`.
 
         R = Σ_k (Π_{j<k} discount_j) reward_k,  D = Π_k discount_k,  k = 0 .. last
 
-    so that R + D · V(true successor of row `last`) is the n-step target of row 0. A piece ends at its first cut,
-    and before its first row that is not real.
+    so that R + D · V(true successor of step `last`) is the n-step target of step 0. A transition ends at the first cut
+    of its segment, and before the first step with mask 0.
 
-    Shapes: all `[B, n]`; returns three `[B]`, the last int64. Row 0 must be real. Source: Sutton & Barto 2018,
+    Shapes: all `[B, n]`; returns three `[B]`, the last int64. Step 0 must have mask 1. Source: Sutton & Barto 2018,
     eq. 7.1; as stored by Rainbow (arXiv:1710.02298, §3).
 
-    Becomes the row itself when n = 1; R + D · V is `n_step_return` of row 0.
+    Becomes the step itself when n = 1; R + D · V is `n_step_return` of step 0.
 
     Raises ValueError if the shapes differ.
     """
     _same_shape(reward=reward, discount=discount, cut=cut, mask=mask)
     reward, discount = _real(mask, reward, discount)
-    belongs, reached = _pieces(discount, cut, mask)
+    belongs, reached = _transition(discount, cut, mask)
     return (n_step_weights(discount, cut, mask) * reward).sum(1), reached[:, -1], belongs.sum(1).long() - 1
 
 
 def n_step_weights(discount: Tensor, cut: Tensor, mask: Tensor | None = None) -> Tensor:
-    """What every row of a piece counts in its n-step return: Π_{j<k} discount_j, and 0 for those that do not belong.
+    """The weight of each step in the n-step return of step 0: Π_{j<k} discount_j, and 0 after the transition's end.
 
-    Shapes: all `[B, n]`; returns `[B, n]`, the first column 1. Row 0 must be real. R of `n_step_transition` is the sum
-    of the rewards so weighed.
+    Shapes: all `[B, n]`; returns `[B, n]`, the first column 1. Step 0 must have mask 1. R of `n_step_transition` is the
+    sum of the rewards with these weights.
 
     Raises ValueError if the shapes differ.
     """
     _same_shape(discount=discount, cut=cut, mask=mask)
     (discount,) = _real(mask, discount)
-    belongs, reached = _pieces(discount, cut, mask)
+    belongs, reached = _transition(discount, cut, mask)
     return belongs * torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=1)
 
 
 def following(value: Tensor, last: Tensor) -> Tensor:
-    """What the next row has, and `last` `[B, ...]` after the last row: `[B, T, ...]` in and out.
+    """The values of the next step, and `last` `[B, ...]` at the last step: `[B, T, ...]` to `[B, T, ...]`.
 
-    The value of every row's successor, but where a cut leads elsewhere than to the next row.
+    This is the value of each step's successor, except at a cut, where the next step belongs to another episode.
     """
     return torch.cat([value[:, 1:], last.unsqueeze(1)], 1)
 
@@ -298,26 +298,26 @@ def _same_shape(**tensors: Tensor | None) -> None:
 
 
 def _real(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors with 0 in the rows that are not real (not a product: such a row may hold NaN)."""
+    """The tensors with 0 where `mask` is 0 (not by a product, as masked steps may contain NaN)."""
     if mask is None:
         return tensors
     return tuple(tensor.masked_fill(mask == 0, 0) for tensor in tensors)
 
 
 def _continues(cut: Tensor, mask: Tensor | None) -> Tensor:
-    """1 where row t+1 is the true successor of row t and is real; so 0 in the last column. `[B, T]`."""
+    """1 where step t+1 is the true successor of step t and has mask 1; 0 in the last column. `[B, T]`."""
     continues = 1 - cut if cut.is_floating_point() else (cut == 0).to(torch.get_default_dtype())
     if mask is not None:
         continues = continues * _next(mask.to(continues.dtype))
     return torch.cat([continues[:, :-1], torch.zeros_like(continues[:, -1:])], dim=1)
 
 
-def _pieces(discount: Tensor, cut: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Whether a row belongs to row 0, and the product of the discounts up to and with it, both `[B, n]`."""
+def _transition(discount: Tensor, cut: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """1 for the steps of the transition of step 0, and the product of its discounts up to each step, both `[B, n]`."""
     belongs = torch.cat([torch.ones_like(discount[:, :1]), _continues(cut, mask)[:, :-1]], dim=1).cumprod(1)
     return belongs, torch.where(belongs != 0, discount, 1.0).cumprod(1)
 
 
 def _next(x: Tensor) -> Tensor:
-    """x_{t+1}, with 0 after the last row. `[B, T]`."""
+    """x_{t+1}, with 0 at the last step. `[B, T]`."""
     return functional.pad(x[:, 1:], (0, 1))

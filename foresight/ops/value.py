@@ -1,4 +1,4 @@
-"""Value losses, one number a row: `[B, T]` in, `[B, T]` out. The target is data: no gradient flows into it."""
+"""Value losses, one value per step: `[B, T]` to `[B, T]`. The target is data: no gradient flows into it."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ def huber_loss(value: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
 
 
 def double_q_target(reward: Tensor, discount: Tensor, next_value: Tensor, choice: Tensor) -> Tensor:
-    """What Q(s, a) should be: reward + discount · Q'(s', choice), the successor's action chosen by whom it may be.
+    """The target of Q(s, a): reward + discount · Q'(s', choice), with the next action `choice`.
 
     Shapes: reward, discount, choice (int64) `[...]`, next_value `[..., A]` of the target network; returns `[...]`.
-    Sources: Mnih et al. 2015 (Nature 518), where `choice` is the greatest `next_value` itself; van Hasselt et al.
-    2016 (arXiv:1509.06461), eq. 4, where it is the greatest value of the network that learns.
+    Sources: Mnih et al. 2015 (Nature 518), where `choice` is the argmax of `next_value`; van Hasselt et al. 2016
+    (arXiv:1509.06461), eq. 4, where it is the argmax of the online network.
     """
     return reward + discount * next_value.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
 
 def soft_reward(reward: Tensor, weight: Tensor, entropy: Tensor, alpha: Tensor | float) -> Tensor:
-    """An n-step reward with what the policy's entropy earns on the way: R + α Σ_k w_k H(π(·|s_k)).
+    """An n-step reward with the entropy bonuses of the states in between: R + α Σ_k w_k H(π(·|s_k)).
 
-    Shapes: reward `[N]`; weight and entropy `[N, n - 1]`, of the rows after the first, whose own entropy is no part of
-    Q(s, a); returns `[N]`. The weights are those of `returns.n_step_weights`. The entropy is that of the policy whose
-    values are learned, whoever acted, as in the one-step target. It follows from applying the soft Bellman equation
-    (Haarnoja et al. 2018, arXiv:1812.05905, eq. 2 and 3) n times. Becomes `reward` when n = 1.
+    Shapes: reward `[N]`; weight and entropy `[N, n - 1]`, of the steps after the first, whose own entropy is not part
+    of Q(s, a); returns `[N]`. The weights are those of `returns.n_step_weights`. The entropy is that of the policy
+    whose values are estimated, not of the policy that acted, as in the one-step target. The formula follows from
+    applying the soft Bellman equation (Haarnoja et al. 2018, arXiv:1812.05905, eq. 2 and 3) n times. Becomes `reward`
+    when n = 1.
     """
     return reward + alpha * (weight * entropy).sum(-1)
 
@@ -63,8 +64,8 @@ def soft_reward(reward: Tensor, weight: Tensor, entropy: Tensor, alpha: Tensor |
 def dueling(value: Tensor, advantage: Tensor) -> Tensor:
     """Q(s, a) = V(s) + A(s, a) - mean over actions of A(s, ·).
 
-    Shapes: value `[..., K]`, advantage `[..., A, K]`, where K numbers stand for each value (1 for a scalar);
-    returns `[..., A, K]`. Source: Wang et al. 2016 (arXiv:1511.06581), eq. 9.
+    Shapes: value `[..., K]`, advantage `[..., A, K]`, where each value has K components (1 for a scalar, otherwise
+    atoms or quantiles); returns `[..., A, K]`. Source: Wang et al. 2016 (arXiv:1511.06581), eq. 9.
 
     Becomes `value`, for every action, when all advantages are equal.
     """

@@ -35,7 +35,7 @@ from foresight.training.options import Tuning
 KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "accuracy", "desirable_reward", "undesirable_reward")
-FORMS = ("judged", "preference")  # of data
+FORMS = ("labeled", "preference")  # of data
 
 
 @dataclass(frozen=True)

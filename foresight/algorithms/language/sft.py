@@ -34,7 +34,7 @@ from foresight.training.options import Tuning
 KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "entropy", "grad_norm")
-FORMS = ("demonstration", "judged")  # of data
+FORMS = ("demonstration", "labeled")  # of data
 
 
 @dataclass(frozen=True)
