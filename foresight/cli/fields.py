@@ -14,7 +14,7 @@ from foresight.errors import UserError, unknown
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One field: `help` is the comment or docstring beside it, with its unit and source."""
+    """One field: `help` is its comment or docstring, with its unit and source."""
 
     name: str
     type: str
@@ -107,7 +107,7 @@ def _whole(text: str) -> str:
 
 
 def _notes(source: str, name: str) -> dict[str, str]:
-    """Comments above and beside a field and the string below it, as one sentence."""
+    """The help text of each field: the comments above it and on its line, and the string below it."""
     lines = source.splitlines()
     body = next((n.body for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name), [])
     notes = {}

@@ -26,7 +26,7 @@ class Transitions:
       the n-step target is reward + discount · value(next_obs);
     - `key`: the index of the first step in the replay, for priorities;
     - `weight`: importance weight (None: all 1);
-    - `passed`, `passed_weight`: if asked for, the observations `[N, n - 1, ...]` of the steps between `obs` and
+    - `passed`, `passed_weight`: if requested, the observations `[N, n - 1, ...]` of the steps between `obs` and
       `next_obs`, and their weights `[N, n - 1]` in the return (`returns.n_step_weights`: 0 where the transition is
       shorter).
     """

@@ -23,7 +23,7 @@ from foresight.nets.mlp import ACTIVATIONS, SQRT2
 
 FEW_COLUMNS = 8  # for products with at most so many columns numpy is several times faster than torch
 FEW_ROWS = 64  # with at most so many rows a whole forward pass is faster in numpy
-LARGE = 2**15  # for layers with at least so many weights oneDNN is faster, in spite of 10 µs more per call
+LARGE = 2**15  # for layers with at least so many weights oneDNN is faster, despite 10 µs more per call
 LARGE_GRADIENT = 2**23  # the same for the product that computes a weight gradient, in multiplications
 ONEDNN = torch.backends.mkldnn.is_available()
 

@@ -2,7 +2,7 @@
 
 Groups are `[P, G]`: P prompts (or start states), G samples of each. A reward of NaN means "could not be
 scored": it is left out of the group's baseline and gets advantage 0. A group whose rewards are all equal
-gives no gradient: its advantages are exactly 0, whatever rounding does to its mean.
+gives no gradient: its advantages are exactly 0, also if its mean is rounded.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from foresight.nets.language.tokentree import ROOT
 from foresight.nets.mlp import orthogonal
 from foresight.nets.sequence.transformer import MLP, TransformerConfig
 
-REACH = 100.0  # scale of the values: an Adam step at 1e-3 moves one by at most 0.1, whatever the trunk's width
+REACH = 100.0  # scale of the values: an Adam step at 1e-3 changes one by at most 0.1 for any width of the trunk
 
 
 class _Link(nn.Module):

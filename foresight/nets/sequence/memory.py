@@ -1,6 +1,6 @@
 """Actors and critics with memory, which is an explicit carry.
 
-A carry is a tree of tensors `[B, ...]` that is zero before the first step, whatever the kind of memory, so `forget`
+A carry is a tree of tensors `[B, ...]` that is zero before the first step, for every kind of memory, so `forget`
 resets rows of any kind. A memory is a module with `size`, `initial(batch) -> carry` and
 `forward(x [B, T, inputs], carry, start [B, T] or None) -> (features [B, T, size], carry)`; `start` is 1 at the first
 step of an episode, and no step sees another episode.
