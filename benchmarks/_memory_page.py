@@ -129,12 +129,12 @@ def _rows(table: Table, name: str, env: Any, kinds: tuple[str, ...], marked: int
         lines.append(["ceiling without memory", "", *(f"{env.ceiling(length):.2f}" for length in env.lengths)])
     seeds = sorted({c["seed"] for key, found in table.items() if key[0] == name for c in found})
     run = f"; seeds {', '.join(map(str, seeds))}" if seeds else ""
-    apart = ""
+    control = ""
     if env.control:
         fields = ", ".join(f"{field} {value:,}" for field, value in env.control.items())
-        apart = f" (the control without memory: {fields})"
+        control = f" (the control without memory: {fields})"
     return (
-        f"`{name}`, at most {env.steps:,} steps a run{apart}{run}.\n\n"
+        f"`{name}`, at most {env.steps:,} steps a run{control}{run}.\n\n"
         + "\n".join(f"| {' | '.join(line)} |" for line in lines)
         + "\n\nIn brackets: thousands of steps after which the run could stop, where all seeds could.\n"
     )

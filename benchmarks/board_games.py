@@ -117,22 +117,22 @@ def ship(path: str, name: str) -> None:
     from foresight.runtime import run
 
     folder = Path(foresight.__file__).parent / "trained" / name
-    lean(run.find(path), folder)
+    network_only(run.find(path), folder)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{size / 1e6:.2f} MB in {folder}")
 
 
-def lean(path: Path, folder: Path) -> None:
+def network_only(path: Path, folder: Path) -> None:
     """The run at `path` as a run directory with the network only."""
     import shutil
 
     from foresight.runtime import run
 
     shutil.rmtree(folder, ignore_errors=True)
-    add_lean(path, run.load(path).state, folder)
+    add_network(path, run.load(path).state, folder)
 
 
-def add_lean(path: Path, state: Any, folder: Path) -> None:
+def add_network(path: Path, state: Any, folder: Path) -> None:
     """One more checkpoint for the run directory `folder`: the network of `state`, a State of the run at `path`."""
     import shutil
 
@@ -243,7 +243,7 @@ def ladder(
     def keep(step: int, seconds: float, state: Any) -> None:
         done = max(step / state.config.steps, seconds / (60 * minutes))
         if done * checkpoints >= len(checkpoint.all_steps(folder / "checkpoints")) + 1:
-            add_lean(path, state, folder)
+            add_network(path, state, folder)
 
     one = trained("alphazero", preset, seed, minutes, keep, **({} if steps is None else {"steps": steps}))
     found, game = players.checkpoints(str(folder), checkpoints, simulations)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import _walks
+from benchmarks import _td_control
 
 UNIT = "updates/s"
 TARGET = None  # no peer
@@ -16,4 +16,4 @@ TARGET = None  # no peer
 def ours() -> dict[str, Any]:
     from foresight.algorithms.tabular import n_step_sarsa
 
-    return _walks.measure(n_step_sarsa, n_steps=4)
+    return _td_control.measure(n_step_sarsa, n_steps=4)

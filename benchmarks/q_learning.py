@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import _walks
+from benchmarks import _td_control
 
 UNIT = "updates/s"
 TARGET = None  # no peer
@@ -18,4 +18,4 @@ TARGET = None  # no peer
 def ours() -> dict[str, Any]:
     from foresight.algorithms.tabular import q_learning
 
-    return _walks.measure(q_learning)
+    return _td_control.measure(q_learning)

@@ -216,11 +216,11 @@ def uct(
             root = bot.mcts_search(game.state(number))
             lost = []
             for child in root.children:
-                worth = child.total_reward / max(child.explore_count, 1)
+                value = child.total_reward / max(child.explore_count, 1)
                 if child.outcome:
-                    worth = child.outcome[child.player]
-                    lost += [child.action] if worth < 0 else []
-                counts[b, child.action], values[b, child.action] = child.explore_count, worth / game.limit
+                    value = child.outcome[child.player]
+                    lost += [child.action] if value < 0 else []
+                counts[b, child.action], values[b, child.action] = child.explore_count, value / game.limit
             if root.outcome:  # solved: the search stopped early
                 counts[b] = 0
                 counts[b, root.best_child().action] = simulations
