@@ -27,14 +27,14 @@ bootstrap intervals. The tables note runs with fewer seeds or steps than the sui
 
 INVARIANTS = """# Invariants
 
-What goes wrong in reinforcement learning of language models, mostly silently, and the equation that settles it. A row
-is a test on a tiny random model, in float32 and, where it matters, in bfloat16; most run on every algorithm of the
-family. Numbers are issues and pull requests of the libraries where it went wrong before.
+Bugs of reinforcement learning of language models, most of them silent, and the equation that decides each. A row is a
+test on a tiny random model, in float32 and, where it matters, in bfloat16; most run on every algorithm of the family.
+Numbers are issues and pull requests of libraries that had the bug.
 
     pytest tests/invariants
 
-Every test has sabotage twins: the same test is run against code in which that very mistake was made, and must fail.
-To hold an algorithm of your own to them, add it to [`subjects.py`](../tests/invariants/subjects.py).
+Every test has sabotage twins: the same test is run on code with this bug, and must fail. To test your own algorithm, add
+it to [`subjects.py`](../tests/invariants/subjects.py).
 
 Made by `python benchmarks/tables.py` from the docstrings of the tests.
 """
