@@ -33,8 +33,8 @@ Numbers are issues and pull requests of libraries that had the bug.
 
     pytest tests/invariants
 
-Every test has sabotage twins: the same test is run on code with this bug, and must fail. To test your own algorithm, add
-it to [`subjects.py`](../tests/invariants/subjects.py).
+Every test has sabotage twins: the same test is run on code with this bug, and must fail. To test your own algorithm,
+add it to [`subjects.py`](../tests/invariants/subjects.py).
 
 Made by `python benchmarks/tables.py` from the docstrings of the tests.
 """
