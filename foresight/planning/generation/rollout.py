@@ -64,7 +64,7 @@ class Answerer(Protocol):
 
 
 class Sampler(Answerer, Protocol):
-    """A State that samples groups of completions to learn from."""
+    """The State of an algorithm that trains on groups of sampled completions."""
 
     step: int
 
