@@ -15,7 +15,7 @@ from foresight.algorithms.policy import sac, sac_discrete
 from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from foresight.nets.critics import see
+from foresight.nets.critics import encode
 from tests.algorithms.policy.sac_runs import DISCRETE, SAC, aim
 from tests.algorithms.policy.small_envs import choice, sides
 from tests.algorithms.small_runs import bandit, last
@@ -150,16 +150,16 @@ def test_the_compiled_critics_are_the_readable_ones(n: int) -> None:
     for compiled in (True, False):
         state = sac.build(sac.Config(hidden=(16,), entropy_temperature=0.3), spaces)
         for module in (state.critics, state.target, state.actor):
-            torch.nn.init.normal_(module.towers.flat, std=0.5, generator=torch.Generator().manual_seed(1))
-        state.critics.towers._compiled = compiled
-        backward, loss, q = sac.objective(state, see(state.actor, state.critics, state.target, batch, 0.99))
+            torch.nn.init.normal_(module.mlp.flat, std=0.5, generator=torch.Generator().manual_seed(1))
+        state.critics.mlp._compiled = compiled
+        backward, loss, q = sac.objective(state, encode(state.actor, state.critics, state.target, batch, 0.99))
         backward()
-        found.append((loss, q, state.critics.towers.flat.grad.clone()))
+        found.append((loss, q, state.critics.mlp.flat.grad.clone()))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 @sabotaged_by("foresight.nets.outputs.TanhNormal.sample_logp", lambda f: lambda *a: (f(*a)[0], 0 * f(*a)[1]))
-@sabotaged_by("foresight.nets.critics.SquashedActor.inward", scaled(0.5))
+@sabotaged_by("foresight.nets.critics.SquashedActor.from_env", scaled(0.5))
 def test_sac_finds_the_soft_optimal_policy() -> None:
     """With reward -(a - 1)² / 2 on [-4, 4] and fixed α: π ∝ exp(r / α) is a normal with variance α."""
     env = bandit(gs.Box(-4, 4, (1,), np.float32), lambda c, a: -0.5 * (a[:, 0] - 1) ** 2)
@@ -168,7 +168,7 @@ def test_sac_finds_the_soft_optimal_policy() -> None:
         learning_starts=1_000, train_every=8, entropy_temperature=0.25, learn_temperature=False, hidden=(32,), tau=0.05,
     )  # fmt: skip
     state = last(sac, config, env)
-    draws = state.actor.outward(state.actor(torch.ones(4000, 1)).sample(state.generator)).detach()
+    draws = state.actor.to_env(state.actor(torch.ones(4000, 1)).sample(state.generator)).detach()
     assert draws.mean().item() == pytest.approx(1, abs=0.1)
     assert draws.std().item() == pytest.approx(math.sqrt(0.25), abs=0.07)
 
@@ -176,11 +176,11 @@ def test_sac_finds_the_soft_optimal_policy() -> None:
 @sabotaged_by("foresight.training.optim.track", change("rate", lambda r: 1.0))
 def test_soft_targets_lag_behind() -> None:
     state = sac.build(sac.Config(hidden=(8,), tau=0.1), Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-1, 1, (1,))))
-    before = state.target.towers.flat.clone()
+    before = state.target.mlp.flat.clone()
     batch = Transitions(
         torch.randn(16, 3), torch.rand(16, 1), torch.randn(16), torch.ones(16), torch.randn(16, 3), torch.arange(16)
     )
     sac.update(state, batch)
-    expected = before + 0.1 * (state.critics.towers.flat.detach() - before)
-    torch.testing.assert_close(state.target.towers.flat, expected)
-    assert not torch.equal(state.critics.towers.flat, before)
+    expected = before + 0.1 * (state.critics.mlp.flat.detach() - before)
+    torch.testing.assert_close(state.target.mlp.flat, expected)
+    assert not torch.equal(state.critics.mlp.flat, before)
