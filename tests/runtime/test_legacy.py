@@ -78,7 +78,7 @@ def test_every_renamed_field_is_one_that_there_is() -> None:
 
 @sabotaged_by("foresight.runtime.legacy.weight", lambda f: lambda name: name)
 def test_weights_of_before_are_loaded_under_their_present_names() -> None:
-    """The bundled agent was saved when the trunk of its network was called tower."""
+    """The bundled agent was saved when the trunk of its network had another name."""
     try:
         agent = run.load("connect_four", device="cpu")
     except UserError as error:
