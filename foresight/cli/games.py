@@ -176,9 +176,9 @@ def against(agent: Any, human_first: bool, simulations: int | None, lines: Itera
         if int(game.mover(position)[0]) != human:
             action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
             name = game.move_name(position, int(action[0]))
-            score = f" (your expected score: {_percent(-_value(extras, int(action[0])))})" if "value" in extras else ""
+            value = f" (your expected score: {_percent(-_value(extras, int(action[0])))})" if "value" in extras else ""
             history.append(game.step(position, action).position)
-            console.print(f"The agent plays {name}{score}", markup=False)
+            console.print(f"The agent plays {name}{value}", markup=False)
             continue
         line = next(lines, None)
         if line is None or line.strip().lower() in ("quit", "q", "exit"):
