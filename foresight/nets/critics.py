@@ -176,15 +176,15 @@ class Encoded(NamedTuple):
 
 
 class SoftConfig(memory.Remembering, Protocol):
-    """The fields of a soft actor-critic's Config by which its replay is read."""
+    """The fields of a soft actor-critic's Config that its batches depend on."""
 
     @property
     def batch_size(self) -> int:
-        """Rows that are learned from in a gradient step."""
+        """Steps with a loss per gradient step."""
 
     @property
     def gamma(self) -> float:
-        """The discount a step."""
+        """The discount per step."""
 
     @property
     def n_steps(self) -> int:
@@ -192,11 +192,11 @@ class SoftConfig(memory.Remembering, Protocol):
 
     @property
     def sequence_length(self) -> int:
-        """Rows of a sequence that are learned from."""
+        """Steps of a sequence with a loss."""
 
     @property
     def burn_in(self) -> int:
-        """Rows before them that only fill the memory."""
+        """Steps before them that only fill the memory."""
 
 
 class SoftState(Protocol):

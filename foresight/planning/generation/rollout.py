@@ -21,27 +21,27 @@ ANSWERS = 1024  # prompts in a batch of answers; the sampler decides how many ro
 
 
 class Answering(Protocol):
-    """The fields of a Config that answers are limited by; a `temperature` is read too, if there is one."""
+    """The fields of a Config for answers; a `temperature` is used too, if there is one."""
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens that a completion may have."""
+        """Maximum tokens of a completion."""
 
 
 class Sampling(Answering, Protocol):
-    """The fields of a Config that groups are sampled by; a `group` is read too, if there is one."""
+    """The fields of a Config for sampled groups; a `group` is used too, if there is one."""
 
     @property
     def steps(self) -> int:
-        """Updates in all."""
+        """Total number of updates."""
 
     @property
     def prompts(self) -> int:
-        """Prompts an update."""
+        """Prompts per update."""
 
     @property
     def temperature(self) -> float:
-        """Of sampling."""
+        """The sampling temperature."""
 
 
 class Filtering(Sampling, Protocol):
@@ -49,7 +49,7 @@ class Filtering(Sampling, Protocol):
 
     @property
     def max_batches(self) -> int:
-        """Batches of prompts at most."""
+        """Maximum batches of prompts per update."""
 
 
 class Answerer(Protocol):
