@@ -76,8 +76,6 @@ def check(config: Any, *also: str) -> None:
         raise UserError(f"temperatures must be one or more numbers of at least 0, not {tuple(temperatures)}.")
     if hasattr(config, "dirichlet_alpha"):
         selection.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
-    if hasattr(config, "value_scale"):
-        selection.Gumbel(config.considered, config.value_scale)  # raises if invalid
     play = getattr(config, "play_simulations", None) or 0
     if play < 0:
         raise UserError(f"play_simulations must be 0 (the raw policy) or more, not {play}.")

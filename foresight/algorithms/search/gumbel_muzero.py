@@ -72,6 +72,7 @@ State = muzero_targets.State  # network, target network, optimizer, replay, gene
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
     """Networks, optimizer, replay. Raises UserError if actions are not discrete or `openings` or `forked` too large."""
     muzero_targets.check(config, "considered")
+    _rule(config)  # raises if invalid
     errors.at_least(0, config, "openings")
     longest = 1 if isinstance(spaces, Spaces) else spaces.longest
     if config.openings >= longest:

@@ -43,10 +43,8 @@ class Trees(NamedTuple):
     reward: Any
     discount: Any
     bounds: Any  # [B, 2]
-    tie: Any  # [B, A], noise that breaks ties
-    gumbel: Any  # [B, A], noise at the root
-    table: Any  # [M, S], visits that each simulation wants of the root's action, by how many actions are considered
-    considered: Any  # [B], row of `table`
+    noise: Any  # [B, A], of the search
+    schedule: Any  # [B, S], the visits that the root's action shall have had at each simulation, if that is planned
     begun: Any  # [B], visits of the root before this search
     q: Any  # [A], scratch: action values at the node
     n: Any  # [A], scratch: visits of the actions
@@ -127,7 +125,7 @@ def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
         chance |= trees.logits[b, node, a] != -math.inf
     if chance:
         for a in range(actions):
-            score = np.float64(trees.prior[b, node, a]) / (1 + trees.n[a]) + np.float64(trees.tie[b, a])
+            score = np.float64(trees.prior[b, node, a]) / (1 + trees.n[a]) + np.float64(trees.noise[b, a])
             if trees.logits[b, node, a] != -math.inf and score > best:
                 best, choice = score, a
         return choice
@@ -138,7 +136,7 @@ def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
         if trees.logits[b, node, a] == -math.inf:
             continue
         known = (trees.q[a] - base) / spread if trees.n[a] > 0 else missing
-        score = known + bonus * np.float64(trees.prior[b, node, a]) / (1 + trees.n[a]) + np.float64(trees.tie[b, a])
+        score = known + bonus * np.float64(trees.prior[b, node, a]) / (1 + trees.n[a]) + np.float64(trees.noise[b, a])
         if score > best:
             best, choice = score, a
     return choice
@@ -160,7 +158,7 @@ def _select_uct(parameters: Any, trees: Any, b: int, node: int) -> int:
             score = (trees.q[a] - base) / spread + c * math.sqrt(bonus / trees.n[a])
         else:
             score = 1e9 + np.float64(trees.prior[b, node, a])
-        score += np.float64(trees.tie[b, a])
+        score += np.float64(trees.noise[b, a])
         if score > best:
             best, choice = score, a
     return choice
@@ -189,12 +187,12 @@ def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
     best: Any = -math.inf
     choice = -1
     if node == 0:
-        wanted = trees.table[trees.considered[b], trees.visits[b, 0] - trees.begun[b]]
+        wanted = trees.schedule[b, trees.visits[b, 0] - trees.begun[b]]
         for a in range(actions):
             if trees.prior[b, node, a] == 0 and trees.logits[b, node, a] == -math.inf:
                 continue
             if n[a] == wanted:
-                score = max(np.float64(trees.gumbel[b, a]) + (np.float64(trees.logits[b, node, a]) - top) + q[a], -1e9)
+                score = max(np.float64(trees.noise[b, a]) + (np.float64(trees.logits[b, node, a]) - top) + q[a], -1e9)
                 if score > best:
                     best, choice = score, a
         return choice
@@ -224,12 +222,12 @@ def _walk(select: Any, where: tuple[Any, ...]) -> None:
     `index_out` is the index of the node's state in the flat memory `[N * B]`.
     """
     (
-        parameters, tie, gumbel, table, considered, begun, depth, children, logits, prior, parent, action, visits,
-        value, raw, reward, discount, bounds, node_out, action_out, leaf_out, index_out, scratch,
+        parameters, noise, schedule, begun, depth, children, logits, prior, parent, action, visits, value, raw, reward,
+        discount, bounds, node_out, action_out, leaf_out, index_out, scratch,
     ) = where  # fmt: skip
     trees = Trees(
-        children, logits, prior, visits, value, raw, reward, discount, bounds, tie, gumbel, table, considered, begun,
-        scratch[0], scratch[1],
+        children, logits, prior, visits, value, raw, reward, discount, bounds, noise, schedule, begun, scratch[0],
+        scratch[1],
     )  # fmt: skip
     for b in range(children.shape[0]):
         node, level = 0, 0

@@ -27,7 +27,7 @@ from foresight.planning.search import selection
 from foresight.planning.search.selection import PUCT as PUCT
 from foresight.planning.search.selection import UCT as UCT
 from foresight.planning.search.selection import Gumbel as Gumbel
-from foresight.planning.search.selection import Node
+from foresight.planning.search.selection import Node, Rule
 from foresight.planning.search.tree import NONE, Tree, _write, plant, priors
 
 BACKENDS = ("auto", "compiled", "tensor")
@@ -86,7 +86,7 @@ def search(
     model: Model[Obs, State],
     obs: Obs,
     simulations: int,
-    rule: PUCT | UCT | Gumbel = PUCT(),  # noqa: B008 (frozen)
+    rule: Rule = PUCT(),  # noqa: B008 (frozen)
     *,
     noise: Dirichlet | None = None,
     temperature: float = 0.0,
@@ -120,9 +120,10 @@ def search(
         raise UserError(f"max_depth must be at least 1 edge, or None for no limit, not {max_depth}.")
     if backend not in BACKENDS:
         raise errors.unknown("search backend", backend, BACKENDS)
-    if reuse is not None and isinstance(rule, Gumbel):
+    if reuse is not None and not rule.reuses:
         raise UserError(
-            "Gumbel plans all its visits in advance, so it cannot reuse a tree. Use PUCT or UCT, or leave out reuse."
+            f"{type(rule).__name__} plans all its visits in advance, so it cannot reuse a tree. Use PUCT or UCT, or "
+            "leave out reuse."
         )
     logits, value, state = model.root(obs)
     if (row := _bad_row(logits, value)) is not None:
@@ -136,38 +137,16 @@ def search(
     if noise is not None:
         logits = selection.dirichlet(logits, noise.alpha, noise.fraction, generator)
     tree = plant(logits, value, state, simulations, reuse)
-    tie, gumbel = torch.zeros_like(logits), torch.zeros_like(logits)
-    if isinstance(rule, Gumbel):
-        if rule.scale and generator is not None:
-            gumbel = rule.scale * selection.gumbel_noise(logits, generator)
-    elif generator is not None:
-        tie = selection.tie_noise(logits, generator)
+    drawn = rule.noise(logits, generator)
+    schedule = rule.schedule(logits, simulations)
 
     compiled = logits.device.type == "cpu" if backend == "auto" else backend == "compiled"
     run = _compiled if compiled else _tensors
-    run(tree, model, simulations, rule, tie, gumbel, simulations + tree.size if max_depth is None else max_depth)
+    run(tree, model, simulations, rule, drawn, schedule, simulations + tree.size if max_depth is None else max_depth)
     tree.size += simulations
-    return _result(tree, rule, gumbel, temperature, generator)
-
-
-def _result(
-    tree: Tree, rule: PUCT | UCT | Gumbel, gumbel: Tensor, temperature: float, generator: torch.Generator | None
-) -> SearchResult:
-    node = view(tree, torch.zeros(tree.shape[0], dtype=torch.int64, device=tree.children.device))
-    count, value = node.visits.sum(-1, keepdim=True), tree.value[:, 0].clone()
-    if isinstance(rule, Gumbel):
-        weights = torch.softmax(selection.improved_logits(node, rule), -1) if count.any() else node.prior
-        score = selection.halving_score(node, gumbel.double(), node.visits.amax(-1), rule)
-        action = score.masked_fill(~node.legal, -torch.inf).argmax(-1)
-        return SearchResult(action, weights.float(), value, tree)
-    weights = torch.where(count > 0, node.visits / count.clamp(min=1), node.prior)
-    if temperature == 0:
-        action = weights.masked_fill(~node.legal, -1.0).argmax(-1)
-    else:
-        sharp = torch.softmax(weights.clamp(min=selection.TINY).log() / temperature, -1) * node.legal
-        home = generator.device if generator is not None else sharp.device
-        action = torch.multinomial(sharp.to(home), 1, generator=generator).squeeze(-1).to(sharp.device)
-    return SearchResult(action, weights.float(), value, tree)
+    root = view(tree, torch.zeros(tree.shape[0], dtype=torch.int64, device=logits.device))
+    action, weights = rule.conclude(root, drawn.double(), temperature, generator)
+    return SearchResult(action, weights.float(), tree.value[:, 0].clone(), tree)
 
 
 def view(tree: Tree, node: Tensor) -> Node:
@@ -202,9 +181,9 @@ def _compiled(
     tree: Tree,
     model: Model[Any, Any],
     simulations: int,
-    rule: PUCT | UCT | Gumbel,
-    tie: Tensor,
-    gumbel: Tensor,
+    rule: Rule,
+    noise: Tensor,
+    schedule: Tensor | None,
     depth: int,
 ) -> None:
     """The tree in numba; the model's tensors are read in place."""
@@ -212,15 +191,14 @@ def _compiled(
 
     rows, _, actions = tree.shape
     descend, parameters = rule.compiled()
-    table, considered = _halving(tree, rule, simulations)
+    planned = torch.zeros(rows, 0, dtype=torch.int64) if schedule is None else schedule
     arrays: tuple[Any, ...] = tuple(getattr(tree, name).numpy() for name in _ARRAYS)
     node, action, leaf, index = (torch.empty(rows, dtype=torch.int64) for _ in range(4))
     ends = (node.numpy(), action.numpy(), leaf.numpy())
     scratch = np.empty((2, actions))
     begun = tree.visits[:, 0].numpy().copy()
     down: tuple[Any, ...] = (
-        parameters, tie.numpy(), gumbel.numpy(), table.numpy(), considered.numpy(), begun, depth, *arrays, *ends,
-        index.numpy(), scratch,
+        parameters, noise.numpy(), planned.numpy(), begun, depth, *arrays, *ends, index.numpy(), scratch,
     )  # fmt: skip
     memory = tree_map(_flat, tree.state)
     plain = type(memory) is Tensor
@@ -238,17 +216,16 @@ def _tensors(
     tree: Tree,
     model: Model[Any, Any],
     simulations: int,
-    rule: PUCT | UCT | Gumbel,
-    tie: Tensor,
-    gumbel: Tensor,
+    rule: Rule,
+    noise: Tensor,
+    schedule: Tensor | None,
     depth: int,
 ) -> None:
     """The same search in tensor operations on any device: the reference for the kernels."""
     rows = tree.shape[0]
     device = tree.children.device
     batch = torch.arange(rows, device=device)
-    table, considered = (x.to(device) for x in _halving(tree, rule, simulations))
-    begun = tree.visits[:, 0].clone()
+    begun, noise = tree.visits[:, 0].clone(), noise.double()
     for slot in range(tree.size, tree.size + simulations):
         # Down: all rows together; rows that reached a leaf wait.
         node = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -257,12 +234,10 @@ def _tensors(
         level = 0
         while level < depth:
             seen = view(tree, node)
-            if isinstance(rule, Gumbel) and level == 0:
-                wanted = table[considered, (tree.visits[:, 0] - begun).long()].double()
-                score = selection.halving_score(seen, gumbel.double(), wanted, rule)
-            else:
-                score = rule.score(seen) + tie.double()
-            score = score.masked_fill(~seen.legal, -torch.inf)
+            wanted = None
+            if schedule is not None and level == 0:
+                wanted = schedule[batch, (tree.visits[:, 0] - begun).long()].double()
+            score = rule.noisy_score(seen, noise, wanted).masked_fill(~seen.legal, -torch.inf)
             choice, stuck = score.argmax(-1), ~seen.legal.any(-1)
             level += 1
             child = tree.children[batch, node, choice].long()
@@ -314,19 +289,6 @@ def _tensors(
 _ARRAYS = (
     "children", "logits", "prior", "parent", "action", "visits", "value", "raw", "reward", "discount", "bounds",
 )  # fmt: skip
-
-
-def _halving(tree: Tree, rule: PUCT | UCT | Gumbel, simulations: int) -> tuple[Tensor, Tensor]:
-    """`(table, considered)`: the visit schedule for each number of considered actions, and that number `[B]`."""
-    if not isinstance(rule, Gumbel):
-        return torch.zeros(1, 1, dtype=torch.int64), torch.zeros(tree.shape[0], dtype=torch.int64)
-    considered = (tree.logits[:, 0] != -torch.inf).sum(-1).clamp(max=rule.considered)
-    most = int(considered.max())
-    wanted = set(considered.tolist())  # unused rows of the table stay empty
-    table = torch.zeros(most + 1, max(simulations, 1), dtype=torch.int64)
-    for m in wanted:
-        table[m] = torch.tensor(selection.considered_visits(m, table.shape[1]))
-    return table, considered
 
 
 def _flat(x: Tensor) -> Tensor:

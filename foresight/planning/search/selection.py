@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -55,10 +55,29 @@ class Node(NamedTuple):
 
 
 class Rule(Protocol):
-    """A selection rule."""
+    """A selection rule: which action a simulation takes at a node, and what the search makes of the visits."""
+
+    reuses: ClassVar[bool]
+    """Whether it can continue in the tree of an earlier search."""
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The noise `[B, A]` of a search from roots with these logits; 0 without a generator."""
+
+    def schedule(self, logits: Tensor, simulations: int) -> Tensor | None:
+        """The visits that the root's action shall have had at each simulation, int64 `[B, S]`; None: as scores say."""
 
     def score(self, node: Node) -> Tensor:
         """Scores `[B, A]` inside the tree: the legal action with the highest score is selected (ties: the first)."""
+
+    def noisy_score(self, node: Node, noise: Tensor, wanted: Tensor | None) -> Tensor:
+        """`score` with the noise of the search. At the root of a search with a schedule, `wanted` `[B]` are the visits
+        that the action shall have had; None elsewhere.
+        """
+
+    def conclude(
+        self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """`(action [B], weights [B, A])` of the finished search: what is played, and the policy target."""
 
     def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
         """The way down of the compiled search with this rule (`kernels`), and the parameters that it takes."""
@@ -204,6 +223,20 @@ def tie_noise(like: Tensor, generator: torch.Generator) -> Tensor:
     return 1e-7 * torch.rand(like.shape, generator=generator, device=generator.device).to(like.device)
 
 
+def by_visits(root: Node, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """`(action, weights)`: the shares of the visits (the prior, if there are none), and an action by them.
+
+    In proportion to visits^(1/temperature); at temperature 0 the most visited one (ties: the first).
+    """
+    count = root.visits.sum(-1, keepdim=True)
+    weights = torch.where(count > 0, root.visits / count.clamp(min=1), root.prior)
+    if temperature == 0:
+        return weights.masked_fill(~root.legal, -1.0).argmax(-1), weights
+    sharp = torch.softmax(weights.clamp(min=TINY).log() / temperature, -1) * root.legal
+    home = generator.device if generator is not None else sharp.device
+    return torch.multinomial(sharp.to(home), 1, generator=generator).squeeze(-1).to(sharp.device), weights
+
+
 # --- the rules
 
 
@@ -231,9 +264,18 @@ class PUCT:
     first_play: str = "lowest"
     reduction: float = 0.2
     chance: int = 0
+    reuses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.normalize, self.first_play)
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Breaks ties."""
+        return torch.zeros_like(logits) if generator is None else tie_noise(logits, generator)
+
+    def schedule(self, logits: Tensor, simulations: int) -> Tensor | None:
+        """Nothing is planned."""
+        return None
 
     def score(self, node: Node) -> Tensor:
         """See the class."""
@@ -244,6 +286,16 @@ class PUCT:
             return score
         outcomes = node.legal[:, -self.chance :].any(-1, keepdim=True)
         return torch.where(outcomes, node.prior / (1 + node.visits), score)
+
+    def noisy_score(self, node: Node, noise: Tensor, wanted: Tensor | None) -> Tensor:
+        """See `Rule`."""
+        return self.score(node) + noise
+
+    def conclude(
+        self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `by_visits`."""
+        return by_visits(root, temperature, generator)
 
     def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
         """See `Rule`."""
@@ -263,15 +315,34 @@ class UCT:
 
     c: float = math.sqrt(2.0)
     normalize: str = "none"
+    reuses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.normalize, "zero")
+
+    def noise(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Breaks ties."""
+        return torch.zeros_like(logits) if generator is None else tie_noise(logits, generator)
+
+    def schedule(self, logits: Tensor, simulations: int) -> Tensor | None:
+        """Nothing is planned."""
+        return None
 
     def score(self, node: Node) -> Tensor:
         """See the class."""
         q = normalize(node, node.q, self.normalize)
         bonus = self.c * (node.total.log().unsqueeze(-1) / node.visits.clamp(min=1)).sqrt()
         return torch.where(node.visits > 0, q + bonus, 1e9 + node.prior)
+
+    def noisy_score(self, node: Node, noise: Tensor, wanted: Tensor | None) -> Tensor:
+        """See `Rule`."""
+        return self.score(node) + noise
+
+    def conclude(
+        self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `by_visits`."""
+        return by_visits(root, temperature, generator)
 
     def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
         """See `Rule`."""
@@ -296,6 +367,7 @@ class Gumbel:
     max_visit_init: float = 50.0
     normalize: str = "siblings"
     scale: float = 1.0
+    reuses: ClassVar[bool] = False  # all visits are planned in advance
 
     def __post_init__(self) -> None:
         _check(self.normalize, "zero")
@@ -304,10 +376,36 @@ class Gumbel:
         if not 0 <= self.value_scale < math.inf:
             raise UserError(f"Gumbel's value_scale must be a number of at least 0, not {self.value_scale}.")
 
+    def noise(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        """By which root actions are sampled without replacement."""
+        if generator is None or not self.scale:
+            return torch.zeros_like(logits)
+        return self.scale * gumbel_noise(logits, generator)
+
+    def schedule(self, logits: Tensor, simulations: int) -> Tensor | None:
+        """Sequential Halving over the legal actions, at most `considered`; see `considered_visits`."""
+        considered = (logits != -torch.inf).sum(-1).clamp(max=self.considered)
+        table = torch.zeros(int(considered.max()) + 1, max(simulations, 1), dtype=torch.int64)
+        for m in set(considered.tolist()):  # other rows stay empty
+            table[m] = torch.tensor(considered_visits(m, table.shape[1]))
+        return table.to(logits.device)[considered]
+
     def score(self, node: Node) -> Tensor:
         """See the class."""
         prior = torch.softmax(improved_logits(node, self), -1)
         return prior - node.visits / (1 + node.visits.sum(-1, keepdim=True))
+
+    def noisy_score(self, node: Node, noise: Tensor, wanted: Tensor | None) -> Tensor:
+        """`halving_score` at the root; no noise below it."""
+        return self.score(node) if wanted is None else halving_score(node, noise, wanted, self)
+
+    def conclude(
+        self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """The best of the most visited actions, and π'."""
+        weights = torch.softmax(improved_logits(root, self), -1) if root.visits.any() else root.prior
+        score = halving_score(root, noise, root.visits.amax(-1), self)
+        return score.masked_fill(~root.legal, -torch.inf).argmax(-1), weights
 
     def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
         """See `Rule`."""
