@@ -12,12 +12,12 @@ def limit() -> float:
     """The fastest rate of products of the size of a layer, in operations per second, with the faster library."""
     import torch
 
-    from foresight.nets import stacked_mlp
+    from foresight.ops import fused_mlp
 
     a, b, out = torch.randn(BATCH, WIDTH), torch.randn(WIDTH, WIDTH), torch.empty(BATCH, WIDTH)
     ways = [lambda: torch.mm(a, b, out=out)]
-    if stacked_mlp.ONEDNN:
-        ways.append(lambda: stacked_mlp.linear(a, b))
+    if fused_mlp.ONEDNN:
+        ways.append(lambda: fused_mlp.linear(a, b))
     best = float("inf")
     for way in ways * 30:
         begun = time.perf_counter()

@@ -1,41 +1,26 @@
 """Several MLPs over the same inputs, fast for small networks, which are bound by calls, not by arithmetic.
 
 On a CPU a layer of 64x64 takes less time than its call. `StackedMLP` therefore keeps all weights in one flat
-parameter (the optimizer and the gradient clip see one tensor), is a single autograd node of any depth, uses numpy
-where it is faster (tanh, and some products with few rows or columns), and runs large layers on oneDNN, through the
-operator of torch's compiled graphs: on some processors it takes half the time of `torch.mm`.
+parameter (the optimizer and the gradient clip see one tensor), and is a single autograd node of any depth. What it
+computes is `plain`; `ops.fused_mlp` is its fast twin.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from foresight import errors
 from foresight.nets.mlp import ACTIVATIONS, SQRT2
+from foresight.ops import fused_mlp
+from foresight.ops.fused_mlp import Layer
 
-FEW_COLUMNS = 8  # for products with at most so many columns numpy is several times faster than torch
 FEW_ROWS = 64  # with at most so many rows a whole forward pass is faster in numpy
-LARGE = 2**15  # for layers with at least so many weights oneDNN is faster, despite 10 µs more per call
-LARGE_GRADIENT = 2**23  # the same for the product that computes a weight gradient, in multiplications
-ONEDNN = torch.backends.mkldnn.is_available()
-
-
-class Layer(NamedTuple):
-    """One layer as views of the flat parameter, for torch and for numpy; `_t` is transposed, `[in, out]`."""
-
-    weight: Tensor
-    weight_t: Tensor
-    bias: Tensor
-    array_t: np.ndarray
-    offset: np.ndarray
 
 
 class StackedMLP(nn.Module):
@@ -95,13 +80,13 @@ class StackedMLP(nn.Module):
             return None
         layers = self._layers()
         with torch.no_grad():
-            activations = [_through(x, mlp, self.activation) for mlp in layers]
+            activations = [fused_mlp.through(x, mlp, self.activation) for mlp in layers]
 
         def back(grads: Sequence[Tensor]) -> None:
             result, places = self._gradient()
             with torch.no_grad():
                 for i, grad in enumerate(grads):
-                    _back(grad, x, activations[i], layers[i], places[i], self.activation, False)
+                    fused_mlp.back(grad, x, activations[i], layers[i], places[i], self.activation, False)
             self.flat.grad = result
 
         return [outputs[-1] for outputs in activations], back
@@ -112,13 +97,13 @@ class StackedMLP(nn.Module):
             return [y.view(*shape, y.shape[-1]) for y in self._run(x.reshape(-1, x.shape[-1]), chosen, frozen)]
         if not self._fast(x) or (self._twice and torch.is_grad_enabled()):
             parts = _split(self.flat.detach() if frozen else self.flat, self.sizes)
-            return [_plain(x, parts[i], self.activation) for i in chosen]
+            return [plain(x, parts[i], self.activation) for i in chosen]
         layers = self._layers()
         if not torch.is_grad_enabled():
             if x.shape[0] <= FEW_ROWS:
                 array = x.numpy()
-                return [torch.from_numpy(_few(array, layers[i], self.activation)) for i in chosen]
-            return [_through(x, layers[i], self.activation)[-1] for i in chosen]
+                return [torch.from_numpy(fused_mlp.few(array, layers[i], self.activation)) for i in chosen]
+            return [fused_mlp.through(x, layers[i], self.activation)[-1] for i in chosen]
         weights = self.flat.detach() if frozen else self.flat
         return _Node.apply(x, weights, self, layers, chosen)  # type: ignore[no-untyped-call]  # torch's
 
@@ -157,7 +142,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, flat: Tensor, module: StackedMLP, layers: Any, chosen: Any) -> tuple[Tensor, ...]:
         ctx.module, ctx.layers, ctx.chosen = module, layers, chosen
-        activations = [_through(x, layers[i], module.activation) for i in chosen]
+        activations = [fused_mlp.through(x, layers[i], module.activation) for i in chosen]
         outputs = tuple(a.pop() for a in activations)  # an output kept here would keep its own graph alive
         ctx.activations = activations
         ctx.save_for_backward(x, flat)
@@ -175,7 +160,7 @@ class _Node(torch.autograd.Function):
         into: Tensor | None = None
         for i, grad, activations in zip(ctx.chosen, grads, ctx.activations, strict=True):
             place = places[i] if weights else None
-            grad = _back(grad, x, activations, layers[i], place, module.activation, inputs)
+            grad = fused_mlp.back(grad, x, activations, layers[i], place, module.activation, inputs)
             if inputs:  # otherwise `grad` is that of a hidden layer's output
                 into = grad if into is None else into + grad
         return into, result.clone() if weights else None, None, None, None
@@ -196,99 +181,8 @@ def _layers(flat: Tensor, mlps: Sequence[Sequence[int]]) -> list[list[Layer]]:
     return [[Layer(w, w.t(), b, w.numpy().T, b.numpy()) for w, b in mlp] for mlp in _split(flat, mlps)]
 
 
-def _plain(x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Tensor:
+def plain(x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Tensor:
     """One MLP, in plain torch."""
     for weight, bias in layers[:-1]:
         x = ACTIVATIONS[activation](nn.functional.linear(x, weight, bias))
     return nn.functional.linear(x, *layers[-1])
-
-
-def _few(x: np.ndarray, layers: Sequence[Layer], activation: str) -> np.ndarray:
-    """One MLP over few rows, in numpy."""
-    last = len(layers) - 1
-    for i, layer in enumerate(layers):
-        x = np.dot(x, layer.array_t)
-        x += layer.offset
-        if i < last:
-            np.tanh(x, out=x) if activation == "tanh" else np.maximum(x, 0, out=x)
-    return x
-
-
-def _through(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
-    """The output of every layer of one MLP. A row's bits do not depend on the other rows."""
-    outputs, last = [], len(layers) - 1
-    for i, layer in enumerate(layers):
-        if large := _large(layer.weight):
-            x = linear(x, layer.weight, layer.bias, "relu" if i < last and activation == "relu" else "none")
-        else:
-            x = torch.addmm(layer.bias, x, layer.weight_t)
-        if i < last:
-            if activation == "tanh":
-                array = x.numpy()
-                np.tanh(array, out=array)
-            elif not large:
-                x.relu_()
-        outputs.append(x)
-    return outputs
-
-
-def _back(
-    grad: Tensor,
-    x: Tensor,
-    activations: Sequence[Tensor],
-    layers: Sequence[Layer],
-    places: Sequence[tuple[Tensor, Tensor]] | None,
-    activation: str,
-    inputs: bool,
-) -> Tensor:
-    """Write the gradient of one MLP's weights to `places`, if given; return that of its inputs if `inputs`."""
-    for i in reversed(range(len(layers))):
-        if i < len(layers) - 1:  # in place: `grad` is the scratch memory of the layer above
-            if activation == "tanh":
-                torch.ops.aten.tanh_backward.grad_input(grad, activations[i], grad_input=grad)
-            else:
-                torch.ops.aten.threshold_backward.grad_input(grad, activations[i], 0, grad_input=grad)
-        below = activations[i - 1] if i else x
-        if places is not None:
-            weight, bias = places[i]
-            torch.sum(grad, 0, out=bias)
-            _product(grad.t(), below, weight)
-        if i or inputs:
-            if _large(layers[i].weight):
-                grad = linear(grad, layers[i].weight_t)
-            else:
-                into = _scratch(i % 2, below) if i else torch.empty_like(below)
-                grad = _product(grad, layers[i].weight, into)
-    return grad
-
-
-def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """`a @ b`, in numpy if narrow and small (numpy then uses one thread)."""
-    if min(out.shape) <= FEW_COLUMNS and a.numel() * b.shape[1] <= 2**18:
-        np.dot(a.numpy(), b.numpy(), out=out.numpy())
-        return out
-    if a.numel() * b.shape[1] >= LARGE_GRADIENT and ONEDNN:
-        return out.copy_(linear(a, b.t()))
-    return torch.mm(a, b, out=out)
-
-
-def _large(weight: Tensor) -> bool:
-    return weight.numel() >= LARGE and ONEDNN
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
-    """A linear layer and an activation ("relu" or "none") by oneDNN, without autograd."""
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
-    return result
-
-
-_kept = threading.local()
-
-
-def _scratch(slot: int, like: Tensor) -> Tensor:
-    """Memory with the shape of `like` that the next call may overwrite: allocating costs more than the product."""
-    held = getattr(_kept, f"slot{slot}", None)
-    if held is None or held.numel() < like.numel():
-        held = torch.empty(like.numel())
-        setattr(_kept, f"slot{slot}", held)
-    return held[: like.numel()].view(like.shape)

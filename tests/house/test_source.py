@@ -14,7 +14,7 @@ Rule = Callable[[str, str], list[str]]
 
 # What a rule forbids and a file does nonetheless, with the reason.
 EXCEPTIONS = {
-    (rules.loops_forward, "nets/stacked_mlp.py"): "a backward pass goes back over layers, not over time",
+    (rules.loops_forward, "ops/fused_mlp.py"): "a backward pass goes back over layers, not over time",
     (
         rules.quiet,
         "nets/language/pretrained.py",

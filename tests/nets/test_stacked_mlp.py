@@ -37,8 +37,8 @@ def _random(inputs: int, hidden: tuple[int, ...], activation: str) -> StackedMLP
     return module
 
 
-@sabotaged_by("foresight.nets.stacked_mlp._through", scaled(1.01))
-@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 2 * g))
+@sabotaged_by("foresight.ops.fused_mlp.through", scaled(1.01))
+@sabotaged_by("foresight.ops.fused_mlp.back", change("grad", lambda g: 2 * g))
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize(("inputs", "hidden"), SHAPES)
 @pytest.mark.parametrize("shape", [(300,), (7, 11)])
@@ -93,7 +93,7 @@ def test_a_row_has_the_same_bits_in_every_batch(sizes, hidden):
         assert torch.equal(module(x[chosen])[0], whole[chosen])
 
 
-@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 2 * g))
+@sabotaged_by("foresight.ops.fused_mlp.back", change("grad", lambda g: 2 * g))
 @pytest.mark.parametrize("hidden", [(64, 64), (256, 256)])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_the_backward_pass_without_autograd_is_that_of_autograd(activation, hidden):
@@ -201,7 +201,7 @@ def test_gradients_can_be_differentiated_again_with_create_graph():
         assert torch.equal(twice(x)[0], once(x)[0])
 
 
-@sabotaged_by("foresight.nets.stacked_mlp._back", change("grad", lambda g: 1.1 * g))
+@sabotaged_by("foresight.ops.fused_mlp.back", change("grad", lambda g: 1.1 * g))
 def test_members_of_different_widths_without_hidden_layers_have_the_gradients_of_autograd() -> None:
     members, x = StackedMLP(4, (), (3, 5), (1.0, 1.0)), torch.randn(7, 4)
     parts = [torch.randn(7, 3), torch.randn(7, 5)]
