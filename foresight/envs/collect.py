@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from foresight.data import trees
-from foresight.data.priorities import Prioritized
-from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.envs.base import Env, Episodes
 from foresight.ops import returns
@@ -100,7 +98,14 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
     return _rollout(rows, [], obs, limits, device)
 
 
-def remember(replay: Replay | Prioritized, rollout: Rollout) -> None:
+class Buffer(Protocol):
+    """Where steps are stored: a `Replay`, or `Prioritized` around one."""
+
+    def add(self, rows: dict[str, Tree], final_obs: Tree = None) -> None:
+        """See `Replay.add`."""
+
+
+def remember(replay: Buffer, rollout: Rollout) -> None:
     """Add the steps to `replay`, one stream for each environment."""
     rows = rollout.rows
     limited = rows.extras["limit"].any(0).tolist()

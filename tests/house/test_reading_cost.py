@@ -183,6 +183,18 @@ def test_only_files_of_more_than_a_few_lines_are_counted() -> None:
     assert cost() == (0, 19)
     assert cost(**{"algorithms/value/a.py": long}) == (1, 35)
     assert reading_cost.table(FILES).splitlines()[-1] == "| `value/a` | 0 | 19 |"
+    assert reading_cost.missed(FILES) == "All 1 algorithms meet the aim."
+
+
+def test_by_how_much_the_aim_is_missed() -> None:
+    def longer(lines: int) -> str:
+        return ALGORITHM.replace("    network = MLP(3)\n", "    network = MLP(3)\n" + "    env.step()\n" * lines)
+
+    files = {**FILES, "algorithms/value/b.py": longer(1_281), "algorithms/value/c.py": longer(1_481)}
+    assert reading_cost.missed(files) == (
+        "1 of 3 algorithms meet the aim. The others miss it by 0 files and 300 lines at the median, and by 0 files and "
+        "300 lines at most."
+    )
 
 
 def test_contributing_lists_every_algorithm() -> None:
