@@ -41,7 +41,7 @@ class Config:
     gamma: float = 0.99  # discount per action
     alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
     alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
-    epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
+    epsilon: float = 0.1  # probability of a random action (S&B §2.2)
     initial: float = 0.0  # initial action values; optimistic ones explore (S&B §2.6)
     episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
     yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
@@ -108,7 +108,7 @@ def train(
     """Update the pair n steps back, choose the next action, act; until `steps`."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    while tabular.goes_on(state):
+    while tabular.unfinished(state):
         metrics = tabular.control(tables, state, walk)
         yield state.step, metrics, state
 

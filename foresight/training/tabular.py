@@ -1,8 +1,7 @@
-"""Tabular TD and Monte Carlo: what a run keeps, and how the compiled loops are called.
+"""Tabular TD and Monte Carlo: the state of a run, and the calls of the compiled loops.
 
-`Tables` holds the MDP as arrays to sample from, `Walk` the position of a learner. `control`, `predict` and
-`episodes` run the loops of `tabular_kernels` and return metrics or experience. Sutton & Barto (2018), chapters 5 to 7
-and 12.
+`Tables` holds the MDP as arrays to sample from, `Walk` the position of the agent. `control`, `predict` and `episodes`
+run the loops of `tabular_kernels` and return metrics or experience. Sutton & Barto (2018), chapters 5 to 7 and 12.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass
 class Walk:
-    """Where a learner stands: all that its next step depends on besides its tables. It is saved with the State."""
+    """The position of the agent: everything its next step depends on besides its tables. It is saved with the State."""
 
     rng: np.random.Generator
-    pairs: NDArray[np.int64]  # [n, 2]: states and actions of the rows that wait for their target
+    pairs: NDArray[np.int64]  # [n, 2]: states and actions of the steps that wait for their target
     rewards: NDArray[np.float64]  # [n, 2]: their rewards and discounts
-    pending: int = 0  # how many of these rows there are
-    state: int = -1  # -1: the next step begins an episode
-    action: int = -1  # what it is going to do, where that is decided; else -1
-    length: int = 0  # actions in this episode
-    earned: float = 0.0  # in this episode
-    episodes: int = 0  # ended so far
+    pending: int = 0  # number of these steps
+    state: int = -1  # -1: the next step starts an episode
+    action: int = -1  # the next action, if it is already chosen; else -1
+    length: int = 0  # steps so far in this episode
+    earned: float = 0.0  # reward so far in this episode
+    episodes: int = 0  # number that have ended
 
 
 class StepSize(Protocol):
@@ -110,7 +109,7 @@ class Controller(Learner, Protocol):
 
 
 def start(seed: int, n: int = 1) -> Walk:
-    """A walk that has not begun, with room for the rows of n-step targets. Raises UserError if n < 1."""
+    """A `Walk` at its beginning, with space for the n steps of an n-step target. Raises UserError if n < 1."""
     if n < 1:
         raise UserError(f"n_steps must be at least 1, not {n}: it counts the rewards before the bootstrap.")
     return Walk(np.random.default_rng(seed), np.zeros((n, 2), np.int64), np.zeros((n, 2)))
@@ -146,18 +145,18 @@ class Tables:
 
     @property
     def pairs(self) -> Tensor:
-        """Every state in which something happens with every action that is allowed there: `[P, 2]`."""
+        """All pairs of a non-absorbing state and an action that is allowed there: `[P, 2]`."""
         return ((~self.forbidden) & ~self.mdp.absorbing()[:, None]).nonzero()
 
 
 def draw(cumulative: Floats, uniform: float) -> int:
-    """The index at which the running sum passes `uniform` of the total."""
+    """The index at which the cumulative sum exceeds the fraction `uniform` of the total."""
     return min(int((cumulative <= uniform * cumulative[-1]).sum()), len(cumulative) - 1)
 
 
 def sample(policy: Tensor, rng: np.random.Generator) -> Tensor:
-    """An action for each row of probabilities `[B, A]`, by one uniform number each: `[B]`."""
-    actions = [draw(row, rng.random()) for row in running(policy)]
+    """An action for each row of probabilities `[B, A]`, from one uniform random number each: `[B]`."""
+    actions = [draw(row, rng.random()) for row in cumulative(policy)]
     return torch.tensor(actions, dtype=torch.int64, device=policy.device)
 
 
@@ -173,7 +172,7 @@ def sizes(spaces: Spaces) -> tuple[int, int]:
 
 
 def check(config: object) -> None:
-    """Raise UserError for a number of a Config that is out of its range."""
+    """Raise UserError for a hyperparameter of a Config that is out of its range."""
     ranges = {
         "gamma": (0.0, 1.0),
         "alpha": (0.0, 1.0),
@@ -189,17 +188,17 @@ def check(config: object) -> None:
         errors.at_least(least, config, *(name for name in names if hasattr(config, name)))
 
 
-def goes_on(state: Learner) -> bool:
-    """Whether a learner's steps and episodes are not used up."""
+def unfinished(state: Learner) -> bool:
+    """Whether steps and episodes are left."""
     config = state.config
     return bool(state.step < config.steps and (not config.episodes or state.walk.episodes < config.episodes))
 
 
 def control(tables: Tables, state: Controller, walk: Callable[..., tabular_kernels.Controlled]) -> dict[str, float]:
-    """Act and learn until the next yield, moving `state.q` `[S, A]` or `[N, S, A]` in place; returns what happened.
+    """Act and update `state.q` `[S, A]` or `[N, S, A]` in place until the next yield; returns the metrics.
 
-    `walk` is `tabular_kernels.control` compiled around an algorithm's target. A target of the n steps that `state.walk`
-    has room for is moved to as soon as it is whole: after n steps, or at the end of the episode.
+    `walk` is `tabular_kernels.control` compiled around an algorithm's target. `state.walk` has space for n steps: the
+    value of a pair is updated once its target is complete, after n steps or at the end of the episode.
     """
     config, at = state.config, state.walk
     if state.step == 0:
@@ -218,7 +217,7 @@ def control(tables: Tables, state: Controller, walk: Callable[..., tabular_kerne
 def predict(
     tables: Tables, state: Predictor, policy: Tensor, walk: Callable[..., tabular_kernels.Predicted]
 ) -> dict[str, float]:
-    """Follow `policy` `[S, A]` and learn until the next yield, moving `state.v` `[S]` in place; returns what happened.
+    """Follow `policy` `[S, A]` and update `state.v` `[S]` in place until the next yield; returns the metrics.
 
     `walk` is `tabular_kernels.predict` compiled around an algorithm's target.
     """
@@ -226,22 +225,22 @@ def predict(
     steps, most = until(state)
     with arrays(state.v, state.visits) as (v, visits):
         found = walk(
-            len(at.pairs), steps, most, v, visits, running(policy), *tables.arrays, tables.limit, tables.gamma,
+            len(at.pairs), steps, most, v, visits, cumulative(policy), *tables.arrays, tables.limit, tables.gamma,
             config.alpha, config.alpha_power, at.rng, at.pairs, at.rewards, at.state, at.length, at.earned, at.pending,
         )  # fmt: skip
     taken, at.state, at.length, at.earned, at.pending, ended, returned, lengths, errors = found
     return report(state, taken, ended, returned, lengths, errors)
 
 
-def running(policy: Tensor) -> Floats:
-    """The running sums over the actions of a policy `[S, A]`, from which the compiled loops draw."""
+def cumulative(policy: Tensor) -> Floats:
+    """The cumulative sums over the actions of a policy `[S, A]`, from which the compiled loops draw."""
     sums: Floats = np.cumsum(policy.cpu().numpy(), axis=1)
     return sums
 
 
 @contextlib.contextmanager
 def arrays(*tensors: Tensor) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Tensors as arrays that a compiled loop changes in place. Those of another device are copied there and back."""
+    """Tensors as arrays that a compiled loop changes in place; those on another device are copied there and back."""
     found = tuple(tensor.cpu().numpy() for tensor in tensors)
     yield found
     for tensor, array in zip(tensors, found, strict=True):
@@ -250,14 +249,14 @@ def arrays(*tensors: Tensor) -> Iterator[tuple[NDArray[Any], ...]]:
 
 
 def until(state: Learner) -> tuple[int, int]:
-    """(steps, episodes) after which to stop and yield; 0 episodes: not for that reason."""
+    """(steps, episodes) until the next yield; 0 episodes: no limit by episodes."""
     config = state.config
     steps = min(config.yield_every or UNLIMITED, config.steps - state.step)
     return steps, 1 if config.yield_every == 0 else max(0, config.episodes - state.walk.episodes)
 
 
 def report(state: Learner, taken: int, ended: int, returned: float, lengths: int, errors: float) -> dict[str, float]:
-    """Count the steps and episodes of a walk; the metrics of what happened in it."""
+    """Add to the counts of steps and episodes; returns the metrics."""
     state.step += taken
     state.walk.episodes += ended
     metrics = {"episodes": float(state.walk.episodes), "td_error": errors / max(1, taken)}
@@ -265,7 +264,7 @@ def report(state: Learner, taken: int, ended: int, returned: float, lengths: int
 
 
 def move_all(table: Tensor, visits: Tensor, index: Tensor, target: Tensor, config: StepSize) -> float:
-    """Move the flat entries `index` `[N]` of a table toward `target` `[N]`, one after the other; the sum of |errors|.
+    """Move the flat entries `index` `[N]` of a table toward `target` `[N]`, in order; returns the sum of |errors|.
 
     The step size is α, or α / nᵖ at the n-th visit where the Config has a power p > 0. In place.
     """
@@ -277,21 +276,21 @@ def move_all(table: Tensor, visits: Tensor, index: Tensor, target: Tensor, confi
 def episodes(
     tables: Tables, policy: Tensor, count: int, horizon: int, rng: np.random.Generator, first: Tensor | None = None
 ) -> Trajectory:
-    """`count` episodes of `policy` `[S, A]`, one after the other in one row: a `Trajectory` `[1, N]`, float64.
+    """`count` episodes of `policy` `[S, A]`, concatenated: a `Trajectory` `[1, N]`, float64.
 
-    Each ends where the MDP ends it, at its time limit, or after `horizon` actions; `cut` is 1 in its last
-    row. `discount` is γ, or 0 where the episode ended. `first` `[count, 2]`: the states and actions to begin with,
-    -1 where they are to be drawn.
+    Each ends where the MDP ends it, at its time limit, or after `horizon` actions; `cut` is 1 at its last step.
+    `discount` is γ, or 0 where the episode ended. `first` `[count, 2]`: the initial states and actions, -1 where they
+    are to be drawn.
     """
     horizon = min(horizon, tables.limit or horizon)
     begin = np.full((count, 2), -1) if first is None else first.cpu().numpy()
-    columns = tabular_kernels.episodes(count, horizon, begin, running(policy), *tables.arrays, rng)
+    columns = tabular_kernels.episodes(count, horizon, begin, cumulative(policy), *tables.arrays, rng)
     s, a, reward, going, cut = (torch.from_numpy(np.ascontiguousarray(x))[None].to(policy.device) for x in columns)
     return Trajectory(s, a, reward, tables.gamma * going, cut.to(reward.dtype))
 
 
 def first_visits(index: Tensor, cut: Tensor) -> Tensor:
-    """`[N]` bool: whether row t is the first in its episode with this `index` `[N]`; `cut` `[N]` ends episodes."""
+    """`[N]` bool: whether step t is the first in its episode with this `index` `[N]`; `cut` `[N]` ends episodes."""
     episode = torch.cat([torch.zeros_like(cut[:1]), cut[:-1]]).cumsum(0).long()
     key, order = torch.sort(episode * (int(index.max()) + 1) + index, stable=True)
     first = torch.ones_like(index, dtype=torch.bool)
@@ -300,7 +299,7 @@ def first_visits(index: Tensor, cut: Tensor) -> Tensor:
 
 
 def policy_table(mdp: MDP, name: str, gamma: float, given: Tensor | None = None) -> Tensor:
-    """The policy `[S, A]` to predict: "uniform", "optimal" (equally good actions equally likely), or the one given.
+    """The policy `[S, A]` to evaluate: "uniform", "optimal" (equally good actions equally likely), or the given one.
 
     Raises UserError for another name, and for a policy of the wrong shape.
     """
@@ -322,6 +321,6 @@ def policy_table(mdp: MDP, name: str, gamma: float, given: Tensor | None = None)
 
 
 def root_mean_square(mdp: MDP, values: Tensor, exact: Tensor) -> float:
-    """The error of `values` `[S]`: √ mean (v − v_π)² over the states in which something happens."""
+    """The error of `values` `[S]`: √ mean (v − v_π)² over the non-absorbing states."""
     error = (values.cpu() - exact.cpu())[~mdp.absorbing().cpu()]
     return float(error.square().mean().sqrt())

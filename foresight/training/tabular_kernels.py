@@ -1,4 +1,4 @@
-"""The loops of tabular TD and Monte Carlo, compiled by numba: what they draw, how they move values, what they return.
+"""The loops of tabular TD and Monte Carlo, compiled by numba: what they draw, how they update values, what they return.
 
 `control` and `predict` are compiled once for each algorithm, around the `target` in its file:
 
@@ -11,8 +11,8 @@
         return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, where)
 
 `control` and `predict` are inlined into each `walk`. Called with `target` as an argument instead, they could not be
-cached: numba knows a function by its address, which is another one in each process. For the same reason `where` stays
-one tuple: unpacked into arguments beside `target`, it would turn that into a pointer.
+cached: numba identifies a function by its address, which differs in each process. For the same reason `where` stays one
+tuple: unpacked into arguments beside `target`, it would turn `target` into a pointer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-# When the next action is chosen: before the update, which needs to know it, or after it, from the values as they are
-# then.
+# When the next action is chosen: before the update, which uses it, or after the update, from the updated values.
 ACTION_FIRST, UPDATE_FIRST = True, False
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
@@ -40,9 +39,9 @@ Predicted = tuple[int, int, int, float, int, int, float, int, float]
 
 
 def compiled(function: Loop) -> Loop:
-    """Compile `function`, and cache the result beside its file for as long as that file and this one stay the same.
+    """Compile `function`, and cache the result next to its file until that file or this one changes.
 
-    Source: https://numba.readthedocs.io/en/stable/user/jit.html#cache, which looks at the function's own file only.
+    Source: https://numba.readthedocs.io/en/stable/user/jit.html#cache, which checks the function's own file only.
     """
     made = njit(cache=True, nogil=True, error_model="numpy")(function)
     if not numba.config.DISABLE_JIT:
@@ -57,7 +56,7 @@ def _source() -> str:
 
 @compiled
 def draw(cumulative: Floats, uniform: float) -> int:
-    """The index at which the running sum passes `uniform` of the total."""
+    """The index at which the cumulative sum exceeds the fraction `uniform` of the total."""
     last = len(cumulative) - 1
     level = uniform * cumulative[last]
     i = 0
@@ -68,7 +67,7 @@ def draw(cumulative: Floats, uniform: float) -> int:
 
 @compiled
 def best(q: Floats, s: int) -> tuple[float, int, int]:
-    """(highest value, how many actions have it, how many exist) of the sum over the tables q `[N, S, A]`."""
+    """(highest value, number of actions with it, number of allowed actions) of the sum of the tables q `[N, S, A]`."""
     highest, ties, exist = -np.inf, 0, 0
     for a in range(q.shape[2]):
         value = q[0, s, a]
@@ -99,7 +98,7 @@ def probability(q: Floats, s: int, a: int, highest: float, ties: int, exist: int
 
 @compiled
 def choose(q: Floats, s: int, epsilon: float, rng: np.random.Generator) -> int:
-    """An action of the ε-greedy policy, by one uniform number."""
+    """An action of the ε-greedy policy, from one uniform random number."""
     highest, ties, exist = best(q, s)
     level = rng.random()
     total, chosen = 0.0, 0
@@ -127,7 +126,7 @@ def expected(q: Floats, s: int, epsilon: float) -> float:
 
 @compiled
 def move(value: Floats, visits: Ints, target: float, alpha: float, power: float) -> float:
-    """The update rule in place, in an array of one value and one count of visits; returns the error."""
+    """The update rule, in place, for an array of one value and one of its visit count; returns the error."""
     error = target - value[0]
     step_size = alpha
     visits[0] += 1
@@ -139,7 +138,7 @@ def move(value: Floats, visits: Ints, target: float, alpha: float, power: float)
 
 @compiled
 def _rewards(rewards: Floats, first: int, pending: int) -> tuple[float, float]:
-    """(r_1 + γ r_2 + ..., γⁿ) of the pending rows from `first` on; the second is 0 where the episode ended."""
+    """(r_1 + γ r_2 + ..., γⁿ) of the pending steps from `first` on; the second is 0 where the episode ended."""
     total, weight = 0.0, 1.0
     for j in range(first, pending):
         total += weight * rewards[j, 0]
@@ -151,10 +150,11 @@ def _rewards(rewards: Floats, first: int, pending: int) -> tuple[float, float]:
 def control(target: Callable[..., float], action_first: bool, where: tuple[Any, ...]) -> Controlled:
     """Act ε-greedily and move q(s, a) toward `target`, n steps late: S&B p. 147, which for n = 1 is p. 130 or 131.
 
-    `q` and `visits` `[N, S, A]`: of N > 1 tables a fair draw chooses the one to move, and their sum acts. `target` is
-    given Σ γ^k r and γⁿ of the n rewards, `q`, the table to move, the state and (with `action_first`) the action that
-    follow, and ε. It is not asked where the episode ended: there the rewards are all. `pairs` and `rewards` hold the
-    `pending` steps that wait for their target; `tabular.Walk` explains them and the rest of what is returned.
+    `q` and `visits` `[N, S, A]`: of N > 1 tables one is drawn uniformly to be updated, and their sum acts. `target` is
+    called with Σ γ^k r and γⁿ of the n rewards, `q`, the table to update, the state and (with `action_first`) the
+    action that follow, and ε. It is not called at the end of an episode, where the target is the rewards alone. `pairs`
+    and `rewards` hold the `pending` steps that wait for their target; `tabular.Walk` documents them and the other
+    returned values.
     """
     (
         n, steps, most, q, visits, next_state, cumulative, reward, discount, start, limit, gamma, alpha, power,
@@ -169,18 +169,18 @@ def control(target: Callable[..., float], action_first: bool, where: tuple[Any, 
             a = choose(q, s, epsilon, rng)
         k = draw(cumulative[s, a], rng.random())
         after, r = next_state[s, a, k], reward[s, a, k if by_outcome else 0]
-        goes_on = discount[s, a, k] if ends else 1.0
+        continuation = discount[s, a, k] if ends else 1.0
         taken += 1
         length += 1
         earned += r
-        cut = goes_on == 0 or (limit > 0 and length >= limit)
-        chosen = choose(q, after, epsilon, rng) if action_first and goes_on != 0 else -1
+        cut = continuation == 0 or (limit > 0 and length >= limit)
+        chosen = choose(q, after, epsilon, rng) if action_first and continuation != 0 else -1
         table = int(len(q) * rng.random()) if len(q) > 1 else 0
         pairs[pending, 0], pairs[pending, 1] = s, a
-        rewards[pending, 0], rewards[pending, 1] = r, gamma * goes_on
+        rewards[pending, 0], rewards[pending, 1] = r, gamma * continuation
         pending += 1
         ready = pending if cut else int(pending == n)
-        for i in range(ready):  # all targets before the first move; a later one does not look at an earlier reward
+        for i in range(ready):  # all targets before the first update; a later one does not read an earlier reward
             total, weight = _rewards(rewards, i, pending)
             rewards[i, 0] = target(total, weight, q, table, after, chosen, epsilon) if weight != 0 else total
         for i in range(ready):
@@ -205,9 +205,9 @@ def control(target: Callable[..., float], action_first: bool, where: tuple[Any, 
 
 @njit(inline="always")
 def predict(target: Callable[..., float], where: tuple[Any, ...]) -> Predicted:
-    """Follow `policy` (running sums `[S, A]`) and move v(s) `[S]` toward `target`, n steps late: S&B p. 144.
+    """Follow `policy` (cumulative `[S, A]`) and move v(s) `[S]` toward `target`, n steps late: S&B p. 144.
 
-    `target` is given Σ γ^k r and γⁿ of the n rewards, `v` and the state that follows; the rest is as in `control`.
+    `target` is called with Σ γ^k r and γⁿ of the n rewards, `v` and the next state; the rest is as in `control`.
     """
     (
         n, steps, most, v, visits, policy, next_state, cumulative, reward, discount, start, limit, gamma, alpha, power,
@@ -221,13 +221,13 @@ def predict(target: Callable[..., float], where: tuple[Any, ...]) -> Predicted:
         a = draw(policy[s], rng.random())
         k = draw(cumulative[s, a], rng.random())
         after, r = next_state[s, a, k], reward[s, a, k if by_outcome else 0]
-        goes_on = discount[s, a, k] if ends else 1.0
+        continuation = discount[s, a, k] if ends else 1.0
         taken += 1
         length += 1
         earned += r
-        cut = goes_on == 0 or (limit > 0 and length >= limit)
+        cut = continuation == 0 or (limit > 0 and length >= limit)
         pairs[pending, 0] = s
-        rewards[pending, 0], rewards[pending, 1] = r, gamma * goes_on
+        rewards[pending, 0], rewards[pending, 1] = r, gamma * continuation
         pending += 1
         ready = pending if cut else int(pending == n)
         for i in range(ready):
@@ -257,11 +257,11 @@ def episodes(
     count: int, horizon: int, first: Ints, policy: Floats, next_state: Ints, cumulative: Floats, reward: Floats,
     discount: Floats, start: Floats, rng: np.random.Generator,
 ) -> tuple[Ints, Ints, Floats, Floats, NDArray[np.bool_]]:  # fmt: skip
-    """`count` whole episodes of `policy` (running sums `[S, A]`), one after the other; see `tabular.episodes`.
+    """`count` whole episodes of `policy` (cumulative `[S, A]`), concatenated; see `tabular.episodes`.
 
-    Row i of `first` `[count, 2]` is the state and action that episode i begins with, -1 where they are to be drawn.
+    Row i of `first` `[count, 2]` is the initial state and action of episode i, -1 where they are to be drawn.
     """
-    size, rows = 1024, 0
+    size, n = 1024, 0
     pairs, values, cut = np.empty((size, 2), np.int64), np.empty((size, 2)), np.empty(size, np.bool_)
     by_outcome, ends = reward.shape[2] > 1, discount.shape[0] > 0
     for i in range(count):
@@ -272,26 +272,26 @@ def episodes(
             if t > 0 or a < 0:
                 a = draw(policy[s], rng.random())
             k = draw(cumulative[s, a], rng.random())
-            goes_on = discount[s, a, k] if ends else 1.0
-            if rows == size:
+            continuation = discount[s, a, k] if ends else 1.0
+            if n == size:
                 size *= 2
                 longer_pairs, longer_values = np.empty((size, 2), np.int64), np.empty((size, 2))
                 longer_cut = np.empty(size, np.bool_)
-                longer_pairs[:rows], longer_values[:rows], longer_cut[:rows] = pairs, values, cut
+                longer_pairs[:n], longer_values[:n], longer_cut[:n] = pairs, values, cut
                 pairs, values, cut = longer_pairs, longer_values, longer_cut
-            pairs[rows, 0], pairs[rows, 1] = s, a
-            values[rows, 0], values[rows, 1] = reward[s, a, k if by_outcome else 0], goes_on
-            cut[rows] = goes_on == 0 or t == horizon - 1
-            rows += 1
+            pairs[n, 0], pairs[n, 1] = s, a
+            values[n, 0], values[n, 1] = reward[s, a, k if by_outcome else 0], continuation
+            cut[n] = continuation == 0 or t == horizon - 1
+            n += 1
             s = next_state[s, a, k]
-            if goes_on == 0:
+            if continuation == 0:
                 break
-    return pairs[:rows, 0].copy(), pairs[:rows, 1].copy(), values[:rows, 0].copy(), values[:rows, 1].copy(), cut[:rows]
+    return pairs[:n, 0].copy(), pairs[:n, 1].copy(), values[:n, 0].copy(), values[:n, 1].copy(), cut[:n]
 
 
 @compiled
 def move_all(values: Floats, visits: Ints, index: Ints, targets: Floats, alpha: float, power: float) -> float:
-    """The update rule for entry `index[i]` toward `targets[i]`, one i after the other; the sum of |errors|."""
+    """The update rule for entry `index[i]` toward `targets[i]`, in order of i; returns the sum of |errors|."""
     errors = 0.0
     for i in range(len(index)):
         x = index[i]

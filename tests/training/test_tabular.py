@@ -84,7 +84,7 @@ def test_the_compiled_walk_is_the_definition(module: Any, fields: dict[str, Any]
     agree(walk(module, mdp, True, **common), walk(module, mdp, False, **common))
 
 
-@sabotaged_by("foresight.training.tabular.running", change("policy", lambda p: p.roll(1, 1) * torch.arange(3)))
+@sabotaged_by("foresight.training.tabular.cumulative", change("policy", lambda p: p.roll(1, 1) * torch.arange(3)))
 @pytest.mark.parametrize(("module", "fields"), WALKERS[6:], ids=name)
 @pytest.mark.parametrize("limit", [None, 4])
 def test_the_compiled_prediction_is_the_definition(module: Any, fields: dict[str, Any], limit: int | None) -> None:

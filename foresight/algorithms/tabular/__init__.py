@@ -1,1 +1,1 @@
-"""Dynamic programming on explicit models."""
+"""Dynamic programming, temporal differences and Monte Carlo on tables."""

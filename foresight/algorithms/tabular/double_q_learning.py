@@ -1,13 +1,13 @@
 """Double Q-learning: van Hasselt (2010), Sutton & Barto (2018) section 6.7.
 
-Objective: q* as in Q-learning, without its bias: the maximum of noisy values is too high on average, because the
-value that chooses is the value that counts. Here a coin says which of two tables learns, i, and the other one, j, says
-what i's choice is worth:
+Objective: q* as in Q-learning, without its maximization bias: the maximum of noisy estimates is too high on average,
+because the same estimates select the action and evaluate it. Here a fair coin chooses which of two tables is updated,
+i, and the other one, j, evaluates the action that i selects:
 
     q_i(s, a) ← q_i(s, a) + α [r + γ q_j(s', argmax_a' q_i(s', a')) − q_i(s, a)]
 
-Kept: two tables, the behavior ε-greedy for their sum; equally good choices count equally in the target.
-Left out: schedules of ε.
+Kept: two tables; behavior is ε-greedy for their sum; the target averages over equally good actions of table i. Left
+out: schedules of ε.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ METRICS = ("return", "length", "td_error")
 
 @dataclass(frozen=True)
 class Config:
-    """What Double Q-learning needs."""
+    """Hyperparameters of Double Q-learning."""
 
     steps: int = 100_000  # env steps, each of them an update
-    seed: int = 0  # of the walk
+    seed: int = 0  # of the actions and transitions drawn
     gamma: float = 0.99  # discount per action
     alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
     alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
-    epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
-    initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
-    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = 1_000  # env steps between yields; 0: yield at the end of each episode
+    epsilon: float = 0.1  # probability of a random action (S&B §2.2)
+    initial: float = 0.0  # initial action values; optimistic ones explore (S&B §2.6)
+    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
 
 
 @dataclass
 class State:
-    """The table, and where the walk stands."""
+    """The table, and the position in the environment."""
 
     config: Config
     q: Tensor  # q_0 and q_1 [2, S, A] float64
@@ -58,7 +58,7 @@ class State:
 
     @property
     def values(self) -> Tensor:
-        """max_a q(s, a) `[S]`."""
+        """max_a of the mean of q_0 and q_1 `[S]`."""
         return self.q.mean(0).amax(1)
 
     @property
@@ -70,7 +70,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """q_0 = q_1 = `initial` for the S states and A actions of `spaces`.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
     tabular.check(config)
     states, actions = tabular.sizes(spaces)
@@ -90,12 +90,12 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
 def target(
     reward: float, discount: float, q: Floats, table: int, next_state: int, next_action: int, epsilon: float
 ) -> float:
-    """r + γ q_j(s', argmax_a' q_i(s', a')), i being `table`; equally good choices count equally (S&B eq. 6.10)."""
-    choice, judge = q[table, next_state], q[1 - table, next_state]
-    highest, total, ties = choice.max(), 0.0, 0
-    for a in range(len(choice)):
-        if choice[a] == highest:
-            total += judge[a]
+    """r + γ q_j(s', argmax_a' q_i(s', a')), i being `table`; the mean over ties of the argmax (S&B eq. 6.10)."""
+    selects, evaluates = q[table, next_state], q[1 - table, next_state]
+    highest, total, ties = selects.max(), 0.0, 0
+    for a in range(len(selects)):
+        if selects[a] == highest:
+            total += evaluates[a]
             ties += 1
     return reward + discount * (total / ties)
 
@@ -109,14 +109,14 @@ def walk(*where: Any) -> tabular_kernels.Controlled:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, and learn from (s, a, r, s') before the next action is chosen (S&B p. 136)."""
+    """Act, and update on (s, a, r, s') before the next action is chosen (S&B p. 136)."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    while tabular.goes_on(state):
+    while tabular.unfinished(state):
         metrics = tabular.control(tables, state, walk)
         yield state.step, metrics, state
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learned, and its arrows, side by side."""
+    """The learned values of the greedy policy, and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

@@ -1,16 +1,16 @@
 """MC Basic: policy iteration without a model, Zhao, "Mathematical Foundations of Reinforcement Learning" (2025), 5.2.
 
-Objective: q_π(s, a) by sampling instead of the Bellman equation, then π ← greedy for it, again and again:
+Objective: q_π(s, a) by sampling instead of the Bellman equation, then π ← greedy for it, repeated:
 
-    q(s, a) ← mean of r_1 + γ r_2 + γ² r_3 + ... over episodes that begin with (s, a) and follow π
+    q(s, a) ← mean of r_1 + γ r_2 + γ² r_3 + ... over episodes that start with (s, a) and follow π
     π(s) ← argmax_a q(s, a)
 
-It is `policy_iteration` with the model exchanged for experience, and wasteful on purpose: each pair has episodes of its
-own, and each episode serves one pair.
+It is `policy_iteration` with experience in place of the model, and deliberately wasteful: each pair has its own
+episodes, and each episode is used for one pair.
 
-Kept: `episodes` of each pair, at most `max_episode_steps` actions long; a policy that keeps an action as good as any. A
-horizon shorter than the way to the goal leaves far states without news of it (Zhao, figure 5.2 and 5.3), which is worth
-trying. Left out: nothing; `mc_exploring_starts` uses each episode for all of its pairs.
+Kept: `episodes` per pair, at most `max_episode_steps` actions long; ties keep the present action. With a
+`max_episode_steps` below the distance to the goal, the values of far states do not include it (Zhao, figures 5.2 and
+5.3). Left out: nothing; `mc_exploring_starts` uses each episode for all of its pairs.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ METRICS = ("switched", "return", "length")
 
 @dataclass(frozen=True)
 class Config:
-    """What MC Basic needs."""
+    """Hyperparameters of MC Basic."""
 
-    steps: int = 20  # policy iterations at most; it ends when an improvement changes no action
-    seed: int = 0  # of the episodes
+    steps: int = 20  # maximum number of policy iterations; stops when an improvement changes no action
+    seed: int = 0  # of the episodes drawn
     gamma: float = 0.9  # discount per action (Zhao section 5.2)
-    episodes: int = 30  # of each pair and iteration; 1 is enough where environment and policy are deterministic
-    max_episode_steps: int = 100  # actions after which an episode that has not ended is given up
+    episodes: int = 30  # per pair and iteration; 1 is enough if environment and policy are deterministic
+    max_episode_steps: int = 100  # actions after which an episode is truncated
 
 
 @dataclass
@@ -67,7 +67,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """q = 0 for the S states and A actions of `spaces`.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
     errors.at_least(1, config, "episodes")
     tabular.check(config)
@@ -81,28 +81,28 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
 
 
 def update(state: State, batch: Trajectory, pairs: Tensor) -> dict[str, float]:
-    """q(s, a) ← the mean return of its episodes; π ← greedy. `batch` `[1, N]`: those of `pairs` `[P, 2]` in turn.
+    """q(s, a) ← the mean return of its episodes; π ← greedy. `batch` `[1, N]`: those of `pairs` `[P, 2]` in order.
 
-    An action is only given up for a better one, without which equally good actions may alternate for ever.
+    An action is replaced only by a better one, otherwise equally good actions may alternate forever.
     """
     target = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0]
     cut = batch.cut[0].bool()
-    begins = torch.cat([torch.ones_like(cut[:1]), cut[:-1]])
+    starts = torch.cat([torch.ones_like(cut[:1]), cut[:-1]])
     s, a = pairs.T
-    state.q[s, a] = target[begins].view(len(pairs), -1).mean(1)
+    state.q[s, a] = target[starts].view(len(pairs), -1).mean(1)
     better = state.q.amax(1) > targets.taken(state.q, state.policy) + 1e-9
     state.policy = torch.where(better, state.q.argmax(1), state.policy)
     state.stable = not bool(better.any())
     state.step += 1
     ended = float(cut.sum())
-    figures = {"return": float(batch.reward.sum()) / ended, "length": cut.shape[0] / ended}
-    return {"switched": float(better.sum()), **figures}
+    averages = {"return": float(batch.reward.sum()) / ended, "length": cut.shape[0] / ended}
+    return {"switched": float(better.sum()), **averages}
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Evaluate each pair by episodes, improve, until no action changes (Zhao, algorithm 5.1)."""
+    """Evaluate each pair by episodes, then improve, until no action changes (Zhao, algorithm 5.1)."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.q.masked_fill_(tables.forbidden.to(state.q.device), -torch.inf)
@@ -118,5 +118,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values as sampled and the policy, side by side."""
+    """The sampled values and the policy, side by side."""
     return render.text(env, state.values, state.policy)

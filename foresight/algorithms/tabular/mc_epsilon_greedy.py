@@ -1,15 +1,15 @@
 """MC ε-greedy: on-policy Monte Carlo control, Sutton & Barto (2018) section 5.4.
 
-Objective: q_π(s, a) of an ε-greedy policy π, and π ever greedier for it within what ε allows:
+Objective: q_π(s, a) of an ε-greedy policy π, and π made ε-greedy for it, in turn:
 
     G_t = r_{t+1} + γ G_{t+1}        q(s_t, a_t) ← q(s_t, a_t) + α (G_t − q(s_t, a_t))
     π(a|s) = 1 − ε + ε / A for a best action, ε / A for the others
 
-Every pair keeps being seen without choosing where episodes begin, at the price of ε: what is reached is the best of the
-ε-soft policies, not the best of all.
+Every pair is visited again and again without exploring starts. The price is that it converges to the best of the ε-soft
+policies, not to the optimal policy.
 
 Kept: first or every visit; a constant α, or means with `alpha_power` 1 (S&B p. 101); `improve_every` episodes between
-improvements, 1 in the book. Left out: off-policy Monte Carlo control (S&B section 5.7); schedules of ε.
+improvements, 1 in S&B. Left out: off-policy Monte Carlo control (S&B section 5.7); schedules of ε.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ METRICS = ("return", "length")
 
 @dataclass(frozen=True)
 class Config:
-    """What MC ε-greedy needs."""
+    """Hyperparameters of MC ε-greedy."""
 
     steps: int = 100_000  # episodes
-    seed: int = 0  # of the episodes
+    seed: int = 0  # of the episodes drawn
     gamma: float = 0.99  # discount per action
-    first_visit: bool = True  # only the first visit of a pair in an episode counts; else every visit
+    first_visit: bool = True  # count only the first visit of a pair in an episode; else every visit
     alpha: float = 0.01  # step size; at the m-th visit of a pair α / m^alpha_power
-    alpha_power: float = 0.0  # 0: newer policies count more; 1, with α 1: the mean of all returns
-    epsilon: float = 0.1  # share of actions taken at random
-    initial: float = 0.0  # all action values before anything is known
+    alpha_power: float = 0.0  # 0: returns of newer policies weigh more; 1, with α 1: the mean of all returns
+    epsilon: float = 0.1  # probability of a random action
+    initial: float = 0.0  # initial action values
     improve_every: int = 10  # episodes between improvements of the policy; 1 in S&B p. 101
-    max_episode_steps: int = 1_000  # actions after which an episode that has not ended is given up
+    max_episode_steps: int = 1_000  # actions after which an episode is truncated
 
 
 @dataclass
@@ -55,7 +55,7 @@ class State:
 
     config: Config
     q: Tensor  # q [S, A] float64
-    visits: Tensor  # returns seen from each pair [S, A]
+    visits: Tensor  # number of returns of each pair [S, A]
     rng: np.random.Generator
     step: int = 0
 
@@ -73,7 +73,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """q = `initial` for the S states and A actions of `spaces`.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
     tabular.check(config)
     q = torch.full(tabular.sizes(spaces), config.initial, dtype=torch.float64, device=device)
@@ -81,7 +81,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]`; with `explore`, one of the ε-greedy policy."""
     q = state.q[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.rng), {}, carry
@@ -89,9 +89,7 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """q(s_t, a_t) ← q(s_t, a_t) + α (G_t − q(s_t, a_t)) for whole episodes, one after the other in `improve_every` `[1,
-    N]`.
-    """
+    """q(s_t, a_t) ← q(s_t, a_t) + α (G_t − q(s_t, a_t)) for the concatenated episodes of `batch` `[1, N]`."""
     config = state.config
     pair = batch.obs[0] * state.q.shape[1] + batch.action[0]
     target = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0]
@@ -107,7 +105,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Episodes of the ε-greedy policy, their returns, a greedier policy (S&B p. 101)."""
+    """Sample episodes of the ε-greedy policy, average their returns, improve the policy (S&B p. 101)."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.q.masked_fill_(tables.forbidden.to(state.q.device), -torch.inf)
@@ -120,5 +118,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learned, and its arrows, side by side."""
+    """The learned values of the greedy policy, and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

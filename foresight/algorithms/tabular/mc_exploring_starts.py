@@ -1,14 +1,14 @@
 """MC Exploring Starts: Sutton & Barto (2018) section 5.3.
 
-Objective: q*(s, a), by q(s, a) ← the mean of the returns that followed (s, a), and π greedy for q. Each episode begins
-with any state and any action, so that every pair is seen although π itself never explores:
+Objective: q*(s, a), by q(s, a) ← the mean of the returns that followed (s, a), and π greedy for q. Each episode starts
+with a random state and a random action, so that every pair is visited although π itself never explores:
 
     G_t = r_{t+1} + γ G_{t+1}        q(s_t, a_t) ← q(s_t, a_t) + (G_t − q(s_t, a_t)) / n(s_t, a_t)
 
 Kept: means over all returns so far, those of older policies too (S&B p. 99), or with `alpha_power` below 1 means that
-forget them; first or every visit; `improve_every` episodes between improvements, 1 in the book. An episode that a
-greedy policy never ends is given up after `max_episode_steps` actions. Left out: nothing; that worlds rarely let one
-choose the start is why `mc_epsilon_greedy` exists.
+weigh older returns less; first or every visit; `improve_every` episodes between improvements, 1 in S&B. An episode that
+a greedy policy never ends is truncated after `max_episode_steps` actions. Left out: nothing. Where the start of an
+episode cannot be chosen, use `mc_epsilon_greedy`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ METRICS = ("return", "length")
 
 @dataclass(frozen=True)
 class Config:
-    """What MC Exploring Starts needs."""
+    """Hyperparameters of MC Exploring Starts."""
 
     steps: int = 100_000  # episodes
-    seed: int = 0  # of the episodes
+    seed: int = 0  # of the episodes drawn
     gamma: float = 0.99  # discount per action
-    first_visit: bool = True  # only the first visit of a pair in an episode counts; else every visit
+    first_visit: bool = True  # count only the first visit of a pair in an episode; else every visit
     alpha: float = 1.0  # step size; at the m-th visit of a pair α / m^alpha_power
-    alpha_power: float = 1.0  # 1: the mean of all returns; below: newer policies count more
-    initial: float = 0.0  # all action values before anything is known
+    alpha_power: float = 1.0  # 1: the mean of all returns; below 1: returns of newer policies weigh more
+    initial: float = 0.0  # initial action values
     improve_every: int = 100  # episodes between improvements of the policy; 1 in S&B p. 99
-    max_episode_steps: int = 1_000  # actions after which an episode that has not ended is given up
+    max_episode_steps: int = 1_000  # actions after which an episode is truncated
 
 
 @dataclass
@@ -53,7 +53,7 @@ class State:
 
     config: Config
     q: Tensor  # q [S, A] float64
-    visits: Tensor  # returns seen from each pair [S, A]
+    visits: Tensor  # number of returns of each pair [S, A]
     rng: np.random.Generator
     step: int = 0
 
@@ -71,7 +71,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """q = `initial` for the S states and A actions of `spaces`.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
     tabular.check(config)
     q = torch.full(tabular.sizes(spaces), config.initial, dtype=torch.float64, device=device)
@@ -79,13 +79,13 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]`; to explore, any of the best ones."""
+    """The greedy action in states `obs` `[B]`; with `explore`, one of the best at random."""
     q = state.q[obs]
     return tabular.sample(targets.greedy(q), state.rng) if explore else q.argmax(-1), {}, carry
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """q(s_t, a_t) ← the mean of G_t, over whole episodes that stand one after the other in `improve_every` `[1, N]`."""
+    """q(s_t, a_t) ← the mean of G_t, over the concatenated episodes of `batch` `[1, N]`."""
     config = state.config
     pair = batch.obs[0] * state.q.shape[1] + batch.action[0]
     target = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0]
@@ -106,7 +106,7 @@ def starts(pairs: Tensor, count: int, rng: np.random.Generator) -> Tensor:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Episodes from anywhere, their returns, a greedier policy (S&B p. 99)."""
+    """Sample episodes with exploring starts, average their returns, improve the policy (S&B p. 99)."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.q.masked_fill_(tables.forbidden.to(state.q.device), -torch.inf)
@@ -121,5 +121,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learned, and its arrows, side by side."""
+    """The learned values of the greedy policy, and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

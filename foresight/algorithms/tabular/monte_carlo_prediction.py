@@ -1,14 +1,14 @@
 """Monte Carlo prediction: Sutton & Barto (2018) section 5.1; first and every visit: Singh & Sutton (1996).
 
-Objective: v_π(s) = E[r_1 + γ r_2 + γ² r_3 + ... | s], as the mean of what followed the visits to s:
+Objective: v_π(s) = E[r_1 + γ r_2 + γ² r_3 + ... | s], as the mean return after a visit to s:
 
     G_t = r_{t+1} + γ G_{t+1}        v(s_t) ← v(s_t) + (G_t − v(s_t)) / n(s_t)
 
-No value enters a target, so nothing is learned before an episode ends, and nothing that is wrong spreads.
+The target does not bootstrap: no update before the episode ends, and errors of v do not spread to other states.
 
 Kept: the first visit of an episode only, or every visit (`first_visit`); sample means, or a constant α (`alpha_power`
-0, S&B eq. 6.1); the error against the exact v_π. An episode that is cut by a time limit or the horizon counts with what
-it had earned. Left out: off-policy prediction by importance sampling (S&B section 5.5).
+0, S&B eq. 6.1); the error against the exact v_π. An episode truncated by a time limit or by `max_episode_steps` counts
+with its return up to there. Left out: off-policy prediction by importance sampling (S&B section 5.5).
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ METRICS = ("rms_error", "return")
 
 @dataclass(frozen=True)
 class Config:
-    """What Monte Carlo prediction needs."""
+    """Hyperparameters of Monte Carlo prediction."""
 
     steps: int = 10_000  # episodes
-    seed: int = 0  # of the episodes
+    seed: int = 0  # of the episodes drawn
     gamma: float = 0.99  # discount per action
-    first_visit: bool = True  # only the first visit of a state in an episode counts; else every visit
+    first_visit: bool = True  # count only the first visit of a state in an episode; else every visit
     alpha: float = 1.0  # step size; at the m-th visit of a state α / m^alpha_power
     alpha_power: float = 1.0  # 1: the mean of all returns; 0: constant steps
-    initial: float = 0.0  # all values before anything is known
-    policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
-    max_episode_steps: int = 10_000  # actions after which an episode that has not ended is given up
-    yield_every: int = 100  # episodes between yields: 1 lets a viewer step through
+    initial: float = 0.0  # initial values
+    policy: str = "uniform"  # the policy to evaluate: "uniform" (all actions equally likely) or "optimal"
+    max_episode_steps: int = 10_000  # actions after which an episode is truncated
+    yield_every: int = 100  # episodes between yields; 1 shows every episode
 
 
 @dataclass
 class State:
-    """The values, and the policy that they are of."""
+    """The values, and the policy they belong to."""
 
     config: Config
     v: Tensor  # v [S] float64
-    visits: Tensor  # returns seen from each state [S]
+    visits: Tensor  # number of returns of each state [S]
     probabilities: Tensor  # π(a|s) [S, A]
     rng: np.random.Generator
     step: int = 0
@@ -73,9 +73,9 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
-    """v = `initial` in the S states of `spaces`; the policy is read from the world when training begins.
+    """v = `initial` in the S states of `spaces`; `train` sets the policy from the MDP.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
     errors.at_least(1, config, "yield_every")
     tabular.check(config)
@@ -86,13 +86,13 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
+    """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore` a sampled one."""
     policy = state.probabilities[obs]
     return tabular.sample(policy, state.rng) if explore else policy.argmax(-1), {}, carry
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """v(s_t) ← v(s_t) + α (G_t − v(s_t)) for the visits of whole episodes, one after the other in `batch` `[1, N]`."""
+    """v(s_t) ← v(s_t) + α (G_t − v(s_t)) for the visits of the concatenated episodes of `batch` `[1, N]`."""
     config, s = state.config, batch.obs[0]
     target = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0]
     if config.first_visit:
@@ -107,7 +107,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Whole episodes, then their returns (S&B p. 92). `policy` `[S, A]` instead of the Config's, if given."""
+    """Sample episodes, then average their returns (S&B p. 92). `policy` `[S, A]` replaces the Config's, if given."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)
@@ -121,12 +121,12 @@ def train(
 
 
 def measure(state: State, env: MDP) -> tuple[str, float]:
-    """What an evaluation reports: √ mean (v − v_π)² against the exact values of the same policy."""
+    """The evaluation metric: √ mean (v − v_π)², v_π being the exact values of the same policy."""
     policy = tabular.policy_table(env, state.config.policy, state.config.gamma)
     exact = bellman.policy_value(env, policy, state.config.gamma)
     return "rms_error", tabular.root_mean_square(env, state.v, exact)
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values as learned and the policy that they are of, side by side."""
+    """The learned values and the evaluated policy, side by side."""
     return render.text(env, state.v, state.probabilities)

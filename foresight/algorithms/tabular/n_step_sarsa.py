@@ -1,12 +1,12 @@
 """n-step Sarsa: Sutton & Barto (2018) section 7.2.
 
-Objective: q_π(s, a) of the policy π that is followed, by n rewards and then a bootstrap:
+Objective: q_π(s, a) of the ε-greedy policy π that is followed, from n rewards and then a bootstrap:
 
     q(s_t, a_t) ← q(s_t, a_t) + α [r_{t+1} + γ r_{t+2} + ... + γⁿ q(s_{t+n}, a_{t+n}) − q(s_t, a_t)]
 
-n = 1 is Sarsa, n beyond the length of an episode is Monte Carlo. News of a reward goes n pairs back at once.
+n = 1 is Sarsa, n beyond the length of an episode is Monte Carlo. A reward reaches the n preceding pairs at once.
 
-Kept: the update comes n steps late, as it must; where the episode ends, the rows that still wait get what there is.
+Kept: the update comes n steps late; at the end of the episode, the steps that still wait get the rewards there are.
 Left out: off-policy forms with importance weights, tree backup and Q(σ) (S&B sections 7.3 to 7.6).
 """
 
@@ -33,23 +33,23 @@ METRICS = ("return", "length", "td_error")
 
 @dataclass(frozen=True)
 class Config:
-    """What n-step Sarsa needs."""
+    """Hyperparameters of n-step Sarsa."""
 
     steps: int = 100_000  # env steps, each of them an update
-    seed: int = 0  # of the walk
+    seed: int = 0  # of the actions and transitions drawn
     gamma: float = 0.99  # discount per action
     alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
     alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
-    epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
-    initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
-    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = 1_000  # env steps between yields; 0: yield at the end of each episode
+    epsilon: float = 0.1  # probability of a random action (S&B §2.2)
+    initial: float = 0.0  # initial action values; optimistic ones explore (S&B §2.6)
+    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
     n_steps: int = 4  # rewards before the bootstrap (S&B fig. 7.4)
 
 
 @dataclass
 class State:
-    """The table, and where the walk stands."""
+    """The table, and the position in the environment."""
 
     config: Config
     q: Tensor  # q [S, A] float64
@@ -71,7 +71,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """q = `initial` for the S states and A actions of `spaces`.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
     tabular.check(config)
     states, actions = tabular.sizes(spaces)
@@ -80,7 +80,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]`; with `explore`, one of the ε-greedy policy."""
     q = state.q[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
@@ -104,14 +104,14 @@ def walk(*where: Any) -> tabular_kernels.Controlled:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Choose the next action, then learn about the pair n steps back, then act (S&B p. 147)."""
+    """Choose the next action, update the pair n steps back, then act (S&B p. 147)."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    while tabular.goes_on(state):
+    while tabular.unfinished(state):
         metrics = tabular.control(tables, state, walk)
         yield state.step, metrics, state
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learned, and its arrows, side by side."""
+    """The learned values of the greedy policy, and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

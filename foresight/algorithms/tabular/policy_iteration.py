@@ -1,13 +1,13 @@
 """Policy iteration: Howard (1960), Sutton & Barto (2018) section 4.3, Puterman (1994) section 6.4.
 
 Objective: a policy π with v_π = L v_π, by alternating evaluation, v ← v_π, and improvement, π ← greedy for v. Each
-policy is at least as good as the last in every state, so it ends, after at most as many rounds as there are policies
-(in practice a handful).
+policy is at least as good as the last in every state, so it terminates after at most as many iterations as there are
+policies (in practice a handful).
 
 Kept: exact evaluation by a linear solve, or iterative by sweeps (`evaluation`); the first policy evaluated is the
 equiprobable one (S&B example 4.1), which ends every episode that can end, so that gamma = 1 works too; an action is
-only given up for a better one, without which equally good actions may alternate for ever (S&B exercise 4.4).
-Left out: nothing; `truncated_policy_iteration` is the form for large worlds.
+replaced only by a better one, otherwise equally good actions may alternate forever (S&B exercise 4.4). Left out:
+nothing; for large MDPs use `truncated_policy_iteration`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ METRICS = ("residual", "value", "switched")
 
 @dataclass(frozen=True)
 class Config:
-    """What policy iteration needs."""
+    """Hyperparameters of policy iteration."""
 
-    steps: int = 100_000  # at most so many sweeps; an exact evaluation counts as one
-    seed: int = 0  # nothing here is random; kept because every algorithm has one
+    steps: int = 100_000  # maximum number of sweeps; an exact evaluation counts as one
+    seed: int = 0  # unused: the algorithm is deterministic
     gamma: float = 0.99  # discount per action
     evaluation: str = "exact"  # "exact" (linear solve) or "sweeps" (S&B p. 80)
-    tolerance: float = 1e-10  # "sweeps" only: evaluate until no value changes by as much (S&B p. 80: θ)
-    yield_every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+    tolerance: float = 1e-10  # "sweeps" only: evaluate until no value changes by this much (S&B p. 80: θ)
+    yield_every: int = 1  # sweeps between yields; 1 shows every sweep, more is faster
 
 
 @dataclass
 class State:
-    """The policy, its value as far as it is known, and where the alternation stands."""
+    """The policy, its value as far as it is evaluated, and the position in the alternation."""
 
     config: Config
     values: Tensor  # v [S] float64
@@ -84,21 +84,21 @@ def evaluate(state: State, sweeps: bellman.Sweeps, first: Tensor) -> dict[str, f
 
 
 def improve(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
-    """π(s) ← argmax_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ], keeping an action as good as any (S&B p. 80, step 3)."""
+    """π(s) ← argmax_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ], keeping π(s) in a tie (S&B p. 80, step 3)."""
     keep = state.policy if state.iteration else None
     best, policy = bellman.greedy(sweeps.mdp, sweeps.gamma, state.values, keep, _slack(state.config))
     switched = int((policy != state.policy).sum()) if state.iteration else len(policy)
     state.residual = float((best - state.values).abs().max())
     state.stable = switched == 0
     if switched:
-        state.policy = policy  # the same tensor otherwise: its rows need not be gathered again
+        state.policy = policy  # otherwise the same tensor: its rows need not be gathered again
     state.iteration += 1
     state.evaluated = False
     return {"residual": state.residual, "switched": float(switched), "iteration": float(state.iteration)}
 
 
 def update(state: State, sweeps: bellman.Sweeps, first: Tensor) -> dict[str, float]:
-    """The next sweep: evaluation until it is done, then an improvement."""
+    """The next sweep: evaluation until it has converged, then an improvement."""
     metrics = improve(state, sweeps) if state.evaluated else evaluate(state, sweeps, first)
     state.step += 1
     return metrics
@@ -125,7 +125,7 @@ def picture(state: State, env: MDP) -> str:
 
 
 def _slack(config: Config) -> float | None:
-    """How much better an action must look when values are only known to `tolerance`; None: rounding alone."""
+    """How much better an action must be where values are exact to `tolerance` only; None: allow for rounding alone."""
     if config.evaluation == "exact":
         return None
     return 2.0 * config.tolerance / max(1.0 - config.gamma, 1e-3)

@@ -1,14 +1,15 @@
 """Q-learning: Watkins (1989), Sutton & Barto (2018) section 6.5.
 
-Objective: q*(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) max_a' q*(s', a'), whoever acts. Each step (s, a, r, s') moves
+Objective: q*(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) max_a' q*(s', a'). Each step (s, a, r, s') updates
 
     q(s, a) ← q(s, a) + α [r + γ max_a' q(s', a') − q(s, a)]
 
-It learns about the greedy policy while it explores with another one: off-policy. It converges with probability 1 if
-every pair is visited for ever and the steps α_m have Σ α_m = ∞ and Σ α_m² < ∞ (Watkins & Dayan 1992).
+Off-policy: it learns the values of the greedy policy while another policy explores. It converges with probability 1 if
+every pair is visited infinitely often and the step sizes α_m have Σ α_m = ∞ and Σ α_m² < ∞ (Watkins & Dayan 1992).
 
-Kept: one table, an ε-greedy policy, ties broken at random, steps α or α / m^p. A time limit cuts the episode, but the
-value beyond it counts. Left out: schedules of ε; replay (see the deep form of this target, DQN).
+Kept: one table, an ε-greedy policy, ties broken at random, step size α or α / m^p. A time limit ends the episode, but
+the target still bootstraps from its last state. Left out: schedules of ε; replay (see `dqn`, which has this target with
+a network).
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ METRICS = ("return", "length", "td_error")
 
 @dataclass(frozen=True)
 class Config:
-    """What Q-learning needs."""
+    """Hyperparameters of Q-learning."""
 
     steps: int = 100_000  # env steps, each of them an update
-    seed: int = 0  # of the walk
+    seed: int = 0  # of the actions and transitions drawn
     gamma: float = 0.99  # discount per action
     alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
     alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
-    epsilon: float = 0.1  # share of actions taken at random (S&B §2.2)
-    initial: float = 0.0  # all action values before anything is known; optimistic ones explore (S&B §2.6)
-    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = 1_000  # env steps between yields; 0: yield at the end of each episode
+    epsilon: float = 0.1  # probability of a random action (S&B §2.2)
+    initial: float = 0.0  # initial action values; optimistic ones explore (S&B §2.6)
+    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
 
 
 @dataclass
 class State:
-    """The table, and where the walk stands."""
+    """The table, and the position in the environment."""
 
     config: Config
     q: Tensor  # q [S, A] float64
@@ -71,7 +72,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """q = `initial` for the S states and A actions of `spaces`.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
     tabular.check(config)
     states, actions = tabular.sizes(spaces)
@@ -80,7 +81,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]`; to explore, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]`; with `explore`, one of the ε-greedy policy."""
     q = state.q[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
@@ -104,14 +105,14 @@ def walk(*where: Any) -> tabular_kernels.Controlled:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, and learn from (s, a, r, s') before the next action is chosen (S&B p. 131)."""
+    """Act, and update on (s, a, r, s') before the next action is chosen (S&B p. 131)."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    while tabular.goes_on(state):
+    while tabular.unfinished(state):
         metrics = tabular.control(tables, state, walk)
         yield state.step, metrics, state
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values of the greedy policy as learned, and its arrows, side by side."""
+    """The learned values of the greedy policy, and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

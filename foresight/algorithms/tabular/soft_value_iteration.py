@@ -1,13 +1,13 @@
 """Soft value iteration: Ziebart (2010), Haarnoja et al. 2017 (arXiv:1702.08165), section 3.
 
-Objective: the policy of most reward *and* entropy, max_π E Σ γᵗ [r + α H(π(·|s))]. The soft Bellman operator puts a
-soft maximum where value iteration has the maximum, and is a contraction by γ as well:
+Objective: the policy that maximizes reward *and* entropy, max_π E Σ γᵗ [r + α H(π(·|s))]. The soft Bellman operator
+replaces the maximum of value iteration by a soft maximum, and is also a contraction by γ:
 
     q(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) v(s')        v(s) ← α log Σ_a exp(q(s, a) / α)        π ∝ exp(q / α)
 
-Where α → 0 it becomes `value_iteration`: 0 ≤ v_α − v* ≤ α log A / (1 − γ). It is the tabular form of soft actor-critic.
+For α → 0 it becomes `value_iteration`: 0 ≤ v_α − v* ≤ α log A / (1 − γ). It is the tabular form of soft actor-critic.
 
-Kept: synchronous sweeps, stopped at a sup-norm change below `tolerance`. Left out: a temperature that is learned.
+Kept: synchronous sweeps, stopped at a sup-norm change below `tolerance`. Left out: a learned temperature.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ METRICS = ("residual", "value", "entropy")
 
 @dataclass(frozen=True)
 class Config:
-    """What soft value iteration needs."""
+    """Hyperparameters of soft value iteration."""
 
-    steps: int = 100_000  # at most so many sweeps
-    seed: int = 0  # nothing here is random; kept because every algorithm has one
+    steps: int = 100_000  # maximum number of sweeps
+    seed: int = 0  # unused: the algorithm is deterministic
     gamma: float = 0.99  # discount per action
-    entropy_temperature: float = 0.01  # α: reward that one nat of entropy is worth; 0 is value iteration
-    tolerance: float = 1e-8  # stop when no value changed by as much in a sweep (S&B p. 83: θ), in units of reward
-    yield_every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+    entropy_temperature: float = 0.01  # α: reward per nat of entropy; 0 is value iteration
+    tolerance: float = 1e-8  # stop when no value changes by this much in a sweep (S&B p. 83: θ), in units of reward
+    yield_every: int = 1  # sweeps between yields; 1 shows every sweep, more is faster
 
 
 @dataclass
 class State:
-    """The iterate and where it stands."""
+    """The iterate."""
 
     config: Config
     values: Tensor  # v [S] float64
@@ -59,7 +59,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     """v = 0 for the S states and A actions of `spaces`. Raises UserError for a negative temperature."""
     if not config.entropy_temperature >= 0:
-        raise UserError(f"temperature must be 0 or more, not {config.entropy_temperature:g}.")
+        raise UserError(f"entropy_temperature must be 0 or more, not {config.entropy_temperature:g}.")
     errors.at_least(1, config, "yield_every")
     states, actions = tabular.sizes(spaces)
     values = torch.zeros(states, dtype=torch.float64, device=device)
@@ -67,7 +67,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The likeliest action in states `obs` `[B]`."""
+    """The most likely action in states `obs` `[B]`."""
     return state.policy[obs].argmax(-1), {}, carry
 
 
@@ -92,11 +92,11 @@ def train(
     env = env.to(device)
     while state.step < config.steps and state.residual >= config.tolerance:
         metrics = update(state, env)
-        done = state.step >= config.steps or state.residual < config.tolerance
-        if done or state.step % config.yield_every == 0:
+        stop = state.step >= config.steps or state.residual < config.tolerance
+        if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(env, state.values)}, state
 
 
 def picture(state: State, env: MDP) -> str:
-    """The soft values and the likeliest actions, side by side."""
+    """The soft values and the most likely actions, side by side."""
     return render.text(env, state.values, state.policy.argmax(1))

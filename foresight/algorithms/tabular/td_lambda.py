@@ -1,15 +1,15 @@
 """TD(λ): Sutton (1988), Sutton & Barto (2018) chapter 12.
 
-Objective: v_π, the values of a policy that is followed and not changed, from the mixture of all n-step returns,
+Objective: v_π, the values of a fixed policy, from the λ-return, a mixture of all n-step returns,
 
     G^λ_t = (1 − λ) Σ_n λⁿ⁻¹ G_{t:t+n}
 
-without waiting for them. Every state keeps a trace z of how lately it was visited, and one error moves all states:
+without waiting for them. Each state has an eligibility trace z, and one TD error updates all states:
 
     z(s_t) ← z(s_t) + 1        v ← v + α [r + γ v(s') − v(s_t)] z        z ← γ λ z
 
-λ = 0 is TD(0); λ = 1 is an online Monte Carlo. If v stood still within an episode, the sum of its changes would be that
-of G^λ − v at each visit (S&B section 12.2), which the tests check.
+λ = 0 is TD(0); λ = 1 is an online Monte Carlo. If v were constant within an episode, the sum of its updates would be
+that of G^λ − v at each visit (S&B section 12.2); the tests check this.
 
 Kept: accumulating and replacing traces (`replacing`); the error against the exact v_π. Left out: true online TD(λ)
 (van Seijen & Sutton 2014); function approximation.
@@ -38,29 +38,29 @@ METRICS = ("rms_error", "return", "td_error")
 
 @dataclass(frozen=True)
 class Config:
-    """What TD(λ) needs."""
+    """Hyperparameters of TD(λ)."""
 
     steps: int = 100_000  # env steps
-    seed: int = 0  # of the walk
+    seed: int = 0  # of the actions and transitions drawn
     gamma: float = 0.99  # discount per action
-    trace_lambda: float = 0.8  # λ: the share of the trace that stays (S&B fig. 12.6: the best on the 19-state walk)
+    trace_lambda: float = 0.8  # λ: decay of the trace (S&B fig. 12.6: best on the 19-state random walk)
     replacing: bool = False  # a visit sets the trace to 1 instead of adding 1 (Singh & Sutton 1996)
     alpha: float = 0.1  # step size; at the m-th visit of a state α / m^alpha_power
     alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge
-    initial: float = 0.0  # all values before anything is known
-    policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
-    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = 1_000  # env steps between yields; 0: yield at the end of each episode
+    initial: float = 0.0  # initial values
+    policy: str = "uniform"  # the policy to evaluate: "uniform" (all actions equally likely) or "optimal"
+    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
 
 
 @dataclass
 class State:
-    """The values, the policy that they are of, and where the walk stands."""
+    """The values, the policy they belong to, and the position in the environment."""
 
     config: Config
     v: Tensor  # v [S] float64
     visits: Tensor  # updates of each state [S]
-    trace: Tensor  # z [S]: how lately each state was visited
+    trace: Tensor  # z [S]: eligibility traces
     probabilities: Tensor  # π(a|s) [S, A]
     walk: tabular.Walk
     step: int = 0
@@ -77,9 +77,9 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
-    """v = `initial` in the S states of `spaces`; the policy is read from the world when training begins.
+    """v = `initial` in the S states of `spaces`; `train` sets the policy from the MDP.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
     tabular.check(config)
     states, actions = tabular.sizes(spaces)
@@ -90,7 +90,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
+    """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore` a sampled one."""
     policy = state.probabilities[obs]
     return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
 
@@ -101,7 +101,7 @@ def walk(
     cumulative: Floats, reward: Floats, discount: Floats, start: Floats, limit: int, gamma: float, lam: float,
     replacing: bool, alpha: float, power: float, rng: np.random.Generator, s: int, length: int, earned: float,
 ) -> tuple[int, int, int, float, int, float, int, float]:  # fmt: skip
-    """Follow `policy` (running sums `[S, A]`) and learn v `[S]` from each step by the `trace` `[S]` (S&B p. 293)."""
+    """Follow `policy` (cumulative `[S, A]`) and update v `[S]` at each step by the `trace` `[S]` (S&B p. 293)."""
     taken, ended, returned, lengths, errors = 0, 0, 0.0, 0, 0.0
     while taken < steps:
         if s < 0:
@@ -110,23 +110,23 @@ def walk(
         a = tabular_kernels.draw(policy[s], rng.random())
         k = tabular_kernels.draw(cumulative[s, a], rng.random())
         after, r = next_state[s, a, k], reward[s, a, k if reward.shape[2] > 1 else 0]
-        goes_on = discount[s, a, k] if discount.shape[0] > 0 else 1.0
+        continuation = discount[s, a, k] if discount.shape[0] > 0 else 1.0
         taken += 1
         length += 1
         earned += r
 
         # δ = r + γ v(s') − v(s);  v ← v + α δ z for all states;  z ← γ λ z  (S&B eq. 12.5 to 12.7)
-        error = r + (gamma * goes_on * v[after] if goes_on != 0 else 0.0) - v[s]
+        error = r + (gamma * continuation * v[after] if continuation != 0 else 0.0) - v[s]
         visits[s] += 1
         trace[s] = 1.0 if replacing else trace[s] + 1.0
         step_size = alpha / visits[s] ** power if power > 0 else alpha
         for x in range(len(v)):
             v[x] += step_size * error * trace[x]
-            trace[x] *= gamma * goes_on * lam
+            trace[x] *= gamma * continuation * lam
         errors += abs(error)
 
         s = after
-        if goes_on == 0 or (limit > 0 and length >= limit):
+        if continuation == 0 or (limit > 0 and length >= limit):
             returned += earned
             lengths += length
             ended += 1
@@ -137,12 +137,12 @@ def walk(
 
 
 def follow(state: State, tables: tabular.Tables) -> dict[str, float]:
-    """Walk until the next yield; the metrics of what happened."""
+    """Run until the next yield, and return the metrics."""
     config, at = state.config, state.walk
     steps, most = tabular.until(state)
     with tabular.arrays(state.v, state.visits, state.trace) as (v, visits, trace):
         found = walk(
-            steps, most, v, visits, trace, tabular.running(state.probabilities), *tables.arrays, tables.limit,
+            steps, most, v, visits, trace, tabular.cumulative(state.probabilities), *tables.arrays, tables.limit,
             tables.gamma, config.trace_lambda, config.replacing, config.alpha, config.alpha_power, at.rng, at.state,
             at.length, at.earned,
         )  # fmt: skip
@@ -153,24 +153,24 @@ def follow(state: State, tables: tabular.Tables) -> dict[str, float]:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Follow the policy and learn from each step (S&B p. 293). `policy` `[S, A]` instead of the Config's, if given."""
+    """Follow the policy and update at each step (S&B p. 293). `policy` `[S, A]` replaces the Config's, if given."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)
     exact = bellman.policy_value(tables.mdp, state.probabilities.cpu(), config.gamma)
-    while tabular.goes_on(state):
+    while tabular.unfinished(state):
         metrics = follow(state, tables)
         metrics["rms_error"] = tabular.root_mean_square(tables.mdp, state.v, exact)
         yield state.step, metrics, state
 
 
 def measure(state: State, env: MDP) -> tuple[str, float]:
-    """What an evaluation reports: √ mean (v − v_π)² against the exact values of the same policy."""
+    """The evaluation metric: √ mean (v − v_π)², v_π being the exact values of the same policy."""
     policy = tabular.policy_table(env, state.config.policy, state.config.gamma)
     exact = bellman.policy_value(env, policy, state.config.gamma)
     return "rms_error", tabular.root_mean_square(env, state.v, exact)
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values as learned and the policy that they are of, side by side."""
+    """The learned values and the evaluated policy, side by side."""
     return render.text(env, state.v, state.probabilities)

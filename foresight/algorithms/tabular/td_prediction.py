@@ -1,16 +1,16 @@
 """TD prediction: Sutton (1988), Sutton & Barto (2018) sections 6.1 and 7.1.
 
-Objective: v_π, the values of a policy that is followed and not changed. The state n steps back moves toward n rewards
-and the value of where they led:
+Objective: v_π, the values of a fixed policy. The value of the state n steps back moves toward n rewards plus the value
+of the state they lead to:
 
     v(s_t) ← v(s_t) + α [r_{t+1} + γ r_{t+2} + ... + γⁿ v(s_{t+n}) − v(s_t)]
 
-n = 1 is TD(0): v(s) ← v(s) + α [r + γ v(s') − v(s)]. n beyond the length of an episode is constant-α Monte Carlo. In
-between lies the best, as the U-shape of S&B's figure 7.2 shows (`foresight reproduce sutton-barto`).
+n = 1 is TD(0): v(s) ← v(s) + α [r + γ v(s') − v(s)]. n beyond the length of an episode is constant-α Monte Carlo. An
+intermediate n is best: the U-shaped curves of S&B's figure 7.2 (`foresight reproduce sutton-barto`).
 
-Kept: the online form, n steps late; the error against the exact v_π, which the MDP gives. A time limit
-cuts the episode, but the value beyond it counts. Left out: off-policy prediction (S&B section 7.3); the mixture of all
-n is `td_lambda`.
+Kept: the online form, n steps late; the error against the exact v_π, which the MDP gives. A time limit ends the
+episode, but the target still bootstraps from its last state. Left out: off-policy prediction (S&B section 7.3); the
+mixture of all n (`td_lambda`).
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ METRICS = ("rms_error", "return", "td_error")
 
 @dataclass(frozen=True)
 class Config:
-    """What TD prediction needs."""
+    """Hyperparameters of TD prediction."""
 
     steps: int = 100_000  # env steps
-    seed: int = 0  # of the walk
+    seed: int = 0  # of the actions and transitions drawn
     gamma: float = 0.99  # discount per action
     n_steps: int = 1  # rewards before the bootstrap; 1 is TD(0)
     alpha: float = 0.1  # step size; at the m-th visit of a state α / m^alpha_power
     alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge
-    initial: float = 0.0  # all values before anything is known
-    policy: str = "uniform"  # what is predicted: "uniform" (any action, equally often) or "optimal"
-    episodes: int = 0  # stop after so many episodes, if that is sooner; 0: only `steps` count
-    yield_every: int = 1_000  # env steps between yields; 0: yield at the end of each episode
+    initial: float = 0.0  # initial values
+    policy: str = "uniform"  # the policy to evaluate: "uniform" (all actions equally likely) or "optimal"
+    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
 
 
 @dataclass
 class State:
-    """The values, the policy that they are of, and where the walk stands."""
+    """The values, the policy they belong to, and the position in the environment."""
 
     config: Config
     v: Tensor  # v [S] float64
@@ -73,9 +73,9 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
-    """v = `initial` in the S states of `spaces`; the policy is read from the world when training begins.
+    """v = `initial` in the S states of `spaces`; `train` sets the policy from the MDP.
 
-    Raises UserError for spaces that are not finite, and for numbers out of range.
+    Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
     tabular.check(config)
     states, actions = tabular.sizes(spaces)
@@ -85,7 +85,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action of the policy in states `obs` `[B]`: its likeliest, or to explore a drawn one."""
+    """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore` a sampled one."""
     policy = state.probabilities[obs]
     return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
 
@@ -105,24 +105,24 @@ def walk(*where: Any) -> tabular_kernels.Predicted:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Follow the policy and learn n steps late (S&B p. 144). `policy` `[S, A]` instead of the Config's, if given."""
+    """Follow the policy and update n steps late (S&B p. 144). `policy` `[S, A]` replaces the Config's, if given."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)
     exact = bellman.policy_value(tables.mdp, state.probabilities.cpu(), config.gamma)
-    while tabular.goes_on(state):
+    while tabular.unfinished(state):
         metrics = tabular.predict(tables, state, state.probabilities, walk)
         metrics["rms_error"] = tabular.root_mean_square(tables.mdp, state.v, exact)
         yield state.step, metrics, state
 
 
 def measure(state: State, env: MDP) -> tuple[str, float]:
-    """What an evaluation reports: √ mean (v − v_π)² against the exact values of the same policy."""
+    """The evaluation metric: √ mean (v − v_π)², v_π being the exact values of the same policy."""
     policy = tabular.policy_table(env, state.config.policy, state.config.gamma)
     exact = bellman.policy_value(env, policy, state.config.gamma)
     return "rms_error", tabular.root_mean_square(env, state.v, exact)
 
 
 def picture(state: State, env: MDP) -> str:
-    """The values as learned and the policy that they are of, side by side."""
+    """The learned values and the evaluated policy, side by side."""
     return render.text(env, state.v, state.probabilities)

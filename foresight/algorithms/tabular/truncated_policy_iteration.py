@@ -4,9 +4,9 @@ Objective: v* = L v*, by v ← (L_π)^m L v with π greedy for v. (L v)(s) = max
 and L_π is the same for the action π(s). m = 0 is value iteration, m = ∞ policy iteration.
 
 Kept: a fixed m (`evaluation_sweeps`), the sup-norm stop, and as an option the span stop with MacQueen's bounds
-(Puterman 6.6.3), which needs as many sweeps as the *differences* between states take to settle, not their level.
-Left out: m that grows with the iterations. An improvement skips comparisons whose outcome is certain
-(`planning.dynamic.bellman.Sweeps`; Puterman 6.7.3), which changes no iterate.
+(Puterman 6.6.3), which needs only the *differences* between states to converge, not their level. Left out: an m that
+grows with the iterations. An improvement skips comparisons whose outcome is certain (`planning.dynamic.bellman.Sweeps`;
+Puterman 6.7.3), which changes no iterate.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ METRICS = ("residual", "value", "switched")
 
 @dataclass(frozen=True)
 class Config:
-    """What truncated policy iteration needs."""
+    """Hyperparameters of truncated policy iteration."""
 
-    steps: int = 100_000  # at most so many sweeps, improvements and evaluations together
-    seed: int = 0  # nothing here is random; kept because every algorithm has one
+    steps: int = 100_000  # maximum number of sweeps, improvements and evaluations together
+    seed: int = 0  # unused: the algorithm is deterministic
     gamma: float = 0.99  # discount per action
     tolerance: float = 1e-8  # stop when an improvement's residual is below, in units of reward
     evaluation_sweeps: int = 10  # m: evaluation sweeps after each improvement (Puterman 6.5: m_n)
     span_bounds: bool = False  # the residual is half the span of the change, and bounds correct v (needs gamma < 1)
-    yield_every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+    yield_every: int = 1  # sweeps between yields; 1 shows every sweep, more is faster
 
 
 @dataclass
 class State:
-    """The iterate and where it stands. ‖v - v*‖∞ ≤ γ / (1 - γ) · residual once the residual is below the tolerance."""
+    """The iterate. ‖v - v*‖∞ ≤ γ / (1 - γ) · residual once the residual is below the tolerance."""
 
     config: Config
     values: Tensor  # v [S] float64
@@ -56,9 +56,12 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
-    """v = 0 for the S states and A actions of `spaces`. Raises UserError for span bounds without discount."""
+    """v = 0 for the S states and A actions of `spaces`. Raises UserError for span bounds with gamma = 1."""
     if config.span_bounds and not config.gamma < 1:
-        raise UserError("span_bounds needs gamma < 1: without discount the bounds are infinite. Use span_bounds=False.")
+        raise UserError(
+            f"span_bounds needs gamma < 1, not {config.gamma:g}: without discount the bounds are infinite. "
+            "Use span_bounds=False."
+        )
     if config.evaluation_sweeps < 0:
         raise UserError(f"evaluation_sweeps must be 0 or more, not {config.evaluation_sweeps}.")
     errors.at_least(1, config, "yield_every")
@@ -106,8 +109,8 @@ def train(
     sweeps = bellman.Sweeps(env.to(device), config.gamma)
     while state.step < config.steps and state.residual >= config.tolerance:
         metrics = update(state, sweeps)
-        done = state.step >= config.steps or state.residual < config.tolerance
-        if done or state.step % config.yield_every == 0:
+        stop = state.step >= config.steps or state.residual < config.tolerance
+        if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 
 

@@ -1,8 +1,7 @@
 """Value iteration: Bellman (1957), Sutton & Barto (2018) section 4.4, Puterman (1994) section 6.3.
 
-Objective: v* = L v*, where (L v)(s) = max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ]. L is a contraction by γ in
-the sup norm, so the iterates v ← L v converge to v* from anywhere, and ‖v - v*‖∞ ≤ γ / (1 - γ) ‖Δ‖∞ for the last
-change Δ.
+Objective: v* = L v*, where (L v)(s) = max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ]. L is a contraction by γ in the sup
+norm, so the iterates v ← L v converge to v* from any v, and ‖v - v*‖∞ ≤ γ / (1 - γ) ‖Δ‖∞ for the last change Δ.
 
 Kept: synchronous sweeps over all states, stopped at a sup-norm change below `tolerance`; the greedy policy that
 comes with every sweep. Left out: asynchronous (Gauss-Seidel, prioritized) order. The sweep skips comparisons whose
@@ -31,18 +30,18 @@ METRICS = ("residual", "value", "switched")
 
 @dataclass(frozen=True)
 class Config:
-    """What value iteration needs."""
+    """Hyperparameters of value iteration."""
 
-    steps: int = 100_000  # at most so many sweeps
-    seed: int = 0  # nothing here is random; kept because every algorithm has one
+    steps: int = 100_000  # maximum number of sweeps
+    seed: int = 0  # unused: the algorithm is deterministic
     gamma: float = 0.99  # discount per action
-    tolerance: float = 1e-8  # stop when no value changed by as much in a sweep (S&B p. 83: θ), in units of reward
-    yield_every: int = 1  # sweeps between yields: 1 lets a viewer step through, more is quicker
+    tolerance: float = 1e-8  # stop when no value changes by this much in a sweep (S&B p. 83: θ), in units of reward
+    yield_every: int = 1  # sweeps between yields; 1 shows every sweep, more is faster
 
 
 @dataclass
 class State:
-    """The iterate and where it stands."""
+    """The iterate."""
 
     config: Config
     values: Tensor  # v [S] float64
@@ -52,7 +51,7 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
-    """v = 0 for the S states and A actions of `spaces`. Raises UserError for numbers out of range."""
+    """v = 0 for the S states and A actions of `spaces`. Raises UserError for hyperparameters out of range."""
     errors.at_least(1, config, "yield_every")
     states = int(spaces.obs.n)  # type: ignore[attr-defined]
     values = torch.zeros(states, dtype=torch.float64, device=device)
@@ -81,8 +80,8 @@ def train(
     sweeps = bellman.Sweeps(env.to(device), config.gamma)
     while state.step < config.steps and state.residual >= config.tolerance:
         metrics = update(state, sweeps)
-        done = state.step >= config.steps or state.residual < config.tolerance
-        if done or state.step % config.yield_every == 0:
+        stop = state.step >= config.steps or state.residual < config.tolerance
+        if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 
 
