@@ -41,10 +41,10 @@ def _arithmetic(precision: str) -> float:
     """Seconds that the trunk alone takes in one iteration."""
     import torch
 
-    from foresight.nets.actor_critic import Shared
+    from foresight.nets.actor_critic import SharedTrunk
     from foresight.nets.conv import Nature
 
-    body = Shared(Nature((4, 84, 84)), (6, 1), (0.01, 1.0), precision == "bfloat16")
+    body = SharedTrunk(Nature((4, 84, 84)), (6, 1), (0.01, 1.0), precision == "bfloat16")
     rows = torch.randint(0, 256, (256, 4, 84, 84), dtype=torch.uint8)
 
     def learn() -> None:

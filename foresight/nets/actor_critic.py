@@ -15,8 +15,8 @@ from foresight.nets.outputs import Output, Scalar
 from foresight.nets.stacked_mlp import StackedMLP
 
 
-class Shared(nn.Module):
-    """One trunk (pixels) and a linear layer each for policy and value (PPO detail 21).
+class SharedTrunk(nn.Module):
+    """One trunk (pixels) for policy and value, with a linear layer each (PPO detail 21).
 
     With `bfloat16` the trunk runs under autocast; the last layers stay float32, and so do log-probabilities.
     """
@@ -47,8 +47,8 @@ class Shared(nn.Module):
             return self.trunk(obs).float()
 
 
-class Separate(nn.Module):
-    """`StackedMLP` over observations that `vectorizer` flattens."""
+class VectorizedMLP(nn.Module):
+    """A `StackedMLP` on observations that `vectorizer` flattens to vectors."""
 
     def __init__(self, vectorizer: nn.Module, mlp: StackedMLP) -> None:
         super().__init__()
@@ -67,14 +67,16 @@ class Separate(nn.Module):
         return self.mlp.vjp(self.vectorizer(obs))
 
 
-class Apart(nn.Module):
-    """One body for the policy and one for the value, with separate parameters.
+class SeparateNetworks(nn.Module):
+    """Two networks, one for the policy and one for the value: they share no parameters.
 
     For algorithms that train the two differently. Uses the first output of each; call `policy.only` for further
     outputs of the policy's body.
     """
 
-    def __init__(self, policy: Shared | Separate | StackedMLP, value: Shared | Separate | StackedMLP) -> None:
+    def __init__(
+        self, policy: SharedTrunk | VectorizedMLP | StackedMLP, value: SharedTrunk | VectorizedMLP | StackedMLP
+    ) -> None:
         super().__init__()
         self.policy, self.value = policy, value
 
@@ -91,7 +93,8 @@ class Apart(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """A body with a policy head and a value head: one trunk for both (`Shared`) or one each (`StackedMLP`, `Apart`).
+    """A body with a policy head and a value head: one trunk for both (`SharedTrunk`), or one each (`StackedMLP`,
+    `SeparateNetworks`).
 
     `normalizer` is applied to every observation and saved with the weights. Dict observations may have the key
     `mask_key` (`[..., A]`, nonzero where an action is allowed).
@@ -99,7 +102,7 @@ class ActorCritic(nn.Module):
 
     def __init__(
         self,
-        body: Shared | Separate | StackedMLP | Apart,
+        body: SharedTrunk | VectorizedMLP | StackedMLP | SeparateNetworks,
         policy_head: PolicyHead,
         value_head: nn.Module,
         normalizer: ObsNormalizer | None = None,
@@ -145,13 +148,13 @@ class ActorCritic(nn.Module):
         return self._actions(policy, obs), self.value_head(value), lambda p, v: back([p, v.unsqueeze(-1)])
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the policy alone. The body must be `Apart`."""
-        assert isinstance(self.body, Apart)
+        """The parameters of the policy alone. The body must be `SeparateNetworks`."""
+        assert isinstance(self.body, SeparateNetworks)
         return [*self.body.policy.parameters(), *self.policy_head.parameters()]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the value alone. The body must be `Apart`."""
-        assert isinstance(self.body, Apart)
+        """The parameters of the value alone. The body must be `SeparateNetworks`."""
+        assert isinstance(self.body, SeparateNetworks)
         return [*self.body.value.parameters(), *self.value_head.parameters()]
 
     def _normal(self, obs: Tree) -> Tree:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from foresight import errors
 from foresight.errors import UserError
-from foresight.nets.actor_critic import Apart, Separate, Shared
+from foresight.nets.actor_critic import SeparateNetworks, SharedTrunk, VectorizedMLP
 from foresight.nets.conv import Impala, Nature, Nips, Planes, order
 from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead
 from foresight.nets.mlp import MLP
@@ -153,16 +153,16 @@ def actor_critic_body(
     images: str = "nature",
     bfloat16: bool = False,
     twice: bool = False,
-) -> Shared | Separate | StackedMLP:
+) -> SharedTrunk | VectorizedMLP | StackedMLP:
     """The body of an `ActorCritic`: one convolutional trunk for pixels, otherwise an MLP for each head.
 
     `twice`: see `StackedMLP`.
     """
     if is_image(space):
-        return Shared(encoder(space, hidden, activation, images), outputs, gains, bfloat16)
+        return SharedTrunk(encoder(space, hidden, activation, images), outputs, gains, bfloat16)
     vector = vectorizer(space)
     mlp = StackedMLP(vector.size, hidden, outputs, gains, activation, twice)
-    return mlp if is_vector(space) else Separate(vector, mlp)
+    return mlp if is_vector(space) else VectorizedMLP(vector, mlp)
 
 
 def separate_body(
@@ -173,13 +173,13 @@ def separate_body(
     activation: str = "tanh",
     images: str = "nature",
     twice: bool = False,
-) -> Apart:
+) -> SeparateNetworks:
     """As `actor_critic_body`, but policy and value share nothing, not even on pixels. `twice`: see `StackedMLP`."""
     policy, value = (
         actor_critic_body(space, (output,), (gain,), hidden, activation, images, twice=twice)
         for output, gain in zip(outputs, gains, strict=True)
     )
-    return Apart(policy, value)
+    return SeparateNetworks(policy, value)
 
 
 def normalizer(space: gs.Space[Any]) -> ObsNormalizer:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from foresight import errors
 from foresight.data.trajectory import Tree
 from foresight.nets import encoders
-from foresight.nets.actor_critic import Separate
+from foresight.nets.actor_critic import VectorizedMLP
 from foresight.nets.mlp import MLP, Encoder, orthogonal
 from foresight.nets.noisy import NoisyLinear
 from foresight.nets.stacked_mlp import StackedMLP
@@ -103,7 +103,7 @@ class QNetwork(nn.Module):
                 self.body = Streams(early, hidden[-1], outputs, sigma)
             else:
                 mlp = StackedMLP(vector.size, hidden, outputs, [START] * len(outputs), activation)
-                self.body = mlp if plain else Separate(vector, mlp)
+                self.body = mlp if plain else VectorizedMLP(vector, mlp)
 
     def forward(self, obs: Tree, noise: Noise | None = None) -> Values:
         """The values of all actions."""

@@ -9,7 +9,7 @@ from gymnasium import spaces as gs
 
 from foresight.errors import UserError
 from foresight.nets import conv, encoders
-from foresight.nets.actor_critic import ActorCritic, Separate, Shared
+from foresight.nets.actor_critic import ActorCritic, SharedTrunk, VectorizedMLP
 from foresight.nets.conv import Impala, Nature, Nips
 from foresight.nets.heads import ScalarHead
 from foresight.nets.stacked_mlp import StackedMLP
@@ -144,14 +144,14 @@ def _policy_and_value_are_the_same_alone_and_together(space, kind):
 
 
 @sabotaged_by("foresight.nets.stacked_mlp.StackedMLP.only", scaled(2.0))
-@pytest.mark.parametrize(("space", "kind"), [(gs.Discrete(3), Separate), (CASES[0][0], StackedMLP)])
+@pytest.mark.parametrize(("space", "kind"), [(gs.Discrete(3), VectorizedMLP), (CASES[0][0], StackedMLP)])
 def test_two_trunks(space, kind):
     _policy_and_value_are_the_same_alone_and_together(space, kind)
 
 
-@sabotaged_by("foresight.nets.actor_critic.Shared.only", scaled(2.0))
+@sabotaged_by("foresight.nets.actor_critic.SharedTrunk.only", scaled(2.0))
 def test_a_shared_trunk():
-    _policy_and_value_are_the_same_alone_and_together(PIXELS, Shared)
+    _policy_and_value_are_the_same_alone_and_together(PIXELS, SharedTrunk)
 
 
 def test_spaces_without_a_policy_or_a_normalizer_are_named():

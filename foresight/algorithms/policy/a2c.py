@@ -130,13 +130,13 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
     if carry is None:
         carry = network.initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, config.rollout_steps, device, state.episodes, carry)
-    rows, start = unroll.rows, memory.starts(unroll.rows.cut)
-    state.step += rows.reward.numel()
-    values = network.read(rows.obs, carry, start)[1].value
-    next_value = collect.successors(unroll, values, lambda obs, carry: network.value(obs, carry).value)
+    segment = collect.segment(env, obs, choose, config.rollout_steps, device, state.episodes, carry)
+    steps, start = segment.rows, memory.starts(segment.rows.cut)
+    state.step += steps.reward.numel()
+    values = network.read(steps.obs, carry, start)[1].value
+    next_value = collect.successors(segment, values, lambda obs, carry: network.value(obs, carry).value)
     extras = {} if carry is None else {"carry": carry, "start": start}
-    return rows.replace(value=values, next_value=next_value, extras=extras), unroll.last, unroll.carry
+    return steps.replace(value=values, next_value=next_value, extras=extras), segment.last, segment.carry
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:

@@ -2,24 +2,24 @@
 
     minimize  Σ [ -ρ_t (r_t + γ v_{t+1} - V(s_t)) log π(a_t|s_t)  +  c₁ ½ (v_t - V(s_t))²  -  c₂ H(π(·|s_t)) ]
 
-where ρ_t = min(ρ̄, π(a_t|s_t) / μ(a_t|s_t)), μ is the policy that acted and v the V-trace target (`ops.returns.vtrace`):
+where ρ_t = min(ρ̄, π(a_t|s_t) / μ(a_t|s_t)), μ is the behavior policy and v the V-trace target (`ops.returns.vtrace`):
 
     v_t = V(s_t) + δ_t + γ c_t (v_{t+1} - V(s_{t+1})),   δ_t = ρ_t (r_t + γ V(s_{t+1}) - V(s_t)),  c_t = λ min(c̄, ratio)
 
-Actors act, one learner learns. A message from one to the other is a `Rollout`: rows, what was seen after them, and
-the log-probabilities of the policy that acted, which may be older than the one that learns from it; V-trace corrects
-for that. With a `memory` (the paper's LSTM, or another) a message brings its state before the first row too, from which
-the learner reads the rows again with its own weights (§3.1). `train` is the synchronous form in one process. With
+Actors act, and one learner updates. An actor sends `Rollout`s: steps, the observations after them, and the
+log-probabilities of the behavior policy, which may be older than the policy being updated; V-trace corrects for that.
+With a `memory` (the paper's LSTM, or another) a rollout also has the recurrent state before its first step, from which
+the learner recomputes the rest with its own weights (§3.1). `train` is the synchronous form in one process. With
 `foresight train impala --actors 4` the same `rollout` runs in four processes that never wait for the learner
-(`runtime.distributed.actors`), and the same `update` learns.
+(`runtime.distributed.actors`), and the learner runs the same `update`.
 
-Kept: V-trace with ρ̄ and c̄ of its own and v_{t+1} (not V) in the policy's advantage (§4.2, appendix E.3), losses summed
-over rows (appendix D), RMSProp with ε = 0.01 and no momentum, a global gradient norm of 40, the learning rate
-annealed linearly to 0 (table D.1), the deep residual trunk over pixels (figure 3, right), several tasks at once (§5.3).
+Kept: V-trace with separate ρ̄ and c̄, and v_{t+1} (not V) in the policy's advantage (§4.2, appendix E.3), losses summed
+over steps (appendix D), RMSProp with ε = 0.01 and no momentum, a global gradient norm of 40, the learning rate annealed
+linearly to 0 (table D.1), the deep residual trunk over pixels (figure 3, right), several tasks at once (§5.3).
 
-Otherwise than there: a time limit is no termination, its row bootstraps with the value of its final observation.
-torch adds RMSProp's ε outside of the root, TensorFlow inside. Left out: the instruction LSTM of DMLab's language
-levels, population based training and PopArt.
+Differences: a time limit is not a termination, its step bootstraps with the value of its final observation. torch adds
+RMSProp's ε outside the square root, TensorFlow inside. Left out: the instruction LSTM of DMLab's language levels,
+population based training and PopArt.
 """
 
 from __future__ import annotations
@@ -50,58 +50,58 @@ KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "lag", "explained_variance")
 ACTING = ("network",)  # the fields of State that actors are sent
-OPTIMIZERS = {"rmsprop": 0.01, "adam": 1e-8}  # and the ε that each has of its own
+OPTIMIZERS = {"rmsprop": 0.01, "adam": 1e-8}  # and the default ε of each
 
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: the paper's table D.1 (Atari); presets say what tasks want."""
+    """Defaults: the paper's table D.1 (Atari) unless noted; see the presets for tasks."""
 
-    steps: int = 10_000_000  # env steps in all worlds together
+    steps: int = 10_000_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # worlds of one actor, stepped together
-    rollout_steps: int = 20  # steps of each world in an unroll (the paper's n, table D.1)
-    rollouts_per_update: int = 4  # in one update; with 8 worlds in each the paper's batch of 32
-    gamma: float = 0.99  # discount a step, table D.1
+    num_envs: int = 8  # parallel environments per actor
+    rollout_steps: int = 20  # steps of each environment in a rollout (the paper's n, table D.1)
+    rollouts_per_update: int = 4  # with 8 environments in each, the paper's batch of 32
+    gamma: float = 0.99  # discount per step, table D.1
     learning_rate: float = 6e-4  # table D.1
     anneal_lr: bool = True  # learning rate linearly to 0, table D.1
     optimizer: str = "rmsprop"  # table D.1; or "adam"
-    optimizer_epsilon: float | None = None  # added to its root; None: 0.01 (table D.1), of Adam 1e-8
+    optimizer_epsilon: float | None = None  # None: 0.01 for RMSProp (table D.1), 1e-8 for Adam
     entropy_coef: float = 0.01  # c₂, table D.1
     value_coef: float = 0.5  # c₁ of ½ squared error, table D.1
     max_grad_norm: float = 40.0  # of the gradient of the summed loss, table D.1
-    clip_rho: float = 1.0  # ρ̄: moves the fixed point toward μ; §5.2.2 compares 1, 10 and 100
-    clip_c: float = 1.0  # c̄: how far errors travel back; at most ρ̄
-    clip_pg: float = 1.0  # ρ̄ in the policy's gradient
+    clip_rho: float = 1.0  # ρ̄: bounds ρ; it sets the fixed point, between V^μ and V^π; §5.2.2 compares 1, 10 and 100
+    clip_c: float = 1.0  # c̄: bounds the traces, how far TD errors propagate back; at most ρ̄
+    clip_pg: float = 1.0  # ρ̄ of the policy gradient
     trace_lambda: float = 1.0  # λ of the traces, remark 2
-    max_lag: int | None = None  # updates that a policy may be old when its unroll is learned from; 0: actors wait
-    hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors; no vectors in the paper
-    activation: str = "tanh"  # the same
+    max_lag: int | None = None  # updates by which the policy of a rollout may lag; None: no limit; 0: actors wait
+    hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; the paper has none
+    activation: str = "tanh"  # of these MLPs
     images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right), "nature" or "nips"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; an LSTM of 256 in figure 3
-    memory_size: int = 64  # features of the memory
-    memory_layers: int = 1  # of the memory
-    memory_heads: int = 4  # of the attention
-    memory_window: int = 64  # env steps that attention sees before the present one
-    backbone: str = "shared"  # what has a memory: "shared" by both, "separate" ones, "actor" or "critic" alone
-    precision: str = "float32"  # or "bfloat16", or "auto", the faster: of a trunk over pixels
+    memory_size: int = 64  # width of the memory
+    memory_layers: int = 1  # layers of the memory
+    memory_heads: int = 4  # heads of its attention
+    memory_window: int = 64  # past env steps in the attention window
+    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
+    precision: str = "float32"  # or "bfloat16", or "auto", the faster one: the trunk over pixels runs under autocast
     threads: int = 1  # of torch, on a CPU
 
 
 @dataclass
 class State:
-    """All that a run is."""
+    """Everything that is saved."""
 
     config: Config
     network: ActorCritic | MemoryActorCritic
     optimizer: torch.optim.Optimizer
-    generator: torch.Generator  # draws the actions
+    generator: torch.Generator  # samples the actions
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Network, optimizer and generator. Raises UserError for spaces and settings that IMPALA cannot work with."""
+    """Network, optimizer and generator. Raises UserError for spaces and settings that IMPALA does not support."""
     _check(config)
     require_end(spaces, config.gamma)
     halved = precision.dtype(config.precision, device) is not None
@@ -120,7 +120,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
-    """An action for every row of `obs`: drawn if `explore`, else the mode. `reset_carry` where an episode was cut."""
+    """An action for every row of `obs`: sampled if `explore`, else the mode. Use `reset_carry` at a cut."""
     output, carry = state.network.step(obs, carry)
     if not explore:
         return output.mode(), {}, carry
@@ -133,37 +133,37 @@ reset_carry = memory.forget
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
-    """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
+    """`rollout_steps` of every environment from `obs` on; also the next observation and the memory."""
     if carry is None:
         carry = state.network.initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
-    state.step += unroll.rows.reward.numel()
-    return dataclasses.replace(unroll, carry=None), unroll.last, unroll.carry  # the learner makes that carry itself
+    segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
+    state.step += segment.rows.reward.numel()
+    return dataclasses.replace(segment, carry=None), segment.last, segment.carry  # the learner recomputes that carry
 
 
-def update(state: State, unroll: Rollout) -> dict[str, float]:
-    """One gradient step on one unroll (or several, joined along B)."""
+def update(state: State, segment: Rollout) -> dict[str, float]:
+    """One gradient step on one rollout (or several, joined along B); returns the metrics."""
     config, network, device = state.config, state.network, state.generator.device
     progress = state.step / config.steps if config.anneal_lr else 0.0
     rate = schedules.linear(progress, config.learning_rate)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
-    rows = unroll.rows.map(lambda x: x.to(device))
-    mask, behavior = rows.mask, rows.logprob
+    steps = segment.rows.map(lambda x: x.to(device))
+    mask, behavior = steps.mask, steps.logprob
     assert mask is not None and behavior is not None
-    output, values, carry = network.read(rows.obs, trees.to(unroll.first, device), memory.starts(rows.cut))
-    logprob = output.logp(rows.action)
+    output, values, carry = network.read(steps.obs, trees.to(segment.first, device), memory.starts(steps.cut))
+    logprob = output.logp(steps.action)
     with torch.no_grad():
-        ahead = dataclasses.replace(unroll, rows=rows, carry=memory.forget(carry, rows.cut[:, -1]))
+        ahead = dataclasses.replace(segment, rows=steps, carry=memory.forget(carry, steps.cut[:, -1]))
         next_value = collect.successors(ahead, values.value, lambda obs, carry: network.value(obs, carry).value)
         ratio = policy.ratio(logprob, behavior)
-        gain, target = returns.vtrace(
-            rows.reward, config.gamma * rows.discount, rows.cut, values.value, next_value, ratio,
+        advantages, target = returns.vtrace(
+            steps.reward, config.gamma * steps.discount, steps.cut, values.value, next_value, ratio,
             config.trace_lambda, config.clip_rho, config.clip_c, config.clip_pg, mask,
         )  # fmt: skip
     real = mask > 0
-    policy_loss = policy.reinforce(logprob, gain)[real].sum()
+    policy_loss = policy.reinforce(logprob, advantages)[real].sum()
     value_loss = value.squared_loss(values.value, target)[real].sum()
     entropy = output.entropy()[real].sum()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
@@ -181,17 +181,17 @@ def update(state: State, unroll: Rollout) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Unrolls, one update, and so on, until `steps`: one actor that waits for the learner, so that nothing is stale."""
+    """Collect rollouts, update once, until `steps`: a single actor, which waits for the learner."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
     obs, carry = env.reset(config.seed + state.step), None
     while state.step < config.steps:
-        unrolls = []
+        segments = []
         for _ in range(config.rollouts_per_update):
-            unroll, obs, carry = rollout(state, env, obs, carry)
-            unrolls.append(unroll)
-        metrics = update(state, trees.join(unrolls))
+            segment, obs, carry = rollout(state, env, obs, carry)
+            segments.append(segment)
+        metrics = update(state, trees.join(segments))
         yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 

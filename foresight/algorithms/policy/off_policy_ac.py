@@ -1,26 +1,26 @@
 """Off-PAC: Off-Policy Actor-Critic, Degris, White & Sutton 2012 (arXiv:1205.4839).
 
-A behavior policy b acts, and a target policy π learns from what it did:
+A behavior policy b acts, and a target policy π is trained on its experience:
 
     actor    ∇J(θ) ≈ E_b[ ρ_t (r_t + γ (λ G_{t+1} + (1 - λ) V_w(s_{t+1})) - V_w(s_t)) ∇log π_θ(a_t|s_t) ]
     critic   minimize over w  E_b[ ½ (V_w(s_t) - G_t)² ],  G a constant
     where    G_t - V(s_t) = ρ_t δ_t + γ λ min(1, ρ_t) (G_{t+1} - V(s_{t+1})),   δ_t = r_t + γ V(s_{t+1}) - V(s_t)
 
-and ρ_t = π_θ(a_t|s_t) / b(a_t|s_t), so with λ = 0 both move along ρ_t δ_t (the paper's algorithm 1 with λ = 0; Zhao
-2025, *Mathematical Foundations of Reinforcement Learning*, algorithm 10.3).
+and ρ_t = π_θ(a_t|s_t) / b(a_t|s_t), so with λ = 0 both updates are along ρ_t δ_t (the paper's algorithm 1 with λ = 0;
+Zhao 2025, *Mathematical Foundations of Reinforcement Learning*, algorithm 10.3).
 
-What is kept: the objective J(θ) = Σ_s d_b(s) V^π(s), states weighed as b visits them; the approximate gradient of its
-theorem 1, which leaves out ∇Q; a learning rate each. The behavior is b = (1 - ε) π + ε · uniform over the actions that
-are allowed, with its probabilities known exactly: `epsilon` 1 is the paper's uniform behavior, 0 is on-policy, where
-every ρ is 1. Old segments stay in a replay with the probabilities they were acted with, and `replay_ratio` of them are
-learned from beside each new one: π moved on since, and ρ corrects for that too.
+What is kept: the objective J(θ) = Σ_s d_b(s) V^π(s), states weighted as b visits them; the approximate gradient of the
+paper's theorem 1, which leaves out ∇Q; separate learning rates. The behavior is b = (1 - ε) π + ε · uniform over the
+actions that are allowed, with its probabilities known exactly: `epsilon` 1 is the paper's uniform behavior, 0 is
+on-policy, where every ρ is 1. Old segments stay in a replay with their behavior probabilities, and each new segment is
+followed by updates on `replay_ratio` batches of old ones: π has changed since, and ρ corrects for that too.
 
-Otherwise than there: the forward view of V-trace (`ops.returns.vtrace`; Espeholt et al. 2018, arXiv:1802.01561), whose
-traces stop at 1, in place of eligibility traces with ρ of any size, and `max_ratio` bounds ρ, for what a replay holds
-may be far from π. So V is that of π where no ρ is above `max_ratio`, and else of the policy ∝ min(`max_ratio` b, π).
+Differences: the forward view of V-trace (`ops.returns.vtrace`; Espeholt et al. 2018, arXiv:1802.01561), whose traces
+are bounded by 1, in place of eligibility traces with unbounded ρ, and `max_ratio` bounds ρ, as the replay may be far
+from π. So V is the value of π where no ρ is above `max_ratio`, and otherwise of the policy ∝ min(`max_ratio` b, π).
 Left out: the gradient correction of GTD(λ), whose second weights assume linear features; continuous actions.
 
-A time limit is no termination: its row bootstraps with the value of its final observation.
+A time limit is not a termination: its step bootstraps with the value of its final observation.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ METRICS = ("return", "length", "entropy", "value_loss", "ratio")
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's worlds are linear and small: defaults are ours, found on CartPole-v1."""
+    """The paper's environments are small and its features linear: defaults are ours, tuned on CartPole-v1."""
 
-    steps: int = 200_000  # env steps in all worlds together
+    steps: int = 200_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # worlds stepped together (runtime makes the env with it)
-    rollout_steps: int = 16  # steps of each world between two updates
-    epsilon: float = 0.1  # share of uniform actions in the behavior: 1 as in the paper's §4, 0 is on-policy
-    replay_segments: int = 64  # segments of each world that are kept
-    replay_ratio: int = 2  # batches of old segments, as large as a new one, learned from beside each new one
-    max_ratio: float = 2.0  # bound of ρ, for actor and critic; traces stop at 1
+    num_envs: int = 8  # parallel environments
+    rollout_steps: int = 16  # steps of each environment between two updates
+    epsilon: float = 0.1  # weight of the uniform policy in the behavior: 1 as in the paper's §4, 0 is on-policy
+    replay_segments: int = 64  # segments kept per environment
+    replay_ratio: int = 2  # updates on batches of old segments after each new one, of its size
+    max_ratio: float = 2.0  # bound of ρ, for actor and critic; traces are bounded by 1
     learning_rate: float = 1e-3  # Adam, of the actor
     anneal_lr: bool = False  # learning rate of the actor linearly to 0
     value_learning_rate: float = 3e-3  # Adam, of the critic
-    gamma: float = 0.99  # discount a step
-    trace_lambda: float = 0.9  # λ
+    gamma: float = 0.99  # discount per step
+    trace_lambda: float = 0.9  # λ of the traces
     entropy_coef: float = 0.0  # weight of the target policy's entropy
     max_grad_norm: float = 0.5  # of each of the two gradients
     hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors
@@ -77,27 +77,27 @@ class Config:
 
 @dataclass
 class State:
-    """All that a run is."""
+    """Everything that is saved."""
 
     config: Config
     network: ActorCritic
     policy_optimizer: torch.optim.Adam
     value_optimizer: torch.optim.Adam
-    replay: Replay  # a stream for each world, with behavior log-probabilities and every row's successor
-    generator: torch.Generator  # draws the actions
-    sampler: torch.Generator  # draws from the replay, on the CPU
+    replay: Replay  # a stream per environment, with behavior log-probabilities and the successor of every step
+    generator: torch.Generator  # samples the actions
+    sampler: torch.Generator  # samples the replay, on the CPU
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100, of the behavior
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones, of the behavior
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizers, replay and generators. Raises UserError for spaces and settings that do not fit."""
+    """Networks, optimizers, replay and generators. Raises UserError for spaces and settings that are not supported."""
     _check(config)
     require_end(spaces, config.gamma)
     if not isinstance(spaces.action, gs.Discrete):
         raise UserError(
-            "off_policy_ac mixes its policy with uniform actions, so it needs Discrete ones, "
-            f"not {spaces.action}. Try sac."
+            "off_policy_ac mixes its policy with a uniform one, so it needs Discrete actions, "
+            f"not {spaces.action}. Use sac."
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -134,30 +134,30 @@ def behavior(state: State, obs: Tree) -> Categorical:
 
 @torch.inference_mode()
 def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: drawn from the behavior if `explore`, else the mode of the target."""
+    """An action for every row of `obs`: sampled from the behavior if `explore`, else the mode of π."""
     return behavior(state, obs).sample(state.generator) if explore else state.network.policy(obs).mode(), {}, carry
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
-    """`rollout_steps` of every world from `obs` on, by the behavior; returns them and the observation to go on from.
+    """`rollout_steps` of every environment from `obs` on, by the behavior; also the next observation.
 
-    The rows have the behavior's `logprob`, and every one its successor, `extras["next_obs"]`. The last one is cut:
-    wherever the segment lies in a replay, no trace leaves it.
+    The steps have the behavior's `logprob` and their successors, `extras["next_obs"]`. The last one has `cut` 1, so
+    that no trace leaves the segment, wherever it is in the replay.
     """
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    state.step += unroll.rows.reward.numel()
-    batch = unroll.rows
+    segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
+    state.step += segment.rows.reward.numel()
+    batch = segment.rows
     cut = batch.cut.clone()
     cut[:, -1] = 1
     logprob = behavior(state, batch.obs).logp(batch.action)
-    extras = {"next_obs": collect.successor_obs(unroll)}
-    return batch.replace(cut=cut, logprob=logprob, extras=extras), unroll.last
+    extras = {"next_obs": collect.successor_obs(segment)}
+    return batch.replace(cut=cut, logprob=logprob, extras=extras), segment.last
 
 
 def losses(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
-    """`(actor's loss, critic's loss, [entropy, mean ρ])` of rows `[B, T]` that any behavior acted."""
+    """`(actor's loss, critic's loss, [entropy, mean ρ])` of steps `[B, T]` of any behavior policy."""
     config, network, mask = state.config, state.network, batch.mask
     assert batch.logprob is not None and mask is not None
     real = mask > 0
@@ -165,33 +165,33 @@ def losses(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
     logprob = output.logp(batch.action)
     with torch.no_grad():
         ratio = policy.ratio(logprob, batch.logprob)
-        gain, target = returns.vtrace(
+        advantages, target = returns.vtrace(
             batch.reward, config.gamma * batch.discount, batch.cut, values,
             network.value(batch.extras["next_obs"]).value, ratio, config.trace_lambda,
             clip_rho=config.max_ratio, clip_pg=config.max_ratio, mask=mask,
         )  # fmt: skip
-    policy_loss = policy.reinforce(logprob, gain)[real].mean()
+    policy_loss = policy.reinforce(logprob, advantages)[real].mean()
     value_loss = value.squared_loss(values, target)[real].mean()
     entropy = output.entropy()[real].mean()
-    watched = torch.stack([entropy.detach(), ratio[real].mean()])
-    return policy_loss - config.entropy_coef * entropy, value_loss, watched
+    statistics = torch.stack([entropy.detach(), ratio[real].mean()])
+    return policy_loss - config.entropy_coef * entropy, value_loss, statistics
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
-    """One step of the actor and one of the critic, from the same values; `progress` in [0, 1] anneals the former's."""
+    """One step of the actor and one of the critic, with the same values; `progress` anneals the actor's rate."""
     config = state.config
     rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     for group in state.policy_optimizer.param_groups:
         group["lr"] = rate
-    policy_loss, value_loss, watched = losses(state, batch)
+    policy_loss, value_loss, statistics = losses(state, batch)
     optim.descend(state.policy_optimizer, policy_loss.backward, config.max_grad_norm)
     optim.descend(state.value_optimizer, value_loss.backward, config.max_grad_norm)
-    seen = [policy_loss.item(), value_loss.item(), *watched.tolist()]
-    return {**dict(zip(("policy_loss", "value_loss", "entropy", "ratio"), seen, strict=True)), "learning_rate": rate}
+    metrics = [policy_loss.item(), value_loss.item(), *statistics.tolist()]
+    return {**dict(zip(("policy_loss", "value_loss", "entropy", "ratio"), metrics, strict=True)), "learning_rate": rate}
 
 
 def learn(state: State, batch: Trajectory) -> dict[str, float]:
-    """Learn from a new segment and from remembered ones, and remember it; what the last of them said."""
+    """Update on a new segment, store it, and update on stored ones; returns the metrics of the last update."""
     config = state.config
     progress = max(state.step - batch.reward.numel(), 0) / config.steps
     metrics = update(state, batch, progress)
@@ -206,7 +206,7 @@ def learn(state: State, batch: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act a little, learn from it and from what is remembered, until `steps`. A given state starts new episodes."""
+    """Collect a segment, update on it and on stored ones, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
@@ -220,6 +220,6 @@ def train(
 def _check(config: Config) -> None:
     errors.at_least(1, config, "num_envs", "rollout_steps", "replay_segments")
     if not 0 <= config.epsilon <= 1:
-        raise UserError(f"epsilon is a share of actions and must lie in [0, 1], not at {config.epsilon}.")
+        raise UserError(f"epsilon must be between 0 and 1, not {config.epsilon}.")
     if config.max_ratio < 1:
-        raise UserError(f"max_ratio must be at least 1, not {config.max_ratio}: on-policy every ratio is 1.")
+        raise UserError(f"max_ratio must be at least 1, not {config.max_ratio}: on-policy, every ratio is 1.")

@@ -13,10 +13,10 @@ the features of the value into the policy's network, through a second value head
 where V_π is the auxiliary head and π_old the policy at the start of the phase.
 
 What is kept: two networks ("dual"), the defaults of the paper's table A (Procgen) for every coefficient, advantages
-normalized over the batch, a separate optimizer for the auxiliary phase as in the authors' code. Differences:
-auxiliary minibatches are of steps, not of segments, which is the same without a recurrent network; a time limit is
-not a termination. Left out: the shared and the detached architecture of §3.5; the layers with normalized weights and
-the two trunks of IMPALA's network at Procgen's settings: `images` "impala" is our own one.
+normalized over the batch, a separate optimizer for the auxiliary phase as in the authors' code. Differences: auxiliary
+minibatches are of steps, not of segments, which is the same without a recurrent network; a time limit is not a
+termination. Left out: the shared and the detached architecture of §3.5; the layers with normalized weights and the two
+trunks of IMPALA's network at Procgen's settings: `images` "impala" is this library's own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize
-from foresight.nets.actor_critic import ActorCritic, Apart, Shared
+from foresight.nets.actor_critic import ActorCritic, SeparateNetworks, SharedTrunk
 from foresight.ops import advantage, diagnostics, kl, policy, returns, value
 from foresight.training import optim
 
@@ -88,7 +88,7 @@ class State:
     shuffler: torch.Generator  # shuffles minibatches, on the CPU
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
-    remembered: list[dict[str, Any]] = field(default_factory=list)  # `obs` and `target` of iterations since the phase
+    remembered: list[dict[str, Any]] = field(default_factory=list)  # `obs`, `target` per iteration
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
@@ -100,7 +100,9 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.manual_seed(config.seed)
         head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
         trunks = [encoders.encoder(spaces.obs, config.hidden, config.activation, config.images) for _ in range(2)]
-        body = Apart(Shared(trunks[0], (head.width, 1), (0.01, 1.0)), Shared(trunks[1], (1,), (1.0,)))
+        body = SeparateNetworks(
+            SharedTrunk(trunks[0], (head.width, 1), (0.01, 1.0)), SharedTrunk(trunks[1], (1,), (1.0,))
+        )
         network = ActorCritic(body, head, value_head, None, encoders.mask_key(spaces.obs)).to(device)
     return State(
         config,
@@ -126,26 +128,26 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """`rollout_steps` of every environment from `obs` on, with `logprob` and values; also the next observation."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    batch = unroll.rows
+    segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
+    batch = segment.rows
     state.step += batch.reward.numel()
     output, values = network(batch.obs)
-    next_value = collect.successors(unroll, values.value, lambda x, _: network.value(x).value)
+    next_value = collect.successors(segment, values.value, lambda x, _: network.value(x).value)
     logprob = output.logp(batch.action)
-    return batch.replace(logprob=logprob, value=values.value, next_value=next_value), unroll.last
+    return batch.replace(logprob=logprob, value=values.value, next_value=next_value), segment.last
 
 
-def policy_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:
+def policy_loss(state: State, steps: Trajectory) -> tuple[Tensor, Tensor]:
     """`(loss, [entropy, k3 estimate of the KL])` of the policy phase over steps `[N]`."""
     config = state.config
-    assert rows.logprob is not None
-    output = state.network.policy(rows.obs)
-    logprob = output.logp(rows.action)
-    ratio = policy.ratio(logprob, rows.logprob)
+    assert steps.logprob is not None
+    output = state.network.policy(steps.obs)
+    logprob = output.logp(steps.action)
+    ratio = policy.ratio(logprob, steps.logprob)
     entropy = output.entropy().mean()
-    loss = policy.clipped_surrogate(ratio, rows.extras["advantage"], config.clip_ratio).mean()
-    watched = torch.stack([entropy.detach(), kl.k3(rows.logprob, logprob.detach()).mean()])
-    return loss - config.entropy_coef * entropy, watched
+    loss = policy.clipped_surrogate(ratio, steps.extras["advantage"], config.clip_ratio).mean()
+    metrics = torch.stack([entropy.detach(), kl.k3(steps.logprob, logprob.detach()).mean()])
+    return loss - config.entropy_coef * entropy, metrics
 
 
 def value_loss(state: State, obs: Tree, target: Tensor) -> Tensor:
@@ -172,16 +174,16 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     )
     extras = {"advantage": advantage.normalize(advantages, mask), "target": target}
     real = mask > 0
-    rows = batch.replace(mask=None, next_value=None, extras=extras).map(lambda x: x[real])
+    steps = batch.replace(mask=None, next_value=None, extras=extras).map(lambda x: x[real])
 
     policy_metrics, value_losses = [], []
     for _ in range(config.policy_epochs):
-        for part in rows.minibatches(config.minibatches, state.shuffler):
+        for part in steps.minibatches(config.minibatches, state.shuffler):
             loss, found = policy_loss(state, part)
             optim.descend(state.policy_optimizer, loss.backward, config.max_grad_norm)
             policy_metrics.append(torch.cat([loss.detach()[None], found]))
     for _ in range(config.value_epochs):
-        for part in rows.minibatches(config.minibatches, state.shuffler):
+        for part in steps.minibatches(config.minibatches, state.shuffler):
             error = value_loss(state, part.obs, part.extras["target"])
             optim.descend(state.value_optimizer, error.backward, config.max_grad_norm)
             value_losses.append(error.detach())
@@ -189,10 +191,10 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
         zip(("policy_loss", "entropy", "approx_kl"), torch.stack(policy_metrics).mean(0).tolist(), strict=True)
     )
     metrics["value_loss"] = torch.stack(value_losses).mean().item()
-    assert rows.value is not None
-    metrics["explained_variance"] = diagnostics.explained_variance(rows.value, rows.extras["target"]).item()
+    assert steps.value is not None
+    metrics["explained_variance"] = diagnostics.explained_variance(steps.value, steps.extras["target"]).item()
 
-    state.remembered.append({"obs": rows.obs, "target": rows.extras["target"]})
+    state.remembered.append({"obs": steps.obs, "target": steps.extras["target"]})
     if len(state.remembered) >= config.policy_iterations:
         metrics.update(auxiliary_phase(state))
     return metrics
@@ -207,17 +209,19 @@ def auxiliary_phase(state: State) -> dict[str, float]:
     obs, target = (trees.concat([part[key] for part in state.remembered]) for key in ("obs", "target"))
     count = min(config.auxiliary_minibatches * len(state.remembered), len(target))
     old = copy.deepcopy(state.network)
-    seen: list[Tensor] = []
+    losses: list[Tensor] = []
     for _ in range(config.auxiliary_epochs):
-        seen = []
+        losses = []
         for part in torch.randperm(len(target), generator=state.shuffler).to(target.device).chunk(count):
-            rows, part_target = trees.pick(obs, part), target[part]
-            error, divergence = joint_loss(state, old, rows, part_target)
-            loss = error + config.clone_coef * divergence + value_loss(state, rows, part_target)
+            steps, part_target = trees.pick(obs, part), target[part]
+            error, divergence = joint_loss(state, old, steps, part_target)
+            loss = error + config.clone_coef * divergence + value_loss(state, steps, part_target)
             optim.descend(state.auxiliary_optimizer, loss.backward, config.max_grad_norm)
-            seen.append(torch.stack([error, divergence]).detach())
+            losses.append(torch.stack([error, divergence]).detach())
     state.remembered = []
-    return dict(zip(("auxiliary_loss", "clone_kl"), torch.stack(seen).mean(0).tolist(), strict=True)) if seen else {}
+    if not losses:
+        return {}
+    return dict(zip(("auxiliary_loss", "clone_kl"), torch.stack(losses).mean(0).tolist(), strict=True))
 
 
 def train(
@@ -241,9 +245,9 @@ def _check(config: Config) -> None:
     errors.at_least(1, config, *whole, "auxiliary_minibatches")
     if config.auxiliary_epochs < 0:
         raise UserError(f"auxiliary_epochs must be at least 0, not {config.auxiliary_epochs}.")
-    rows = config.num_envs * config.rollout_steps
-    if config.minibatches > rows:
+    steps = config.num_envs * config.rollout_steps
+    if config.minibatches > steps:
         raise UserError(
-            f"minibatches is {config.minibatches}, but a rollout has only {rows} steps (num_envs x rollout_steps). "
-            f"Use --minibatches {rows} or less."
+            f"minibatches is {config.minibatches}, but a rollout has only {steps} steps (num_envs x rollout_steps). "
+            f"Use --minibatches {steps} or less."
         )

@@ -17,7 +17,7 @@ What is kept of "The 37 Implementation Details of PPO" (Huang et al. 2022), by t
   10 one loss: policy, value and entropy                                      `objective`
   11 global gradient norm clipped to 0.5                                      `max_grad_norm`
   12 losses, entropy, clip fraction and k3 KL as metrics                      `LOSS_METRICS`
-  13 trunks for policy and value apart (vectors), one for both (pixels: 21)   `nets.actor_critic`
+  13 separate trunks (vectors) or one trunk (pixels: 21) for policy and value  `nets.actor_critic`
   14 to 20, the Atari set (no-ops, skip, lives, fire, 84x84 gray, sign of the reward, 4 frames)  `envs.control.atari`
   22 bytes scaled to [0, 1]                                                   `nets.conv`
   23 to 25 normal actions, state-independent log-std, independent dims        `nets.outputs.Normal`
@@ -158,31 +158,31 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
         output, carry = state.network.step(obs, carry)
         return output.sample(state.generator), {}, carry
 
-    unroll = collect.segment(
+    segment = collect.segment(
         env, obs, choose, state.config.rollout_steps, state.generator.device, state.episodes, carry
     )
-    state.step += unroll.rows.reward.numel()
-    return evaluate(state, unroll), unroll.last, unroll.carry
+    state.step += segment.rows.reward.numel()
+    return evaluate(state, segment), segment.last, segment.carry
 
 
 @torch.no_grad()
-def evaluate(state: State, unroll: collect.Rollout) -> Trajectory:
+def evaluate(state: State, segment: collect.Rollout) -> Trajectory:
     """The rollout with `logprob`, `value` and `next_value`.
 
     One pass over the batch instead of one at every step: cheaper, and the same computation as in `objective`, so that
     the first ratio is 1. With a memory, `extras` has its state before the first step, `carry` `[B, ...]`, and where
     episodes begin and it is reset, `start` `[B, T]`.
     """
-    rows, network = unroll.rows, state.network
-    extras = {} if unroll.first is None else {"carry": unroll.first, "start": memory.starts(rows.cut)}
-    output, values, _ = network.read(rows.obs, unroll.first, extras.get("start"))
-    next_value = collect.successors(unroll, values.value, lambda obs, carry: network.value(obs, carry).value)
-    return rows.replace(logprob=output.logp(rows.action), value=values.value, next_value=next_value, extras=extras)
+    steps, network = segment.rows, state.network
+    extras = {} if segment.first is None else {"carry": segment.first, "start": memory.starts(steps.cut)}
+    output, values, _ = network.read(steps.obs, segment.first, extras.get("start"))
+    next_value = collect.successors(segment, values.value, lambda obs, carry: network.value(obs, carry).value)
+    return steps.replace(logprob=output.logp(steps.action), value=values.value, next_value=next_value, extras=extras)
 
 
 @twin(twins.clipped_objective)
 def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[], object], Tensor]:
-    """The loss over N steps, or over sequences: its backward pass, still to be called, and its `LOSS_METRICS`."""
+    """The loss over N steps, or over sequences: its backward pass (not yet run), and its `LOSS_METRICS`."""
     config, network = state.config, state.network
     old_logprob, old_value = batch.logprob, batch.value
     advantages, target = batch.extras["advantage"], batch.extras["target"]
@@ -267,11 +267,11 @@ def train(
 
 def _check(config: Config) -> None:
     errors.at_least(1, config, "num_envs", "rollout_steps", "epochs", "minibatches")
-    rows = config.num_envs * config.rollout_steps
-    if config.minibatches > rows:
+    steps = config.num_envs * config.rollout_steps
+    if config.minibatches > steps:
         raise UserError(
-            f"minibatches is {config.minibatches}, but a rollout has only {rows} steps (num_envs x rollout_steps). "
-            f"Use --minibatches {rows} or less."
+            f"minibatches is {config.minibatches}, but a rollout has only {steps} steps (num_envs x rollout_steps). "
+            f"Use --minibatches {steps} or less."
         )
     if config.memory is not None and config.minibatches > config.num_envs:
         raise UserError(

@@ -125,32 +125,32 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """`rollout_steps` of every environment from `obs` on; `value` is q(s_t, a_t), `next_value` q of the next pair."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    state.step += unroll.rows.reward.numel()
-    taken = targets.taken(q_values(network, unroll.rows.obs), unroll.rows.action)
+    segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
+    state.step += segment.rows.reward.numel()
+    taken = targets.taken(q_values(network, segment.rows.obs), segment.rows.action)
     next_value = collect.successors(
-        unroll, taken, lambda x, _: targets.expected(q_values(network, x), network.policy(x).mean())
+        segment, taken, lambda x, _: targets.expected(q_values(network, x), network.policy(x).mean())
     )
-    return unroll.rows.replace(value=taken, next_value=next_value), unroll.last
+    return segment.rows.replace(value=taken, next_value=next_value), segment.last
 
 
-def actor_loss(state: State, rows: Trajectory) -> tuple[Tensor, Tensor]:
-    """`(loss, mean entropy)` over rows `[N]`; minus the gradient of the first is the policy gradient."""
+def actor_loss(state: State, steps: Trajectory) -> tuple[Tensor, Tensor]:
+    """`(loss, mean entropy)` over steps `[N]`; minus the gradient of the first is the policy gradient."""
     config = state.config
-    output = state.network.policy(rows.obs)
+    output = state.network.policy(steps.obs)
     with torch.no_grad():
-        q = q_values(state.network, rows.obs)
+        q = q_values(state.network, steps.obs)
     if config.all_actions:
         loss = -targets.expected(q, output.mean()).mean()
     else:
-        loss = policy.reinforce(output.logp(rows.action), targets.taken(q, rows.action)).mean()
+        loss = policy.reinforce(output.logp(steps.action), targets.taken(q, steps.action)).mean()
     entropy = output.entropy().mean()
     return loss - config.entropy_coef * entropy, entropy.detach()
 
 
-def critic_loss(state: State, rows: Trajectory, target: Tensor) -> Tensor:
-    """Half the mean squared error of q(s_t, a_t) over rows `[N]`."""
-    return value.squared_loss(targets.taken(q_values(state.network, rows.obs), rows.action), target).mean()
+def critic_loss(state: State, steps: Trajectory, target: Tensor) -> Tensor:
+    """Half the mean squared error of q(s_t, a_t) over steps `[N]`."""
+    return value.squared_loss(targets.taken(q_values(state.network, steps.obs), steps.action), target).mean()
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
@@ -164,9 +164,9 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
         batch.reward, config.gamma * batch.discount, batch.cut, batch.next_value, config.trace_lambda, mask
     )
     real = mask > 0
-    rows, target = batch.map(lambda x: x[real]), target[real]
-    policy_loss, entropy = actor_loss(state, rows)
-    value_loss = critic_loss(state, rows, target)
+    steps, target = batch.map(lambda x: x[real]), target[real]
+    policy_loss, entropy = actor_loss(state, steps)
+    value_loss = critic_loss(state, steps, target)
     optim.descend(state.policy_optimizer, policy_loss.backward, config.max_grad_norm)
     optim.descend(state.value_optimizer, value_loss.backward, config.max_grad_norm)
     metrics = torch.stack([policy_loss.detach(), value_loss.detach(), entropy]).tolist()

@@ -12,8 +12,8 @@ where G_t = r_t + γ r_{t+1} + ... to the end of the episode. Sutton & Barto 201
 (the third, with b fitted to G by least squares); Williams 1992, theorem 1 (any baseline).
 
 What is kept: every batch is whole episodes of the current policy, one per environment; the gradient is their mean. The
-factor γᵗ of the discounted objective is an option (`weigh_time`): in practice it is left out, which gives late states
-the weight of early ones (Nota & Thomas 2020, arXiv:1906.07073).
+factor γᵗ of the discounted objective is an option (`weigh_time`): in practice it is left out, so that late and early
+states have equal weight (Nota & Thomas 2020, arXiv:1906.07073).
 
 A time limit ends the episode in the first two forms, which have no value to bootstrap from. The third bootstraps with
 its baseline's value of the final observation.
@@ -49,11 +49,11 @@ FORMS = ("trajectory", "reward_to_go", "baseline")
 class Config:
     """The paper has no such experiments: defaults are ours, tuned on CartPole-v1."""
 
-    steps: int = 200_000  # env steps, summed over all environments, including those that wait for the last episode
+    steps: int = 200_000  # env steps, summed over all environments, including those waiting for the longest episode
     seed: int = 0
     num_envs: int = 8  # parallel environments; a batch is one episode of each
     form: str = "baseline"  # "trajectory", "reward_to_go" or "baseline"
-    max_episode_steps: int = 1000  # steps after which an episode counts as cut by a time limit
+    max_episode_steps: int = 1000  # steps after which an episode is truncated, as by a time limit
     gamma: float = 0.99  # discount per step
     weigh_time: bool = False  # the factor γᵗ; Sutton & Barto 2018, §13.3
     normalize_advantage: bool = False  # ψ to mean 0 and standard deviation 1 over the batch; practice, biased
@@ -121,13 +121,13 @@ def rollout(state: State, env: Env) -> Trajectory:
     """One whole episode of every environment `[B, T]`; `mask` is 0 after its end. Has values if there is a baseline."""
     config, device = state.config, state.generator.device
     choose = functools.partial(act, state, explore=True)
-    unroll = collect.episodes(env, config.seed + state.step, choose, config.max_episode_steps, device, state.episodes)
-    state.step += unroll.rows.reward.numel()
+    segment = collect.episodes(env, config.seed + state.step, choose, config.max_episode_steps, device, state.episodes)
+    state.step += segment.rows.reward.numel()
     if config.form != "baseline":
-        return unroll.rows
-    values = state.network.value(unroll.rows.obs).value
-    next_value = collect.successors(unroll, values, lambda obs, _: state.network.value(obs).value)
-    return unroll.rows.replace(value=values, next_value=next_value)
+        return segment.rows
+    values = state.network.value(segment.rows.obs).value
+    next_value = collect.successors(segment, values, lambda obs, _: state.network.value(obs).value)
+    return segment.rows.replace(value=values, next_value=next_value)
 
 
 def weights(config: Config, batch: Trajectory) -> tuple[Tensor, Tensor]:
@@ -146,16 +146,16 @@ def weights(config: Config, batch: Trajectory) -> tuple[Tensor, Tensor]:
     return psi, to_go
 
 
-def loss(state: State, rows: Trajectory, psi: Tensor, episodes: int) -> tuple[Tensor, Tensor]:
+def loss(state: State, steps: Trajectory, psi: Tensor, episodes: int) -> tuple[Tensor, Tensor]:
     """`(loss, mean entropy)`; minus the gradient of the loss is the mean of Σ_t ψ_t ∇log π over the episodes."""
-    output = state.network.policy(rows.obs)
+    output = state.network.policy(steps.obs)
     entropy = output.entropy()
-    terms = policy.reinforce(output.logp(rows.action), psi) - state.config.entropy_coef * entropy
+    terms = policy.reinforce(output.logp(steps.action), psi) - state.config.entropy_coef * entropy
     return terms.sum() / episodes, entropy.detach().mean()
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
-    """One step of the policy on a batch of episodes, then some of the baseline; `progress` anneals the rate."""
+    """One step of the policy on a batch of episodes, then of the baseline; `progress` anneals the rate."""
     config, mask = state.config, batch.mask
     assert mask is not None
     rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
@@ -165,14 +165,14 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     if config.normalize_advantage:
         psi = advantage.normalize(psi, mask)
     real = mask > 0
-    rows, psi, target = batch.map(lambda x: x[real]), psi[real], target[real]
+    steps, psi, target = batch.map(lambda x: x[real]), psi[real], target[real]
 
-    total, entropy = loss(state, rows, psi, episodes=len(mask))
+    total, entropy = loss(state, steps, psi, episodes=len(mask))
     optim.descend(state.policy_optimizer, total.backward, config.max_grad_norm)
     metrics = {"policy_loss": total.item(), "entropy": entropy.item(), "learning_rate": rate}
     if config.form == "baseline":
         for _ in range(config.value_steps):
-            error = value.squared_loss(state.network.value(rows.obs).value, target).mean()
+            error = value.squared_loss(state.network.value(steps.obs).value, target).mean()
             optim.descend(state.value_optimizer, error.backward, config.max_grad_norm)
         metrics["value_loss"] = error.item()
     return metrics

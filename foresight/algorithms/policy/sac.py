@@ -4,19 +4,20 @@
     policy       minimize  E[ α log π(a|s) - min_j Q_j(s, a) ],  a ~ π(s), through a = tanh(μ(s) + σ(s) ε)
     temperature  minimize  E[ -log α (log π(a|s) + H̄) ]
 
-where (s, a, r, s') come from replay and Q⁻ follows Q slowly: Q⁻ ← Q⁻ + τ (Q - Q⁻).
+where (s, a, r, s') come from replay and Q⁻ is a moving average of Q: Q⁻ ← Q⁻ + τ (Q - Q⁻).
 
-What is kept: two critics and their minimum (§5), the squashed normal with the correction of its density (appendix C),
-which is computed where it is exact, the reparametrized policy gradient (eq. 9), and the automatic temperature (§5).
-Actions are measured in (-1, 1) whatever the bounds of the world, so H̄ = -dim(A) means the same everywhere. With
-`n_steps` above 1 the target has n rewards, and the entropy of the policy at every state between them:
-y = r_0 + Σ_k γᵏ (r_k - α log π(a'_k|s_k)) + γⁿ (...), k = 1 .. n - 1, a'_k ~ π(s_k) drawn anew as a' is.
+What is kept: two critics and their minimum (§5), the squashed normal with the correction of its density (appendix C) in
+a numerically stable form, the reparametrized policy gradient (eq. 9), and the automatic temperature (§5). Actions are
+scaled to (-1, 1) whatever the bounds of the environment, so H̄ = -dim(A) means the same everywhere. With `n_steps`
+above 1 the target has n rewards, and the entropy of the policy at every state between them:
 
-Otherwise than there: the temperature's loss is in log α (as in the authors' code); a time limit is no termination,
-its target bootstraps from the final observation; before `learning_starts` actions are uniformly random. On pixels the
-critics' convolutions are the policy's too, which does not change them. With a `memory` the replay gives sequences, and
-memories are filled by the `burn_in` rows before them (R2D2, Kapturowski et al. 2019, §3). Left out: the value network
-of the first version (arXiv:1801.01290). Discrete actions have a file of their own, `sac_discrete`.
+    y = r_0 + Σ_k γᵏ (r_k - α log π(a'_k|s_k)) + γⁿ (...),  k = 1 .. n - 1,  a'_k ~ π(s_k) freshly sampled, as a' is
+
+Differences: the temperature's loss is in log α (as in the authors' code); a time limit is not a termination, its target
+bootstraps from the final observation; before `learning_starts` actions are uniformly random. On pixels the policy uses
+the critics' convolutions, and its gradient does not reach them. With a `memory` the replay yields sequences, and the
+`burn_in` steps before them warm up the memory (R2D2, Kapturowski et al. 2019, §3). Left out: the value network of the
+first version (arXiv:1801.01290). For discrete actions see `sac_discrete`.
 """
 
 from __future__ import annotations
@@ -51,43 +52,43 @@ REPORT = 1_000  # env steps between two yields
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: the paper's table 1, where nothing else is said."""
+    """Defaults: the paper's table 1 unless noted; see the presets for tasks."""
 
-    steps: int = 1_000_000  # env steps in all worlds together
+    steps: int = 1_000_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 1  # worlds stepped together
-    rollout_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
-    max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
+    num_envs: int = 1  # parallel environments
+    rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
+    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
     learning_rate: float = 3e-4  # Adam, for critics, policy and temperature; table 1
     anneal_lr: bool = False  # learning rate linearly to 0
-    batch_size: int = 256  # transitions of a gradient step; table 1
-    replay_size: int = 1_000_000  # rows that are kept; table 1
+    batch_size: int = 256  # transitions per gradient step; table 1
+    replay_size: int = 1_000_000  # transitions kept; table 1
     learning_starts: int = 10_000  # env steps with random actions, before the first update; the authors' code
     train_every: int = 1  # env steps between updates; table 1
-    gradient_steps: int = 1  # gradient steps of each update; table 1
-    gamma: float = 0.99  # discount a step; table 1
-    tau: float = 0.005  # how far the target critics move in each update; table 1
+    gradient_steps: int = 1  # gradient steps per update; table 1
+    gamma: float = 0.99  # discount per step; table 1
+    tau: float = 0.005  # fraction by which the target critics move per gradient step; table 1
     n_steps: int = 1  # rewards, and entropies between them, before the bootstrap
-    entropy_temperature: float = 1.0  # temperature at the start, in reward a nat
-    learn_temperature: bool = True  # whether it is learned; §5
-    target_entropy: float | None = None  # H̄ in nats; None: -1 for each action dim (table 1)
+    entropy_temperature: float = 1.0  # α: initial temperature, in reward per nat
+    learn_temperature: bool = True  # whether α is learned; §5
+    target_entropy: float | None = None  # H̄ in nats; None: -1 per action dim (table 1)
     hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics; table 1
     activation: str = "relu"  # of those layers; table 1
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
-    memory_size: int = 64  # features of the memory
-    memory_layers: int = 1  # of the memory
-    memory_heads: int = 4  # of the attention
-    memory_window: int = 64  # env steps that attention sees before the present one
-    backbone: str = "shared"  # whose memory: "shared" by both, "separate" ones, "actor" or "critic" alone
-    sequence_length: int = 16  # rows that follow each other in a batch, where there is a memory
-    burn_in: int = 16  # rows read before them to fill the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
-    threads: int = 1  # of torch, on a CPU; 0 is one a core
+    memory_size: int = 64  # width of the memory
+    memory_layers: int = 1  # layers of the memory
+    memory_heads: int = 4  # heads of its attention
+    memory_window: int = 64  # past env steps in the attention window
+    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
+    sequence_length: int = 16  # steps per sequence of a batch, if there is a memory
+    burn_in: int = 16  # steps before these that only warm up the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
+    threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
 @dataclass
 class State:
-    """All that a run is, the replay too."""
+    """Everything that is saved, including the replay."""
 
     config: Config
     actor: SquashedActor
@@ -98,15 +99,15 @@ class State:
     critic_optimizer: torch.optim.Adam
     alpha_optimizer: torch.optim.Adam
     replay: Replay
-    generator: torch.Generator  # draws the actions that are taken
-    inner: torch.Generator  # draws those within updates
-    sampler: torch.Generator  # draws transitions, on the CPU
+    generator: torch.Generator  # samples the actions that are taken
+    inner: torch.Generator  # samples the actions within updates
+    sampler: torch.Generator  # samples transitions, on the CPU
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizers and replay. Raises UserError for spaces and settings that SAC cannot work with."""
+    """Networks, optimizers and replay. Raises UserError for spaces and settings that SAC does not support."""
     _check(config)
     require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
@@ -142,7 +143,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
-    """An action for every row of `obs`: drawn if `explore` (uniformly before learning starts), else tanh(μ)."""
+    """An action for every row of `obs`: sampled if `explore` (uniformly before `learning_starts`), else tanh(μ)."""
     features, carry = policy_trunk(state)(obs, carry)
     output = state.actor(features)
     if not explore:
@@ -158,19 +159,19 @@ reset_carry = memory.forget
 
 
 def restart(state: State) -> None:
-    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    """The environments were reset: the successors of the newest transitions are unknown."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
-    """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
+    """`rollout_steps` of every environment from `obs` on; also the next observation and the memory."""
     if carry is None:
         carry = policy_trunk(state).initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
-    state.step += unroll.rows.reward.numel()
-    return dataclasses.replace(unroll, first=None, carry=None, final_carry=None), unroll.last, unroll.carry
+    segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
+    state.step += segment.rows.reward.numel()
+    return dataclasses.replace(segment, first=None, carry=None, final_carry=None), segment.last, segment.carry
 
 
 @twin(twins.critic_loss)
@@ -184,7 +185,7 @@ def critic_loss(
     next_logp: Tensor,
     alpha: Tensor,
 ) -> tuple[Callable[[], object], Tensor, Tensor]:
-    """The critics' loss for the soft target y: its backward pass, still to be called; the loss and the mean Q(s, a)."""
+    """The critics' loss for the soft target y: its backward pass (not yet run), the loss and the mean Q(s, a)."""
     q_target = reward + discount * (torch.minimum(*next_q).squeeze(-1) - alpha * next_logp)
     q_taken = torch.cat(list(critics(features, action)), -1).t()  # one row per critic
     loss = value.squared_loss(q_taken, q_target.expand_as(q_taken)).mean(1).sum()
@@ -197,17 +198,17 @@ def objective(state: State, encoded: Encoded) -> tuple[Callable[[], object], Ten
     alpha = state.log_alpha.detach().exp()
     with torch.no_grad():
         next_action, next_logp = actor(encoded.next_actor).sample_logp(state.inner)
-        following = target(encoded.next_critics, next_action)
+        next_q = target(encoded.next_critics, next_action)
         reward = encoded.reward
         if encoded.passed_weight is not None:
             _, passed_logp = actor(encoded.passed_actor).sample_logp(state.inner)
             reward = value.soft_reward(reward, encoded.passed_weight, -passed_logp, alpha)
     action = actor.from_env(encoded.action)
-    return critic_loss(critics, encoded.critics, action, reward, encoded.discount, following, next_logp, alpha)
+    return critic_loss(critics, encoded.critics, action, reward, encoded.discount, next_q, next_logp, alpha)
 
 
 def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
-    """One gradient step of critics, policy and temperature, and one move of the target critics."""
+    """One gradient step of critics, policy and temperature, and one update of the target critics."""
     config, actor, critics = state.config, state.actor, state.critics
     alpha = state.log_alpha.detach().exp()
     if config.anneal_lr:
@@ -219,24 +220,24 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     optim.step(state.critic_optimizer, backward)
 
     action, logp = actor(encoded.actor).sample_logp(state.inner)
-    judged = torch.minimum(*critics.frozen(encoded.critics, action)).squeeze(-1)
-    optim.step(state.actor_optimizer, (alpha * logp - judged).mean().backward)
+    min_q = torch.minimum(*critics.frozen(encoded.critics, action)).squeeze(-1)
+    optim.step(state.actor_optimizer, (alpha * logp - min_q).mean().backward)
 
     entropy = -logp.detach().mean()
     if config.learn_temperature:
-        wanted = -float(actor.dims) if config.target_entropy is None else config.target_entropy
-        optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, wanted).backward)
+        target_entropy = -float(actor.dims) if config.target_entropy is None else config.target_entropy
+        optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, target_entropy).backward)
     optim.track(state.target, critics, config.tau)
-    shown = torch.stack([critic_loss, q, alpha, entropy]).tolist()
-    return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
+    metrics = torch.stack([critic_loss, q, alpha, entropy]).tolist()
+    return dict(zip(("critic_loss", "q", "alpha", "entropy"), metrics, strict=True))
 
 
-def learn(state: State, unroll: Rollout) -> dict[str, float]:
-    """Remember, then take the gradient steps that are due; what the last of them said."""
+def learn(state: State, segment: Rollout) -> dict[str, float]:
+    """Store the rollout, then run the updates that are due; returns the metrics of the last one."""
     config = state.config
     metrics: dict[str, float] = {}
-    before = state.step - unroll.rows.reward.numel()
-    collect.remember(state.replay, unroll)
+    before = state.step - segment.rows.reward.numel()
+    collect.remember(state.replay, segment)
     needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence_length + 1
     if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
         for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
@@ -247,7 +248,7 @@ def learn(state: State, unroll: Rollout) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, remember, update, until `steps`. A given state goes on with new episodes."""
+    """Act, store, update, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
@@ -256,8 +257,8 @@ def train(
     metrics: dict[str, float] = {}
     while state.step < config.steps:
         before = state.step
-        unroll, obs, carry = rollout(state, env, obs, carry)
-        metrics |= learn(state, unroll)
+        segment, obs, carry = rollout(state, env, obs, carry)
+        metrics |= learn(state, segment)
         if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
             yield state.step, {**metrics, **state.episodes.metrics()}, state
 
@@ -271,6 +272,8 @@ def _check(config: Config) -> None:
     errors.at_least(1, config, "sequence_length")
     errors.between(0, 1, config, "gamma", "tau")
     if config.entropy_temperature <= 0:
-        raise UserError(f"alpha, the temperature, must be above 0, not {config.entropy_temperature}.")
+        raise UserError(f"entropy_temperature must be above 0, not {config.entropy_temperature}.")
     if config.memory is not None and config.n_steps > 1:
-        raise UserError(f"With a memory there are no n-step targets yet: leave n_steps at 1, not {config.n_steps}.")
+        raise UserError(
+            f"n_steps must be 1 with a memory, not {config.n_steps}: n-step targets of sequences are not implemented."
+        )

@@ -4,17 +4,17 @@
     policy       minimize  E[ Σ_a π(a|s) ( α log π(a|s) - min_j Q_j(s, a) ) ]
     temperature  minimize  E[ -log α Σ_a π(a|s) (log π(a|s) + H̄) ]
 
-where (s, a, r, s') come from replay and Q⁻ is an older copy of Q. Expectations over actions are sums, so nothing is
-sampled and no gradient goes through an action; otherwise it is `sac`.
+where (s, a, r, s') come from replay and Q⁻ is an older copy of Q. Expectations over actions are sums, so no action is
+sampled in the losses and no gradient flows through one; otherwise it is `sac`.
 
-What is kept: two critics that give the values of all actions, their minimum (§4), and the automatic temperature, whose
-target H̄ is a share of the greatest entropy log A (0.98 in the paper's code, 0.89 in CleanRL's).
+What is kept: two critics that output the values of all actions, their minimum (§4), and the automatic temperature,
+whose target H̄ is a fraction of the maximum entropy log A (0.98 in the paper's code, 0.89 in CleanRL's).
 
-Otherwise than there: a time limit is no termination; masked actions have probability 0, and the greatest entropy of a
-state is the logarithm of how many are allowed in it; on pixels the critics' convolutions are the policy's too, which
-does not change them. With `n_steps` above 1 the target has n rewards, and the entropy of the policy at every state
-between them: y = r_0 + Σ_k γᵏ (r_k + α H(π(·|s_k))) + γⁿ (...), k = 1 .. n - 1. With a `memory` the replay gives
-sequences, and memories are filled by the `burn_in` rows before them (R2D2, Kapturowski et al. 2019, §3).
+Differences: a time limit is not a termination; masked actions have probability 0, and the maximum entropy of a state is
+the logarithm of the number of its allowed actions; on pixels the policy uses the critics' convolutions, and its
+gradient does not reach them. With `n_steps` above 1 the target has n rewards, and the entropy of the policy at every
+state between them: y = r_0 + Σ_k γᵏ (r_k + α H(π(·|s_k))) + γⁿ (...), k = 1 .. n - 1. With a `memory` the replay yields
+sequences, and the `burn_in` steps before them warm up the memory (R2D2, Kapturowski et al. 2019, §3).
 """
 
 from __future__ import annotations
@@ -50,43 +50,43 @@ REPORT = 1_000  # env steps between two yields
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: those of `sac` where the paper's table is for Atari; presets say what tasks want."""
+    """Defaults: those of `sac`, as the paper's table is for Atari; see the presets for tasks."""
 
-    steps: int = 1_000_000  # env steps in all worlds together
+    steps: int = 1_000_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 1  # worlds stepped together
-    rollout_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
-    max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
+    num_envs: int = 1  # parallel environments
+    rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
+    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
     learning_rate: float = 3e-4  # Adam, for critics, policy and temperature; appendix B
-    batch_size: int = 256  # transitions of a gradient step; 64 on Atari (appendix B)
-    replay_size: int = 1_000_000  # rows that are kept; appendix B
+    batch_size: int = 256  # transitions per gradient step; 64 on Atari (appendix B)
+    replay_size: int = 1_000_000  # transitions kept; appendix B
     learning_starts: int = 1_000  # env steps with random actions, before the first update; 20,000 on Atari
     train_every: int = 1  # env steps between updates; 4 on Atari (appendix B)
-    gradient_steps: int = 1  # gradient steps of each update
-    gamma: float = 0.99  # discount a step; appendix B
-    target_every: int = 1  # gradient steps between two moves of the target critics; 8,000 on Atari (appendix B)
-    tau: float = 0.005  # how far they move; 1 copies
+    gradient_steps: int = 1  # gradient steps per update
+    gamma: float = 0.99  # discount per step; appendix B
+    target_every: int = 1  # gradient steps between two updates of the target critics; 8,000 on Atari (appendix B)
+    tau: float = 0.005  # fraction by which they move; 1 copies
     n_steps: int = 1  # rewards, and entropies between them, before the bootstrap
-    entropy_temperature: float = 1.0  # temperature at the start, in reward a nat
-    learn_temperature: bool = True  # whether it is learned; §4
-    target_entropy: float = 0.89  # H̄ as a share of log A, A the allowed actions: 0.98 by the authors, 0.89 in CleanRL
+    entropy_temperature: float = 1.0  # α: initial temperature, in reward per nat
+    learn_temperature: bool = True  # whether α is learned; §4
+    target_entropy: float = 0.89  # H̄ / log A, A the number of allowed actions: 0.98 by the authors, 0.89 in CleanRL
     hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics
     activation: str = "relu"  # of those layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
-    memory_size: int = 64  # features of the memory
-    memory_layers: int = 1  # of the memory
-    memory_heads: int = 4  # of the attention
-    memory_window: int = 64  # env steps that attention sees before the present one
-    backbone: str = "shared"  # whose memory: "shared" by both, "separate" ones, "actor" or "critic" alone
-    sequence_length: int = 16  # rows that follow each other in a batch, where there is a memory
-    burn_in: int = 16  # rows read before them to fill the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
-    threads: int = 1  # of torch, on a CPU; 0 is one a core
+    memory_size: int = 64  # width of the memory
+    memory_layers: int = 1  # layers of the memory
+    memory_heads: int = 4  # heads of its attention
+    memory_window: int = 64  # past env steps in the attention window
+    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
+    sequence_length: int = 16  # steps per sequence of a batch, if there is a memory
+    burn_in: int = 16  # steps before these that only warm up the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
+    threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
 @dataclass
 class State:
-    """All that a run is, the replay too."""
+    """Everything that is saved, including the replay."""
 
     config: Config
     actor: CategoricalActor
@@ -97,15 +97,15 @@ class State:
     critic_optimizer: torch.optim.Adam
     alpha_optimizer: torch.optim.Adam
     replay: Replay
-    generator: torch.Generator  # draws the actions
-    sampler: torch.Generator  # draws transitions, on the CPU
+    generator: torch.Generator  # samples the actions
+    sampler: torch.Generator  # samples transitions, on the CPU
     step: int = 0
     gradient_steps: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizers and replay. Raises UserError for spaces and settings that discrete SAC cannot work with."""
+    """Networks, optimizers and replay. Raises UserError for spaces and settings that discrete SAC does not support."""
     _check(config)
     require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "Discrete SAC", "sac or ppo")
@@ -141,7 +141,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
-    """An action for every row of `obs`: drawn if `explore` (uniformly before learning starts), else the likeliest."""
+    """An action for every row of `obs`: sampled if `explore` (uniformly before `learning_starts`), else the mode."""
     features, carry = policy_trunk(state)(obs, carry)
     output = state.actor(features, obs)
     if not explore:
@@ -155,62 +155,62 @@ reset_carry = memory.forget
 
 
 def restart(state: State) -> None:
-    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    """The environments were reset: the successors of the newest transitions are unknown."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
-    """`rollout_steps` of every world from `obs` on; and the observation and the memory to go on from."""
+    """`rollout_steps` of every environment from `obs` on; also the next observation and the memory."""
     if carry is None:
         carry = policy_trunk(state).initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
-    state.step += unroll.rows.reward.numel()
-    return dataclasses.replace(unroll, first=None, carry=None, final_carry=None), unroll.last, unroll.carry
+    segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
+    state.step += segment.rows.reward.numel()
+    return dataclasses.replace(segment, first=None, carry=None, final_carry=None), segment.last, segment.carry
 
 
 def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
-    """One gradient step of critics, policy and temperature, and perhaps one move of the target critics."""
+    """One gradient step of critics, policy and temperature, and the update of the target critics when it is due."""
     config, actor, critics, target = state.config, state.actor, state.critics, state.target
     alpha = state.log_alpha.detach().exp()
     encoded = encode(actor, critics, target, batch, config.gamma, config.burn_in)
     with torch.no_grad():
-        following = actor(encoded.next_actor, encoded.next_obs)
-        judged = torch.minimum(*target(encoded.next_critics))
-        soft = targets.expected(judged, following.mean()) + alpha * following.entropy()
+        next_policy = actor(encoded.next_actor, encoded.next_obs)
+        next_q = torch.minimum(*target(encoded.next_critics))
+        next_value = targets.expected(next_q, next_policy.mean()) + alpha * next_policy.entropy()
         reward = encoded.reward
         if encoded.passed_weight is not None:
             passed = actor(encoded.passed_actor, encoded.passed_obs).entropy()
             reward = value.soft_reward(reward, encoded.passed_weight, passed, alpha)
-        goal = reward + encoded.discount * soft
+        q_target = reward + encoded.discount * next_value
     values = critics(encoded.critics)
-    done = torch.stack([targets.taken(q, encoded.action) for q in values])
-    critic_loss = value.squared_loss(done, goal.expand_as(done)).mean(1).sum()
+    q_taken = torch.stack([targets.taken(q, encoded.action) for q in values])
+    critic_loss = value.squared_loss(q_taken, q_target.expand_as(q_taken)).mean(1).sum()
     optim.step(state.critic_optimizer, critic_loss.backward)
 
-    chosen = actor(encoded.actor, encoded.obs)
-    judged = torch.minimum(*(q.detach() for q in values))
-    entropy = chosen.entropy().mean()
-    actor_loss = -targets.expected(judged, chosen.mean()).mean() - alpha * entropy
+    output = actor(encoded.actor, encoded.obs)
+    min_q = torch.minimum(*(q.detach() for q in values))
+    entropy = output.entropy().mean()
+    actor_loss = -targets.expected(min_q, output.mean()).mean() - alpha * entropy
     optim.step(state.actor_optimizer, actor_loss.backward)
 
     if config.learn_temperature:
-        wanted = config.target_entropy * actor.uniform(chosen).entropy().mean()
-        optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, wanted).backward)
+        target_entropy = config.target_entropy * actor.uniform(output).entropy().mean()
+        optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, target_entropy).backward)
     state.gradient_steps += 1
     if state.gradient_steps % config.target_every == 0:
         optim.track(target, critics, config.tau)
-    shown = torch.stack([critic_loss.detach(), done.detach().mean(), alpha, entropy.detach()]).tolist()
-    return dict(zip(("critic_loss", "q", "alpha", "entropy"), shown, strict=True))
+    metrics = torch.stack([critic_loss.detach(), q_taken.detach().mean(), alpha, entropy.detach()]).tolist()
+    return dict(zip(("critic_loss", "q", "alpha", "entropy"), metrics, strict=True))
 
 
-def learn(state: State, unroll: Rollout) -> dict[str, float]:
-    """Remember, then take the gradient steps that are due; what the last of them said."""
+def learn(state: State, segment: Rollout) -> dict[str, float]:
+    """Store the rollout, then run the updates that are due; returns the metrics of the last one."""
     config = state.config
     metrics: dict[str, float] = {}
-    before = state.step - unroll.rows.reward.numel()
-    collect.remember(state.replay, unroll)
+    before = state.step - segment.rows.reward.numel()
+    collect.remember(state.replay, segment)
     needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence_length + 1
     if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
         for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
@@ -221,7 +221,7 @@ def learn(state: State, unroll: Rollout) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, remember, update, until `steps`. A given state goes on with new episodes."""
+    """Act, store, update, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
@@ -230,8 +230,8 @@ def train(
     metrics: dict[str, float] = {}
     while state.step < config.steps:
         before = state.step
-        unroll, obs, carry = rollout(state, env, obs, carry)
-        metrics |= learn(state, unroll)
+        segment, obs, carry = rollout(state, env, obs, carry)
+        metrics |= learn(state, segment)
         if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
             yield state.step, {**metrics, **state.episodes.metrics()}, state
 
@@ -254,6 +254,8 @@ def _check(config: Config) -> None:
     errors.at_least(1, config, "sequence_length")
     errors.between(0, 1, config, "gamma", "tau")
     if config.entropy_temperature <= 0:
-        raise UserError(f"alpha, the temperature, must be above 0, not {config.entropy_temperature}.")
+        raise UserError(f"entropy_temperature must be above 0, not {config.entropy_temperature}.")
     if config.memory is not None and config.n_steps > 1:
-        raise UserError(f"With a memory there are no n-step targets yet: leave n_steps at 1, not {config.n_steps}.")
+        raise UserError(
+            f"n_steps must be 1 with a memory, not {config.n_steps}: n-step targets of sequences are not implemented."
+        )

@@ -127,16 +127,16 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """`rollout_steps` of every environment from `obs` on, with values; also the next observation."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    state.step += unroll.rows.reward.numel()
-    values = network.value(unroll.rows.obs).value
-    next_value = collect.successors(unroll, values, lambda x, _: network.value(x).value)
-    return unroll.rows.replace(value=values, next_value=next_value), unroll.last
+    segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
+    state.step += segment.rows.reward.numel()
+    values = network.value(segment.rows.obs).value
+    next_value = collect.successors(segment, values, lambda x, _: network.value(x).value)
+    return segment.rows.replace(value=values, next_value=next_value), segment.last
 
 
-def surrogate(output: Output, rows: Trajectory, old_logprob: Tensor, advantages: Tensor) -> Tensor:
+def surrogate(output: Output, steps: Trajectory, old_logprob: Tensor, advantages: Tensor) -> Tensor:
     """L(θ), from the new policy's `output`; eq. 14 with A for Q."""
-    return (policy.ratio(output.logp(rows.action), old_logprob) * advantages).mean()
+    return (policy.ratio(output.logp(steps.action), old_logprob) * advantages).mean()
 
 
 def step_direction(config: Config, gradient: Tensor, fisher: natural.Product) -> Tensor:
@@ -149,22 +149,22 @@ def step_direction(config: Config, gradient: Tensor, fisher: natural.Product) ->
 
 
 @torch.no_grad()
-def line_search(state: State, rows: Trajectory, advantages: Tensor, full: Tensor) -> dict[str, float]:
+def line_search(state: State, steps: Trajectory, advantages: Tensor, full: Tensor) -> dict[str, float]:
     """Move the policy to the first point that meets both conditions of step 4, or leave it unchanged.
 
     Returns `kl`, `improvement` (of L) and `step_fraction` (of the full step): all 0 if no point does.
     """
     config, network, parameters = state.config, state.network, state.network.policy_parameters()
     start = natural.flatten(parameters)  # a copy
-    old = network.policy(rows.obs)
-    old_logprob = old.logp(rows.action)
-    before = surrogate(old, rows, old_logprob, advantages)
+    old = network.policy(steps.obs)
+    old_logprob = old.logp(steps.action)
+    before = surrogate(old, steps, old_logprob, advantages)
     fraction = 1.0
     for _ in range(config.backtracks if full.any() else 0):
         _put(parameters, start + fraction * full)
-        new = network.policy(rows.obs)
+        new = network.policy(steps.obs)
         divergence = old.kl(new).mean().item()
-        improvement = (surrogate(new, rows, old_logprob, advantages) - before).item()
+        improvement = (surrogate(new, steps, old_logprob, advantages) - before).item()
         if divergence <= config.target_kl and improvement > 0:  # both false for NaN
             return {"kl": divergence, "improvement": improvement, "step_fraction": fraction}
         fraction *= config.backtrack_factor
@@ -172,31 +172,31 @@ def line_search(state: State, rows: Trajectory, advantages: Tensor, full: Tensor
     return {"kl": 0.0, "improvement": 0.0, "step_fraction": 0.0}
 
 
-def improve(state: State, rows: Trajectory, advantages: Tensor) -> dict[str, float]:
+def improve(state: State, steps: Trajectory, advantages: Tensor) -> dict[str, float]:
     """One step of the policy (1 to 4 above) on steps `[N]` with advantages `[N]`."""
     config, network, parameters = state.config, state.network, state.network.policy_parameters()
     with torch.no_grad():
-        old = network.policy(rows.obs)
-        old_logprob = old.logp(rows.action)
-    new = network.policy(rows.obs)
-    objective = surrogate(new, rows, old_logprob, advantages)
+        old = network.policy(steps.obs)
+        old_logprob = old.logp(steps.action)
+    new = network.policy(steps.obs)
+    objective = surrogate(new, steps, old_logprob, advantages)
     gradient = natural.flatten(torch.autograd.grad(objective, parameters, retain_graph=config.subsample == 1))
     if config.subsample > 1:
-        part = rows.map(lambda x: x[:: config.subsample])
+        part = steps.map(lambda x: x[:: config.subsample])
         with torch.no_grad():
             old = network.policy(part.obs)
         new = network.policy(part.obs)
     fisher = natural.curvature(old.kl(new).mean(), parameters, config.damping)
     full = step_direction(config, gradient, fisher)
     entropy = old.entropy().mean().item()
-    return {**line_search(state, rows, advantages, full), "entropy": entropy}
+    return {**line_search(state, steps, advantages, full), "entropy": entropy}
 
 
-def fit_value(state: State, rows: Trajectory, target: Tensor) -> float:
+def fit_value(state: State, steps: Trajectory, target: Tensor) -> float:
     """Epochs of least squares on the returns `[N]`; returns the mean loss of the last epoch."""
     config = state.config
     losses: list[Tensor] = []
-    data = rows.replace(extras={"target": target})
+    data = steps.replace(extras={"target": target})
     parts = max(1, round(len(target) / config.value_batch))
     for _ in range(config.value_epochs):
         losses = []
@@ -218,16 +218,16 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     )
     real = mask > 0
     learned = batch.replace(mask=None, next_value=None)
-    rows, advantages, target = learned.map(lambda x: x[real]), advantages[real], target[real]
+    steps, advantages, target = learned.map(lambda x: x[real]), advantages[real], target[real]
     if config.normalize_advantage:
         advantages = advantage.normalize(advantages)
 
-    metrics = improve(state, rows, advantages)
-    metrics["value_loss"] = fit_value(state, rows, target)
+    metrics = improve(state, steps, advantages)
+    metrics["value_loss"] = fit_value(state, steps, target)
     if state.network.normalizer is not None:
-        state.network.normalizer.update(rows.obs)
-    assert rows.value is not None
-    metrics["explained_variance"] = diagnostics.explained_variance(rows.value, target).item()
+        state.network.normalizer.update(steps.obs)
+    assert steps.value is not None
+    metrics["explained_variance"] = diagnostics.explained_variance(steps.value, target).item()
     return metrics
 
 

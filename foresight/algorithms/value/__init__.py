@@ -1,1 +1,1 @@
-"""Values of actions: Q-learning with networks."""
+"""Value-based methods: Q-learning with networks."""

@@ -2,19 +2,19 @@
 
     minimize  E_{(s,a,r,s') ~ replay}[ huber( r + γ max_a' Q⁻(s', a') - Q(s, a) ) ]
 
-where Q⁻ is an older copy of Q: copied every so many env steps (`target_every`), or, with `tau` below 1, moved a little
-towards Q after every so many gradient steps.
+where Q⁻ is the target network, an older copy of Q: copied every `target_every` env steps, or, with `tau` below 1, moved
+a fraction `tau` toward Q every `target_every` gradient steps.
 
 What is kept: uniform replay, the target network, ε-greedy exploration annealed linearly, the clipped error (Huber's
 loss with δ = 1), one network for all actions. Each of these papers changes one line, and is an option:
-  Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)  `double`: Q chooses a', Q⁻ values it
+  Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)  `double`: Q selects a', Q⁻ evaluates it
   Dueling networks (Wang et al. 2016, arXiv:1511.06581)   `dueling`: Q = V + A - mean A
   n-step targets (Sutton & Barto 2018, §7.1)              `n_steps`: γⁿ max Q⁻ after n rewards of one episode
-  C51 (Bellemare et al. 2017, arXiv:1707.06887)           `values="atoms"`: a distribution on 51 atoms a value
-  QR-DQN (Dabney et al. 2018, arXiv:1710.10044)           `values="quantiles"`: 200 quantiles a value
+  C51 (Bellemare et al. 2017, arXiv:1707.06887)           `values="atoms"`: each value is a distribution on 51 atoms
+  QR-DQN (Dabney et al. 2018, arXiv:1710.10044)           `values="quantiles"`: each value is 200 quantiles
 All of them together, with prioritized replay and noisy networks, are `rainbow`.
 
-Otherwise than there: Adam instead of RMSProp; a time limit is no termination, its target bootstraps from the final
+Differences: Adam instead of RMSProp; a time limit is not a termination, its target bootstraps from the final
 observation; evaluation is greedy (ε is 0, not 0.05). Left out: recurrent Q-networks.
 """
 
@@ -48,58 +48,58 @@ REPORT = 1_000  # env steps between two yields
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: stable-baselines3's, which are the paper's for smaller machines; presets say what tasks want."""
+    """Defaults: stable-baselines3's, the paper's scaled to smaller machines; see the presets for tasks."""
 
-    steps: int = 1_000_000  # env steps in all worlds together
+    steps: int = 1_000_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 1  # worlds stepped together
-    rollout_steps: int = 1  # steps of each world between two rounds of learning, and in a message of an actor
-    max_lag: int = 1  # rounds of learning that a policy of actors may be old; 0: they wait, as without actors
-    learning_rate: float = 1e-4  # Adam (Mnih et al.: RMSProp, 2.5e-4)
-    adam_epsilon: float = 1e-8  # of Adam, added to the root (Rainbow: 1.5e-4)
-    anneal_lr: bool = False  # learning_rate falls linearly to 0
-    batch_size: int = 32  # transitions of a gradient step; extended data table 1
-    replay_size: int = 1_000_000  # rows that are kept; extended data table 1
+    num_envs: int = 1  # parallel environments
+    rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
+    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
+    learning_rate: float = 1e-4  # Adam (the paper: RMSProp, 2.5e-4)
+    adam_epsilon: float = 1e-8  # of Adam, added to the root mean square (Rainbow: 1.5e-4)
+    anneal_lr: bool = False  # learning rate linearly to 0
+    batch_size: int = 32  # transitions per gradient step; extended data table 1
+    replay_size: int = 1_000_000  # transitions kept; extended data table 1
     learning_starts: int = 100  # env steps before the first update; 50,000 in table 1
     train_every: int = 4  # env steps between updates; table 1
-    gradient_steps: int = 1  # gradient steps of each update
+    gradient_steps: int = 1  # gradient steps per update
     target_every: int = 10_000  # env steps between two copies of the network (table 1); gradient steps if tau < 1
-    tau: float = 1.0  # how far the target moves: 1 copies; with target_every 1 and tau 0.005, Polyak averaging
-    gamma: float = 0.99  # discount a step; table 1
-    epsilon_start: float = 1.0  # share of random actions at first; table 1
-    epsilon_end: float = 0.05  # and at last; 0.1 in table 1
-    epsilon_fraction: float = 0.1  # of the run over which it falls
-    max_grad_norm: float = 10.0  # of the whole gradient
-    double: bool = False  # the learning network chooses the successor's action (arXiv 1509.06461, eq. 4)
+    tau: float = 1.0  # how far the target moves: 1 copies; 0.005 with target_every 1 is Polyak averaging
+    gamma: float = 0.99  # discount per step; table 1
+    epsilon_start: float = 1.0  # probability of a random action at the start; table 1
+    epsilon_end: float = 0.05  # and at the end; 0.1 in table 1
+    epsilon_fraction: float = 0.1  # fraction of the run over which it is annealed
+    max_grad_norm: float = 10.0  # of the global gradient norm
+    double: bool = False  # the online network selects the next action (arXiv 1509.06461, eq. 4)
     dueling: bool = False  # streams of state value and advantage (arXiv 1511.06581, eq. 9)
     n_steps: int = 1  # rewards before the bootstrap; 3 in Rainbow (arXiv 1710.02298, table 1)
-    values: str = "points"  # "points", "atoms" (C51) or "quantiles" (QR-DQN): what a value is
-    atoms: int = 51  # of C51, §5 of its paper; 200 quantiles in QR-DQN
-    value_range: tuple[float, float] = (-10.0, 10.0)  # returns between which the atoms of C51 lie, §5 of its paper
+    values: str = "points"  # representation of a value: "points", "atoms" (C51) or "quantiles" (QR-DQN)
+    atoms: int = 51  # atoms per value of C51, §5 of its paper; 200 quantiles in QR-DQN
+    value_range: tuple[float, float] = (-10.0, 10.0)  # range of the atoms of C51, as returns; §5 of its paper
     hidden: tuple[int, ...] = (256, 256)  # layers over vectors
     activation: str = "relu"  # of those layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU; 0 is one a core
+    threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
 @dataclass
 class State:
-    """All that a run is, the replay too."""
+    """Everything that is saved, including the replay."""
 
     config: Config
     network: QNetwork
     target: QNetwork
     optimizer: torch.optim.Adam
     replay: Replay
-    generator: torch.Generator  # draws exploring actions
-    sampler: torch.Generator  # draws transitions, on the CPU
+    generator: torch.Generator  # samples exploratory actions
+    sampler: torch.Generator  # samples transitions, on the CPU
     step: int = 0
     gradient_steps: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer and replay. Raises UserError for spaces and settings that DQN cannot work with."""
+    """Networks, optimizer and replay. Raises UserError for spaces and settings that DQN does not support."""
     _check(config)
     require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "DQN", "sac or ppo")
@@ -125,43 +125,43 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The action of the greatest value for every row of `obs`; with `explore`, a random one with probability ε."""
+    """The greedy action for every row of `obs`; with `explore`, a random one with probability ε."""
     network = state.network
     if not explore:
         return network.best(network(obs).mean(), obs), {}, carry
-    rows = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-    random = torch.rand(rows, generator=state.generator, device=state.generator.device) < epsilon(state)
+    count = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+    random = torch.rand(count, generator=state.generator, device=state.generator.device) < epsilon(state)
     if not random.any():
         return network.best(network(obs).mean(), obs), {}, carry
-    action = network.random(obs, rows, state.generator)
+    action = network.random(obs, count, state.generator)
     if not random.all():
         action = torch.where(random, action, network.best(network(obs).mean(), obs))
     return action, {}, carry
 
 
 def epsilon(state: State) -> float:
-    """The share of random actions at this step of the run."""
+    """The probability of a random action at this step of the run."""
     config = state.config
     progress = state.step / max(1.0, config.epsilon_fraction * config.steps)
     return schedules.linear(progress, config.epsilon_start, config.epsilon_end)
 
 
 def restart(state: State) -> None:
-    """The worlds begin anew: what would have followed the newest rows is unknown."""
+    """The environments were reset: the successors of the newest transitions are unknown."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Rollout, Tree]:
-    """`rollout_steps` of every world from `obs` on, and the observation to go on from."""
+    """`rollout_steps` of every environment from `obs` on; also the next observation."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    state.step += unroll.rows.reward.numel()
-    return unroll, unroll.last
+    segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
+    state.step += segment.rows.reward.numel()
+    return segment, segment.last
 
 
 def sample(state: State) -> Transitions:
-    """A batch to learn from."""
+    """A batch for one update, on the device of the networks."""
     config = state.config
     batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
     return batch.to(state.generator.device)
@@ -171,7 +171,7 @@ def sample(state: State) -> Transitions:
 def q_loss(
     network: QNetwork, batch: Transitions, next_q: values.Values, next_action: Tensor
 ) -> tuple[Callable[[], object], Tensor, Tensor]:
-    """The loss of Q(s, a) for the target r + γ Q⁻(s', a'): its backward pass, still to be called; loss and mean Q."""
+    """The loss of Q(s, a) for the target r + γ Q⁻(s', a'): its backward pass (not yet run), the loss, the mean Q."""
     q_target = next_q.pick(next_action).backup(batch.reward, batch.discount)
     q_taken = network(batch.obs).pick(batch.action)
     loss = q_taken.loss(q_target).mean()
@@ -179,7 +179,7 @@ def q_loss(
 
 
 def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], Tensor, Tensor]:
-    """`q_loss` with the next action of the target network, or of the online network with `double`."""
+    """`q_loss` with the next action selected by the target network, or by the online network with `double`."""
     network, target = state.network, state.target
     with torch.no_grad():
         next_q = target(batch.next_obs)
@@ -189,7 +189,7 @@ def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], T
 
 
 def update(state: State, batch: Transitions) -> dict[str, float]:
-    """One gradient step; where the target follows slowly, perhaps one move of it."""
+    """One gradient step; with `tau` below 1 also the update of the target network, when it is due."""
     config = state.config
     if config.anneal_lr:
         state.optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
@@ -201,12 +201,12 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     return {"loss": loss.item(), "q": q.item()}
 
 
-def learn(state: State, unroll: Rollout) -> dict[str, float]:
-    """Remember, then take the gradient steps that are due; what the last of them said."""
+def learn(state: State, segment: Rollout) -> dict[str, float]:
+    """Store the rollout, then run the updates that are due; returns the metrics of the last one."""
     config = state.config
     metrics: dict[str, float] = {}
-    before = state.step - unroll.rows.reward.numel()
-    collect.remember(state.replay, unroll)
+    before = state.step - segment.rows.reward.numel()
+    collect.remember(state.replay, segment)
     if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * config.num_envs:
         for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
             metrics = update(state, sample(state))
@@ -218,7 +218,7 @@ def learn(state: State, unroll: Rollout) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, remember, update, until `steps`. A given state goes on with new episodes."""
+    """Act, store, update, until `steps`. A given state resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
@@ -227,8 +227,8 @@ def train(
     metrics: dict[str, float] = {}
     while state.step < config.steps:
         before = state.step
-        unroll, obs = rollout(state, env, obs)
-        metrics |= learn(state, unroll)
+        segment, obs = rollout(state, env, obs)
+        metrics |= learn(state, segment)
         if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
             yield state.step, {**metrics, **state.episodes.metrics()}, state
 

@@ -54,7 +54,7 @@ class Config:
     rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
     max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
     learning_rate: float = 6.25e-5  # Adam
-    adam_epsilon: float = 1.5e-4  # of Adam
+    adam_epsilon: float = 1.5e-4  # of Adam, added to the root mean square
     batch_size: int = 32  # transitions per gradient step
     replay_size: int = 1_000_000  # transitions kept
     learning_starts: int = 20_000  # env steps before the first update (80,000 frames)
@@ -66,8 +66,8 @@ class Config:
     value_range: tuple[float, float] = (-10.0, 10.0)  # range of the atoms
     priority_exponent: float = 0.5  # ω: 0 samples uniformly
     priority_correction: float = 0.4  # importance weights are (1 / P) to this power, at first; 1 at the end
-    sigma: float | None = 0.5  # σ₀ of the noisy layers; None: none, and ε-greedy
-    epsilon: float = 0.01  # share of random actions without noisy layers
+    sigma: float | None = 0.5  # σ₀ of the noisy layers; None: no noise, ε-greedy instead
+    epsilon: float = 0.01  # probability of a random action, without noisy layers
     double: bool = True  # the online network selects the next action
     dueling: bool = True  # streams of state value and advantage
     max_grad_norm: float = 10.0  # of the global gradient norm; as in the dueling paper, §4.2
@@ -79,7 +79,7 @@ class Config:
 
 @dataclass
 class State:
-    """All that a run is, the replay and its priorities included."""
+    """Everything that is saved, including the replay and its priorities."""
 
     config: Config
     network: QNetwork
@@ -140,11 +140,11 @@ def restart(state: State) -> None:
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Rollout, Tree]:
-    """`rollout_steps` of every environment from `obs` on, the next observation."""
+    """`rollout_steps` of every environment from `obs` on; also the next observation."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
-    unroll = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    state.step += unroll.rows.reward.numel()
-    return unroll, unroll.last
+    segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
+    state.step += segment.rows.reward.numel()
+    return segment, segment.last
 
 
 def sample(state: State) -> Transitions:
@@ -170,12 +170,12 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
         return {"loss": loss.mean().item(), "q": q_taken.mean().mean().item()}
 
 
-def learn(state: State, unroll: Rollout) -> dict[str, float]:
+def learn(state: State, segment: Rollout) -> dict[str, float]:
     """Store the rollout, then run the updates that are due; returns the metrics of the last one."""
     config = state.config
     metrics: dict[str, float] = {}
-    before = state.step - unroll.rows.reward.numel()
-    collect.remember(state.replay, unroll)
+    before = state.step - segment.rows.reward.numel()
+    collect.remember(state.replay, segment)
     if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * config.num_envs:
         for _ in range(schedules.passed(before, state.step, config.train_every)):
             metrics = update(state, sample(state))
@@ -196,8 +196,8 @@ def train(
     metrics: dict[str, float] = {}
     while state.step < config.steps:
         before = state.step
-        unroll, obs = rollout(state, env, obs)
-        metrics |= learn(state, unroll)
+        segment, obs = rollout(state, env, obs)
+        metrics |= learn(state, segment)
         if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
             yield state.step, {**metrics, **state.episodes.metrics()}, state
 

@@ -175,7 +175,7 @@ MISTAKES = [
     *[(name, {"activation": "tahn"}, "Did you mean 'tanh'") for name in SMALL],
     ("reinforce", {"form": "reward_togo"}, "Did you mean 'reward_to_go'"),
     ("reinforce", {"max_episode_steps": 0}, "max_episode_steps must be at least 1"),
-    ("off_policy_ac", {"epsilon": 1.5}, r"epsilon is a share of actions and must lie in \[0, 1\]"),
+    ("off_policy_ac", {"epsilon": 1.5}, "epsilon must be between 0 and 1"),
     ("off_policy_ac", {"max_ratio": 0.5}, "max_ratio must be at least 1"),
     ("trpo", {"target_kl": 0.0}, "target_kl, the size of the trust region"),
     ("trpo", {"damping": -0.1}, "damping must be at least 0"),

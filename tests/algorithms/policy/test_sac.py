@@ -116,7 +116,7 @@ MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
     ({"gamma": 1.5}, "gamma must be between 0 and 1"),
-    ({"entropy_temperature": 0.0}, "alpha, the temperature, must be above 0"),
+    ({"entropy_temperature": 0.0}, "entropy_temperature must be above 0"),
     ({"replay_size": 10}, "replay_size 10 is too small"),
 ]
 
