@@ -71,6 +71,16 @@ def fields(algorithm: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {renamed.get(name, name): value for name, value in values.items() if renamed.get(name) not in values}
 
 
+# Fields of a State: the old name and the present one.
+_STATES: Mapping[str, Mapping[str, str]] = {"rlhf_ppo": {"judge": "reward_model"}}
+
+
+def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved fields of a State of class `kind` under their present names."""
+    renamed = _STATES.get(kind.__module__.rpartition(".")[2], {}) if kind.__name__ == "State" else {}
+    return {renamed.get(name, name): value for name, value in nodes.items()}
+
+
 # Modules that were moved: classes in checkpoints are found by module and name.
 _MODULES = {
     "envs.apart": "envs.text.worker",

@@ -1,4 +1,4 @@
-"""Language datasets as token rows: tokenized once, drawn in epochs whose order depends only on a seed."""
+"""Tokenized language datasets: tokenized once, shuffled in epochs whose order depends only on the seed."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Corpus:
         return len(self.examples)
 
     def draw(self, size: int, step: int, seed: int) -> list[int]:
-        """The indices of step `step`: epochs back to back, each in its own order."""
+        """The indices of step `step`: consecutive epochs, each in its own order."""
         count, order, chosen = len(self), list[int](), list[int]()
-        shown = None
-        for place in range(step * size, (step + 1) * size):
-            epoch, within = divmod(place, count)
-            if epoch != shown:
+        current = None
+        for position in range(step * size, (step + 1) * size):
+            epoch, within = divmod(position, count)
+            if epoch != current:
                 order = torch.randperm(
                     count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)
                 ).tolist()
-                shown = epoch
+                current = epoch
             chosen.append(order[within])
         return chosen
 
@@ -75,9 +75,9 @@ def token_batch(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence
 
 
 def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str) -> Sequence[Example]:
-    """The training rows, all of (one of) the wanted forms: of the file `data`, or of the task if that is a file.
+    """The training rows of the file `data`, or of the task if `data` is empty; all have (one of) the wanted forms.
 
-    A file is split as when it is the task, so its held-out rows are never trained on. Raises UserError if there is no
+    A file is split as if it were the task, so its held-out rows are never trained on. Raises UserError if there is no
     data or it has another form.
     """
     if not data and not task.path and task.grader is not None:
@@ -88,12 +88,12 @@ def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str
 
 
 def _own(data: str, task: TextTask) -> bool:
-    """Whether the training data is the task's."""
+    """Whether the training data is that of the task."""
     return not data or (bool(task.path) and Path(data).resolve() == Path(task.path).resolve())
 
 
 def about(data: str, task: TextTask) -> str:
-    """What a run trains on and is evaluated on, and what its rewards receive."""
+    """A description of the training and evaluation data of a run, and of what its rewards receive."""
     sizes = (
         task.sizes() if _own(data, task) else f"trained on {data}, evaluated on {len(task.test):,} held-out examples"
     )
@@ -103,7 +103,7 @@ def about(data: str, task: TextTask) -> str:
 def of_form(
     rows: Sequence[Example], wanted: str | tuple[str, ...], name: str, source: str = "the held-out data"
 ) -> Sequence[Example]:
-    """The same rows. Raises UserError unless they have (one of) the wanted forms, which `name` trains on."""
+    """The same rows. Raises UserError unless they have (one of) the wanted forms, on which `name` trains."""
     found = forms.form(rows[0].columns)
     forms_wanted = (wanted,) if isinstance(wanted, str) else wanted
     if found not in forms_wanted:
@@ -115,7 +115,7 @@ def of_form(
 
 
 def corpus(policy: LanguageModel, rows: Sequence[Example], answers: Answers, max_tokens: int) -> Corpus:
-    """Tokenize prompts and their answers; rows longer than `max_tokens` are left out, never cut.
+    """Tokenize prompts and their answers; rows longer than `max_tokens` are left out, not cut.
 
     Raises UserError if no row is short enough or, naming the row, if one cannot be tokenized (see `encode`).
     """
@@ -132,12 +132,13 @@ def corpus(policy: LanguageModel, rows: Sequence[Example], answers: Answers, max
     return dataclasses.replace(kept, left_out=len(rows) - len(kept.examples))
 
 
-def shown(policy: LanguageModel, rows: Sequence[Example], max_tokens: int, all_turns: bool) -> Corpus:
-    """Tokenize demonstrations: of conversations (the column `messages`) the last answer or, with `all_turns`, each.
+def demonstrations(policy: LanguageModel, rows: Sequence[Example], max_tokens: int, all_turns: bool) -> Corpus:
+    """Tokenize demonstrations; of a conversation (the column `messages`) the last answer or, with `all_turns`, all of
+    them.
 
-    All answers of a conversation are one row, in which the messages between them are masked (`own`). If the template
-    rewrites earlier turns they are several rows, each with the prompt that the sampler would get. A conversation is cut
-    before the first answer that does not fit into `max_tokens`, and left out if that is its first. Raises UserError as
+    The answers of a conversation are one row, in which the messages between them are masked (`own`). If the template
+    rewrites earlier turns, they are several rows, each with the prompt that the sampler would get. A conversation is
+    cut before the first answer that exceeds `max_tokens`, and left out if that is its first. Raises UserError as
     `corpus` does.
     """
     limit = min(max_tokens, policy.context)
@@ -171,8 +172,8 @@ def _turns(row: Example, all_turns: bool) -> list[tuple[Prompt, Answer]]:
     messages = row.columns.get("messages")
     if messages is None or messages[:-1] != row.prompt:  # a task may have changed the prompt
         return [(row.prompt, row.columns.get("reply") or row.columns["completion"])]
-    places = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
-    return [(messages[:i], messages[i]) for i in (places if all_turns else places[-1:])]
+    turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
+    return [(messages[:i], messages[i]) for i in (turns if all_turns else turns[-1:])]
 
 
 def last_answer(row: Example) -> Answer:
@@ -209,7 +210,7 @@ def encode(
     if tokenizer.chat_template is None:
         before = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
         if reply.get("tool_calls"):
-            raise UserError("The model has no chat template, so it cannot call tools: choose one that has.")
+            raise UserError("The model has no chat template, so it cannot call tools: choose a model with one.")
         text = before + reply["content"]
         whole = list(tokenizer.encode(text))
     else:
@@ -225,7 +226,7 @@ def encode(
                     "prompt or rewrites earlier turns), so training and sampling would see different prompts: use a "
                     "template that only appends."
                 )
-    if whole[: len(head)] != head:  # tokens merge across the boundary (spaces, newlines), which a sampler cannot do
+    if whole[: len(head)] != head:  # tokens merge across the boundary (spaces, newlines), as sampled ones cannot
         whole = head + _continuation(tokenizer, head, text[len(before) :])
     tail = whole[len(head) :]
     names = [call["function"]["name"] for call in reply.get("tool_calls", ())]
@@ -263,10 +264,10 @@ def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example])
         ids = batch.completion[p, 0, : batch.length[p, 0]].tolist()
         written = [len(policy.decode(ids[: t + 1])) for t in range(len(ids))]  # characters after each token
         first = str(row.columns["completions"][0])
-        ahead = len(first) - len(first.lstrip())  # a template may strip it, and may write before the step
-        target = max(policy.decode(ids).find(first.strip()), 0) - ahead - 1
+        leading = len(first) - len(first.lstrip())  # a template may strip it, and may add text before the step
+        target = max(policy.decode(ids).find(first.strip()), 0) - leading - 1
         for step, right in zip(row.columns["completions"], row.columns["labels"], strict=True):
             target += len(step) + 1
-            place = next((t for t, count in enumerate(written) if count >= target), len(ids) - 1)
-            ends[p, place], labels[p, place] = True, float(right)
+            end = next((t for t, count in enumerate(written) if count >= target), len(ids) - 1)
+            ends[p, end], labels[p, end] = True, float(right)
     return ends, labels

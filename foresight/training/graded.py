@@ -21,7 +21,7 @@ CHUNK = 64  # prompts in one batch of answers
 
 @dataclass(frozen=True)
 class Graded:
-    """G answers to each of P prompts: texts, prompt by prompt; whether each stopped by itself, and reward, `[P, G]`."""
+    """G answers to each of P prompts: texts, prompt by prompt; whether each ended by itself, and reward, `[P, G]`."""
 
     examples: list[Example]
     answers: list[str]
@@ -41,12 +41,12 @@ def answered(
 ) -> Iterator[Graded]:
     """`group` graded answers to each of the first `prompts` training prompts (None: all), in chunks of prompts.
 
-    Graded by the training reward or, if not `composite`, by the task's own grader: whether an answer is right.
+    They are graded by the training reward or, if not `composite`, by the task's own grader (right or wrong).
     """
     examples = list(task.train)[:prompts]
     for start in range(0, len(examples), CHUNK):
         few = examples[start : start + CHUNK]
-        if isinstance(policy.completer, Server):  # texts are enough here, and some servers return nothing else
+        if isinstance(policy.completer, Server):  # texts are enough here; some servers return only texts
             ids = [policy.encode(example.prompt, example.tools) for example in few]
             answers, ended = policy.completer.generate_texts(
                 ids, group, max_new_tokens, temperature, generator, stop=task.stop
@@ -55,13 +55,14 @@ def answered(
         else:
             batch = complete(policy, few, group, max_new_tokens, temperature, generator, stop=task.stop)
             answers, stopped = texts(policy, batch), batch.stopped
-        asked = [example for example in few for _ in range(group)]
-        rewards = task.reward(asked, answers)[0] if composite else task.grade(asked, answers)
+        repeated = [example for example in few for _ in range(group)]
+        rewards = task.reward(repeated, answers)[0] if composite else task.grade(repeated, answers)
         yield Graded(few, answers, stopped, torch.tensor(rewards).view(len(few), group))
 
 
 def preferences(found: Graded, most: int) -> list[dict[str, Any]]:
-    """Up to `most` pairs a prompt of answers with different rewards; each better answer is used before any is reused.
+    """Up to `most` pairs per prompt, of answers with different rewards; each better answer is used before any is
+    reused.
 
     Truncated and unscorable answers are left out. Rows have prompt, chosen, rejected and both rewards.
     """
@@ -73,7 +74,7 @@ def preferences(found: Graded, most: int) -> list[dict[str, Any]]:
 
 
 def _pairs(group: list[tuple[str, float]]) -> Iterator[tuple[tuple[str, float], tuple[str, float]]]:
-    """All pairs of a better and a worse answer, in rounds; in a round an answer is chosen at most once."""
+    """All pairs of a better and a worse answer, in rounds; in a round each answer is the chosen one at most once."""
     pairs = [(better, [answer for answer in group if answer[1] < better[1]]) for better in group]
     for turn in range(len(group)):
         for i, (better, worse) in enumerate(pairs):
@@ -82,7 +83,7 @@ def _pairs(group: list[tuple[str, float]]) -> Iterator[tuple[tuple[str, float], 
 
 
 def demonstrations(found: Graded, most: int, least: float) -> list[dict[str, Any]]:
-    """Up to `most` different answers a prompt whose reward is at least `least`: rejection sampling."""
+    """Up to `most` different answers per prompt whose reward is at least `least`: rejection sampling."""
     return [
         {"prompt": prompt, "completion": text, "reward": reward}
         for prompt, group in _ranked(found)
@@ -104,7 +105,7 @@ def _ranked(found: Graded) -> Iterator[tuple[Any, list[tuple[str, float]]]]:
 
 
 def make(kind: str, found: Graded, most: int, least: float = 1.0) -> list[dict[str, Any]]:
-    """The rows of one kind. Raises UserError for an unknown kind."""
+    """The dataset rows of one kind: "preferences" or "demonstrations". Raises UserError for another kind."""
     if kind == "preferences":
         return preferences(found, most)
     if kind == "demonstrations":

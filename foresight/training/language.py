@@ -58,7 +58,8 @@ def build(
 ) -> tuple[LanguageModel, torch.optim.Optimizer, torch.Generator]:
     """The policy that a Config describes, its optimizer, and the generator of its prompts and samples.
 
-    Reads the fields `model`, `learning_rate`, `seed` and `tuning`. Raises UserError as what it calls does.
+    Reads the fields `model`, `learning_rate`, `seed` and `tuning`. Raises UserError as `pretrained.load` and `adamw`
+    do.
     """
     tuning = config.tuning
     policy = pretrained.load(config.model, device, tuning.precision, narrow=tuning.lora > 0)
@@ -74,7 +75,7 @@ def scorer(
     std: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Scorer:
-    """A trainable `Scorer` from the model `name` (see `pretrained.load_scorer`), with adapters if Config says so."""
+    """A trainable `Scorer` from the model `name` (see `pretrained.load_scorer`), with adapters if `tuning.lora` > 0."""
     tuning = config.tuning
     found = pretrained.load_scorer(name, device, tuning.precision, std, generator, narrow=tuning.lora > 0)
     _prepare(found.trunk, config)
@@ -111,10 +112,12 @@ def adamw(model: nn.Module, learning_rate: float, tuning: Tuning) -> torch.optim
         bitsandbytes = importlib.import_module("bitsandbytes")
     except ImportError as error:
         raise errors.UserError(
-            f"The optimizer {kind} needs a package: run `pip install bitsandbytes`, or leave --optimizer out."
+            f"The optimizer {kind} needs bitsandbytes: run `pip install bitsandbytes`, or leave --optimizer out."
         ) from error
     if weights[0].device.type == "cpu":
-        raise errors.UserError(f"The optimizer {kind} is for accelerators: choose a --device or leave --optimizer out.")
+        raise errors.UserError(
+            f"The optimizer {kind} needs an accelerator, not a CPU: choose another --device or leave --optimizer out."
+        )
     optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
         weights, lr=learning_rate, weight_decay=weight_decay
     )
@@ -124,14 +127,14 @@ def adamw(model: nn.Module, learning_rate: float, tuning: Tuning) -> torch.optim
 def frozen(policy: LanguageModel) -> LanguageModel:
     """The policy before training, as the reference of a KL penalty: a copy or, with adapters, the base itself.
 
-    The base is always the initial policy: an adapter that a model came with was merged into it.
+    The base is always the initial policy: a model's own adapter was merged into it at loading.
     """
     if distributed.is_sharded(policy.module):
-        twin = LanguageModel(distributed.whole(policy.module), policy.tokenizer, policy.autocast, policy.way)
-        if lora.has(twin.module):
-            twin = lora.base(twin)
-        distributed.shard(twin.requires_grad_(False).module)
-        return twin
+        copied = LanguageModel(distributed.whole(policy.module), policy.tokenizer, policy.autocast, policy.way)
+        if lora.has(copied.module):
+            copied = lora.base(copied)
+        distributed.shard(copied.requires_grad_(False).module)
+        return copied
     return lora.base(policy) if lora.has(policy.module) else copy.deepcopy(policy).requires_grad_(False)
 
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation over token batches that do not fit into memory: split, sum the gradients, step once.
+"""Gradient accumulation for token batches that do not fit into memory: split, sum the gradients, step once.
 
 The loss weights are computed from the whole minibatch before the split (`ops.aggregate`), so the losses of the
 micro-batches sum to that of the minibatch, and the gradient does not depend on the split.
@@ -95,13 +95,13 @@ def split(batch: TokenBatch, groups: Tensor, tokens: int) -> list[Tensor]:
     shared = common_prefix([prompts[group] for group in groups.tolist()]) if len(groups) else 0
     sizes = batch.distinct() + batch.prompt_length - shared
     parts: list[list[int]] = []
-    room = 0
+    space = 0
     for group in groups[sizes[groups].argsort(dim=0, descending=True, stable=True)].tolist():
-        if not parts or room < int(sizes[group]):
+        if not parts or space < int(sizes[group]):
             parts.append([])
-            room = tokens - shared
+            space = tokens - shared
         parts[-1].append(group)
-        room -= int(sizes[group])
+        space -= int(sizes[group])
     return [torch.tensor(part) for part in parts]
 
 
@@ -122,7 +122,7 @@ def step(
     max_grad_norm: float,
     count: float = 1.0,
 ) -> dict[str, float]:
-    """One gradient step on the sum of `losses`, one a micro-batch. A loss that is not finite leaves the weights alone.
+    """One gradient step on the sum of `losses`, one per micro-batch. No step is taken if the loss is not finite.
 
     Each returns its share of the loss and sums for the metrics, which are returned divided by `count`.
     """
@@ -156,8 +156,8 @@ def fit(
 ) -> dict[str, float]:
     """One gradient step of the State's optimizer on a whole batch, at the scheduled learning rate.
 
-    `loss(part, few)` gets the indices of a micro-batch and its TokenBatch; it returns its share of the loss and sums
-    for the metrics, which are divided by `count`. `model` sets the precision.
+    `loss(part, few)` is called with the indices of a micro-batch and its TokenBatch; it returns its share of the loss
+    and sums for the metrics, which are divided by `count`. `model` sets the precision.
     """
     parts = split(batch, torch.arange(len(batch.length)), state.config.tuning.micro_tokens)
     with model.precision():  # around all parts, so that the weights are cast once
@@ -181,7 +181,7 @@ def learn(
     minibatches: int = 1,
     flat_too: bool = False,
 ) -> dict[str, float]:
-    """`descend` on the groups of a rollout that have a gradient, with the share that has none. Rewards `[P, G]`.
+    """`descend` on the groups of a rollout that have a gradient; adds the shares of those without. Rewards `[P, G]`.
 
     A group is left out if none of its tokens is scored, and flat if all its advantages are 0; `flat_too` trains on
     the flat ones as well, for losses with a term without the advantage.
@@ -212,9 +212,9 @@ def descend(
 
     `loss(state, batch, advantage, weights, old)` of a micro-batch returns its share of the loss, its log-probabilities
     `[P, G, T]` and sums over tokens for the metrics. `old` are the log-probabilities under π_old, the policy before the
-    first step; None in the first step, where they are the loss's own. Shapes: advantage `[P, G]` or `[P, G, T]`, scored
-    `[P, G, T]` (from which `weigh` computes the weights), groups `[P]` bool: those to train on (None: all). Returns the
-    metrics of the last pass, averaged over its steps.
+    first step; None in the first step, where they are those that the loss computes. Shapes: advantage `[P, G]` or
+    `[P, G, T]`, scored `[P, G, T]` (from which `weigh` computes the weights), groups `[P]` bool: those to train on
+    (None: all). Returns the metrics of the last pass, averaged over its steps.
     """
     chosen = torch.ones(len(batch.length), dtype=torch.bool) if groups is None else groups
     steps, weights = plan(state, batch, scored, weigh, chosen, minibatches)
@@ -235,15 +235,15 @@ def descend(
 
     before_the_first(state, steps, recall)
     for _ in range(epochs if steps else 0):
-        done = []
+        results = []
         for i, parts in enumerate(steps):
             tokens = sum(int(batch.length[part].sum()) for part in parts)
             with state.policy.precision():  # around all parts, so that the weights are cast once
                 losses = (functools.partial(micro_loss, i, j) for j in range(len(parts)))
-                done.append(step(state.optimizer, losses, _rate(state), state.config.tuning.max_grad_norm, tokens))
-            if not math.isfinite(done[-1]["loss"] + done[-1]["grad_norm"]):
-                return metrics | done[-1]
-        metrics = mean(done)
+                results.append(step(state.optimizer, losses, _rate(state), state.config.tuning.max_grad_norm, tokens))
+            if not math.isfinite(results[-1]["loss"] + results[-1]["grad_norm"]):
+                return metrics | results[-1]
+        metrics = mean(results)
     return metrics
 
 
@@ -253,8 +253,8 @@ def plan(
     """Shuffle a rollout into `count` minibatches of whole groups: the parts of each, and the weights `[P, G, T]`.
 
     Weights are `weigh` of the `scored` tokens `[P, G, T]` of a whole minibatch. Only `groups` `[P]` have parts, and
-    minibatches without any are left out: with a gradient of 0, momentum would still move the weights. The minibatches
-    are the same in all passes over the rollout, as in TRL. With one minibatch nothing is drawn.
+    minibatches without any are left out: with a gradient of 0, momentum would still change the weights. The minibatches
+    are the same in all passes over the rollout, as in TRL. With one minibatch no random number is drawn.
     """
     total = len(batch.length)
     order = torch.randperm(total, generator=state.generator) if count > 1 else torch.arange(total)
@@ -269,7 +269,7 @@ def plan(
 def before_the_first(
     state: TrainedPolicy, steps: list[list[Tensor]], recall: Callable[[int, int], tuple[Tensor, Sums]]
 ) -> None:
-    """Run `recall(i, j)` for each part of the later steps, without gradient: it records the policy before any step."""
+    """Run `recall(i, j)` for each part of the later steps, without gradient, to record π_old before the first step."""
     with torch.no_grad(), state.policy.precision():
         for i, parts in enumerate(steps[1:], 1):
             for compute in distributed.share(functools.partial(recall, i, j) for j in range(len(parts))):
@@ -283,7 +283,7 @@ def check_minibatches(config: Minibatches) -> None:
 
 
 def rows(whole: Tensor, part: Tensor, few: TokenBatch) -> Tensor:
-    """The rows of `[P, G]` or `[P, G, T]` of a part, cut to the width of its completions."""
+    """The rows of a part of `[P, G]` or `[P, G, T]`, cut to the width of its completions."""
     return whole[part] if whole.dim() == 2 else whole[part][..., : few.completion.shape[-1]]
 
 

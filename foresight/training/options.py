@@ -1,6 +1,7 @@
 """Options that several algorithms share: one frozen dataclass each inside a Config, flat names everywhere else.
 
-On the command line, in presets and in `config.yaml` they stand beside the other fields. No torch here: help is quick.
+On the command line, in presets and in `config.yaml` they are next to the other fields. This module does not import
+torch, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ class Tuning:
     """How a language model is tuned."""
 
     lora: int = 0
-    """Rank of the adapters that are trained while the model is frozen (LoRA); 0: all weights are trained."""
+    """Rank of the LoRA adapters, trained while the model is frozen; 0: train all weights."""
     lora_targets: tuple[str, ...] = ()
-    """The linear layers that get adapters, such as q_proj v_proj; none: all of them."""
+    """The linear layers with adapters, such as q_proj v_proj; empty: all of them."""
     precision: str = "auto"
     """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
     optimizer: str = "adamw"
-    """adamw, or adamw8bit: moments of 8 bits (Dettmers et al. 2021, arXiv:2110.02861), by the package bitsandbytes."""
+    """adamw, or adamw8bit: 8-bit moments (Dettmers et al. 2021, arXiv:2110.02861), from the package bitsandbytes."""
     weight_decay: float = 0.0
     """Of AdamW."""
     lr_warmup: int = 0
@@ -31,9 +32,9 @@ class Tuning:
     max_grad_norm: float = 1.0
     """The gradient of each model is scaled down to this norm."""
     gradient_checkpointing: bool = False
-    """Whether a layer keeps only its input and is recomputed for the gradient: less memory, the same values."""
+    """Whether layers store only their inputs and are recomputed in the backward pass: less memory, the same values."""
     micro_tokens: int = 384
-    """Distinct tokens in memory at once, prompts included: fewer is slower and smaller, and changes no gradient."""
+    """Distinct tokens per micro-batch, prompts included: fewer need less memory, more time; same gradient."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppg, ppo, qac, reinforce, trpo
-from foresight.nets.actor_critic import Shared
+from foresight.nets.actor_critic import SharedTrunk
 from foresight.ops import returns as estimators
 from tests.fixed_points import mdps
 from tests.sabotage import change, sabotaged_by
@@ -27,7 +27,7 @@ def hold(network: Any, policy: Tensor) -> None:
     """Make the policy of a network over one-hot observations this table."""
     body = getattr(network.body, "policy", network.body)
     body = getattr(body, "mlp", body)
-    if isinstance(body, Shared):
+    if isinstance(body, SharedTrunk):
         weight, bias = body.last[0].weight, body.last[0].bias
     else:
         weight, bias = body.layers()[0][-1]

@@ -86,7 +86,7 @@ def sample(module: ModuleType, state: Any, prompts: list[str] | None = None) -> 
 def update(module: ModuleType, state: Any, batch: TokenBatch, rewards: torch.Tensor | None = None) -> dict[str, float]:
     """One update from a batch."""
     if module is kto:
-        return module.update(state, batch, kto.judged(ROWS)[: len(batch.length)])  # type: ignore[no-any-return]
+        return module.update(state, batch, kto.labeled(ROWS)[: len(batch.length)])  # type: ignore[no-any-return]
     if module is reward_model:
         return module.update(state, batch, ROWS)  # type: ignore[no-any-return]
     if module in (distill, sft, dpo, orpo):

@@ -162,7 +162,7 @@ def test_a_run_that_begins_from_an_adapter_learns_and_exports_all_of_it(name, ra
 
 def test_an_adapter_of_a_reward_model_is_not_written_without_its_head(tmp_path):
     module, state = _state("reward_model")
-    with pytest.raises(UserError, match="does not hold the head"):
+    with pytest.raises(UserError, match="does not contain the head"):
         module.export(state, tmp_path / "export", False)
 
 

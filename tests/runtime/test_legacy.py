@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from foresight.algorithms.language import rlhf_ppo
 from foresight.cli import train as command
 from foresight.errors import UserError
 from foresight.runtime import catalog, legacy, run
@@ -85,6 +87,15 @@ def test_weights_of_before_are_loaded_under_their_present_names() -> None:
         raise AssertionError(error) from error
     assert "trunk.first.weight" in agent.state.network.state_dict()
     agent.close()
+
+
+@sabotaged_by("foresight.runtime.legacy.state_fields", lambda f: lambda kind, nodes: dict(nodes))
+def test_a_state_of_before_is_read_under_its_present_names() -> None:
+    saved = {field.name: field.name for field in dataclasses.fields(rlhf_ppo.State)}
+    saved["judge"] = saved.pop("reward_model")
+    present = legacy.state_fields(rlhf_ppo.State, saved)
+    assert set(present) == {field.name for field in dataclasses.fields(rlhf_ppo.State)}
+    assert present["reward_model"] == "reward_model"
 
 
 @sabotaged_by("foresight.runtime.legacy.document", lambda f: lambda config: dict(config))

@@ -1,1 +1,1 @@
-"""Policies whose actions are tokens."""
+"""Language-model algorithms: actions are tokens."""

@@ -5,8 +5,8 @@ reasoning depends on. CISPO clips the *weight* instead, so that every token has 
 
     J(θ) = E[ 1/Σ_i |o_i|  Σ_i Σ_t  sg(min(ρ_it, 1+ε)) A_i log π_θ(o_it) ]        A_i = (r_i − mean(r)) / std(r)
 
-where sg stops the gradient. As in the paper the weight is clipped above only. Left out: the filter of
-repeating completions, and AdamW's betas (0.9, 0.95) and eps 1e-15, which belong to their precision.
+where sg stops the gradient. As in the paper the weight is clipped from above only. Left out: the filter of repetitive
+completions, and AdamW's betas (0.9, 0.95) and eps 1e-15, which the paper chose for its precision.
 
 Compared with `grpo.py`, two of five slots differ: the clip (`clipped_weight`) and the aggregation (`per_token`).
 """
@@ -48,23 +48,23 @@ class Config:
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
-    """Prompts an update."""
+    """Prompts per update."""
     group: int = 8
-    """Completions a prompt, G."""
+    """Completions per prompt, G."""
     max_new_tokens: int = 16
-    """Tokens a completion may have."""
+    """Maximum tokens per completion."""
     mask_truncated: bool = False
-    """Whether completions that hit the limit are left out of the loss; they stay in their group's baseline."""
+    """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling, and of the policy whose gradient is taken."""
+    """Of sampling and of the trained policy."""
     learning_rate: float = 1e-5
     """Of AdamW."""
     epochs: int = 1
-    """Passes over each rollout (paper: 1); with one pass of one step every ratio is 1."""
+    """Passes over each rollout (paper: 1); with one pass and one gradient step every ratio is 1."""
     minibatches: int = 1
-    """Gradient steps an epoch, each on some of the groups (paper: 16); ratios are to the policy before the first."""
+    """Gradient steps per epoch (paper: 16), each on a subset of the groups. π_old is the policy before the first."""
     clip_high: float = 4.0
-    """ε: the weight is at most 1 + ε (the paper gives no number; ScaleRL, arXiv:2510.13786, has 1 + ε = 5)."""
+    """ε: the weight is at most 1 + ε (the paper gives no value; ScaleRL, arXiv:2510.13786, has 1 + ε = 5)."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -93,9 +93,9 @@ act = answer
 def loss(
     state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The objective over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+    """The objective over a micro-batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
 
-    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
     config = state.config
     logprob, entropy = state.policy.logprob(batch, config.temperature)

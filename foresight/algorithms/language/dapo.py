@@ -4,15 +4,15 @@
     subject to  0 < |{right o_i}| < G
 
 All of its parts:
-- clip higher (eq. 10): ε_high > ε_low, so that rare tokens may become likely;
+- clip higher (eq. 10): ε_high > ε_low, so that unlikely tokens can become likely;
 - dynamic sampling (eq. 11): groups of equal rewards are replaced by newly sampled ones until the batch is full or
-  `max_batches` were sampled; then it trains on what it has, and the metric `filled` is the share of the batch;
+  `max_batches` were sampled; then it trains on what it has, and the metric `filled` is the filled share of the batch;
 - token-level loss (eq. 12): every token of the batch weighs the same;
-- overlong filtering (section 3.4): a completion that hit the limit counts in its group's baseline, but not in the loss;
+- overlong filtering (section 3.4): a truncated completion counts in its group's baseline, but not in the loss;
 - soft overlong punishment (eq. 13): in the last `overlong_buffer` tokens before the limit the reward falls to −1;
 - no KL term (section 2.3).
 
-Left out: nothing. The authors' code does without the filter, which overlaps with the punishment: both can be set.
+Left out: nothing. The authors' code has no filter, which overlaps with the punishment; here both are options.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ class Config:
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
-    """Prompts an update (paper: 512)."""
+    """Prompts per update (paper: 512)."""
     group: int = 8
-    """Completions a prompt, G (paper: 16)."""
+    """Completions per prompt, G (paper: 16)."""
     max_new_tokens: int = 16
-    """Tokens a completion may have (paper: 20480)."""
+    """Maximum tokens per completion (paper: 20480)."""
     temperature: float = 1.0
-    """Of sampling, and of the policy whose gradient is taken."""
+    """Of sampling and of the trained policy."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 1e-6 for 32B parameters, lr_warmup of 20 rollouts)."""
+    """Of AdamW (paper: 1e-6 for 32B parameters, warmup of 20 rollouts)."""
     epochs: int = 1
-    """Passes over each rollout (paper: 1); with one pass of one step every ratio is 1."""
+    """Passes over each rollout (paper: 1); with one pass and one gradient step every ratio is 1."""
     minibatches: int = 1
-    """Gradient steps an epoch, each on some of the groups (paper: 16); ratios are to the policy before the first."""
+    """Gradient steps per epoch (paper: 16), each on a subset of the groups. π_old is the policy before the first."""
     clip_low: float = 0.2
     """ε_low of the clipped ratio (paper: 0.2)."""
     clip_high: float = 0.28
     """ε_high (paper: 0.28)."""
     max_batches: int = 10
-    """Batches of prompts that one update may sample (their code: 10). 1: no dynamic sampling."""
+    """Maximum batches of prompts sampled per update (authors' code: 10). 1: no dynamic sampling."""
     overlong_filter: bool = True
-    """Whether completions that hit the limit are left out of the loss."""
+    """Whether truncated completions are left out of the loss."""
     overlong_buffer: int = 4
     """Tokens before the limit over which the punishment grows (paper: 4096 of 20480)."""
     overlong_penalty: float = 1.0
@@ -110,9 +110,9 @@ act = answer
 def loss(
     state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The objective over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+    """The objective over a micro-batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
 
-    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
     config = state.config
     logprob, entropy = state.policy.logprob(batch, config.temperature)
@@ -140,7 +140,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Sample groups until enough of them differ in reward, update; yields after every update."""
+    """Sample groups until enough have unequal rewards, then update; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     while state.step < config.steps:
         rollout, sampled = sample_until(differs, state, env)

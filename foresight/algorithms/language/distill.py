@@ -1,11 +1,12 @@
 """Distillation: Hinton et al. 2015 (arXiv:1503.02531); GKD, Agarwal et al. 2023 (arXiv:2306.13649).
 
-A student π_θ is trained to match a teacher π_T. The variants: who writes the answers, and sampled or full divergence:
+A student π_θ is trained to match a teacher π_T. The variants differ in who writes the answers, and in sampled or full
+divergence:
 
     on-policy              −E_{o~π_θ} Σ_t A_t log π_θ(o_t),  A_t = −(log π_θ(o_t) − log π_T(o_t))    sampled reverse KL
-    on-policy, soft        E_{o~π_θ} Σ_t KL( π_θ(·|o_<t) ‖ π_T(·|o_<t) )                              whole reverse KL
+    on-policy, soft        E_{o~π_θ} Σ_t KL( π_θ(·|o_<t) ‖ π_T(·|o_<t) )                              full reverse KL
     off-policy, soft       E_{o~π_T} Σ_t KL( π_T(·|o_<t) ‖ π_θ(·|o_<t) )                              soft targets
-    off-policy             −E_{o~π_T} Σ_t log π_θ(o_t)                                                 its answers
+    off-policy             −E_{o~π_T} Σ_t log π_θ(o_t)                                                 hard labels
 
 On-policy the student is corrected on its own states; the teacher's log-probability is a reward for every token, with
 discount 0: each token has only its own reward. Off-policy without soft targets is sequence-level distillation (Kim
@@ -50,17 +51,17 @@ class Config:
     on_policy: bool = True
     """Whether the student writes the answers; otherwise the teacher does."""
     soft: bool = False
-    """Whether the divergence is over the whole vocabulary; otherwise it is that of the sampled token."""
+    """Whether the divergence is over the whole vocabulary; otherwise it is estimated from the sampled token."""
     steps: int = 60
     """Total updates."""
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 16
-    """Prompts an update."""
+    """Prompts per update."""
     group: int = 2
-    """Completions a prompt."""
+    """Completions per prompt."""
     max_new_tokens: int = 16
-    """Tokens a completion may have."""
+    """Maximum tokens per completion."""
     temperature: float = 1.0
     """Of sampling, and of both models in the divergence."""
     learning_rate: float = 1e-5
@@ -88,7 +89,9 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     policy, optimizer, generator = language.build(config, device)
     teacher = pretrained.load(config.teacher, device, config.tuning.precision).requires_grad_(False)
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise UserError(f"The teacher {config.teacher} has another tokenizer than {config.model}: both need the same.")
+        raise UserError(
+            f"The teacher {config.teacher} and {config.model} have different tokenizers: both need the same one."
+        )
     return State(config, policy, teacher, optimizer, generator)
 
 
@@ -106,17 +109,17 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
     return "reverse KL per token", values
 
 
-def _distance(state: State, reader: LanguageModel, batch: TokenBatch) -> Tensor:
-    """k1 between the model that wrote each token and `reader`, `[P, G, T]`; 0 where padded."""
+def _distance(state: State, model: LanguageModel, batch: TokenBatch) -> Tensor:
+    """k1 between the model that sampled each token and `model`, `[P, G, T]`; 0 on padding."""
     config = state.config
-    read = gather(lambda few: reader.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens)
-    return kl.k1(batch.logprob, read) * batch.mask
+    logprob = gather(lambda few: model.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens)
+    return kl.k1(batch.logprob, logprob) * batch.mask
 
 
 def sampled_loss(
     state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Of sampled tokens: advantage `[P, G, T]` is −(log π_θ − log π_T) on the student's answers, 1 on the teacher's."""
+    """The loss on sampled tokens. Advantage `[P, G, T]`: log π_T − log π_θ if the student sampled them, else 1."""
     logprob, entropy = state.policy.logprob(batch, state.config.temperature)
     terms = reinforce(logprob, advantage)
     return (weights * terms).sum(), logprob, {"entropy": entropy.detach().sum()}
@@ -125,19 +128,19 @@ def sampled_loss(
 def soft_loss(
     state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Of the whole vocabulary: KL(π_θ ‖ π_T) on the student's answers, KL(π_T ‖ π_θ) on the teacher's."""
+    """The loss over the whole vocabulary: KL(π_θ ‖ π_T) on the student's answers, KL(π_T ‖ π_θ) on the teacher's."""
     config, mask = state.config, batch.mask.to(advantage.device)
 
-    def logits(model: LanguageModel) -> Tensor:
+    def logits_of(model: LanguageModel) -> Tensor:
         with model.precision():
-            narrow = model.logits(model.contexts(batch))
-        return narrow.float() / config.temperature
+            logits = model.logits(model.contexts(batch))
+        return logits.float() / config.temperature
 
     with torch.no_grad():
-        teacher = logits(state.teacher)
-    student = logits(state.policy)
-    words = min(student.shape[-1], teacher.shape[-1])  # tables of one vocabulary may be padded differently
-    student, teacher = student[..., :words], teacher[..., :words]
+        teacher = logits_of(state.teacher)
+    student = logits_of(state.policy)
+    size = min(student.shape[-1], teacher.shape[-1])  # the models may pad the same vocabulary differently
+    student, teacher = student[..., :size], teacher[..., :size]
     terms = kl.categorical(student, teacher) if config.on_policy else kl.categorical(teacher, student)
     return (weights[mask] * terms).sum(), advantage, {"divergence": terms.detach().sum()}
 
@@ -158,7 +161,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Let the student (or the teacher) answer, and train the student on it; yields after every update.
+    """Sample answers from the student (or the teacher), and train the student on them; yields after every update.
 
     The task needs only prompts: its grades are reported, not trained on.
     """

@@ -2,10 +2,10 @@
 
     L(θ) = −E[ log σ(β D) ]      D = log π_θ(y_c|x)/π_ref(y_c|x) − log π_θ(y_r|x)/π_ref(y_r|x)
 
-A policy is a reward model in disguise: β log π_θ/π_ref is the implicit reward, and the loss is Bradley-Terry's on it.
-The other losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036), `hinge`; with `label_smoothing`
-above 0, `sigmoid` is cDPO. With `length_normalized` the log-probabilities are means over tokens, so that length
-brings no advantage.
+β log π_θ/π_ref is the implicit reward of a policy, and the loss is that of the Bradley-Terry model on it. The other
+losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036), `hinge`; with `label_smoothing` above 0,
+`sigmoid` is cDPO. With `length_normalized` the log-probabilities are means over tokens, so that length has no
+advantage.
 
 Kept: all of it. The prompt is computed once for both answers, and tokenized once with each. Dropout is never active.
 """
@@ -46,13 +46,13 @@ class Config:
     steps: int = 100
     """Total updates."""
     seed: int = 0
-    """Of the order of the rows."""
+    """Of the order of the training rows."""
     batch_size: int = 16
-    """Pairs an update (paper: 64)."""
+    """Pairs per update (paper: 64)."""
     max_tokens: int = 1024
-    """Pairs with a longer row, prompt and completion together, are left out (and counted)."""
+    """Pairs with more tokens in a row, prompt and completion together, are left out (and counted)."""
     beta: float = 0.1
-    """β: how strongly the policy is held to the reference (paper: 0.1)."""
+    """β: how strongly the policy is kept near the reference (paper: 0.1)."""
     loss: str = "sigmoid"
     """The function of `ops.preference`: sigmoid (DPO), ipo or hinge."""
     label_smoothing: float = 0.0
@@ -62,7 +62,7 @@ class Config:
     learning_rate: float = 1e-6
     """Of AdamW (paper: RMSprop at 1e-6)."""
     max_new_tokens: int = 64
-    """Tokens a completion may have when the model answers."""
+    """Maximum tokens per completion, in evaluation."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
     """How the model is tuned (`training.options`)."""
 
@@ -106,7 +106,7 @@ def log_odds(state: State, batch: TokenBatch) -> Tensor:
 
 
 def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The share of part of a batch of `pairs`, `[P, 2, T]` with the chosen first, and sums for the metrics."""
+    """The loss of a micro-batch `[P, 2, T]` (chosen first), its share of a batch of `pairs`; sums for the metrics."""
     config, odds = state.config, log_odds(state, batch)
     difference = odds[:, 0] - odds[:, 1]
     terms = getattr(preference, config.loss)(difference, config.beta, config.label_smoothing)
@@ -148,7 +148,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw pairs, epoch after epoch, and train on them; yields after every update."""
+    """Train on pairs, epoch after epoch; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, "preference", "dpo"))
     while state.step < config.steps:

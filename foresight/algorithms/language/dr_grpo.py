@@ -4,10 +4,9 @@ GRPO without the two divisions that bias its gradient. Maximize
 
     J(θ) = E[ 1/G Σ_i Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε, 1+ε) A_i) ]        A_i = r_i − mean(r)
 
-With 1/|o_i| a long wrong answer was punished less; with 1/std(r) a prompt that is nearly always or nearly never
-solved counted more. The sum over tokens is divided by a constant, the completions of the batch times
-`max_new_tokens`, which changes only the scale. Kept: all
-of section 3.2. Left out: nothing; the paper has no KL term.
+With 1/|o_i| a long wrong answer is punished less per token; with 1/std(r) a prompt that is nearly always or nearly
+never solved weighs more. The sum over tokens is divided by a constant, the completions of the batch times
+`max_new_tokens`, which changes only the scale. Kept: all of section 3.2. Left out: nothing; the paper has no KL term.
 
 Compared with `grpo.py`, two of five slots differ: the advantage (`group_centered`) and the aggregation (`per_budget`).
 """
@@ -49,21 +48,21 @@ class Config:
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
-    """Prompts an update (paper: 128)."""
+    """Prompts per update (paper: 128)."""
     group: int = 8
-    """Completions a prompt, G (paper: 8)."""
+    """Completions per prompt, G (paper: 8)."""
     max_new_tokens: int = 16
-    """Tokens a completion may have (paper: 3000)."""
+    """Maximum tokens per completion (paper: 3000)."""
     mask_truncated: bool = False
-    """Whether completions that hit the limit are left out of the loss; they stay in their group's baseline."""
+    """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling, and of the policy whose gradient is taken."""
+    """Of sampling and of the trained policy."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6 for 7B parameters)."""
     epochs: int = 1
     """Passes over each rollout (paper: 1)."""
     minibatches: int = 1
-    """Gradient steps an epoch, each on some of the groups; ratios are to the policy before the first."""
+    """Gradient steps per epoch, each on a subset of the groups. π_old is the policy before the first."""
     clip_ratio: float = 0.2
     """ε of the clipped ratio."""
     tuning: Tuning = Tuning()
@@ -94,9 +93,9 @@ act = answer
 def loss(
     state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The objective over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+    """The objective over a micro-batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
 
-    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
     config = state.config
     logprob, entropy = state.policy.logprob(batch, config.temperature)

@@ -5,13 +5,13 @@ For each prompt q sample a group of G completions o_1..o_G from the policy, grad
     J(θ) = E[ 1/G Σ_i 1/|o_i| Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε, 1+ε) A_i) − β k3(π_θ, π_ref) ]
     ρ_it = π_θ(o_it | q, o_i<t) / π_old(o_it | q, o_i<t)        A_i = (r_i − mean(r)) / std(r)
 
-No critic: the group is the baseline. Kept: outcome supervision, the clipped token-level ratio, the k3
-penalty with a frozen reference (off by default, as is usual now; as a loss its gradient is that of
-KL(π_ref ‖ π), while `ops.kl.k2` has that of KL(π ‖ π_ref)). Left out: process supervision, and the outer
-loop that retrains the reward model.
+No critic: the mean reward of the group is the baseline. Kept: outcome supervision, the clipped token-level ratio, the
+k3 penalty with a frozen reference (off by default, as is usual now; as a loss its gradient is that of KL(π_ref ‖ π),
+while `ops.kl.k2` has that of KL(π ‖ π_ref)). Left out: process supervision, and the outer loop that retrains the reward
+model.
 
-Three shortcuts change no result: tokens shared by rows are computed once (`nets.language.model`), groups of equal
-rewards have no gradient and are skipped, and the first step of an update is its own π_old.
+Three optimizations do not change the result: tokens shared by completions are computed once (`nets.language.model`),
+groups of equal rewards have no gradient and are skipped, and the first step of an update uses its own π_old.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ class Config:
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
-    """Prompts an update (paper: 16)."""
+    """Prompts per update (paper: 16)."""
     group: int = 8
-    """Completions a prompt, G (paper: 64)."""
+    """Completions per prompt, G (paper: 64)."""
     max_new_tokens: int = 16
-    """Tokens a completion may have (paper: 1024)."""
+    """Maximum tokens per completion (paper: 1024)."""
     mask_truncated: bool = False
-    """Whether completions that hit the limit are left out of the loss; they stay in their group's baseline."""
+    """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling, and of the policy whose gradient is taken."""
+    """Of sampling and of the trained policy."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6 for 7B parameters)."""
     epochs: int = 1
     """Passes over each rollout, μ (paper: 1)."""
     minibatches: int = 1
-    """Gradient steps an epoch, each on some of the groups (paper: 1); ratios are to the policy before the first."""
+    """Gradient steps per epoch (paper: 1), each on a subset of the groups. π_old is the policy before the first."""
     clip_ratio: float = 0.2
     """ε of the clipped ratio."""
     kl_coef: float = 0.0
-    """β of the k3 penalty (paper: 0.04). Above 0, a frozen copy of the first policy is kept."""
+    """β of the k3 penalty (paper: 0.04). Above 0, a frozen copy of the initial policy is kept."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -102,9 +102,9 @@ act = answer
 def loss(
     state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Equation 3 over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+    """Equation 3 over a micro-batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
 
-    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
     config = state.config
     logprob, entropy = state.policy.logprob(batch, config.temperature)
@@ -126,8 +126,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     advantage = group_scaled(rewards)
     scored = batch.scored(rewards, config.mask_truncated)
     weights = per_sequence
-    pulled = state.reference is not None  # the penalty has a gradient also where rewards are equal
-    return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches, pulled)
+    flat_too = state.reference is not None  # the penalty has a gradient even where rewards are equal
+    return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches, flat_too)
 
 
 export = language.export

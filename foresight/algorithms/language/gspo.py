@@ -5,8 +5,8 @@ The reward is for a whole answer, so the whole answer has one importance ratio, 
     J(θ) = E[ 1/G Σ_i min(s_i A_i, clip(s_i, 1-ε_low, 1+ε_high) A_i) ]        A_i = (r_i − mean(r)) / std(r)
     s_i = ( π_θ(o_i | q) / π_old(o_i | q) )^(1/|o_i|) = exp( 1/|o_i| Σ_t log ρ_it )
 
-Because s_i averages over tokens it stays near 1, and the clip range is a thousand times narrower than GRPO's. With
-one step a rollout, s_i is 1 and the gradient is that of GRPO. Left out: the token-level variant, section 4.3.
+Because s_i averages over tokens it stays near 1, and the clip range is a thousand times narrower than GRPO's. With one
+gradient step per rollout, s_i is 1 and the gradient is that of GRPO. Left out: the token-level variant, section 4.3.
 
 Compared with `grpo.py`, two of five slots differ: the ratio (`sequence_ratio`) and the clip, which is asymmetric.
 """
@@ -48,21 +48,21 @@ class Config:
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
-    """Prompts an update."""
+    """Prompts per update."""
     group: int = 8
-    """Completions a prompt, G."""
+    """Completions per prompt, G."""
     max_new_tokens: int = 16
-    """Tokens a completion may have."""
+    """Maximum tokens per completion."""
     mask_truncated: bool = False
-    """Whether completions that hit the limit are left out of the loss; they stay in their group's baseline."""
+    """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling, and of the policy whose gradient is taken."""
+    """Of sampling and of the trained policy."""
     learning_rate: float = 1e-5
     """Of AdamW."""
     epochs: int = 1
-    """Passes over each rollout (paper: 1); with one pass of one step every ratio is 1."""
+    """Passes over each rollout (paper: 1); with one pass and one gradient step every ratio is 1."""
     minibatches: int = 1
-    """Gradient steps an epoch, each on some of the groups (paper: 4); ratios are to the policy before the first."""
+    """Gradient steps per epoch (paper: 4), each on a subset of the groups. π_old is the policy before the first."""
     clip_low: float = 3e-4
     """ε_low of the sequence's ratio (paper: 3e-4)."""
     clip_high: float = 4e-4
@@ -95,15 +95,15 @@ act = answer
 def loss(
     state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The objective over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+    """The objective over a micro-batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
 
-    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
     config = state.config
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     mask = batch.mask.to(logprob.device)
     flat = (x.flatten(0, 1) for x in (logprob, logprob if old is None else old, mask))
-    rho = sequence_ratio(*flat).view_as(logprob)  # the same in every token of a completion
+    rho = sequence_ratio(*flat).view_as(logprob)  # the same for every token of a completion
     terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_low, config.clip_high)
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, mask, config.clip_low, config.clip_high)
     return (weights * terms).sum(), logprob, sums

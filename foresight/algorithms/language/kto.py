@@ -4,11 +4,11 @@
     v(x, y) = λ_D σ(β (r − z)) of a desirable answer, λ_U σ(β (z − r)) of an undesirable one
     z = max(0, 1/m Σ_i log π_θ(y_i+1|x_i)/π_ref(y_i+1|x_i))      without gradient
 
-No pairs: each answer is only labeled good or bad. Gains and losses count from a reference point z, an estimate of
-KL(π_θ ‖ π_ref), from each prompt of a batch with the answer to the next one.
+No pairs: each answer is only labeled good or bad. Gains and losses are relative to a reference point z, an estimate of
+KL(π_θ ‖ π_ref), from each prompt of a batch paired with the answer to the next one.
 
-Kept: all of it, z over a whole batch however that is split for memory. Pairs (chosen, rejected) are read as two
-answers each. Left out: other value functions. Dropout is never active.
+Kept: all of it, with z over the whole batch, however the batch is split for memory. Pairs (chosen, rejected) are read
+as two answers each. Left out: other value functions. Dropout is never active.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Config:
     steps: int = 100
     """Total updates."""
     seed: int = 0
-    """Of the order of the rows."""
+    """Of the order of the training rows."""
     batch_size: int = 16
-    """Answers an update. The reference point is a mean over them."""
+    """Answers per update. The reference point is a mean over them."""
     max_tokens: int = 1024
-    """Longer rows, prompt and completion together, are left out (and counted)."""
+    """Rows with more tokens, prompt and completion together, are left out (and counted)."""
     beta: float = 0.1
-    """β: how soon the value of a gain or a loss saturates (TRL: 0.1)."""
+    """β: how fast the value of a gain or a loss saturates (TRL: 0.1)."""
     desirable_weight: float = 1.0
     """λ_D. Equation 9 keeps λ_D n_D between 1 and 3/2 of λ_U n_U, with n the number of rows (TRL: 1 to 4/3)."""
     undesirable_weight: float = 1.0
@@ -63,7 +63,7 @@ class Config:
     learning_rate: float = 1e-6
     """Of AdamW (TRL: no higher than this at β = 0.1)."""
     max_new_tokens: int = 64
-    """Tokens a completion may have when the model answers."""
+    """Maximum tokens per completion, in evaluation."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
     """How the model is tuned (`training.options`)."""
 
@@ -87,8 +87,8 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
             raise UserError(f"{name} is {getattr(config, name):g}: it must be more than 0.")
     if config.batch_size < 2:
         raise UserError(
-            f"batch_size is {config.batch_size}: a prompt is also read with the answer to another one, so it needs "
-            f"at least 2."
+            f"batch_size must be at least 2, not {config.batch_size}: each prompt is also paired with the answer to "
+            "another one."
         )
     policy, optimizer, generator = language.build(config, device)
     return State(config, policy, language.frozen(policy), optimizer, generator)
@@ -106,24 +106,24 @@ def log_ratio(state: State, batch: TokenBatch) -> Tensor:
 
 def mismatched(state: State, batch: TokenBatch) -> Tensor:
     """r of each prompt of a batch with the answer to the next prompt, `[P]`. No gradient."""
-    turned = {name: getattr(batch, name).roll(-1, 0) for name in ("completion", "length", "logprob", "stopped")}
+    rolled = {name: getattr(batch, name).roll(-1, 0) for name in ("completion", "length", "logprob", "stopped")}
 
     def ratios(few: TokenBatch) -> Tensor:
         return state.policy.logprob(few)[0] - state.reference.logprob(few)[0]
 
-    return gather(ratios, dataclasses.replace(batch, **turned), state.config.tuning.micro_tokens).sum((1, 2))
+    return gather(ratios, dataclasses.replace(batch, **rolled), state.config.tuning.micro_tokens).sum((1, 2))
 
 
 def loss(
     state: State, batch: TokenBatch, desirable: Tensor, point: Tensor, count: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The share of part of a batch of `count` answers, `[P, 1, T]`, desirable `[P]` bool; sums for the metrics."""
+    """The loss of a micro-batch `[P, 1, T]` (desirable `[P]` bool) of `count` answers; sums for the metrics."""
     config, ratio = state.config, log_ratio(state, batch)
     good, point = desirable.to(ratio.device), point.to(ratio.device)
     terms = preference.kto(ratio, point, good, config.beta, config.desirable_weight, config.undesirable_weight)
-    gain = (ratio - point).detach() * torch.where(good, 1.0, -1.0)
+    margin = (ratio - point).detach() * torch.where(good, 1.0, -1.0)
     return terms.sum() / count, {
-        "accuracy": (0.5 * (gain >= 0) + 0.5 * (gain > 0)).sum(),  # a tie, as at the start, scores one half
+        "accuracy": (0.5 * (margin >= 0) + 0.5 * (margin > 0)).sum(),  # a tie, as at the start, scores one half
         "desirable_reward": config.beta * ratio.detach()[good].sum(),
         "undesirable_reward": config.beta * ratio.detach()[~good].sum(),
     }
@@ -141,20 +141,20 @@ def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """Whether each held-out answer is on its side of the reference point: the evaluation without a grader."""
-    known, ratios, others = _corpus(state, of_form(held_out, FORMS, "kto")), list[Tensor](), [torch.zeros(0)]
-    for batch in known.batches(state.config.batch_size):
+    """Whether each held-out answer is on the right side of the reference point: the evaluation without a grader."""
+    rows, ratios, others = _corpus(state, of_form(held_out, FORMS, "kto")), list[Tensor](), [torch.zeros(0)]
+    for batch in rows.batches(state.config.batch_size):
         with torch.no_grad():
             ratios.append(log_ratio(state, batch).cpu())
         others += [mismatched(state, batch)] if len(batch.length) > 1 else []
-    point = torch.cat(others).mean().nan_to_num().clamp(min=0)  # a single row has no other answer
-    sign = torch.tensor([1.0 if row.columns["label"] else -1.0 for row in known.examples])
-    gain = sign * (torch.cat(ratios) - point)
-    return "label accuracy", (0.5 * (gain >= 0) + 0.5 * (gain > 0)).tolist()
+    point = torch.cat(others).mean().nan_to_num().clamp(min=0)  # a batch of one answer has no other to pair with
+    sign = torch.tensor([1.0 if row.columns["label"] else -1.0 for row in rows.examples])
+    margin = sign * (torch.cat(ratios) - point)
+    return "label accuracy", (0.5 * (margin >= 0) + 0.5 * (margin > 0)).tolist()
 
 
-def judged(rows: Sequence[Example]) -> list[Example]:
-    """The same rows, each pair split into two answers: the chosen is desirable, the rejected is not."""
+def labeled(rows: Sequence[Example]) -> list[Example]:
+    """The rows as labeled answers: each pair is split into two, the chosen desirable and the rejected not."""
     found: list[Example] = []
     for row in rows:
         if row.columns.get("chosen") is None:
@@ -167,7 +167,7 @@ def judged(rows: Sequence[Example]) -> list[Example]:
 
 
 def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
-    return corpus(state.policy, judged(rows), lambda row: [last_answer(row)], state.config.max_tokens)
+    return corpus(state.policy, labeled(rows), lambda row: [last_answer(row)], state.config.max_tokens)
 
 
 export = language.export
@@ -176,7 +176,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw labeled answers, epoch after epoch, and train on them; yields after every update."""
+    """Train on labeled answers, epoch after epoch; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "kto"))
     while state.step < config.steps:

@@ -1,21 +1,21 @@
 """The multi-token heads of a language model as its critic: no group of answers, no critic network.
 
-Our own composition; its parts are from DeepSeek-V3 2024 (arXiv:2412.19437, §2.2: the heads), Sutton 1988 (the TD
+Not from one paper: its parts are from DeepSeek-V3 2024 (arXiv:2412.19437, §2.2: the heads), Sutton 1988 (the TD
 target), Lillicrap et al. 2016 (arXiv:1509.02971: averaged target weights) and Schulman et al. 2017 (arXiv:1707.06347).
-Head k of K (`nets.language.mtp`) sees the state s_t, the text before token t, through a trunk that is k - 1 tokens
-behind, and predicts the next token and the value of the state:
+Head k of K (`nets.language.mtp`) gets the state s_t, the text before token t, from a trunk that is k - 1 tokens behind,
+and predicts the next token and the value of the state:
 
     L = 1/N Σ_t [ −min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) + λ₂/K Σ_k huber(vᵏ_t − yᵏ_t) + β/(K-1) Σ_k>1 KL(π ‖ pᵏ)_t ]
-    yᵏ_t = r_t + γ v̄ᵏ_{t+1}            v̄: Polyak averages of the heads alone, over the trunk as it is
-    A_t: GAE over the tokens, whose value is the mean of the K estimates
+    yᵏ_t = r_t + γ v̄ᵏ_{t+1}            v̄: Polyak averages of the heads only, on the present trunk
+    A_t: GAE over the tokens; the value is the mean of the K estimates
 
-The reward r is the grader's, paid at the last token. The huber is quadratic up to an error of c and linear beyond: the
-gradient of a value is clamped to ±c. Token prediction has soft targets, the policy's own distribution at that state,
-and reaches neither the trunk nor the shared unembedding: with hard targets and an open trunk it collapses the entropy.
-The gradient of the values may stop at the trunk, too.
+The reward r is the grader's, paid at the last token. The Huber loss is quadratic up to an error of c and linear beyond:
+the gradient of a value is clamped to ±c. Token prediction has soft targets, the policy's own distribution at that
+state, and its gradient reaches neither the trunk nor the shared unembedding: with hard targets and a gradient to the
+trunk the entropy collapses. The gradient of the values may also stop at the trunk (`detach_value`).
 
-With one step a rollout, one pass through the trunk gives π_old and the baseline as well. So advantages are not
-whitened, which would need a pass before. Left out: a KL to a reference.
+With one gradient step per rollout, the pass of that step also gives π_old and the baseline. So advantages are not
+whitened, which would need a pass of its own. Left out: a KL to a reference.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ METRICS = ("reward", "length", "entropy", "explained_variance", "acceptance")
 
 @dataclass(frozen=True)
 class Config:
-    """Hyperparameters of the multi-token critic. No paper has all of them: each names its source."""
+    """Hyperparameters of the multi-token critic. No paper has all of them; each comment names its source."""
 
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder (its heads are used if it has any), or a hub id."""
@@ -67,25 +67,25 @@ class Config:
     seed: int = 0
     """Of prompts, sampling and new heads."""
     prompts: int = 64
-    """Prompts an update, each with one completion (as many completions as grpo's 8 × 8)."""
+    """Prompts per update, each with one completion (as many completions as grpo's 8 × 8)."""
     max_new_tokens: int = 16
-    """Tokens a completion may have."""
+    """Maximum tokens per completion."""
     mask_truncated: bool = False
-    """Whether completions that hit the limit are left out of the loss."""
+    """Whether truncated completions are left out of the loss."""
     missing_eos_penalty: float = 0.0
-    """Taken off the reward of a completion that hit the limit (TRL: 1)."""
+    """Subtracted from the reward of a truncated completion (TRL: 1)."""
     temperature: float = 1.0
-    """Of sampling, and of the policy whose gradient is taken."""
+    """Of sampling and of the trained policy."""
     heads: int = 3
-    """K; 1 is a value on the trunk and nothing else (DeepSeek-V3: 2; MiniMax-M2: 4)."""
+    """K; 1: only a value head on the trunk (DeepSeek-V3: 2; MiniMax-M2: 4)."""
     learning_rate: float = 1e-5
     """Of the trunk's AdamW (grpo's)."""
     head_learning_rate: float = 1e-3
-    """Of the heads', trained whole also with --lora, from nothing (RLHF's critics: 1e-5, from a whole model)."""
+    """Of the heads' AdamW: new heads, trained in full even with --lora (RLHF's pretrained critics: 1e-5)."""
     epochs: int = 1
     """Passes over each rollout."""
     minibatches: int = 1
-    """Gradient steps an epoch, each on some of the answers; ratios are to the policy before the first."""
+    """Gradient steps per epoch, each on a subset of the answers. π_old is the policy before the first."""
     clip_ratio: float = 0.2
     """ε of the clipped ratio (PPO: 0.2)."""
     gamma: float = 1.0
@@ -93,7 +93,7 @@ class Config:
     gae_lambda: float = 0.95
     """λ of the advantage; 0 is the TD error (RLHF: 0.95)."""
     td_lambda: float = 0.0
-    """λ of the values' target: 0 is r + γ v̄, 1 the return itself (VAPO, arXiv:2504.05118: 1)."""
+    """λ of the value target: 0 is r + γ v̄, 1 the return (VAPO, arXiv:2504.05118: 1)."""
     tau: float = 0.1
     """Polyak step size of the averaged heads (DDPG: 0.001, with a hundred times as many steps)."""
     value_coef: float = 0.1
@@ -110,7 +110,7 @@ class Config:
 
 @dataclass
 class State:
-    """Everything that changes while the critic runs."""
+    """Everything that changes during training."""
 
     config: Config
     policy: LanguageModel
@@ -145,16 +145,17 @@ act = answer
 
 @dataclass(frozen=True)
 class Targets:
-    """What part of a rollout is trained on, from before the first step: old, advantage `[P, G, T]`, y `[K, ...]`.
+    """Targets of a micro-batch, fixed before the first gradient step: old, advantage `[P, G, T]`, target
+    `[K, P, G, T]`.
 
-    `value` and `earned`, the baseline and the return from there, `[P, G, T]`, are for the metrics.
+    `value` and `returns`, the baseline and the return from each token, `[P, G, T]`, are for the metrics.
     """
 
     old: Tensor
     advantage: Tensor
     target: Tensor
     value: Tensor
-    earned: Tensor
+    returns: Tensor
 
 
 def targets(
@@ -166,51 +167,51 @@ def targets(
     averaged: Tensor,
     exist: Tensor,
 ) -> Targets:
-    """The TD targets and advantages of answers `[P, G, T]` that earned `rewards` `[P, G]` (NaN: unscorable).
+    """The TD targets and advantages of answers `[P, G, T]` with `rewards` `[P, G]` (NaN: unscorable).
 
-    Shapes: values, averaged and exist `[K, P, G, T]`: of the state before each token, by the heads and by their
+    values, averaged and exist are `[K, P, G, T]`: the values of the state before each token by the heads and by their
     averages, and whether the head exists there.
     """
     heads, shape, device = len(values), old.shape, old.device
-    last, place = batch.length[..., None].to(device) - 1, torch.arange(shape[-1], device=device)
-    paid = rewards.to(device).nan_to_num()[..., None]
-    reward = torch.where(place == last, paid, 0.0)
-    discount, cut = config.gamma * (place < last).float(), (place >= last).float()
+    last, position = batch.length[..., None].to(device) - 1, torch.arange(shape[-1], device=device)
+    final = rewards.to(device).nan_to_num()[..., None]
+    reward = torch.where(position == last, final, 0.0)
+    discount, cut = config.gamma * (position < last).float(), (position >= last).float()
     mask = batch.scored(rewards).to(device)
     value = (values * exist).sum(0) / exist.sum(0).clamp(min=1)
 
-    def after(x: Tensor) -> Tensor:
+    def following(x: Tensor) -> Tensor:
         return functional.pad(x[..., 1:], (0, 1))
 
     def rows(x: Tensor, count: int = 1) -> Tensor:
         return x.expand(count, *shape).reshape(-1, shape[-1])
 
     r, d, c = (rows(x) for x in (reward, discount, cut))
-    advantage, _ = gae(r, d, c, rows(value), rows(after(value)), config.gae_lambda, rows(mask))
-    earned = discounted_return(r, d, c, None, rows(mask))
+    advantage, _ = gae(r, d, c, rows(value), rows(following(value)), config.gae_lambda, rows(mask))
+    returns = discounted_return(r, d, c, None, rows(mask))
     r, d, c = (rows(x, heads) for x in (reward, discount, cut))
-    target = lambda_return(r, d, c, after(averaged).reshape(-1, shape[-1]), config.td_lambda, rows(mask, heads))
-    return Targets(old, advantage.view(shape), target.view(heads, *shape), value, earned.view(shape))
+    target = lambda_return(r, d, c, following(averaged).reshape(-1, shape[-1]), config.td_lambda, rows(mask, heads))
+    return Targets(old, advantage.view(shape), target.view(heads, *shape), value, returns.view(shape))
 
 
 def loss(
     state: State, batch: TokenBatch, rewards: Tensor, weights: Tensor, fixed: Targets | None
 ) -> tuple[Tensor, Targets, dict[str, Tensor]]:
-    """The loss of part of a rollout: rewards `[P, G]`, weights `[P, G, T]`, and what is fixed (None: this fixes it).
+    """The loss of a micro-batch: rewards `[P, G]`, weights `[P, G, T]`, and its fixed targets (None: computed here).
 
-    Returns the loss, what is fixed, and sums over the part for the metrics.
+    Returns the loss, the fixed targets, and sums over its tokens for the metrics.
     """
     config, policy, heads = state.config, state.policy, state.heads
     seen = mtp.view(policy, batch)
     logits = policy.logits(seen.hidden[seen.context])
     logprob, entropy = (seen.spread(x) for x in token_logprob(logits, seen.tokens, config.temperature))
-    closed = seen.hidden.detach()
-    features, exist = heads(closed if config.detach_value else seen.hidden, seen.embedded, seen.parents)
+    detached = seen.hidden.detach()
+    features, exist = heads(detached if config.detach_value else seen.hidden, seen.embedded, seen.parents)
     values, exist = seen.spread(heads.values(features[:, seen.context])), seen.spread(exist[:, seen.context])
     if fixed is None:
         with torch.no_grad():
-            apart, _ = state.averaged(closed, seen.embedded, seen.parents)
-            averaged = seen.spread(state.averaged.values(apart[:, seen.context]))
+            target_features, _ = state.averaged(detached, seen.embedded, seen.parents)
+            averaged = seen.spread(state.averaged.values(target_features[:, seen.context]))
             fixed = targets(config, batch, rewards, logprob.detach(), values.detach(), averaged, exist)
     rho = ratio(logprob, fixed.old)
     terms = {
@@ -219,8 +220,8 @@ def loss(
     }
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, seen.mask, config.clip_ratio)
     if len(heads) > 1:
-        behind = features if config.detach_value else heads(closed, seen.embedded, seen.parents)[0]
-        drafts = (mtp.logits(policy, behind[k, seen.context]) for k in range(1, len(heads)))
+        draft_features = features if config.detach_value else heads(detached, seen.embedded, seen.parents)[0]
+        drafts = (mtp.logits(policy, draft_features[k, seen.context]) for k in range(1, len(heads)))
         found = [[seen.spread(x) for x in token_divergence(draft, logits.detach())] for draft in drafts]
         distance, overlap = (torch.stack(x) * exist[1:] for x in zip(*found, strict=True))
         terms["token"] = distance.sum(0) / exist[1:].sum(0).clamp(min=1)
@@ -231,14 +232,14 @@ def loss(
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
-    """One rollout's gradient steps, and the averages' step after them. Rewards `[P, G]`, NaN where unscorable."""
+    """One rollout's gradient steps, each followed by an update of the averages. Rewards `[P, G]`, NaN: unscorable."""
     config, device = state.config, state.policy.device
     rewards = rewards - config.missing_eos_penalty * ~batch.stopped
     scored = batch.scored(rewards, config.mask_truncated)
     steps, weights = plan(state, batch, scored, per_token, scored.any((1, 2)), config.minibatches)
     fixed: dict[tuple[int, int], Targets] = {}
 
-    def piece(i: int, j: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def micro_loss(i: int, j: int) -> tuple[Tensor, dict[str, Tensor]]:
         part = steps[i][j]
         few = batch.select(part)
         weight = weights[part][..., : few.completion.shape[-1]].to(device)
@@ -250,33 +251,35 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         "unscorable": rewards.isnan().float().mean().item(),
     }
     tuning = config.tuning
-    rise = schedules.planned(1.0, state.step, config.steps, tuning.lr_warmup, tuning.anneal_lr)
-    before_the_first(state, steps, piece)
+    scale = schedules.planned(1.0, state.step, config.steps, tuning.lr_warmup, tuning.anneal_lr)
+    before_the_first(state, steps, micro_loss)
     for _ in range(config.epochs if steps else 0):
-        done = []
+        results = []
         for i, parts in enumerate(steps):
             tokens = sum(int(batch.length[part].sum()) for part in parts)
-            with state.policy.precision():  # around all parts, so that the weights are rounded once
-                pieces = (functools.partial(piece, i, j) for j in range(len(parts)))
-                done.append(step(state.optimizer, pieces, config.learning_rate * rise, tuning.max_grad_norm, tokens))
-            if not math.isfinite(done[-1]["loss"] + done[-1]["grad_norm"]):
+            with state.policy.precision():  # around all parts, so that the weights are cast once
+                losses = (functools.partial(micro_loss, i, j) for j in range(len(parts)))
+                results.append(
+                    step(state.optimizer, losses, config.learning_rate * scale, tuning.max_grad_norm, tokens)
+                )
+            if not math.isfinite(results[-1]["loss"] + results[-1]["grad_norm"]):
                 state.head_optimizer.zero_grad()
-                return metrics | done[-1]
-            # The heads' gradients are already there; clipped separately, so as not to hide the trunk's.
-            apart = step(state.head_optimizer, (), config.head_learning_rate * rise, tuning.max_grad_norm)
-            done[-1]["head_grad_norm"] = apart["grad_norm"]
+                return metrics | results[-1]
+            # The heads already have gradients; they are clipped separately, not together with the trunk's.
+            head_step = step(state.head_optimizer, (), config.head_learning_rate * scale, tuning.max_grad_norm)
+            results[-1]["head_grad_norm"] = head_step["grad_norm"]
             track(state.averaged, state.heads, config.tau)
-        metrics |= mean(done)
-    known = [(x.value, x.earned, batch.select(part).scored(rewards[part], config.mask_truncated))
+        metrics |= mean(results)
+    known = [(x.value, x.returns, batch.select(part).scored(rewards[part], config.mask_truncated))
              for (i, j), x in fixed.items() for part in (steps[i][j],)]  # fmt: skip
     if known:
-        value, earned = (torch.cat([row[i][row[2].to(row[i].device)] for row in known]) for i in range(2))
-        metrics["explained_variance"] = explained_variance(value, earned).item()
+        value, returns = (torch.cat([one[i][one[2].to(one[i].device)] for one in known]) for i in range(2))
+        metrics["explained_variance"] = explained_variance(value, returns).item()
     return metrics
 
 
 def export(state: State, directory: str | Path, merged: bool = True) -> Path:
-    """Write the policy as `training.language.export` does, and its heads."""
+    """Write the policy as `training.language.export` does, with its heads."""
     model, tokenizer = state.policy.module, state.policy.tokenizer
     return pretrained.save_folder(model, tokenizer, directory, merged, state.heads, state.config.model)
 
@@ -284,7 +287,7 @@ def export(state: State, directory: str | Path, merged: bool = True) -> Path:
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Answer prompts once each, grade, update; yields after every update."""
+    """Sample one answer per prompt, grade, update; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     while state.step < config.steps:
         rollout = sample(state, env)

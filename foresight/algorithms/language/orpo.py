@@ -3,11 +3,11 @@
     L(θ) = E[ −log P(y_c|x) − λ log σ( log odds(y_c|x)/odds(y_r|x) ) ]
     log P(y|x) = 1/|y| Σ_t log π_θ(y_t | x, y_<t)      odds(y|x) = P(y|x) / (1 − P(y|x))
 
-Demonstrations and preferences at once, without a reference: the first term is that of SFT on the chosen answers, the
-second raises their odds over those of the rejected ones, which SFT alone would make likelier too.
+SFT and preference learning in one loss, without a reference: the first term is that of SFT on the chosen answers, the
+second raises their odds relative to the rejected ones, which SFT alone would also make more likely.
 
-Kept: all of it. Both terms are over the tokens of the answers alone, a mean of each (TRL's first term has the prompt's
-tokens, too, and is a mean over all tokens of a batch). The prompt is computed once for both answers.
+Kept: all of it. Both terms are over the tokens of the answers alone, as means per answer (TRL's first term also has the
+prompt's tokens, and is a mean over all tokens of a batch). The prompt is computed once for both answers.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class Config:
     """Hyperparameters of ORPO."""
 
     model: str = "smollm2"
-    """"smollm2" (packaged), a Hugging Face folder, or a hub id. It need not be fine-tuned before."""
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id. It need not be fine-tuned first."""
     data: str = ""
     """Preferences (JSONL, Parquet, a dataset): prompt, chosen, rejected. Empty: the rows of the task."""
     steps: int = 100
     """Total updates."""
     seed: int = 0
-    """Of the order of the rows."""
+    """Of the order of the training rows."""
     batch_size: int = 16
-    """Pairs an update."""
+    """Pairs per update."""
     max_tokens: int = 1024
-    """Pairs with a longer row, prompt and completion together, are left out (and counted)."""
+    """Pairs with more tokens in a row, prompt and completion together, are left out (and counted)."""
     odds_ratio_coef: float = 0.1
     """λ: the weight of the odds ratio (TRL: 0.1); that of the demonstrations is 1."""
     learning_rate: float = 1e-5
-    """Of AdamW: as for SFT, the larger term."""
+    """Of AdamW: that of SFT, the larger term."""
     max_new_tokens: int = 64
-    """Tokens a completion may have when the model answers."""
+    """Maximum tokens per completion, in evaluation."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
     """How the model is tuned (`training.options`)."""
 
@@ -89,7 +89,7 @@ def mean_logprob(state: State, batch: TokenBatch) -> Tensor:
 
 
 def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The share of part of a batch of `pairs`, `[P, 2, T]` with the chosen first, and sums for the metrics."""
+    """The loss of a micro-batch `[P, 2, T]` (chosen first), its share of a batch of `pairs`; sums for the metrics."""
     chosen, rejected = mean_logprob(state, batch).unbind(1)
     ratio = preference.odds_ratio(chosen, rejected)
     terms = -chosen + state.config.odds_ratio_coef * ratio
@@ -108,7 +108,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """Whether the chosen answer of each held-out pair is the likelier: the evaluation without a grader."""
+    """Whether the chosen answer of each held-out pair is the more likely one: the evaluation without a grader."""
     rows, values = _corpus(state, of_form(held_out, "preference", "orpo")), list[float]()
     for batch in rows.batches(state.config.batch_size):
         with torch.no_grad():
@@ -129,7 +129,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw pairs, epoch after epoch, and train on them; yields after every update."""
+    """Train on pairs, epoch after epoch; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, "preference", "orpo"))
     while state.step < config.steps:

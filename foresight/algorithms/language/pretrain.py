@@ -5,12 +5,11 @@ al. 2024, arXiv:2404.19737, eq. 2), whose heads train the trunk to look ahead:
 
     L = − mean_n log p¹(x_{n+1} | x_≤n) − c Σ_{k=2..K} mean_n log pᵏ(x_{n+1} | x_≤n) + α mean_l balance_l
 
-Head k predicts from the trunk's features of k - 1 characters before, and reads the characters since by itself: the
-chain of DeepSeek-V3 (arXiv:2412.19437, §2.2; `nets.language.mtp`), not Gloeckle's parallel heads, so that its drafts
-are consistent (`planning.generation.speculative`). All heads share the unembedding, and their gradients
-reach the trunk.
+Head k predicts from the trunk's features k - 1 characters earlier and from the characters since then: the chain of
+DeepSeek-V3 (arXiv:2412.19437, §2.2; `nets.language.mtp`), not Gloeckle's parallel heads, so that its drafts are
+consistent (`planning.generation.speculative`). All heads share the unembedding, and their gradients reach the trunk.
 
-A text is a prompt and its answer (or completion), one padded row each: there is no attention across texts. With
+A text is a prompt and its answer (or completion), one padded row per text: there is no attention across texts. With
 experts, Switch's loss (α), the loss-free rule, or both balance their load.
 """
 
@@ -49,14 +48,14 @@ EVALUATION_ENVS = 64  # texts evaluated at once
 
 @dataclass(frozen=True)
 class Config:
-    """Shape and hyperparameters of a small decoder that is trained in minutes on the texts of a grammar."""
+    """Architecture and hyperparameters of a small decoder, trained in minutes on the texts of a grammar."""
 
     steps: int = 1000
     """Total updates."""
     seed: int = 0
-    """Of the first weights, and of the order of the texts."""
+    """Of the initial weights, and of the order of the texts."""
     batch_size: int = 64
-    """Texts an update."""
+    """Texts per update."""
     layers: int = 4
     """Layers of attention and feed-forward."""
     dim: int = 128
@@ -64,25 +63,25 @@ class Config:
     heads: int = 4
     """Attention heads."""
     kv_heads: int = 2
-    """Key-value heads, which groups of heads share; as many as heads: plain attention."""
+    """Key-value heads, each shared by a group of heads; equal to heads: plain attention."""
     mlp_size: int = 344
-    """Features inside the feed-forward or, with experts, inside each (SwiGLU: 8/3 of dim, in eights)."""
+    """Hidden width of the feed-forward or, with experts, of each (SwiGLU: 8/3 of dim, a multiple of 8)."""
     experts: int = 0
-    """Experts of each feed-forward; 0: a dense one."""
+    """Experts per feed-forward; 0: a dense one."""
     experts_per_token: int = 2
-    """Experts that compute each character (Switch: 1; Mixtral: 2)."""
+    """Experts per character (Switch: 1; Mixtral: 2)."""
     balance_coef: float = 0.01
     """α of the balance loss (Switch: 0.01)."""
     bias_rate: float = 0.0
     """Step of the loss-free rule (Wang et al.: 0.001, without a balance loss)."""
     predict_tokens: int = 1
-    """K, the prediction heads, the trunk's own included (Gloeckle et al.: 4)."""
+    """K: prediction heads, including the decoder's own (Gloeckle et al.: 4)."""
     predict_coef: float = 1.0
-    """c of the heads after the first (Gloeckle et al.: 1; DeepSeek-V3: 0.3 over their number)."""
+    """c: weight of the heads after the first (Gloeckle et al.: 1; DeepSeek-V3: 0.3 over their number)."""
     context: int = 128
-    """Characters that the model can read, a prompt and its answer together; longer texts are cut."""
+    """Context length in characters, prompt and answer together; longer texts are cut."""
     max_new_tokens: int = 64
-    """Characters that an answer may have when the model answers."""
+    """Maximum characters per answer, in evaluation."""
     learning_rate: float = 3e-3
     """Of AdamW (GPT-3 125M: 6e-4; smaller models tolerate more)."""
     lr_warmup: int = 50
@@ -110,10 +109,10 @@ class State:
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
-    """Draw the weights of the decoder and of its heads, and make the optimizer."""
+    """Initialize the decoder and its heads, and make the optimizer."""
     if config.predict_tokens < 1:
         raise UserError(f"predict_tokens must be at least 1 (the decoder's own head), not {config.predict_tokens}.")
-    from foresight.nets.language import decoder  # late: only what runs needs transformers
+    from foresight.nets.language import decoder  # imported here: only a run needs transformers
 
     shape = decoder.DecoderConfig(
         hidden_size=config.dim,
@@ -130,8 +129,8 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
         module = decoder.Decoder(shape).to(device)
         policy = LanguageModel(module, decoder.characters(), precision.dtype(config.precision, device))
         heads = mtp.heads_for(policy, config.predict_tokens) if config.predict_tokens > 1 else None
-    learns = nn.ModuleList([policy] if heads is None else [policy, heads])
-    optimizer = language.adamw(learns, config.learning_rate, Tuning(weight_decay=config.weight_decay))
+    trained = nn.ModuleList([policy] if heads is None else [policy, heads])
+    optimizer = language.adamw(trained, config.learning_rate, Tuning(weight_decay=config.weight_decay))
     return State(config, policy, heads, optimizer, torch.Generator().manual_seed(config.seed))
 
 
@@ -139,33 +138,33 @@ act = answer
 
 
 def documents(state: State, examples: Sequence[Example]) -> list[list[int]]:
-    """The texts of examples as tokens, each with the end token before and after it, cut to the context.
+    """The texts of examples as tokens, each between two end tokens, cut to the context.
 
     Raises UserError for a character that the decoder does not have.
     """
     tokenizer = state.policy.tokenizer
-    known, rows = tokenizer.get_vocab(), []
+    vocabulary, rows = tokenizer.get_vocab(), []
     for example in examples:
         ending = str(example.columns.get("completion", example.answer or ""))
         prompt = example.prompt if isinstance(example.prompt, str) else example.question
-        if strange := sorted(set(prompt + ending) - known.keys()):
-            raise UserError(f"The decoder has no character {strange[0]!r}: write texts in printable ASCII.")
+        if unknown := sorted(set(prompt + ending) - vocabulary.keys()):
+            raise UserError(f"The decoder has no character {unknown[0]!r}: use printable ASCII only.")
         row = [*tokenizer.encode(prompt + ending), tokenizer.eos_token_id]
         rows.append(row[: state.config.context])
     return rows
 
 
 def loss(state: State, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, dict[str, Tensor], list[Routing]]:
-    """The objective over texts `[B, T + 1]` of the given lengths `[B]`, its terms, and where the tokens went."""
+    """The objective over texts `[B, T + 1]` of the given lengths `[B]`, its terms, and the routing of the tokens."""
     config, policy = state.config, state.policy
-    read, real = tokens[:, :-1], length_mask(lengths - 1, tokens.shape[1] - 1).to(tokens.device)
+    inputs, real = tokens[:, :-1], length_mask(lengths - 1, tokens.shape[1] - 1).to(tokens.device)
     target, trunk = tokens[:, 1:][real], policy.module.model
-    embedded = trunk.embed_tokens(read)
+    embedded = trunk.embed_tokens(inputs)
     hidden, routing = trunk(inputs_embeds=embedded)
     terms = {"next": -token_logprob(policy.logits(hidden[real]), target)[0].mean()}
     total = terms["next"]
     if state.heads is not None:
-        parents = torch.arange(read.numel(), device=read.device).view_as(read) - 1
+        parents = torch.arange(inputs.numel(), device=inputs.device).view_as(inputs) - 1
         parents[:, 0] = ROOT
         features, exist = state.heads(hidden.flatten(0, 1), embedded.flatten(0, 1), parents.flatten())
         ahead = []
@@ -175,30 +174,30 @@ def loss(state: State, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, dict[st
             ahead.append(-token_logprob(logits, tokens[:, 1:].flatten()[there])[0].mean())
         terms["head"] = torch.stack(ahead).sum()
         total = total + config.predict_coef * terms["head"]
-    went = [Routing(r.affinity[real.flatten()], r.chosen[real.flatten()]) for r in routing]
-    if went:
-        terms["balance"] = torch.stack([r.balance for r in went]).mean()
+    routed = [Routing(r.affinity[real.flatten()], r.chosen[real.flatten()]) for r in routing]
+    if routed:
+        terms["balance"] = torch.stack([r.balance for r in routed]).mean()
         total = total + config.balance_coef * terms["balance"]
-    return total, terms, went
+    return total, terms, routed
 
 
 def update(state: State, tokens: Tensor, lengths: Tensor) -> dict[str, float]:
     """One gradient step on texts `[B, T + 1]` of lengths `[B]`, and one of the loss-free rule if it is on."""
-    config, went = state.config, list[Routing]()
+    config, routed = state.config, list[Routing]()
 
     def objective() -> tuple[Tensor, dict[str, Tensor]]:
         total, terms, routing = loss(state, tokens.to(state.policy.device), lengths)
-        went.extend(routing)
+        routed.extend(routing)
         return total, terms
 
     rate = schedules.planned(config.learning_rate, state.step, config.steps, config.lr_warmup, config.anneal_lr)
     with state.policy.precision():
         metrics = step(state.optimizer, (objective,), rate, config.max_grad_norm)
     if math.isfinite(metrics["loss"]) and config.bias_rate:
-        for layer, routing in zip(state.policy.module.model.layers, went, strict=True):
+        for layer, routing in zip(state.policy.module.model.layers, routed, strict=True):
             layer.feed.rebalance(routing.load, config.bias_rate)
-    if went:
-        metrics["busiest"] = max(config.experts * r.load.max().item() for r in went)
+    if routed:
+        metrics["busiest"] = max(config.experts * r.load.max().item() for r in routed)
     names = {"loss": "objective", "next": "loss", "head": "head_loss"}
     return {names.get(key, key): value for key, value in metrics.items()}
 
@@ -211,35 +210,35 @@ def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
         tokens, lengths = pad(rows[start : start + EVALUATION_ENVS])
         with state.policy.precision():
             _, terms, _ = loss(state, tokens.to(state.policy.device), lengths)
-        read = int((lengths - 1).sum())
-        total, count = total + terms["next"].item() * read, count + read
+        characters = int((lengths - 1).sum())
+        total, count = total + terms["next"].item() * characters, count + characters
     nats = total / count
-    also = {"bits per character": nats / math.log(2)}
+    more = {"bits per character": nats / math.log(2)}
     if env.grader is not None:
         graded = env.grade(env.test, act(state, env.test)[0])
         scores = [reward for reward in graded if not math.isnan(reward)]
-        also[env.metric] = sum(scores) / max(len(scores), 1)
-    return "nats per character", nats, also
+        more[env.metric] = sum(scores) / max(len(scores), 1)
+    return "nats per character", nats, more
 
 
 def picture(state: State, env: TextTask) -> str:
-    """Texts that the decoder writes from nothing, and its most likely answers to held-out prompts."""
-    free = complete(state.policy, [""], 4, state.config.context - 1, generator=torch.Generator().manual_seed(0))
-    asked = list(env.test)[:4]
-    ends = act(state, asked)[0]
-    answers = [f"{e.question}|{ending}" for e, ending in zip(asked, ends, strict=True)]
-    return "\n".join([*texts(state.policy, free), "", *answers])
+    """Texts sampled without a prompt, and greedy answers to held-out prompts."""
+    sampled = complete(state.policy, [""], 4, state.config.context - 1, generator=torch.Generator().manual_seed(0))
+    prompts = list(env.test)[:4]
+    endings = act(state, prompts)[0]
+    answers = [f"{e.question}|{ending}" for e, ending in zip(prompts, endings, strict=True)]
+    return "\n".join([*texts(state.policy, sampled), "", *answers])
 
 
 def export(state: State, directory: str | Path, merged: bool = True) -> Path:
-    """Write the decoder as a Hugging Face folder, its heads beside it: every language algorithm can start from it."""
+    """Write the decoder and its heads as a Hugging Face folder: every language algorithm can start from it."""
     return pretrained.save_folder(state.policy.module, state.policy.tokenizer, directory, merged, state.heads)
 
 
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw texts and train on them; yields after every update."""
+    """Sample texts and train on them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = documents(state, env.train)
     while state.step < config.steps:

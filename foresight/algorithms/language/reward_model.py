@@ -6,10 +6,10 @@ answers (columns chosen, rejected) it is the Bradley-Terry model, with scores ce
 
     L(θ) = −E[ log σ(s(x, y_c) − s(x, y_r) − m) ] + c E[ (s(x, y_c) + s(x, y_r))² ]
 
-On answers with labeled steps (columns completions, labels) the score at the end of each step predicts whether all is
-right so far: −E[ l log σ(s) + (1 − l) log(1 − σ(s)) ]. The columns of the data decide which.
+On answers with labeled steps (columns completions, labels) the score at the end of each step predicts whether all steps
+so far are right: −E[ l log σ(s) + (1 − l) log(1 − σ(s)) ]. The columns of the data select the loss.
 
-Kept: both. An answer's last token is the one that ends it. Left out: a third class "neutral" for steps.
+Kept: both. The last token of an answer is its end token. Left out: a third class "neutral" for steps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Config:
     """Hyperparameters of a reward model."""
 
     model: str = "smollm2"
-    """"smollm2" (packaged), a Hugging Face folder, or a hub id: the trunk; a folder with a head keeps its head."""
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id: the trunk. The head of a folder is kept."""
     data: str = ""
     """Preferences or labeled steps (JSONL, Parquet, a dataset). Empty: the rows of the task."""
     steps: int = 100
@@ -55,11 +55,11 @@ class Config:
     batch_size: int = 16
     """Pairs, or answers with labeled steps, an update (paper: 64 prompts)."""
     max_tokens: int = 1024
-    """Longer rows, prompt and completion together, are left out (and counted)."""
+    """Rows with more tokens, prompt and completion together, are left out (and counted)."""
     centering: float = 0.01
-    """c: how strongly the scores of a pair are held around 0 (Eisenstein et al. 2023, arXiv:2312.09244)."""
+    """c: how strongly the scores of a pair are kept around 0 (Eisenstein et al. 2023, arXiv:2312.09244)."""
     margin: bool = True
-    """Whether the column `margin` is m, where there is one (Llama 2, arXiv:2307.09288)."""
+    """Whether the column `margin`, if there is one, is m (Llama 2, arXiv:2307.09288)."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 9e-6 for 6B parameters)."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
@@ -77,7 +77,7 @@ class State:
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
-    """Load the trunk, draw a head, and make the optimizer."""
+    """Load the trunk, initialize a head, and make the optimizer."""
     generator = torch.Generator().manual_seed(config.seed)
     scorer = language.scorer(config, device, config.model, generator=generator)
     return State(config, scorer, language.adamw(scorer, config.learning_rate, config.tuning))
@@ -88,7 +88,7 @@ def act(
 ) -> tuple[list[float], dict[str, Tensor], None]:
     """The score of each answer; `obs` are pairs (prompt, completion)."""
     if not all(isinstance(x, tuple) and len(x) == 2 for x in obs):
-        raise UserError("A reward model scores answers and writes none: leave --task out, and give --data pairs.")
+        raise UserError("A reward model scores answers and generates none: leave --task out, and give --data pairs.")
     scores: list[float] = []
     for i in range(0, len(obs), state.config.batch_size):
         rows = [encode(state.scorer.trunk, *x) for x in obs[i : i + state.config.batch_size]]
@@ -98,7 +98,7 @@ def act(
 
 
 def pair_loss(state: State, batch: TokenBatch, margin: Tensor, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The share of part of a batch of `pairs` `[P, 2, T]` with the chosen first, margin `[P]`; sums for the metrics."""
+    """The loss of a micro-batch `[P, 2, T]` (chosen first), margin `[P]`, of `pairs` in all; sums for the metrics."""
     chosen, rejected = state.scorer.scores(batch).unbind(1)
     terms = preference.bradley_terry(chosen, rejected, margin.to(chosen.device))
     terms = terms + state.config.centering * preference.centering(chosen, rejected)
@@ -112,7 +112,7 @@ def pair_loss(state: State, batch: TokenBatch, margin: Tensor, pairs: int) -> tu
 def step_loss(
     state: State, batch: TokenBatch, ends: Tensor, labels: Tensor, count: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The share of part of a batch, `[P, 1, T]`, in the mean over `count` steps; ends (bool) and labels `[P, T]`."""
+    """The loss of a micro-batch `[P, 1, T]` of a batch of `count` steps; ends (bool) and labels `[P, T]`."""
     device = state.scorer.trunk.device
     logits, right = state.scorer.steps(batch)[:, 0][ends.to(device)], labels.to(device)[ends.to(device)]
     terms = torch.nn.functional.binary_cross_entropy_with_logits(logits, right, reduction="sum")
@@ -164,11 +164,11 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
 def export(state: State, directory: str | Path, merged: bool = True) -> Path:
     """Write a Hugging Face folder for sequence classification with one label; `rlhf_ppo` takes it as `reward_model`.
 
-    Adapters are merged into the weights; alone they would not hold the head, so UserError is raised if not `merged`.
+    Adapters are merged into the weights. An adapter alone does not contain the head: raises UserError if not `merged`.
     """
     trunk = state.scorer.trunk
     if not merged and lora.has(trunk.module):
-        raise UserError("An adapter does not hold the head of a reward model: export it merged.")
+        raise UserError("An adapter does not contain the head of a reward model: export it merged.")
     config, tokenizer = trunk.module.config, trunk.tokenizer
     before = config.pad_token_id, tokenizer.pad_token, tokenizer.padding_side
     try:
@@ -180,19 +180,19 @@ def export(state: State, directory: str | Path, merged: bool = True) -> Path:
 
 
 def padding(trunk: LanguageModel) -> int:
-    """The padding token of an export: the tokenizer's own or another, but not one that ends an answer.
+    """The padding token of an export: the tokenizer's own, or another one if that ends an answer.
 
     transformers reads the score at the last token that is not padding, so it would skip the end of an answer.
     """
     tokenizer = trunk.tokenizer
-    marks = [tokenizer.pad_token_id, tokenizer.unk_token_id, *tokenizer.all_special_ids, *range(len(tokenizer))]
-    return next(int(mark) for mark in marks if mark is not None and mark not in trunk.stop_ids)
+    candidates = [tokenizer.pad_token_id, tokenizer.unk_token_id, *tokenizer.all_special_ids, *range(len(tokenizer))]
+    return next(int(token) for token in candidates if token is not None and token not in trunk.stop_ids)
 
 
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw pairs or answers, epoch after epoch, and train on them; yields after every update."""
+    """Train on pairs or answers, epoch after epoch; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "reward_model"))
     while state.step < config.steps:

@@ -7,9 +7,9 @@ answer, paid at its last token, minus a KL penalty at every token against a froz
     L(θ) = −1/N Σ_t min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) − c H(π_θ)        A: GAE over the tokens
     L(φ) = 1/N Σ_t ½ max( (V_φ − G_t)², (V_old + clip(V_φ − V_old, ±ε_v) − G_t)² )        G = A + V_old
 
-Four models: actor, critic, reference and, if `reward_model` names one, the reward model. Several epochs
-over shuffled minibatches of whole answers. Kept: all of it. Left out: the mix with pretraining gradients (PPO-ptx),
-and the adaptive β of Ziegler et al.
+Four models: actor, critic, reference and, if `reward_model` names one, the reward model. An update has several epochs
+over shuffled minibatches of whole answers. Kept: all of it. Left out: the mix with pretraining gradients (PPO-ptx), and
+the adaptive β of Ziegler et al.
 """
 
 from __future__ import annotations
@@ -47,65 +47,65 @@ METRICS = ("reward", "grade", "kl", "value_loss", "entropy")
 
 @dataclass(frozen=True)
 class Config:
-    """Hyperparameters of PPO for RLHF. An update is one rollout and all of its gradient steps."""
+    """Hyperparameters of PPO for RLHF. An update is one rollout and all its gradient steps."""
 
     model: str = "smollm2"
     """Of actor and reference: "smollm2" (packaged), a Hugging Face folder, or a hub id."""
     reward_model: str = ""
     """A folder that `reward_model` exported. Empty: the grader of the task is the reward."""
     critic: str = ""
-    """What the critic starts from (paper: the reward model). Empty: the actor's model with a head of zeros."""
+    """The critic's initial model (paper: the reward model). Empty: the actor's model with a head of zeros."""
     steps: int = 60
     """Total updates."""
     seed: int = 0
     """Of prompts, sampling and minibatches."""
     prompts: int = 64
-    """Prompts an update (paper: 512)."""
+    """Prompts per update (paper: 512)."""
     group: int = 1
-    """Completions a prompt (paper: 1)."""
+    """Completions per prompt (paper: 1)."""
     max_new_tokens: int = 16
-    """Tokens a completion may have."""
+    """Maximum tokens per completion."""
     mask_truncated: bool = False
-    """Whether completions that hit the limit are left out of both losses."""
+    """Whether truncated completions are left out of both losses."""
     temperature: float = 1.0
-    """Of sampling, and of actor and reference in all that follows."""
+    """Of sampling, and of actor and reference in the losses."""
     learning_rate: float = 1e-5
-    """Of the actor's AdamW (paper: 9.65e-6 for 1.3B parameters, lr_warmup 10)."""
+    """Of the actor's AdamW (paper: 9.65e-6 for 1.3B parameters, warmup 10)."""
     value_learning_rate: float = 2e-5
     """Of the critic's (paper: 9e-6)."""
     epochs: int = 1
     """Passes over each rollout (paper: 1)."""
     minibatches: int = 4
-    """Gradient steps a pass (paper: 8)."""
+    """Gradient steps per pass (paper: 8)."""
     clip_ratio: float = 0.2
     """ε of the clipped ratio (paper: 0.2)."""
     clip_value: float = 0.2
-    """ε_v, how far a value may move in one update (paper: 0.2)."""
+    """ε_v: how far a value may move per update (paper: 0.2)."""
     gamma: float = 1.0
     """Discount between tokens (paper: 1)."""
     gae_lambda: float = 0.95
     """λ of GAE (paper: 0.95)."""
     kl_coef: float = 0.02
-    """β, in units of reward a nat (paper: 0.02)."""
+    """β, in reward per nat (paper: 0.02)."""
     entropy_coef: float = 0.0
     """c of the entropy bonus (paper: none)."""
     missing_eos_penalty: float = 0.0
-    """Taken off the score of a completion that hit the limit (TRL: 1)."""
+    """Subtracted from the score of a truncated completion (TRL: 1)."""
     whiten: bool = True
-    """Whether the advantages of a rollout get zero mean and unit deviation."""
+    """Whether the advantages of a rollout are normalized to mean 0 and standard deviation 1."""
     tuning: Tuning = Tuning(micro_tokens=1024)
     """How the model is tuned (`training.options`)."""
 
 
 @dataclass
 class State:
-    """Everything that changes while PPO runs, the frozen reference, and the reward model (`judge`)."""
+    """Everything that changes while PPO runs, the frozen reference, and the reward model."""
 
     config: Config
     policy: LanguageModel
     critic: Scorer
     reference: LanguageModel
-    judge: Scorer | None
+    reward_model: Scorer | None
     optimizer: torch.optim.Optimizer
     critic_optimizer: torch.optim.Optimizer
     generator: torch.Generator
@@ -117,15 +117,15 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     check_minibatches(config)
     policy, optimizer, generator = language.build(config, device)
     critic = language.scorer(config, device, config.critic or config.model, std=0.0)
-    judge = None
+    reward_model = None
     if config.reward_model:
-        judge = pretrained.load_scorer(config.reward_model, device, config.tuning.precision, trained=True)
-        judge.requires_grad_(False)
-    for scorer, name in ((critic, config.critic), (judge, config.reward_model)):
+        reward_model = pretrained.load_scorer(config.reward_model, device, config.tuning.precision, trained=True)
+        reward_model.requires_grad_(False)
+    for scorer, name in ((critic, config.critic), (reward_model, config.reward_model)):
         if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-            raise UserError(f"{name} has another tokenizer than {config.model}: both need the same.")
+            raise UserError(f"{name} and {config.model} have different tokenizers: both need the same one.")
     critic_optimizer = language.adamw(critic, config.value_learning_rate, config.tuning)
-    return State(config, policy, critic, language.frozen(policy), judge, optimizer, critic_optimizer, generator)
+    return State(config, policy, critic, language.frozen(policy), reward_model, optimizer, critic_optimizer, generator)
 
 
 act = answer
@@ -134,20 +134,20 @@ act = answer
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """The reward model's scores of greedy answers: the evaluation of a task without a grader."""
     config, values = state.config, list[float]()
-    if state.judge is None:
+    if state.reward_model is None:
         raise UserError(
             "rlhf_ppo has no reward: give --reward-model FOLDER, a reward function (--env-options "
             "reward=rewards.py:score), or another --task."
         )
     for i in range(0, len(held_out), config.prompts):
         batch = complete(state.policy, held_out[i : i + config.prompts], 1, config.max_new_tokens, 0.0)
-        values += state.judge.scores(batch).flatten().tolist()
+        values += state.reward_model.scores(batch).flatten().tolist()
     return "score of the reward model", values
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What a rollout `[P, G, T]` is trained on, without gradient; `mask` is true on tokens that are scored."""
+    """What a rollout `[P, G, T]` is trained on, without gradient; `mask` is true on tokens in the loss."""
 
     old: Tensor
     value: Tensor
@@ -157,7 +157,7 @@ class Targets:
 
 
 def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, dict[str, float]]:
-    """Penalize and score every token, run GAE, and measure the KL of the actor to the reference."""
+    """Compute rewards (score and KL penalty), GAE targets, and the KL of the actor to the reference."""
     config, last = state.config, batch.length[..., None] - 1
 
     def logprob_of(model: LanguageModel) -> Tensor:
@@ -169,10 +169,10 @@ def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, 
     mask = batch.scored(rewards, config.mask_truncated)
     score = rewards.nan_to_num() - config.missing_eos_penalty * ~batch.stopped
     reward = (-config.kl_coef * distance).scatter_add(-1, last, score[..., None])
-    place = torch.arange(mask.shape[-1])
-    discount, cut = config.gamma * (place < last).float(), (place >= last).float()
-    after = torch.nn.functional.pad(value[..., 1:], (0, 1))
-    r, d, c, v, n, m = (x.flatten(0, 1) for x in (reward, discount, cut, value, after, mask))
+    position = torch.arange(mask.shape[-1])
+    discount, cut = config.gamma * (position < last).float(), (position >= last).float()
+    next_value = torch.nn.functional.pad(value[..., 1:], (0, 1))
+    r, d, c, v, n, m = (x.flatten(0, 1) for x in (reward, discount, cut, value, next_value, mask))
     advantage, target = gae(r, d, c, v, n, config.gae_lambda, m)
     if config.whiten:
         advantage = normalize(advantage, m)
@@ -187,7 +187,7 @@ def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, 
 
 
 def policy_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The actor's share of part of a minibatch, all `[P, G, T]`, and sums over its tokens for the metrics."""
+    """The actor's loss on a micro-batch, all `[P, G, T]`, and sums over its tokens for the metrics."""
     config = state.config
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     rho = ratio(logprob, targets.old)
@@ -198,7 +198,7 @@ def policy_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tens
 
 
 def value_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The critic's share of part of a minibatch, all `[P, G, T]`."""
+    """The critic's loss on a micro-batch, all `[P, G, T]`."""
     value = state.critic.values(batch)
     terms = clipped_loss(value, targets.value, targets.target, state.config.clip_value)
     return (weights * terms).sum(), {}
@@ -208,7 +208,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     """All gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config, device = state.config, state.policy.device
     targets, metrics = prepare(state, batch, rewards)
-    rise = schedules.planned(1.0, state.step, config.steps, config.tuning.lr_warmup, config.tuning.anneal_lr)
+    scale = schedules.planned(1.0, state.step, config.steps, config.tuning.lr_warmup, config.tuning.anneal_lr)
     passes: list[dict[str, float]] = []
     for _ in range(config.epochs):
         order = torch.randperm(len(batch.length), generator=state.generator)
@@ -219,19 +219,19 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
             weights = torch.zeros(targets.mask.shape)
             weights[groups] = per_token(mask)  # of the minibatch, before it is split
             parts = split(batch, groups, config.tuning.micro_tokens)
-            pieces = [_part(batch, targets, weights, part, device) for part in parts]
+            micro_batches = [_part(batch, targets, weights, part, device) for part in parts]
             with state.policy.precision():
                 actor = step(
                     state.optimizer,
-                    (functools.partial(policy_loss, state, *piece) for piece in pieces),
-                    config.learning_rate * rise,
+                    (functools.partial(policy_loss, state, *one) for one in micro_batches),
+                    config.learning_rate * scale,
                     config.tuning.max_grad_norm,
                     int(batch.length[groups].sum()),
                 )
                 critic = step(
                     state.critic_optimizer,
-                    (functools.partial(value_loss, state, *piece) for piece in pieces),
-                    config.value_learning_rate * rise,
+                    (functools.partial(value_loss, state, *one) for one in micro_batches),
+                    config.value_learning_rate * scale,
                     config.tuning.max_grad_norm,
                 )
             passes.append({**actor, "value_loss": critic["loss"], "critic_grad_norm": critic["grad_norm"]})
@@ -247,11 +247,11 @@ def _part(
     return few, Targets(**chosen), weights[part][..., :width].to(device)
 
 
-def judged(state: State, rollout: TextRollout) -> Tensor:
-    """The reward `[P, G]` of a rollout: from the reward model on its tokens, or else from the grader."""
-    if state.judge is None:
+def score(state: State, rollout: TextRollout) -> Tensor:
+    """The reward `[P, G]` of a rollout: from the reward model on its tokens, or from the grader."""
+    if state.reward_model is None:
         return rollout.rewards
-    steps = gather(state.judge.steps, rollout.batch, state.config.tuning.micro_tokens)
+    steps = gather(state.reward_model.steps, rollout.batch, state.config.tuning.micro_tokens)
     return steps.gather(-1, rollout.batch.length[..., None] - 1)[..., 0]
 
 
@@ -264,11 +264,11 @@ def train(
     """Sample, score, update; yields after every rollout. With a reward model, `grade` is the task's own grader."""
     state = build(config, env.spaces, device) if state is None else state
     graded = env.grader is not None
-    env = env if graded or state.judge is None else env.ungraded()
+    env = env if graded or state.reward_model is None else env.ungraded()
     while state.step < config.steps:
         rollout = sample(state, env)
-        rewards, metrics = judged(state, rollout), rollout.metrics()
-        if state.judge is not None:
+        rewards, metrics = score(state, rollout), rollout.metrics()
+        if state.reward_model is not None:
             metrics |= {"grade": metrics["reward"]} if graded else {}
             metrics["reward"] = rewards.mean().item()
         metrics |= update(state, rollout.batch, rewards)

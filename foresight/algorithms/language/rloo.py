@@ -5,12 +5,12 @@ REINFORCE over whole answers, where the baseline of each is the mean reward of t
     ∇J(θ) = E[ 1/G Σ_i A_i ∇ log π_θ(o_i | q) ]        A_i = R_i − 1/(G−1) Σ_{j≠i} R_j
     R_i = r_i − β Σ_t (log π_θ(o_it) − log π_ref(o_it))
 
-The baseline does not depend on the answer it is subtracted from, so the gradient is unbiased. An answer is one
-action: its log-probability is the sum over its tokens, and nothing is clipped. The KL is in the reward (k1, the
-estimator that belongs there) and off by default. Kept: all of it.
+The baseline does not depend on the answer it is subtracted from, so the gradient is unbiased. An answer is one action:
+its log-probability is the sum over its tokens, and nothing is clipped. The KL is in the reward (k1, the unbiased
+estimator there) and off by default. Kept: all of it.
 
-Compared with `grpo.py`, the ratio and the clip are gone (`reinforce`), the advantage is `leave_one_out`, tokens are
-summed (`per_budget`), and the KL moved into the reward.
+Compared with `grpo.py`: no ratio and no clip (`reinforce`), the advantage is `leave_one_out`, tokens are summed
+(`per_budget`), and the KL is in the reward.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class Config:
     seed: int = 0
     """Of prompts and sampling."""
     prompts: int = 8
-    """Prompts an update."""
+    """Prompts per update."""
     group: int = 8
-    """Completions a prompt, G (paper: 2 or 4)."""
+    """Completions per prompt, G (paper: 2 or 4)."""
     max_new_tokens: int = 16
-    """Tokens a completion may have."""
+    """Maximum tokens per completion."""
     mask_truncated: bool = False
-    """Whether completions that hit the limit are left out of the loss; they stay in their group's baseline."""
+    """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling, and of the policy whose gradient is taken."""
+    """Of sampling and of the trained policy."""
     learning_rate: float = 1e-5
     """Of AdamW (paper: 1e-6)."""
     kl_coef: float = 0.0
-    """β of the KL in the reward. Above 0, a frozen copy of the first policy is kept."""
+    """β of the KL in the reward. Above 0, a frozen copy of the initial policy is kept."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -94,9 +94,9 @@ act = answer
 def loss(
     state: State, batch: TokenBatch, advantage: Tensor, weights: Tensor, old: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The objective over part of a batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
+    """The objective over a micro-batch: advantage `[P, G]`, weights and old `[P, G, T]` (old None: on-policy).
 
-    Returns the loss, the log-probabilities `[P, G, T]` and sums over the part for the metrics.
+    Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
     config = state.config
     logprob, entropy = state.policy.logprob(batch, config.temperature)
@@ -112,8 +112,10 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     metrics: dict[str, float] = {}
     if state.reference is not None:
         reference = state.reference
-        known = gather(lambda few: reference.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens)
-        distance = (kl.k1(batch.logprob, known) * batch.mask).sum(-1)
+        reference_logprob = gather(
+            lambda few: reference.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens
+        )
+        distance = (kl.k1(batch.logprob, reference_logprob) * batch.mask).sum(-1)
         rewards = rewards - config.kl_coef * distance
         metrics["kl"] = distance.sum().item() / batch.mask.sum().item()
     advantage = leave_one_out(rewards)

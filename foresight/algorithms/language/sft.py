@@ -2,12 +2,12 @@
 
     L(θ) = − 1/Σ_i |y_i|  Σ_i Σ_t log π_θ(y_it | x_i, y_i<t)
 
-over the tokens of the completions only, the end token included. Of a conversation (`messages`) these are the tokens
-of all answers. The mean is over all tokens of a batch, however it is split. Prompts are formatted by the model's chat
-template, exactly as in sampling.
+over the tokens of the completions only, including the end token. In a conversation (`messages`) these are the tokens of
+all answers. The mean is over all tokens of a batch, however the batch is split. Prompts are formatted by the model's
+chat template, exactly as in sampling.
 
 Kept: all of it. Rows are packed end to end as one tree of tokens (`nets.language.tokentree`), each with its own
-positions and masked from the others: there is no padding, and a shared prefix is computed once. Results are the same.
+positions and masked from the others: there is no padding, and a shared prefix is computed once. The result is the same.
 Left out: the mix with pretraining data.
 """
 
@@ -27,7 +27,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.ops.aggregate import per_token
 from foresight.planning.generation.rollout import answer
 from foresight.training import language
-from foresight.training.corpus import Corpus, examples, of_form, shown
+from foresight.training.corpus import Corpus, demonstrations, examples, of_form
 from foresight.training.microbatch import fit, rows
 from foresight.training.options import Tuning
 
@@ -48,17 +48,17 @@ class Config:
     steps: int = 100
     """Total updates."""
     seed: int = 0
-    """Of the order of the rows."""
+    """Of the order of the training rows."""
     batch_size: int = 16
-    """Rows an update (paper: 32)."""
+    """Rows per update (paper: 32)."""
     max_tokens: int = 1024
-    """Longer rows, prompt and completion together, are left out (and counted)."""
+    """Rows with more tokens, prompt and completion together, are left out (and counted)."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 9.65e-6 for 1.3B parameters, weight_decay 0.1)."""
+    """Of AdamW (paper: 9.65e-6 for 1.3B parameters, weight decay 0.1)."""
     all_turns: bool = True
     """Whether to train on every answer of a conversation (`messages`), or only on the last."""
     max_new_tokens: int = 64
-    """Tokens a completion may have when the model answers."""
+    """Maximum tokens per completion, in evaluation."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
     """How the model is tuned (`training.options`)."""
 
@@ -83,7 +83,7 @@ act = answer
 
 
 def loss(state: State, batch: TokenBatch, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The share of part of a batch, `[P, 1, T]`, in the loss, and sums over its tokens for the metrics."""
+    """The loss of a micro-batch `[P, 1, T]`, as its share of the batch, and sums over its tokens for the metrics."""
     logprob, entropy = state.policy.logprob(batch)
     return -(weights.to(logprob.device) * logprob).sum(), {"entropy": entropy.sum()}
 
@@ -100,8 +100,8 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
     """The mean log-probability per token of each held-out completion, in nats: the evaluation without a grader."""
-    known, values = _corpus(state, of_form(held_out, FORMS, "sft")), list[float]()
-    for batch in known.batches(state.config.batch_size):
+    corpus, values = _corpus(state, of_form(held_out, FORMS, "sft")), list[float]()
+    for batch in corpus.batches(state.config.batch_size):
         with torch.no_grad():
             logprob, _ = state.policy.logprob(batch)
         values += (logprob.sum(-1) / batch.mask.sum(-1).to(logprob.device))[:, 0].tolist()
@@ -115,7 +115,7 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
                 f"{row.place}: the answer {row.columns['completion'][:40]!r} is labeled bad ('label' is false), and "
                 "sft trains on every row: remove such rows, or train kto."
             )
-    return shown(state.policy, rows, state.config.max_tokens, state.config.all_turns)
+    return demonstrations(state.policy, rows, state.config.max_tokens, state.config.all_turns)
 
 
 export = language.export
@@ -124,10 +124,10 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Draw demonstrations, epoch after epoch, and train on them; yields after every update."""
+    """Train on demonstrations, epoch after epoch; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
-    known = _corpus(state, examples(config.data, env, FORMS, "sft"))
+    corpus = _corpus(state, examples(config.data, env, FORMS, "sft"))
     while state.step < config.steps:
-        metrics = update(state, known.batch(known.draw(config.batch_size, state.step, config.seed)))
+        metrics = update(state, corpus.batch(corpus.draw(config.batch_size, state.step, config.seed)))
         state.step += 1
-        yield state.step, {**metrics, "left_out": float(known.left_out)}, state
+        yield state.step, {**metrics, "left_out": float(corpus.left_out)}, state

@@ -287,6 +287,7 @@ class Decoder:
     def fields(self, nodes: dict[str, Node], target: DataclassInstance, path: str = "") -> None:
         """Set the fields of the dataclass `target`. Raises Misfit unless the names are the same."""
         names = [field.name for field in saved_fields(target)]
+        nodes = legacy.state_fields(type(target), nodes)
         if set(names) != set(nodes):
             missing, extra = set(names) - set(nodes), set(nodes) - set(names)
             raise Misfit(f"{path or 'State'} has other fields (missing {sorted(missing)}, surplus {sorted(extra)})")

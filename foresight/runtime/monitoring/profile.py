@@ -167,7 +167,7 @@ def learning(module: object, profile: Profile) -> AbstractContextManager[None]:
 def language(module: object, profile: Profile) -> Iterator[None]:
     """Count the seconds that a language algorithm samples, grades and learns, and what it samples and learns.
 
-    Its own `judged`, where it has one, is grading too.
+    The algorithm's own `score`, if it has one, counts as grading.
     """
     from foresight.envs.text.task import TextTask  # late: only language models sample
     from foresight.planning.generation import rollout
@@ -178,7 +178,7 @@ def language(module: object, profile: Profile) -> Iterator[None]:
         stack.enter_context(timed(module, "update", "learning", profile, _learned))
         stack.enter_context(timed(rollout, "complete", "sampling", profile, lambda batch, *_: _size(batch.length)))
         stack.enter_context(timed(TextTask, "reward", "grading", profile))
-        stack.enter_context(timed(module, "judged", "grading", profile))
+        stack.enter_context(timed(module, "score", "grading", profile))
         yield
 
 

@@ -119,7 +119,7 @@ def test_a_teacher_is_needed_and_must_have_the_students_tokenizer(tmp_path):
     folder = tiny_language.write(tmp_path / "other")
     table = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(table.replace('"W"', '"X"'))
-    with pytest.raises(UserError, match="another tokenizer"):
+    with pytest.raises(UserError, match="different tokenizers"):
         distill.build(build_config(distill.Config, tiny_language.folder(), str(folder), precision="float32"))
 
 

@@ -64,13 +64,13 @@ def test_kto_is_the_papers_equation_8(micro_tokens):
     same_gradients(caught, model.parameters())
 
 
-@sabotaged_by("foresight.algorithms.language.kto.judged", lambda f: lambda rows: f(rows)[::-1])
+@sabotaged_by("foresight.algorithms.language.kto.labeled", lambda f: lambda rows: f(rows)[::-1])
 def test_kto_takes_pairs_for_two_answers_each():
     state = build(kto)
     rows = kto._corpus(state, PAIRS)
     assert [row.columns["label"] for row in rows.examples] == [True, False] * 6
     assert [row.columns["completion"] for row in rows.examples[:4]] == ["0", "ab", "2", "abab"]
-    assert len(kto.judged(LABELED)) == len(LABELED)
+    assert len(kto.labeled(LABELED)) == len(LABELED)
 
 
 @pytest.mark.parametrize(("fields", "message"), [({"beta": 0.0}, "beta is 0"), ({"batch_size": 1}, "at least 2")])

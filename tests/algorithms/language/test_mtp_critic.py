@@ -155,7 +155,7 @@ def test_the_targets_are_those_of_the_definition():
         torch.testing.assert_close(fixed.value[b, 0, :n], value, atol=1e-4, rtol=1e-4)
         assert (fixed.advantage[b, 0, n:] == 0).all() and (fixed.target[:, b, 0, n:] == 0).all()
         earned = [REWARDS[b, 0] * 0.9 ** (n - 1 - t) for t in range(n)]
-        torch.testing.assert_close(fixed.earned[b, 0, :n], torch.stack(earned), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(fixed.returns[b, 0, :n], torch.stack(earned), atol=1e-5, rtol=1e-5)
 
 
 @sabotaged_by("foresight.planning.generation.decoding.generate", change("temperature", lambda t: 1.5 * t))

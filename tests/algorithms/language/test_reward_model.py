@@ -100,5 +100,5 @@ def test_a_reward_model_is_saved_with_its_head_and_gives_no_answers(tmp_path):
     again = build(reward_model, model=str(tmp_path / "rm"))
     pairs = [("1+1?", "2"), ("1+1?", "ab")]
     assert reward_model.act(state, pairs)[0] == reward_model.act(again, pairs)[0]
-    with pytest.raises(UserError, match="writes none"):
+    with pytest.raises(UserError, match="generates none"):
         reward_model.act(state, PAIRS)

@@ -176,7 +176,7 @@ def test_a_reward_model_scores_the_very_tokens_that_were_sampled(tmp_path):
     state, _ = _rollout(reward_model=str(tmp_path / "scorer"))
     task = TextTask("t", [Example(p) for p in PROMPTS[:3]], [Example("9?")], lambda e, c: [0.5] * len(c))
     rollout = roll(state.policy, task, 3, 2, 6, 1.0, state.generator)
-    scores = rlhf_ppo.judged(state, rollout)
+    scores = rlhf_ppo.score(state, rollout)
     with torch.no_grad():
         torch.testing.assert_close(scores, scorer.scorer.scores(rollout.batch), atol=1e-5, rtol=1e-5)
     config = dataclasses.replace(state.config, prompts=3, group=2, minibatches=1, steps=1)

@@ -117,7 +117,7 @@ def test_a_folder_without_the_weights_that_are_needed_is_refused(tmp_path):
     scorer = reward_model.build(build_config(reward_model.Config, model=tiny_language.folder(), precision="float32"))
     folder = reward_model.export(scorer, tmp_path / "scorer")
     fields = {"model": tiny_language.folder(), "precision": "float32"}
-    assert rlhf_ppo.build(build_config(rlhf_ppo.Config, **fields, reward_model=str(folder))).judge is not None
+    assert rlhf_ppo.build(build_config(rlhf_ppo.Config, **fields, reward_model=str(folder))).reward_model is not None
     with pytest.raises(UserError, match="is no reward model, since it has no head"):
         rlhf_ppo.build(build_config(rlhf_ppo.Config, **fields, reward_model=tiny_language.folder()))
     renamed = tmp_path / "renamed"
