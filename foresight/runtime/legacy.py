@@ -56,6 +56,7 @@ _FIELDS: Sequence[tuple[tuple[str, ...], Mapping[str, str]]] = (
         ("mc_basic", "mc_epsilon_greedy", "mc_exploring_starts", "monte_carlo_prediction"),
         {"horizon": "max_episode_steps"},
     ),
+    (("mc_basic",), {"episodes": "episodes_per_pair"}),
     (("soft_value_iteration",), {"temperature": "entropy_temperature"}),
 )
 

@@ -20,11 +20,11 @@ OPTIMIZERS = ("adamw", "adamw8bit")
 
 
 class Seeded(Protocol):
-    """The fields of a Config by which adapters are made."""
+    """The fields of a Config for adapters."""
 
     @property
     def seed(self) -> int:
-        """Of everything that is drawn."""
+        """Of all random numbers."""
 
     @property
     def tuning(self) -> Tuning:
@@ -32,7 +32,7 @@ class Seeded(Protocol):
 
 
 class Pretrained(Seeded, Protocol):
-    """The fields of a Config by which a pretrained policy and its optimizer are made."""
+    """The fields of a Config for a pretrained policy and its optimizer."""
 
     @property
     def model(self) -> str:

@@ -26,7 +26,7 @@ Sums = dict[str, Tensor]
 
 
 class Plan(Protocol):
-    """The fields of a Config that gradient steps are taken by."""
+    """The fields of a Config that gradient steps use."""
 
     @property
     def steps(self) -> int:
@@ -42,15 +42,15 @@ class Plan(Protocol):
 
 
 class SamplingPlan(Plan, Protocol):
-    """`Plan`, for a policy that learns from what it sampled."""
+    """`Plan`, for a policy that is trained on its own samples."""
 
     @property
     def temperature(self) -> float:
-        """Of sampling, and of the policy whose gradient is taken."""
+        """Of sampling and of the trained policy."""
 
 
 class Trained(Protocol):
-    """A State with an optimizer, as far as it is used here."""
+    """The fields of a State with an optimizer that the functions here use."""
 
     optimizer: torch.optim.Optimizer
     step: int
@@ -61,7 +61,7 @@ class Trained(Protocol):
 
 
 class TrainedPolicy(Trained, Protocol):
-    """A `Trained` State whose policy learns from what it sampled."""
+    """A `Trained` State whose policy is trained on its own samples."""
 
     policy: LanguageModel
     generator: torch.Generator
@@ -76,11 +76,11 @@ class Minibatches(Protocol):
 
     @property
     def prompts(self) -> int:
-        """Prompts an update."""
+        """Prompts per update."""
 
     @property
     def minibatches(self) -> int:
-        """Gradient steps an epoch."""
+        """Gradient steps per epoch."""
 
 
 Learner = TypeVar("Learner", bound=TrainedPolicy)

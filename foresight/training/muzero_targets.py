@@ -252,9 +252,9 @@ def descend(state: Any, loss: Tensor) -> None:
     """
     if not loss.isfinite():
         raise NotFinite(f"The loss is not finite after {state.updates} updates.")
-    training, done = state.config.training, min(1.0, state.step / state.config.steps)
+    training, progress = state.config.training, min(1.0, state.step / state.config.steps)
     for group in state.optimizer.param_groups:
-        group["lr"] = training.learning_rate * training.learning_rate_decay**done
+        group["lr"] = training.learning_rate * training.learning_rate_decay**progress
     optim.descend(state.optimizer, loss.backward, training.max_grad_norm)
     state.updates += 1
     if state.updates % training.target_every == 0:

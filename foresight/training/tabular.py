@@ -49,7 +49,7 @@ class StepSize(Protocol):
 
     @property
     def alpha(self) -> float:
-        """The step size, or the first one."""
+        """The step size, or the initial one."""
 
     @property
     def alpha_power(self) -> float:
@@ -57,15 +57,15 @@ class StepSize(Protocol):
 
 
 class Limits(StepSize, Protocol):
-    """The fields of a Config by which a learner steps, stops and yields."""
+    """The fields of a Config for stepping, stopping and yielding."""
 
     @property
     def steps(self) -> int:
-        """Env steps in all."""
+        """Total env steps."""
 
     @property
     def episodes(self) -> int:
-        """Episodes in all; 0: not limited."""
+        """Total episodes; 0: no limit."""
 
     @property
     def yield_every(self) -> int:
@@ -77,11 +77,11 @@ class Exploring(Limits, Protocol):
 
     @property
     def epsilon(self) -> float:
-        """The share of actions taken at random."""
+        """The probability of a random action."""
 
 
 class Learner(Protocol):
-    """A State that learns step by step, as far as the functions here use it."""
+    """The fields of a State that the functions here use."""
 
     visits: Tensor
     walk: Walk

@@ -361,7 +361,10 @@ FIELDS_OWN = (
     r"go(es|ing)? on[- ]policy",
 )
 # Source directories that are already in plain words; the others follow, and are added here.
-PLAIN_SOURCE = ("data/", "distributed.py", "envs/", "errors.py", "nets/", "ops/", "planning/", "runtime/kinds/")
+PLAIN_SOURCE = (
+    "algorithms/", "data/", "distributed.py", "envs/", "errors.py", "nets/", "ops/", "planning/", "runtime/kinds/",
+    "training/",
+)  # fmt: skip
 _RETIRED = {re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?![\w-])"): better for pattern, better in RETIRED.items()}
 _FIELDS_OWN = re.compile("(?i)" + "|".join(FIELDS_OWN))
 _CODE = re.compile(r"`[^`\n]*`|\]\([^)\s]*\)|https?://\S+")  # names, links: not prose

@@ -38,7 +38,7 @@ CONTROL: list[tuple[Any, dict[str, Any]]] = [
     (q_learning, {"steps": 60_000}),
     (double_q_learning, {"steps": 60_000}),
     (n_step_sarsa, {"steps": 60_000, "n_steps": 3}),
-    (mc_basic, {"episodes": 30}),
+    (mc_basic, {"episodes_per_pair": 30}),
     (mc_exploring_starts, {"steps": 4_000}),
     (mc_epsilon_greedy, {"steps": 4_000, "alpha": 0.05}),
 ]

@@ -1,1 +1,1 @@
-"""Search: look ahead with a model, and learn from what was found."""
+"""Search with a model, and networks trained on its results."""

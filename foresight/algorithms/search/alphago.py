@@ -1,7 +1,7 @@
 """AlphaGo: Mastering the game of Go with deep neural networks and tree search, Silver et al. 2016 (Nature 529).
 
     p_σ:  maximize  log p_σ(a | s)              over the moves of experts
-    p_ρ:  Δρ ∝ Σ_t ∇ log p_ρ(a_t | s_t) (z_t - b)     over games against earlier p_ρ, from p_σ on
+    p_ρ:  Δρ ∝ Σ_t ∇ log p_ρ(a_t | s_t) (z_t - b)     over games against earlier p_ρ, initialized at p_σ
     v_θ:  minimize  (z - v_θ(s))²               over one position of every game that p_ρ ends
     V(leaf) = (1 - λ) v_θ(leaf) + λ z_rollout,   prior p_σ,   u = c_puct P √ΣN / (1 + N)
 
@@ -130,7 +130,7 @@ def act(
     Extras: `value` `[B]` for the player to move, `visits`, `prior` `[B, A]`, and `tree`.
     """
     count = state.config.play_simulations if simulations is None else simulations
-    found = think(state, obs, count)
+    found = run_search(state, obs, count)
     action = found.action
     if explore:
         action = torch.multinomial(found.weights, 1, generator=state.generator).squeeze(-1)
@@ -139,7 +139,7 @@ def act(
 
 
 @torch.inference_mode()
-def think(state: State, position: Tensor, simulations: int) -> SearchResult:
+def run_search(state: State, position: Tensor, simulations: int) -> SearchResult:
     """The paper's search: leaves are evaluated by the value network and by one random playout each."""
     config, game = state.config, state.game
 
@@ -215,13 +215,13 @@ def imitate(state: State) -> dict[str, float]:
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
     rows = train[torch.randint(len(train), (config.batch_size,), generator=state.generator)]
     inputs, expert = planes[rows], actions[rows]
-    ways = state.game.symmetries
-    way = torch.randint(len(ways), (len(rows),), generator=state.generator)
+    symmetries = state.game.symmetries
+    drawn = torch.randint(len(symmetries), (len(rows),), generator=state.generator)
     flat = inputs.flatten(2)
-    cells = torch.stack([w.cells for w in ways])[way]
+    cells = torch.stack([one.cells for one in symmetries])[drawn]
     inputs = flat.gather(2, cells.unsqueeze(1).expand(-1, flat.shape[1], -1)).view_as(inputs)
     # Action a of the transformed position is `actions[a]` of the original, so targets map by the inverse.
-    expert = torch.stack([w.actions.argsort() for w in ways])[way].gather(1, expert.unsqueeze(1)).squeeze(1)
+    expert = torch.stack([one.actions.argsort() for one in symmetries])[drawn].gather(1, expert.unsqueeze(1)).squeeze(1)
     logits = state.sl(inputs.to(_device(state)))
     loss = torch.nn.functional.cross_entropy(logits, expert.to(logits.device))
     optim.descend(state.sl_optimizer, _finite(loss).backward, config.max_grad_norm)

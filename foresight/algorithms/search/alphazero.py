@@ -66,10 +66,10 @@ class Config:
     c_init: float = 1.25  # PUCT's; pseudocode of the paper
     dirichlet_alpha: float = 1.0  # PUCT's root noise, about 10 / legal moves (chess 0.3)
     dirichlet_fraction: float = 0.25  # ε of that noise; methods of the paper
-    temperature_moves: int = 30  # PUCT samples so many first moves by visits, then plays the most visited
+    temperature_moves: int = 30  # first moves that PUCT samples by visits; then it plays the most visited
     full_share: float = 1.0  # of moves with a full search, which are trained on; KataGo 0.25
     cheap_simulations: int = 8  # of the other searches
-    playout_steps: int = 0  # first positions, played by a search with random playouts; 0 is the paper
+    playout_steps: int = 0  # positions at the start of training that use a search with random playouts; 0 is the paper
     playout_simulations: int = 200  # playouts of that search
     channels: int = 32  # of the trunk (256)
     blocks: int = 2  # residual blocks (19)
@@ -186,15 +186,17 @@ def act(
     self-play; otherwise with `play_simulations` (or `simulations`) and nothing random.
     """
     if explore:
-        found = think(state, obs, state.config.simulations, state.generator)
+        found = run_search(state, obs, state.config.simulations, state.generator)
     else:
-        found = think(state, obs, state.config.play_simulations if simulations is None else simulations)
+        found = run_search(state, obs, state.config.play_simulations if simulations is None else simulations)
     extras = {"value": found.value, "visits": found.visits, "prior": found.tree.prior[:, 0], "tree": found.tree}
     return found.action, extras, carry
 
 
 @torch.inference_mode()
-def think(state: State, position: Tensor, simulations: int, generator: torch.Generator | None = None) -> SearchResult:
+def run_search(
+    state: State, position: Tensor, simulations: int, generator: torch.Generator | None = None
+) -> SearchResult:
     """Search with the network at the leaves: with a `generator` as in self-play, without one for the best move."""
     config, explore = state.config, generator is not None
     network = state.player if explore and state.player is not None else state.network
@@ -202,7 +204,7 @@ def think(state: State, position: Tensor, simulations: int, generator: torch.Gen
     if config.rule == "gumbel":
         rule = Gumbel(config.considered, config.value_scale, normalize="none", scale=1.0 if explore else 0.0)
         found = search(model, position, simulations, rule, generator=generator)
-        # Without simulations the raw policy decides.
+        # without simulations: the raw policy
         return found if simulations else found._replace(action=found.weights.argmax(-1))
     found = search(
         model, position, simulations, PUCT(config.c_init, normalize="none", first_play="zero"), generator=generator,
@@ -236,7 +238,7 @@ def self_play(state: State, position: Tensor, ended: Callable[[State, Moves, flo
         action, weights, value = playouts(state, position)
     else:
         count = config.simulations if full else config.cheap_simulations
-        action, weights, value, _ = think(state, position, count, state.generator)
+        action, weights, value, _ = run_search(state, position, count, state.generator)
     moved = game.step(position, action)
     columns = {
         "obs": game.planes(position), "legal": game.legal(position), "policy": weights, "value": value,
@@ -287,7 +289,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     rows = batch.map(lambda x: x[:, 0])
     planes, policy, legal = rows.obs, rows.extras["policy"], rows.extras["legal"]
     if config.symmetries and len(state.game.symmetries) > 1:
-        planes, policy, legal = turned(state, planes, policy, legal)
+        planes, policy, legal = transformed(state, planes, policy, legal)
     logits, value = state.network(planes.to(device))
     logps = torch.log_softmax(logits.masked_fill(~legal.to(device), -1e9), -1)
     policy_loss = -(policy.to(device) * logps).sum(-1).mean()
@@ -305,12 +307,12 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     }
 
 
-def turned(state: State, planes: Tensor, policy: Tensor, legal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def transformed(state: State, planes: Tensor, policy: Tensor, legal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Each position under a random symmetry of the game."""
-    ways = state.game.symmetries
-    drawn = torch.randint(len(ways), (len(planes),), generator=state.generator)
-    cells = torch.stack([way.cells for way in ways])[drawn]
-    actions = torch.stack([way.actions for way in ways])[drawn]
+    symmetries = state.game.symmetries
+    drawn = torch.randint(len(symmetries), (len(planes),), generator=state.generator)
+    cells = torch.stack([one.cells for one in symmetries])[drawn]
+    actions = torch.stack([one.actions for one in symmetries])[drawn]
     flat = planes.flatten(2)
     planes = flat.gather(2, cells.unsqueeze(1).expand(-1, flat.shape[1], -1)).view_as(planes)
     return planes, policy.gather(1, actions), legal.gather(1, actions)
@@ -333,7 +335,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Played, Tree]:
 
 
 def learn(state: State, played: Played) -> dict[str, float]:
-    """Store what actors played, then take the gradient steps that are due: the means of their metrics."""
+    """Store the actors' games, then take the gradient steps that are due; returns the means of their metrics."""
     return _summary(state, _due(state, remember(state, played)), len(played.lengths) > 0)
 
 
@@ -360,7 +362,7 @@ def _moves_per_log(config: Config) -> int:
 
 
 def _due(state: State, positions: float) -> list[dict[str, float]]:
-    """The gradient steps that are due for so many new positions."""
+    """Take the gradient steps that are due after `positions` new ones; returns their metrics."""
     config, updates = state.config, []
     if len(state.replay) >= min(config.learning_starts, config.replay_size):
         state.owed += config.reuse * positions

@@ -79,7 +79,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]` for q_0 + q_1; to explore, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]` for q_0 + q_1; with `explore`, one of the ε-greedy policy."""
     q = state.q.sum(0)[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry

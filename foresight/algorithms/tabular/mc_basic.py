@@ -8,7 +8,7 @@ Objective: q_π(s, a) by sampling instead of the Bellman equation, then π ← g
 It is `policy_iteration` with experience in place of the model, and deliberately wasteful: each pair has its own
 episodes, and each episode is used for one pair.
 
-Kept: `episodes` per pair, at most `max_episode_steps` actions long; ties keep the present action. With a
+Kept: `episodes_per_pair`, at most `max_episode_steps` actions long; ties keep the present action. With a
 `max_episode_steps` below the distance to the goal, the values of far states do not include it (Zhao, figures 5.2 and
 5.3). Left out: nothing; `mc_exploring_starts` uses each episode for all of its pairs.
 """
@@ -43,7 +43,7 @@ class Config:
     steps: int = 20  # maximum number of policy iterations; stops when an improvement changes no action
     seed: int = 0  # of the episodes drawn
     gamma: float = 0.9  # discount per action (Zhao section 5.2)
-    episodes: int = 30  # per pair and iteration; 1 is enough if environment and policy are deterministic
+    episodes_per_pair: int = 30  # per iteration; 1 is enough if environment and policy are deterministic
     max_episode_steps: int = 100  # actions after which an episode is truncated
 
 
@@ -69,7 +69,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
     Raises UserError for spaces that are not finite, and for hyperparameters out of range.
     """
-    errors.at_least(1, config, "episodes")
+    errors.at_least(1, config, "episodes_per_pair")
     tabular.check(config)
     q = torch.zeros(tabular.sizes(spaces), dtype=torch.float64, device=device)
     return State(config, q, q.argmax(1), np.random.default_rng(config.seed))
@@ -109,7 +109,7 @@ def train(
     if state.step == 0:
         state.policy = state.q.argmax(1)
     pairs = tables.pairs.to(state.q.device)
-    first = pairs.repeat_interleave(config.episodes, 0)
+    first = pairs.repeat_interleave(config.episodes_per_pair, 0)
     while state.step < config.steps and not state.stable:
         policy = one_hot(state.policy, state.q.shape[1]).double()
         batch = tabular.episodes(tables, policy, len(first), config.max_episode_steps, state.rng, first)

@@ -65,7 +65,7 @@ def test_targets_are_the_results_of_games_for_the_mover(lam: float, expected: li
 
 
 @sabotaged_by(
-    "foresight.algorithms.search.alphazero.turned",
+    "foresight.algorithms.search.alphazero.transformed",
     lambda f: lambda state, planes, policy, legal: (f(state, planes, policy, legal)[0], policy, legal),
 )
 def test_a_rotated_row_is_a_position_of_the_game() -> None:
@@ -74,7 +74,7 @@ def test_a_rotated_row_is_a_position_of_the_game() -> None:
     position = replay(TTT, [[0, 4, 1], [2], [5, 6]] * 10)
     planes, legal = TTT.planes(position), TTT.legal(position)
     policy = legal * torch.arange(1.0, 10.0)
-    new_planes, new_policy, new_legal = az.turned(state, planes, policy, legal)
+    new_planes, new_policy, new_legal = az.transformed(state, planes, policy, legal)
     assert not torch.equal(new_planes, planes)
     empty = (new_planes[:, :2].sum(1) == 0).flatten(1)
     assert torch.equal(new_legal, empty) and torch.equal(new_policy > 0, empty)

@@ -21,7 +21,7 @@ from tests.sabotage import change, sabotaged_by
 @sabotaged_by("foresight.ops.targets.monte_carlo", change("reward", lambda r: 1.1 * r))
 def test_it_finds_the_values_of_its_policy(fields: dict[str, Any]) -> None:
     """The action values of the policy that it ends with; optimal where its episodes reach the end."""
-    config = mc_basic.Config(episodes=5_000, **fields)
+    config = mc_basic.Config(episodes_per_pair=5_000, **fields)
     mdp = env(1, 1)
     *_, (_, _, state) = mc_basic.train(config, mdp)
     assert state.stable

@@ -20,7 +20,7 @@ MONTE_CARLO = ("mc_epsilon_greedy", "mc_exploring_starts", "mc_basic", "monte_ca
 NEVER = [
     *((name, "yield_every") for name in (*PLANNERS, "monte_carlo_prediction")),
     *((name, "max_episode_steps") for name in MONTE_CARLO), *((name, "improve_every") for name in MONTE_CARLO[:2]),
-    ("mc_basic", "episodes"),
+    ("mc_basic", "episodes_per_pair"),
     *((name, field) for name in SEARCHERS for field in ("simulations", "replay_size", "latent_size", "support")),
     ("gumbel_muzero", "considered"), ("efficientzero", "lstm_size"), ("efficientzero", "lstm_horizon"),
     ("dqn", "atoms"),
