@@ -7,6 +7,7 @@ python benchmarks/board_games.py connect_four                  # trains alphazer
 python benchmarks/board_games.py connect_four RUN              # the same for a trained run
 python benchmarks/board_games.py alphago hex5                  # trains alphago, then compares its parts
 python benchmarks/board_games.py ladder go9                    # trains alphazero; its checkpoints play each other
+python benchmarks/board_games.py bounds connect_four --steps 50000    # muzero's values by known bounds, by the tree's
 
 `--minutes` ends training early. A measurement that exists is not repeated.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -29,6 +31,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "board_games"
+LONG = 100  # simulations of a long search
 OPENINGS = 2  # random moves before a game of Connect Four; otherwise minimax and the agent would repeat one game
 PHASES = ((8, 15), (16, 23), (24, 31), (32, 41))  # moves of Connect Four before the mistake
 
@@ -39,6 +42,7 @@ def trained(
     seed: int,
     minutes: float = math.inf,
     each: Callable[[int, float, Any], None] | None = None,
+    label: str = "",
     **options: Any,
 ) -> Any:
     """The run of one seed, started, resumed or finished: trained to its end, or for `minutes` minutes.
@@ -47,7 +51,7 @@ def trained(
     """
     from foresight.runtime import run
 
-    out = RUNS / f"{name}-{preset}-{seed}"
+    out = RUNS / f"{name}-{label or preset}-{seed}"
     spent = seconds_of(run.Run(out)) if (out / "checkpoints").is_dir() else 0.0
     began, stopped = 0.0, False
 
@@ -162,11 +166,7 @@ def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
         agent = run.load()
         game, sides = agent.env, {"first": True, **({} if preset == "hex3" else {"second": False})}
         found: dict[str, Any] = {"seed": seed, "training_seconds": seconds_of(run), "steps": agent.step}
-        play = agent.config.play_simulations
-        counts = {
-            "search": agent.config.simulations if play is None else play, "as_trained": agent.config.simulations,
-            "policy_alone": 0,
-        }  # fmt: skip
+        counts = {"search": LONG, "as_trained": agent.config.simulations, "policy_alone": 0}
         for label, simulations in counts.items():
             player = match.chooser(agent.module, agent.state, simulations=simulations)
             proofs = {side: exhaustive.exhaust(game, player, first)._asdict() for side, first in sides.items()}
@@ -304,6 +304,46 @@ def mistakes(one: Any, agent: Any, simulations: int, positions: int = 60) -> dic
     }
 
 
+def bounds(preset: str, seeds: list[int], steps: int, games: int) -> None:
+    """MuZero with values normalized by the game's bounds, and by those of the tree: games that each loses."""
+    from foresight.algorithms.search import muzero
+    from foresight.planning.games import exhaustive, opponents
+    from foresight.runtime.evaluation import match
+
+    rules, runs = {"known": muzero.BOARD, "tree": muzero.RULE}, []
+    for seed in seeds:
+        found: dict[str, Any] = {"seed": seed}
+        players, seconds = {}, 0.0
+        for label, rule in rules.items():
+            muzero.BOARD = rule
+            one = trained("muzero", "tic_tac_toe", seed, label=f"{preset}-{label}-{steps}", env=preset, steps=steps)
+            agent = one.load()
+            game = agent.env
+            seconds += seconds_of(one)
+            chooser = match.chooser(agent.module, agent.state, simulations=agent.config.simulations)
+            players[label] = functools.partial(_by, muzero, rule, chooser)
+            if preset == "tic_tac_toe":
+                lost = [exhaustive.exhaust(game, players[label], first).lost for first in (True, False)]
+                found[f"{label}_lost"] = lost
+            else:
+                other = opponents.make("minimax:3", game, seed)
+                score = match.play(game, players[label], other, games, OPENINGS, seed).score
+                found[f"{label}_score_against_minimax_3"] = score
+        if preset != "tic_tac_toe":
+            found["known_score_against_tree"] = match.play(game, *players.values(), games, OPENINGS, seed).score
+        muzero.BOARD = rules["known"]
+        runs.append({**found, "training_seconds": round(seconds, 1)})
+        document = {"seeds": seeds[: len(runs)], "steps": steps, "games": games, "openings": OPENINGS, "runs": runs}
+        title = f"MuZero at {game.title}: values by known bounds and by the tree's"
+        write(f"muzero-bounds-{preset}", title, document, sum(run["training_seconds"] for run in runs))
+
+
+def _by(muzero: Any, rule: Any, chooser: Callable[[Any], Any], position: Any) -> Any:
+    """The move of `chooser`, which searches games by `rule`."""
+    muzero.BOARD = rule
+    return chooser(position)
+
+
 def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
     """ρ vs. σ, the whole search vs. σ, and the value error after training on one or on all positions of a game."""
     import torch
@@ -373,11 +413,11 @@ def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("tic_tac_toe", "hex3", "connect_four", "alphago", "ladder", "ship"))
+    parser.add_argument("what", choices=("tic_tac_toe", "hex3", "connect_four", "alphago", "ladder", "bounds", "ship"))
     parser.add_argument("name", nargs="?", default="", help="an algorithm, a run or a preset, see above")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--games", type=int, default=100)
-    parser.add_argument("--steps", type=int, help="self-play positions of a ladder's training")
+    parser.add_argument("--steps", type=int, help="training steps of a ladder or of bounds")
     parser.add_argument("--minutes", type=float, default=math.inf, help="maximum minutes of training")
     parser.add_argument("--checkpoints", type=int, default=4, help="number of checkpoints in a ladder")
     parser.add_argument("--simulations", type=int, help="per move (default: 16 in a ladder, else the preset's)")
@@ -393,6 +433,8 @@ def main() -> None:
         ladder(
             arguments.name, seed, arguments.steps, minutes, arguments.checkpoints, games, arguments.simulations or 16
         )
+    elif arguments.what == "bounds":
+        bounds(arguments.name, arguments.seeds, arguments.steps or 100_000, games)
     elif arguments.what == "ship":
         ship(arguments.name, "connect_four")
     else:

@@ -43,7 +43,7 @@ METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
 ACTING = ("network",)  # State fields sent to actors
 RULE = PUCT(normalize="tree", first_play="parent")  # untried actions have their parent's value: LightZero
 # Game values lie in [-1, 1], the pseudocode's known bounds: normalized by the tree's own bounds, a slight edge would
-# look like a sure win. The range is twice that of [0, 1], so c_init is doubled. docs/muzero.md compares both.
+# look like a sure win. The range is twice that of [0, 1], so c_init is doubled.
 BOARD = PUCT(c_init=2.5, normalize="none", first_play="parent")
 
 
