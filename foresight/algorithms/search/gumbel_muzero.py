@@ -10,9 +10,10 @@ Kept: sampling without replacement by Gumbel noise, Sequential Halving at the ro
 completed values with v_mix, π' as the target, no Dirichlet noise and no temperature; two-player games with discount
 -γ, as in `muzero`; reanalysis of a share of the targets with a target network.
 
-Different here: two-player games may start with random moves (arXiv:2306.03408), where the paper plays the first 30
-moves of Go in proportion to visits (appendix F); a time limit is not a termination; uniform replay; Adam. The loss is
-the cross-entropy, which differs from the KL by a constant. Without exploration there is no noise.
+Different here: two-player games may start with random moves (arXiv:2306.03408), or one random move off a recent game
+(arXiv:1902.10565), where the paper plays the first 30 moves of Go in proportion to visits (appendix F); a time limit is
+not a termination; uniform replay; Adam. The loss is the cross-entropy, which differs from the KL by a constant. Without
+exploration there is no noise.
 """
 
 from __future__ import annotations
