@@ -175,7 +175,7 @@ class Encoded(NamedTuple):
     passed_weight: Tensor | None = None
 
 
-class SoftConfig(memory.Remembering, Protocol):
+class SoftConfig(memory.MemoryConfig, Protocol):
     """The fields of a soft actor-critic's Config that its batches depend on."""
 
     @property

@@ -53,8 +53,8 @@ class Shape:
     window: int = 64  # attention only: how many earlier steps it sees
 
 
-class Remembering(Protocol):
-    """The fields of a Config that say what its networks remember."""
+class MemoryConfig(Protocol):
+    """The fields of a Config that choose the memory of its networks."""
 
     @property
     def memory(self) -> str | None:
@@ -66,29 +66,29 @@ class Remembering(Protocol):
 
     @property
     def memory_layers(self) -> int:
-        """Its layers."""
+        """Number of layers."""
 
     @property
     def memory_heads(self) -> int:
-        """Of attention."""
+        """Attention heads."""
 
     @property
     def memory_window(self) -> int:
-        """How many earlier steps attention sees."""
+        """The number of earlier steps that attention sees."""
 
     @property
     def backbone(self) -> str:
         """One of `BACKBONES`."""
 
 
-def shape_of(config: Remembering) -> Shape | None:
+def shape_of(config: MemoryConfig) -> Shape | None:
     """The shape given by the Config fields `memory` and `memory_*`; None without memory."""
     if config.memory is None:
         return None
     return Shape(config.memory, config.memory_size, config.memory_layers, config.memory_heads, config.memory_window)
 
 
-def shapes_of(config: Remembering) -> dict[str, Shape | None]:
+def shapes_of(config: MemoryConfig) -> dict[str, Shape | None]:
     """`shape_of` for "actor" and "critic"; None for one that has no memory under `config.backbone`.
 
     Raises UserError for an unknown backbone.

@@ -1,17 +1,17 @@
 """The compiled search: the same as `mcts._tensors`, row by row. The readable math is in `selection`.
 
-`_walk` is compiled once for each rule, around the function that selects an action:
+`_descend` is compiled once for each rule, with the rule's function that selects an action:
 
     @njit(cache=True, nogil=True, error_model="numpy", inline="always")
     def _select_mine(parameters, trees, b, node):  # the rule: an action at `node` of tree b, or -1 if none is legal
         ...
 
     @njit(cache=True, nogil=True, error_model="numpy")
-    def mine(*where):                              # the way down around it
-        return _walk(_select_mine, where)
+    def mine(*arguments):                          # the descent with this rule
+        return _descend(_select_mine, arguments)
 
-It is inlined into each, because numba cannot cache a function that takes another one as an argument: it knows a
-function by its address, which is another one in each process.
+It is inlined into each of them, because numba cannot cache a function that takes another one as an argument: it
+identifies a function by its address, which differs between processes.
 
 Values are stored as float32 and computed as float64 in both, so that both choose the same actions.
 """
@@ -32,7 +32,7 @@ SIBLINGS, TREE, UNCHANGED = range(3)  # selection.NORMALIZE
 
 
 class Trees(NamedTuple):
-    """The trees of the batch, B rows of N nodes and A actions (see `tree.Tree`), and what else a rule may look at."""
+    """The trees of the batch, B rows of N nodes and A actions (see `tree.Tree`), and other inputs of a rule."""
 
     children: Any  # [B, N, A]
     logits: Any
@@ -43,28 +43,28 @@ class Trees(NamedTuple):
     reward: Any
     discount: Any
     bounds: Any  # [B, 2]
-    noise: Any  # [B, A], of the search
-    schedule: Any  # [B, S], the visits that the root's action shall have had at each simulation, if that is planned
+    noise: Any  # [B, A], see `selection.Rule.noise`
+    schedule: Any  # [B, S], see `selection.Rule.schedule`; S = 0 without one
     begun: Any  # [B], visits of the root before this search
     q: Any  # [A], scratch: action values at the node
     n: Any  # [A], scratch: visits of the actions
 
 
-class Seen(NamedTuple):
-    """What the tried actions of a node sum up to."""
+class Stats(NamedTuple):
+    """Statistics of the tried actions of a node."""
 
-    visits: float  # all of theirs
-    most: float  # the most visits of one
+    visits: float  # their sum
+    most: float  # the largest number of visits
     low: float  # the lowest of their values and the node's own
-    high: float
-    mass: float  # their prior, each at least TINY
+    high: float  # the highest of these
+    mass: float  # the sum of their priors, each at least TINY
     weighted: float  # Σ prior · value, with the same priors
-    prior: float  # their prior as it is
+    prior: float  # the sum of their priors, unclamped
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _look(trees: Any, b: int, node: int) -> Any:
-    """Values and visits of the actions of `node`, into `trees.q` and `trees.n` (0 where untried), and their `Seen`."""
+def _stats(trees: Any, b: int, node: int) -> Any:
+    """Write values and visits of the actions of `node` to `trees.q` and `trees.n` (0 if untried); return `Stats`."""
     count, most, mass, weighted, tried = 0.0, 0.0, 0.0, 0.0, 0.0
     low: Any = np.float64(trees.value[b, node])
     high: Any = low
@@ -84,12 +84,12 @@ def _look(trees: Any, b: int, node: int) -> Any:
             weighted += p * qa
         else:
             trees.q[a], trees.n[a] = 0.0, 0.0
-    return Seen(count, most, low, high, mass, weighted, tried)
+    return Stats(count, most, low, high, mass, weighted, tried)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _range(how: int, low: float, high: float, lowest: float, highest: float) -> tuple[float, float]:
-    """What is subtracted from a value, and what it is divided by; `lowest` and `highest` are of the whole tree."""
+    """Offset and scale for the normalization `how`: `low`, `high` of the node, `lowest`, `highest` of the tree."""
     if how == SIBLINGS:
         return low, max(high - low, EPSILON)
     if how == TREE and highest > lowest:
@@ -112,12 +112,12 @@ def _first_play(how: int, reduction: float, own: float, low: float, tried: float
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
-    """`selection.PUCT.score`, and the outcome that is due at a chance node."""
+    """The action with the highest `selection.PUCT.score`; at a chance node, the outcome to try next."""
     c_init, c_base, reduction = parameters[0], parameters[1], parameters[4]
     normalize, first_play, chances = int(parameters[2]), int(parameters[3]), int(parameters[5])
     actions = trees.children.shape[2]
     own, total = np.float64(trees.value[b, node]), np.float64(trees.visits[b, node])
-    seen = _look(trees, b, node)
+    stats = _stats(trees, b, node)
     best: Any = -math.inf
     choice = -1
     chance = False
@@ -129,8 +129,8 @@ def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
             if trees.logits[b, node, a] != -math.inf and score > best:
                 best, choice = score, a
         return choice
-    base, spread = _range(normalize, seen.low, seen.high, trees.bounds[b, 0], trees.bounds[b, 1])
-    missing = (_first_play(first_play, reduction, own, seen.low, seen.prior) - base) / spread
+    base, spread = _range(normalize, stats.low, stats.high, trees.bounds[b, 0], trees.bounds[b, 1])
+    missing = (_first_play(first_play, reduction, own, stats.low, stats.prior) - base) / spread
     bonus = math.sqrt(total) * (c_init + math.log1p((total + 1) / c_base))
     for a in range(actions):
         if trees.logits[b, node, a] == -math.inf:
@@ -144,10 +144,10 @@ def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _select_uct(parameters: Any, trees: Any, b: int, node: int) -> int:
-    """`selection.UCT.score`."""
+    """The action with the highest `selection.UCT.score`."""
     c, normalize = parameters[0], int(parameters[1])
-    seen = _look(trees, b, node)
-    base, spread = _range(normalize, seen.low, seen.high, trees.bounds[b, 0], trees.bounds[b, 1])
+    stats = _stats(trees, b, node)
+    base, spread = _range(normalize, stats.low, stats.high, trees.bounds[b, 0], trees.bounds[b, 1])
     bonus = math.log(np.float64(trees.visits[b, node]))
     best: Any = -math.inf
     choice = -1
@@ -166,12 +166,12 @@ def _select_uct(parameters: Any, trees: Any, b: int, node: int) -> int:
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
-    """`selection.halving_score` at the root, `selection.Gumbel.score` below it."""
+    """The action with the highest `selection.halving_score` at the root, and `selection.Gumbel.score` below it."""
     value_scale, max_visit_init, normalize = parameters[0], parameters[1], int(parameters[2])
     actions, q, n = trees.children.shape[2], trees.q, trees.n
-    seen = _look(trees, b, node)
-    mixed = np.float64(trees.raw[b, node]) + seen.visits * (seen.weighted / seen.mass if seen.mass > 0 else 0.0)
-    mixed = mixed / (1 + seen.visits)
+    stats = _stats(trees, b, node)
+    mixed = np.float64(trees.raw[b, node]) + stats.visits * (stats.weighted / stats.mass if stats.mass > 0 else 0.0)
+    mixed = mixed / (1 + stats.visits)
     low: Any = math.inf
     high: Any = -math.inf
     top: Any = -math.inf
@@ -181,17 +181,17 @@ def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
         low, high = min(low, q[a]), max(high, q[a])
         top = max(top, np.float64(trees.logits[b, node, a]))
     base, spread = _range(normalize, low, high, trees.bounds[b, 0], trees.bounds[b, 1])
-    scale = (max_visit_init + seen.most) * value_scale
+    scale = (max_visit_init + stats.most) * value_scale
     for a in range(actions):
         q[a] = (q[a] - base) / spread * scale
     best: Any = -math.inf
     choice = -1
     if node == 0:
-        wanted = trees.schedule[b, trees.visits[b, 0] - trees.begun[b]]
+        planned = trees.schedule[b, trees.visits[b, 0] - trees.begun[b]]
         for a in range(actions):
             if trees.prior[b, node, a] == 0 and trees.logits[b, node, a] == -math.inf:
                 continue
-            if n[a] == wanted:
+            if n[a] == planned:
                 score = max(np.float64(trees.noise[b, a]) + (np.float64(trees.logits[b, node, a]) - top) + q[a], -1e9)
                 if score > best:
                     best, choice = score, a
@@ -209,22 +209,23 @@ def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
     for a in range(actions):
         if trees.logits[b, node, a] == -math.inf:
             continue
-        score = q[a] / mass - n[a] / (1 + seen.visits)
+        score = q[a] / mass - n[a] / (1 + stats.visits)
         if score > best:
             best, choice = score, a
     return choice
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _walk(select: Any, where: tuple[Any, ...]) -> None:
-    """For each tree of the batch the node and the action to expand, and the child: -1 if it is new.
+def _descend(select: Any, arguments: tuple[Any, ...]) -> None:
+    """Descend in each tree of the batch to the node and the action to expand, and the child: -1 if it is new.
 
-    `index_out` is the index of the node's state in the flat memory `[N * B]`.
+    They are written to `node_out`, `action_out` and `leaf_out`, and the index of the node's state in the flat memory
+    `[N * B]` to `index_out`.
     """
     (
         parameters, noise, schedule, begun, depth, children, logits, prior, parent, action, visits, value, raw, reward,
         discount, bounds, node_out, action_out, leaf_out, index_out, scratch,
-    ) = where  # fmt: skip
+    ) = arguments  # fmt: skip
     trees = Trees(
         children, logits, prior, visits, value, raw, reward, discount, bounds, noise, schedule, begun, scratch[0],
         scratch[1],
@@ -246,21 +247,21 @@ def _walk(select: Any, where: tuple[Any, ...]) -> None:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def puct(*where: Any) -> None:
-    """`_walk` with `selection.PUCT`."""
-    _walk(_select_puct, where)
+def puct(*arguments: Any) -> None:
+    """`_descend` with `selection.PUCT`."""
+    _descend(_select_puct, arguments)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def uct(*where: Any) -> None:
-    """`_walk` with `selection.UCT`."""
-    _walk(_select_uct, where)
+def uct(*arguments: Any) -> None:
+    """`_descend` with `selection.UCT`."""
+    _descend(_select_uct, arguments)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def gumbel(*where: Any) -> None:
-    """`_walk` with `selection.Gumbel`."""
-    _walk(_select_gumbel, where)
+def gumbel(*arguments: Any) -> None:
+    """`_descend` with `selection.Gumbel`."""
+    _descend(_select_gumbel, arguments)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -234,10 +234,10 @@ def _tensors(
         level = 0
         while level < depth:
             seen = view(tree, node)
-            wanted = None
+            planned = None
             if schedule is not None and level == 0:
-                wanted = schedule[batch, (tree.visits[:, 0] - begun).long()].double()
-            score = rule.noisy_score(seen, noise, wanted).masked_fill(~seen.legal, -torch.inf)
+                planned = schedule[batch, (tree.visits[:, 0] - begun).long()].double()
+            score = rule.noisy_score(seen, noise, planned).masked_fill(~seen.legal, -torch.inf)
             choice, stuck = score.argmax(-1), ~seen.legal.any(-1)
             level += 1
             child = tree.children[batch, node, choice].long()

@@ -55,32 +55,33 @@ class Node(NamedTuple):
 
 
 class Rule(Protocol):
-    """A selection rule: which action a simulation takes at a node, and what the search makes of the visits."""
+    """A selection rule: the action of a simulation at a node, and the action and policy target of the search."""
 
     reuses: ClassVar[bool]
-    """Whether it can continue in the tree of an earlier search."""
+    """Whether a search can continue in the tree of an earlier one."""
 
     def noise(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """The noise `[B, A]` of a search from roots with these logits; 0 without a generator."""
 
     def schedule(self, logits: Tensor, simulations: int) -> Tensor | None:
-        """The visits that the root's action shall have had at each simulation, int64 `[B, S]`; None: as scores say."""
+        """The visits that the root action to try must have, for each simulation: int64 `[B, S]`. None: scores decide."""
 
     def score(self, node: Node) -> Tensor:
         """Scores `[B, A]` inside the tree: the legal action with the highest score is selected (ties: the first)."""
 
-    def noisy_score(self, node: Node, noise: Tensor, wanted: Tensor | None) -> Tensor:
-        """`score` with the noise of the search. At the root of a search with a schedule, `wanted` `[B]` are the visits
-        that the action shall have had; None elsewhere.
+    def noisy_score(self, node: Node, noise: Tensor, planned: Tensor | None) -> Tensor:
+        """`score` with the noise of the search.
+
+        At the root of a search with a schedule, only actions with `planned` `[B]` visits are allowed; None elsewhere.
         """
 
     def conclude(
         self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """`(action [B], weights [B, A])` of the finished search: what is played, and the policy target."""
+        """`(action [B], weights [B, A])` of the finished search: the action to play, and the policy target."""
 
     def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
-        """The way down of the compiled search with this rule (`kernels`), and the parameters that it takes."""
+        """The compiled descent with this rule (see `kernels`), and its parameters."""
 
 
 # --- parts of the rules
@@ -179,11 +180,11 @@ def considered_visits(considered: int, simulations: int) -> list[int]:
     return sequence[:simulations]
 
 
-def halving_score(node: Node, gumbel: Tensor, wanted: Tensor, rule: Gumbel) -> Tensor:
-    """Scores `[B, A]` at the root: gumbel + logits + σ(completedQ), -inf where visits are not `wanted` `[B]`."""
+def halving_score(node: Node, gumbel: Tensor, planned: Tensor, rule: Gumbel) -> Tensor:
+    """Scores `[B, A]` at the root: gumbel + logits + σ(completedQ), -inf where visits are not `planned` `[B]`."""
     q = completed_values(node, rule.value_scale, rule.max_visit_init, rule.normalize)
     score = (gumbel + (node.logits - node.logits.amax(-1, keepdim=True)) + q).clamp(min=-1e9)
-    return score.masked_fill(node.visits != wanted.unsqueeze(-1), -torch.inf)
+    return score.masked_fill(node.visits != planned.unsqueeze(-1), -torch.inf)
 
 
 def dirichlet(logits: Tensor, alpha: float, fraction: float, generator: torch.Generator | None = None) -> Tensor:
@@ -224,9 +225,10 @@ def tie_noise(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def by_visits(root: Node, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """`(action, weights)`: the shares of the visits (the prior, if there are none), and an action by them.
+    """`(action [B], weights [B, A])`: the weights are the shares of the visits (the prior, if there are no visits).
 
-    In proportion to visits^(1/temperature); at temperature 0 the most visited one (ties: the first).
+    The action is sampled in proportion to visits^(1/temperature), or at temperature 0 the most visited one (ties: the
+    first).
     """
     count = root.visits.sum(-1, keepdim=True)
     weights = torch.where(count > 0, root.visits / count.clamp(min=1), root.prior)
@@ -270,11 +272,11 @@ class PUCT:
         _check(self.normalize, self.first_play)
 
     def noise(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Breaks ties."""
+        """See `tie_noise`."""
         return torch.zeros_like(logits) if generator is None else tie_noise(logits, generator)
 
     def schedule(self, logits: Tensor, simulations: int) -> Tensor | None:
-        """Nothing is planned."""
+        """None: scores decide."""
         return None
 
     def score(self, node: Node) -> Tensor:
@@ -287,7 +289,7 @@ class PUCT:
         outcomes = node.legal[:, -self.chance :].any(-1, keepdim=True)
         return torch.where(outcomes, node.prior / (1 + node.visits), score)
 
-    def noisy_score(self, node: Node, noise: Tensor, wanted: Tensor | None) -> Tensor:
+    def noisy_score(self, node: Node, noise: Tensor, planned: Tensor | None) -> Tensor:
         """See `Rule`."""
         return self.score(node) + noise
 
@@ -299,7 +301,7 @@ class PUCT:
 
     def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
         """See `Rule`."""
-        from foresight.planning.search import kernels  # late: it brings numba
+        from foresight.planning.search import kernels  # late: it imports numba
 
         how = [NORMALIZE.index(self.normalize), FIRST_PLAY.index(self.first_play)]
         return kernels.puct, np.array([self.c_init, self.c_base, *how, self.reduction, self.chance])
@@ -321,11 +323,11 @@ class UCT:
         _check(self.normalize, "zero")
 
     def noise(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Breaks ties."""
+        """See `tie_noise`."""
         return torch.zeros_like(logits) if generator is None else tie_noise(logits, generator)
 
     def schedule(self, logits: Tensor, simulations: int) -> Tensor | None:
-        """Nothing is planned."""
+        """None: scores decide."""
         return None
 
     def score(self, node: Node) -> Tensor:
@@ -334,7 +336,7 @@ class UCT:
         bonus = self.c * (node.total.log().unsqueeze(-1) / node.visits.clamp(min=1)).sqrt()
         return torch.where(node.visits > 0, q + bonus, 1e9 + node.prior)
 
-    def noisy_score(self, node: Node, noise: Tensor, wanted: Tensor | None) -> Tensor:
+    def noisy_score(self, node: Node, noise: Tensor, planned: Tensor | None) -> Tensor:
         """See `Rule`."""
         return self.score(node) + noise
 
@@ -346,7 +348,7 @@ class UCT:
 
     def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
         """See `Rule`."""
-        from foresight.planning.search import kernels  # late: it brings numba
+        from foresight.planning.search import kernels  # late: it imports numba
 
         return kernels.uct, np.array([self.c, NORMALIZE.index(self.normalize)])
 
@@ -377,7 +379,7 @@ class Gumbel:
             raise UserError(f"Gumbel's value_scale must be a number of at least 0, not {self.value_scale}.")
 
     def noise(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        """By which root actions are sampled without replacement."""
+        """Gumbel noise times `scale`, by which root actions are sampled without replacement."""
         if generator is None or not self.scale:
             return torch.zeros_like(logits)
         return self.scale * gumbel_noise(logits, generator)
@@ -395,21 +397,21 @@ class Gumbel:
         prior = torch.softmax(improved_logits(node, self), -1)
         return prior - node.visits / (1 + node.visits.sum(-1, keepdim=True))
 
-    def noisy_score(self, node: Node, noise: Tensor, wanted: Tensor | None) -> Tensor:
+    def noisy_score(self, node: Node, noise: Tensor, planned: Tensor | None) -> Tensor:
         """`halving_score` at the root; no noise below it."""
-        return self.score(node) if wanted is None else halving_score(node, noise, wanted, self)
+        return self.score(node) if planned is None else halving_score(node, noise, planned, self)
 
     def conclude(
         self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """The best of the most visited actions, and π'."""
+        """The action with the highest score of the most visited ones, and π'."""
         weights = torch.softmax(improved_logits(root, self), -1) if root.visits.any() else root.prior
         score = halving_score(root, noise, root.visits.amax(-1), self)
         return score.masked_fill(~root.legal, -torch.inf).argmax(-1), weights
 
     def compiled(self) -> tuple[Callable[..., None], np.ndarray]:
         """See `Rule`."""
-        from foresight.planning.search import kernels  # late: it brings numba
+        from foresight.planning.search import kernels  # late: it imports numba
 
         return kernels.gumbel, np.array([self.value_scale, self.max_visit_init, NORMALIZE.index(self.normalize)])
 
