@@ -72,7 +72,7 @@ def test_clip_fraction() -> None:
     assert policy.clip_fraction(ratio, 0.2, mask=rows((0, 1, 1, 0))).item() == 0.5
 
 
-@sabotaged_by("foresight.ops.policy.temperature_loss", flip_sign, change("wanted", lambda h: -h))
+@sabotaged_by("foresight.ops.policy.temperature_loss", flip_sign, change("target_entropy", lambda h: -h))
 def test_the_temperature_rises_where_the_policy_is_too_certain() -> None:
     log_alpha = torch.tensor(0.5, requires_grad=True)
     loss = policy.temperature_loss(log_alpha, torch.tensor(-3.0, requires_grad=True), -1.0)
