@@ -64,7 +64,7 @@ class Rule(Protocol):
         """The noise `[B, A]` of a search from roots with these logits; 0 without a generator."""
 
     def schedule(self, logits: Tensor, simulations: int) -> Tensor | None:
-        """The visits that the action to try at the root must have, by simulation: int64 `[B, S]`. None: scores decide."""
+        """The visits that the root action of each simulation must have, int64 `[B, S]`; None: scores decide."""
 
     def score(self, node: Node) -> Tensor:
         """Scores `[B, A]` inside the tree: the legal action with the highest score is selected (ties: the first)."""
