@@ -362,8 +362,8 @@ FIELDS_OWN = (
 )
 # Source directories that are already in plain words; the others follow, and are added here.
 PLAIN_SOURCE = (
-    "algorithms/", "data/", "distributed.py", "envs/", "errors.py", "nets/", "ops/", "planning/", "runtime/kinds/",
-    "training/",
+    "algorithms/", "cli/", "data/", "distributed.py", "envs/", "errors.py", "nets/", "ops/", "planning/",
+    "runtime/kinds/", "training/",
 )  # fmt: skip
 _RETIRED = {re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?![\w-])"): better for pattern, better in RETIRED.items()}
 _FIELDS_OWN = re.compile("(?i)" + "|".join(FIELDS_OWN))
