@@ -28,7 +28,7 @@ def measure(env: str, actors: int, given: dict[str, Any]) -> dict[str, Any]:
     single.close()
     times, begun, first, metrics = profile.Profile(), 0.0, 0, {}
     fleet = ray_cluster.Fleet("impala", *processes.plan(resolved, actors), actors)
-    with profile.learning(impala, times):
+    with profile.time_updates(impala, times):
         for step, metrics, _ in learner.train(impala, config, state, fleet, times):  # noqa: B007
             if not begun and step >= config.steps // 5:
                 begun, first = time.perf_counter(), step

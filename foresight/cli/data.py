@@ -53,7 +53,6 @@ def data(
     from foresight.nets.language import pretrained
     from foresight.planning.generation import server
     from foresight.runtime import machine
-    from foresight.runtime.session import PASSING
     from foresight.training import graded
 
     path = Path(out)
@@ -67,7 +66,7 @@ def data(
     if completer is not None and len(model) > 1:
         raise UserError(f"One server has one model's weights, but --model names {len(model)}: name one.")
     env = make(task, "text", **fields.options(env_options))
-    machine.keep_memory(PASSING)
+    machine.keep_memory(machine.POOL)
     where = machine.pick_device(device)
     policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
     if completer is not None:

@@ -252,7 +252,7 @@ def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
     """The agent's analysis of one position as text: the expected score (1 a win, ½ a draw) of its best move for the
     player to move, visits, prior and value of the moves that it searched, and its principal variation.
     """
-    from foresight.runtime.evaluation.match import line
+    from foresight.runtime.evaluation.match import principal_variation
 
     game = agent.env
     action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
@@ -271,7 +271,7 @@ def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
             name = game.move_name(position, action)
             words.append(f"{name:<8} {int(visits[action]):>6}   {100 * float(prior[action]):>4.0f}%   {value:>5}")
         if tree is not None:
-            words.append("line     " + " ".join(_names(game, position, line(tree, played))))
+            words.append("line     " + " ".join(_names(game, position, principal_variation(tree, played))))
     return "\n".join(words)
 
 

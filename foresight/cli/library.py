@@ -40,7 +40,7 @@ def _best(rows: list[results.Row]) -> str:
     if not rows:
         return "not run"
     more = f" (+{len(rows) - 1})" if len(rows) > 1 else ""
-    return f"{rows[0].words()}\n{rows[0].file}{more}"
+    return f"{rows[0].text()}\n{rows[0].file}{more}"
 
 
 def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
@@ -75,7 +75,7 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
     console.print("\nVerified", style="bold")
     verified = results.verified(entry.name, found)
     for row in verified:
-        console.print(f"{row.words()}, {row.file}", markup=False, soft_wrap=True)
+        console.print(f"{row.text()}, {row.file}", markup=False, soft_wrap=True)
     if not verified:
         console.print("not run")
     console.print(f"\nSource {entry.path}" + (f"\nPage   {page}" if page.is_file() else ""), style="dim")

@@ -1,4 +1,4 @@
-"""`Agent`: a trained State that acts, for one observation or a batch."""
+"""`Agent`: a trained State that acts on one observation or a batch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from foresight.training.options import build_config
 class Agent:
     """The algorithm of a run with the State of one of its checkpoints.
 
-    `module`, `state`, `config`, `settings`, `spaces` and `step` are there to be used; `act` remembers the
-    carry of an algorithm that has one until `reset`.
+    `module`, `state`, `config`, `settings`, `spaces` and `step` are public. `act` keeps the carry (the memory
+    of a recurrent policy) until `reset`.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class Agent:
         found = checkpoint.find(path, which)
         self.module = catalog.module(self.settings.algorithm)
         self.config = build_config(self.module.Config, **self.settings.config)
-        self._lacks: UserError | None = None  # raised by `evaluate`: the data are missing
+        self._missing_data: UserError | None = None  # raised by `evaluate`
         try:
             self.env = environments.single(self.settings)
         except UserError as error:
-            if not paths.missing(self.settings.places):
+            if not paths.missing(self.settings.paths):
                 raise
-            self._lacks, self.env = error, environments.silent(self.settings)
+            self._missing_data, self.env = error, environments.without_data(self.settings)
         self.spaces = environments.spaces(self.env)
-        place = machine.pick_device(device, gpu=kinds.get(self.settings.kind).gpu)
-        self.state = self.module.build(self.config, self.spaces, place)
-        self.step: int = checkpoint.restore(found, self.state, place)["step"]
+        device = machine.pick_device(device, gpu=kinds.get(self.settings.kind).gpu)
+        self.state = self.module.build(self.config, self.spaces, device)
+        self.step: int = checkpoint.restore(found, self.state, device)["step"]
         if completer is not None:
             from foresight.planning.generation import server  # late: only language models have one
 
@@ -66,11 +66,11 @@ class Agent:
         return kinds.get(self.settings.kind).act(self, obs, explore)
 
     def act_on(self, batch: Tree, single: bool, explore: bool = False) -> NDArray[Any] | int | bool:
-        """The actions for a batch of observations, as an array; the first alone where `single`."""
+        """The actions for a batch of observations, as an array; only the first if `single`."""
         device = machine.device_of(self.state)
-        placed = tree_map(lambda x: x.to(device), batch)
+        inputs = tree_map(lambda x: x.to(device), batch)
         with torch.no_grad():
-            action, _, self._carry = self.module.act(self.state, placed, self._carry, explore=explore)
+            action, _, self._carry = self.module.act(self.state, inputs, self._carry, explore=explore)
         array: NDArray[Any] = action.cpu().numpy()
         if not single:
             return array
@@ -80,9 +80,9 @@ class Agent:
         return first
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> Evaluation:
-        """Measure again, see `runtime.evaluation.evaluate`; `episodes` and `seed` are the run's unless given."""
-        if self._lacks is not None:
-            raise self._lacks
+        """Evaluate again, see `runtime.evaluation.evaluate`; `episodes` and `seed` default to the run's."""
+        if self._missing_data is not None:
+            raise self._missing_data
         count = self.settings.episodes if episodes is None else episodes
         env = environments.evaluation(dataclasses.replace(self.settings, episodes=count), self.env)
         try:
@@ -92,7 +92,7 @@ class Agent:
                 environments.close(env)
 
     def reset(self) -> None:
-        """Forget the carry: a new episode begins."""
+        """Clear the carry, at the start of an episode."""
         self._carry = None
 
     def close(self) -> None:
@@ -124,4 +124,4 @@ def _fit(obs: Any, space: gymnasium.Space[Any], name: str) -> tuple[Tensor, bool
         return value[None], True
     if tuple(value.shape[1:]) == shape and value.ndim == len(shape) + 1:
         return value, False
-    raise UserError(f"{name} has shape {tuple(value.shape)}, but one observation has {shape} (a batch one more).")
+    raise UserError(f"{name} has shape {tuple(value.shape)}. It must be {shape}, or a batch of these.")

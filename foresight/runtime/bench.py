@@ -1,4 +1,4 @@
-"""Speed, side by side: the same workload on this library and on a peer, in turn, each in a fresh process."""
+"""Speed benchmarks: the same workload on this library and on a peer, alternately, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from foresight.errors import UserError, unknown
 
 PACKAGES = ("foresight", "torch", "numpy", "scipy", "gymnasium", "envpool", "transformers")
 MARK = "foresight-bench-result "
-LIMIT = 3600.0  # seconds for one side of one round; beyond that something hangs
+LIMIT = 3600.0  # seconds for one side of one round before it counts as hanging
 
-# The child: run one side of a benchmark file and print its result on the last line.
+# The child process runs one side of a benchmark file and prints its result on the last line.
 CHILD = f"""
 import json, runpy, sys, time
 space = runpy.run_path(sys.argv[1], run_name="benchmark")
@@ -49,10 +49,10 @@ class Benchmark:
 
 
 def folder() -> Path:
-    """`benchmarks/` beside the package in a source checkout. Raises `UserError` where there is none."""
+    """`benchmarks/` next to the package in a source checkout. Raises `UserError` if there is none."""
     path = Path(__file__).resolve().parents[2] / "benchmarks"
     if not path.is_dir():
-        raise UserError("The benchmarks come with the source, not with the wheel: clone the repository.")
+        raise UserError("The benchmarks are not part of the wheel. Clone the repository and run them there.")
     return path
 
 
@@ -87,12 +87,12 @@ def run(
     python: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Measure `name`; with `against`, its peer in turn, `rounds` times; write and return the result.
+    """Measure `name` (with `against`, alternating with its peer) `rounds` times; write and return the result.
 
-    `python` is the interpreter of the peer, where it lives in an environment of its own. The result goes to
-    `out`, by default `results/bench-NAME.json` beside the benchmarks.
+    `python` is the interpreter of the peer, if it is installed in another environment. The result is written to
+    `out`, by default `results/bench-NAME.json`.
 
-    Raises `UserError` for an unknown benchmark or peer, and where the peer is not installed.
+    Raises `UserError` for an unknown benchmark or peer, and if the peer is not installed.
     """
     directory = directory or folder()
     valid = benchmarks(directory)
@@ -103,7 +103,7 @@ def run(
     bench = valid[name]
     if against is not None:
         if not bench.peer:
-            raise UserError(f"The benchmark '{name}' has no peer to run against.")
+            raise UserError(f"The benchmark '{name}' has no peer. Leave out --against.")
         if _canonical(against) != _canonical(bench.peer):
             raise unknown(f"peer of '{name}'", against, [bench.peer])
         _require(bench.peer, python)
@@ -137,22 +137,22 @@ def run(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"Cannot write '{path}' ({error.strerror or error}).") from error
+        raise UserError(f"Cannot write {path}: {error.strerror or error}. Choose another --out.") from error
     return summary
 
 
 def median(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Key by key the median of the numbers; of anything else, the first."""
+    """The median of each numeric key; the first value of any other key."""
     merged: dict[str, Any] = {}
     for key, value in results[0].items():
         values = [result[key] for result in results if key in result]
-        plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-        merged[key] = statistics.median(values) if plain else value
+        numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        merged[key] = statistics.median(values) if numeric else value
     return merged
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to judge a time: cores this process may use, memory in GiB, and the accelerator's kind."""
+    """The machine of a timing: cores and memory that this process may use, system and processor."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     facts: dict[str, Any] = {"cores": cores, "memory": f"{memory():.0f} GiB", "system": platform.system()}
     facts["processor"] = processor()
@@ -161,13 +161,13 @@ def machine() -> dict[str, Any]:
 
 def memory() -> float:
     """GiB of memory that this process may use: the machine's, or less inside a container."""
-    from foresight.planning.search import memory as room  # late: it brings torch
+    from foresight.planning.search import memory as search_memory  # late: it imports torch
 
-    return room.memory() / 2**30
+    return search_memory.memory() / 2**30
 
 
 def processor() -> str:
-    """The processor's model name, as far as the system tells."""
+    """The processor's model name, if the system reports it."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -177,7 +177,7 @@ def processor() -> str:
 
 
 def versions(packages: Sequence[str] = PACKAGES, python: str | None = None) -> dict[str, str]:
-    """Versions of what is installed, Python first; a peer in another environment is asked there."""
+    """Versions of Python and the installed packages; those in another environment by its `python`."""
     found = {"python": platform.python_version()}
     for name in packages:
         version = (_version_there(name, python) if python else None) or _version(name)
@@ -187,26 +187,26 @@ def versions(packages: Sequence[str] = PACKAGES, python: str | None = None) -> d
 
 
 def _measure(bench: Benchmark, side: str, python: str) -> dict[str, Any]:
-    # The package is put on the path of the child, so that it runs from a checkout too, in any environment.
+    # The package is on the path of the child process, so that it also runs from a checkout, in any environment.
     path = os.pathsep.join(filter(None, [str(bench.path.parents[1]), os.environ.get("PYTHONPATH", "")]))
     command = [python, "-c", CHILD, str(bench.path), side]
-    # A peer is measured as it is: what this package sets for itself, it sets again where it is imported.
-    theirs = {name: value for name, value in os.environ.items() if name not in foresight.WAITING}
+    # A peer runs with its own defaults: variables that this package sets are removed, and set again on its import.
+    environment = {name: value for name, value in os.environ.items() if name not in foresight.WAITING}
     try:
         done = subprocess.run(
             command,
-            env={**theirs, "PYTHONPATH": path},
+            env={**environment, "PYTHONPATH": path},
             cwd=bench.path.parents[1],
             capture_output=True,
             text=True,
             timeout=LIMIT,
         )
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"'{bench.name}' ({side}) took longer than {LIMIT:.0f} s and was stopped.") from error
+        raise UserError(f"Benchmark '{bench.name}' ({side}) took longer than {LIMIT:.0f} s and was stopped.") from error
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode != 0 or not lines:
         tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
-        raise UserError(f"'{bench.name}' ({side}) failed with exit code {done.returncode}:\n{tail}")
+        raise UserError(f"Benchmark '{bench.name}' ({side}) failed with exit code {done.returncode}:\n{tail}")
     result: dict[str, Any] = json.loads(lines[-1][len(MARK) :])
     if "rate" not in result:
         raise UserError(f"'{bench.path.name}': {side}() must return a dict with 'rate'.")
@@ -219,7 +219,7 @@ def _require(peer: str, python: str | None) -> None:
     else:
         present = _version_there(peer, python) is not None
     if not present:
-        raise UserError(f"The peer '{peer}' is not installed: pip install 'foresight[peers]'")
+        raise UserError(f"The peer '{peer}' is not installed. Install it with: pip install 'foresight[peers]'")
 
 
 def _version(name: str) -> str | None:
@@ -234,7 +234,9 @@ def _version_there(name: str, python: str) -> str | None:
     try:
         done = subprocess.run([python, "-c", code, name], capture_output=True, text=True)
     except OSError as error:
-        raise UserError(f"Cannot run the peer's interpreter '{python}' ({error.strerror or error}).") from error
+        raise UserError(
+            f"Cannot run the peer's interpreter {python}: {error.strerror or error}. Give another --peer-python."
+        ) from error
     return done.stdout.strip() or None
 
 

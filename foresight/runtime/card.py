@@ -1,4 +1,4 @@
-"""The model card of an exported Hugging Face folder: what was learned, from what, by which objective, how well."""
+"""The model card of an exported Hugging Face folder: base model, data, objective, results and license."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.config.settings import Settings
 
 PACKAGED = {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct", "license": "apache-2.0"}  # of the model "smollm2"
-# The text that a reward model reads (`training.corpus.encode`), as code for people who have transformers alone.
+# The text that a reward model reads (`training.corpus.encode`), as code that needs only transformers.
 _PLAIN = """
 def written(question, answer):
     return question + answer + tokenizer.eos_token
@@ -30,7 +30,7 @@ _ASK = """
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-folder = "."  # where this card lies
+folder = "."  # the folder of this card
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -48,14 +48,14 @@ ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
 def write(folder: Path, settings: Settings, summary: dict[str, Any]) -> Path:
-    """Write `README.md` into an exported folder, whole model or adapter, from the summary of its run; returns it.
+    """Write the `README.md` of an exported folder (model or adapter) from the summary of its run; returns its path.
 
-    Its front matter is what the Hugging Face hub reads (https://huggingface.co/docs/hub/model-cards).
+    The front matter is that of the Hugging Face hub (https://huggingface.co/docs/hub/model-cards).
     """
     library = "peft"
     if not (folder / "adapter_config.json").is_file():
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
-        library = "foresight" if kind.startswith("foresight") else "transformers"  # who knows how to load it
+        library = "foresight" if kind.startswith("foresight") else "transformers"  # the library that loads it
     use = scoring(folder) if catalog.entry(settings.algorithm).name == "reward_model" else ""
     checkpoint.write_whole(folder / "README.md", text(settings, summary, library) + use)
     return folder / "README.md"
@@ -63,15 +63,15 @@ def write(folder: Path, settings: Settings, summary: dict[str, Any]) -> Path:
 
 def text(settings: Settings, summary: dict[str, Any], library: str = "transformers") -> str:
     """The card as Markdown with front matter; `library` is the one that loads the folder."""
-    entry, model = catalog.entry(settings.algorithm), str(settings.config.get("model", ""))  # none: from nothing
+    entry, model = catalog.entry(settings.algorithm), str(settings.config.get("model", ""))  # "": random weights
     adapter = library == "peft"
     name = f"{_short(model)}-{entry.name}" if model else entry.name
     known = base(model) if model else {}
     scorer = entry.name == "reward_model"
     after, before = summary["evaluation"], summary["baseline"]
     data = str(settings.config.get("data") or settings.env)
-    data = Path(data).name if Path(data).exists() else data  # a folder of yours says nothing to others
-    held = Path(settings.env).name
+    data = Path(data).name if Path(data).exists() else data  # a local path means nothing to others
+    task = Path(settings.env).name
     held_out = f"{after['metric']} on {after['n']} held-out rows, seed {settings.seed}"
     result = {
         "task": {"type": "text-classification" if scorer else "text-generation"},
@@ -87,8 +87,8 @@ def text(settings: Settings, summary: dict[str, Any], library: str = "transforme
         "tags": ["foresight", entry.name, *(f"arxiv:{number}" for number in ARXIV.findall(entry.doc))],
         "model-index": [{"name": name, "results": [result]}],
     }
-    whole = _short(model) if model else "A language model from nothing"
-    what = f"An adapter (LoRA) of {_short(model)}" if adapter else whole
+    full = _short(model) if model else "A language model trained from scratch"
+    what = f"An adapter (LoRA) of {_short(model)}" if adapter else full
     changed = "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.typed().config.items())
     return f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()}
@@ -108,16 +108,16 @@ def text(settings: Settings, summary: dict[str, Any], library: str = "transforme
 
 ## Data
 
-`{data}`; {after["n"]} held-out rows of `{held}` were never learned from.
+`{data}`; {after["n"]} held-out rows of `{task}` were never trained on.
 
-## Numbers of the run
+## Results
 
 | | {before["metric"]} | standard deviation | rows |
 |---|---|---|---|
 {_row("before", before)}
 {_row(f"after {summary['steps']:,} {summary['unit']}, seed {settings.seed}", after)}
 
-One run of one seed; {summary["seconds"]:.0f} s of training, {summary["peak_gib"]:.2f} GiB of memory at most.
+One run of one seed; {summary["seconds"]:.0f} s of training, {summary["peak_gib"]:.2f} GiB of peak memory.
 
     {summary["command"]}
 
@@ -134,21 +134,21 @@ Versions: {", ".join(f"{package} {version}" for package, version in summary["ver
 
 
 def scoring(folder: Path) -> str:
-    """How the reward model in a folder is asked: the text that it reads, to the letter, and code that asks it."""
+    """How to use the reward model in a folder: the exact text that it reads, and code that scores answers."""
     from transformers import AutoTokenizer  # late: it is slow
 
-    from foresight.nets.language import decoder  # noqa: F401  transformers then knows our own decoder, too
+    from foresight.nets.language import decoder  # noqa: F401  registers our decoder with transformers
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     code = _ASK.replace("WRITTEN", (_PLAIN if tokenizer.chat_template is None else _TURNS).strip())
     code = code.replace("SPECIAL", "" if tokenizer.chat_template is None else ", add_special_tokens=False")
     if json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"].startswith("foresight"):
-        code = "import foresight.nets.language.decoder  # transformers then knows the decoder\n" + code
+        code = "import foresight.nets.language.decoder  # registers the decoder with transformers\n" + code
     shown = _written(tokenizer, "What is 1+1?", "2")
     return f"""
 ## How to score
 
-The score is the model's number at the last token of this text, here of the question "What is 1+1?" and the answer "2":
+The score is the model's output at the last token of this text, here for the question "What is 1+1?" and the answer "2":
 
 ```python
 {shown!r}
@@ -163,14 +163,14 @@ Higher is better; only the differences between answers to one question mean some
 
 
 def _written(tokenizer: Any, question: str, answer: str) -> str:
-    """What `written` of the card gives."""
+    """The result of `written` in the card."""
     names: dict[str, Any] = {"tokenizer": tokenizer}
     exec(_PLAIN if tokenizer.chat_template is None else _TURNS, names)
     return str(names["written"](question, answer))
 
 
 def base(model: str) -> dict[str, str]:
-    """What is known of the model that a run began from: its hub id and its license, as its own card says them."""
+    """The hub id and license of the base model of a run, as far as its own card gives them."""
     if model == "smollm2":
         return PACKAGED
     folder = Path(model).expanduser()
@@ -192,7 +192,7 @@ def _row(label: str, found: dict[str, Any]) -> str:
 
 
 def _front(file: Path) -> dict[str, Any]:
-    """The front matter of a card; empty where there is none that can be read."""
+    """The front matter of a card; empty if it has none, or an invalid one."""
     try:
         parts = file.read_text(encoding="utf-8").split("---\n", 2)
         found = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else {}
@@ -203,15 +203,15 @@ def _front(file: Path) -> dict[str, Any]:
 
 def _origin(model: str, known: dict[str, str]) -> str:
     if not model:
-        return "The weights began as random numbers: there is no base model."
+        return "The weights were initialized at random: there is no base model."
     name = known.get("base_model", _short(model))
     if "license" in known:
         return f"The weights derive from {name} and are under its license, {known['license']}."
-    return f"The weights derive from {name}, whose license holds for them: look it up before you share them."
+    return f"The weights derive from {name} and are under its license: look it up before you share them."
 
 
 def _short(model: str) -> str:
-    """The name of a model: the last part of its hub id or folder (of the run, where that is called export)."""
+    """The name of a model: the last part of its hub id or folder (of its run, if the folder is called export)."""
     if model == "smollm2":
         return PACKAGED["base_model"].rsplit("/", 1)[-1]
     path = Path(model)

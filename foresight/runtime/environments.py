@@ -11,7 +11,7 @@ from foresight.runtime.config.settings import Settings
 def training(resolved: Settings) -> Any:
     """The environment to train in, with `num_envs` of them where the Config has that field.
 
-    Raises UserError as `envs.make`, and for a game whose opponent does not exist.
+    Raises UserError as `envs.make` does, and for a game whose opponent does not exist.
     """
     return kinds.get(resolved.kind).training_env(resolved)
 
@@ -26,15 +26,15 @@ def single(resolved: Settings, render: bool = False) -> Any:
     return kinds.get(resolved.kind).single_env(resolved, render)
 
 
-def silent(resolved: Settings) -> Any:
-    """A text task without its data, which were moved or deleted: the model can still be prompted, not evaluated."""
-    from foresight.envs.text.task import TextTask  # late: an MDP must not wait for it
+def without_data(resolved: Settings) -> Any:
+    """A text task without its data, which were moved or deleted. The model can be prompted but not evaluated."""
+    from foresight.envs.text.task import TextTask  # late: only text tasks need it
 
     return TextTask(resolved.typed().env, [], [], None, traced=bool(resolved.env_options.get("trace")))
 
 
 def spaces(env: Any) -> Any:
-    """What `build` is given: the spaces of a control environment; an MDP or a text task is its own."""
+    """The argument `spaces` of `build`: the spaces of a control environment; an MDP or a text task itself."""
     return getattr(env, "spaces", env)
 
 

@@ -1,12 +1,12 @@
-"""A trained policy that runs without this library: as one file, TorchScript or ONNX, or as a Hugging Face folder.
+"""Exports a trained policy that runs without this library: a TorchScript or ONNX file, or a Hugging Face folder.
 
-A language model is written as a folder that `transformers` loads, merged or (of a run with LoRA) as an adapter, with
-its model card.
+A language model is exported as a folder that `transformers` loads, with its model card: merged or, for a run with LoRA,
+as an adapter.
 
-Of a policy over tensors the greedy `act` is written, whatever the algorithm is: inputs are the observation's parts and,
-of a policy with a memory, the leaves of its carry; outputs are the action and the leaves of the next carry. All have
-the batch dim first, of any length. Zeros for the carry are a memory that has read nothing; whoever runs the file sets
-the rows of worlds whose episode ended back to zeros. Normalization is part of the file.
+Any other policy is exported as its greedy `act`: inputs are the parts of the observation and, for a policy with memory,
+the leaves of its carry; outputs are the action and the leaves of the next carry. All have a leading batch dim of any
+length. A carry of zeros is an empty memory: the caller must reset the rows of envs whose episode ended to zeros.
+Normalization is part of the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Exported(nn.Module):
         self._forms = (form(obs), form(carry))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """One step of every world."""
+        """One step of every env."""
         obs, carry = self._forms
         left = list(tensors)
         action, _, after = self._act(self._state, fill(obs, left), fill(carry, left), False)
@@ -54,11 +54,11 @@ class Exported(nn.Module):
 def export(
     path: str | Path, kind: str = "torchscript", out: str | Path | None = None, checkpoint: str | int = "latest"
 ) -> Path:
-    """Write the policy of the run at `path` to `out`; returns where.
+    """Write the policy of the run at `path` to `out`; returns that path.
 
-    By default that is `policy.pt` or `policy.onnx` in the run, or the folder `merged` or `adapter`. A TorchScript file
-    holds a description of its inputs and outputs, `policy.json`; an ONNX file has them by name. Raises UserError for an
-    unknown format or one that the run does not have, and where packages are missing.
+    The default is `policy.pt` or `policy.onnx` in the run, or the folder `merged` or `adapter`. A TorchScript file
+    contains a description of its inputs and outputs, `policy.json`; an ONNX file names them. Raises UserError for an
+    unknown format or one that the run does not support, and if packages are missing.
     """
     if kind not in FORMATS:
         raise errors.unknown("format", kind, FORMATS)
@@ -67,9 +67,7 @@ def export(
     agent = run.load(path, checkpoint, device="cpu")
     try:
         if kind not in kinds.get(agent.settings.kind).exports:
-            raise UserError(
-                f"Only policies that act in environments can be exported, not one for '{agent.settings.env}'."
-            )
+            raise UserError(f"{path} is a run on '{agent.settings.env}', whose policy cannot be exported as {kind}.")
         file = Path(out) if out is not None else Path(path) / f"policy{SUFFIXES[kind]}"
         policy, inputs, names = prepare(agent)
         write(policy, inputs, names, file, kind)
@@ -81,13 +79,15 @@ def export(
 def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
     found = run.Run(path)
     if kind not in kinds.get(found.settings.kind).exports:
-        raise UserError(f"'{kind}' is for language models, and {path} is a run on '{found.settings.env}'.")
+        raise UserError(f"'{kind}' is for language models, but {path} is a run on '{found.settings.env}'.")
     if kind == "adapter" and not found.settings.config.get("lora"):
-        raise UserError(f"{path} has no adapter: train with --lora, or export it as merged.")
+        raise UserError(f"{path} has no adapter. Train with --lora, or export it as merged.")
     if kind == "adapter" and (Path(found.settings.config["model"]) / "adapter_config.json").is_file():
-        raise UserError(f"{path} began from an adapter, so its own tells only what came after: export it as merged.")
+        raise UserError(f"{path} started from an adapter, so its own holds only later changes. Export it as merged.")
     if not found.summary:
-        raise UserError(f"{path} has not ended, so its card would have no numbers: run `foresight resume {path}`.")
+        raise UserError(
+            f"{path} has not ended, so there are no results for its card. Finish it with: foresight resume {path}"
+        )
     from foresight.nets.language import pretrained  # late: it brings transformers
 
     pretrained.check_folder(out)
@@ -95,7 +95,7 @@ def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
     try:
         written: Path = agent.module.export(agent.state, out, kind == "merged")
         summary = found.summary
-        if agent.step != summary["steps"]:  # the card speaks of what is in the folder
+        if agent.step != summary["steps"]:  # the card must report the exported checkpoint
             summary = {**summary, "steps": agent.step, "evaluation": agent.evaluate().document()}
     finally:
         agent.close()
@@ -104,7 +104,7 @@ def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
 
 
 def prepare(agent: Any) -> tuple[Exported, tuple[Tensor, ...], dict[str, list[str]]]:
-    """The policy of an `Agent`, inputs to try it on (two worlds), and the names of its inputs and outputs."""
+    """The policy of an `Agent`, example inputs (two envs), and the names of its inputs and outputs."""
     space = agent.spaces.obs
     obs, _ = agent.batch(_example(space))
     with torch.no_grad():
@@ -116,22 +116,22 @@ def prepare(agent: Any) -> tuple[Exported, tuple[Tensor, ...], dict[str, list[st
 
 
 def write(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[str]], file: Path, kind: str) -> None:
-    """Trace `policy` and write it. Raises UserError where the disk or a missing package does not let it."""
+    """Trace `policy` and write it. Raises UserError if the file cannot be written or a package is missing."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # a trace fixes what does not depend on the batch: as it should
+        warnings.simplefilter("ignore")  # tracing warns of constants, which are intended
         stack.enter_context(_plain(policy))
         try:
             if kind == "torchscript":
                 described = {"policy.json": json.dumps({**names, "shapes": [list(x.shape[1:]) for x in inputs]})}
-                held = io.BytesIO()
-                torch.jit.save(torch.jit.trace(policy, inputs, check_trace=False), held, _extra_files=described)
-                file.write_bytes(held.getvalue())
+                buffer = io.BytesIO()
+                torch.jit.save(torch.jit.trace(policy, inputs, check_trace=False), buffer, _extra_files=described)
+                file.write_bytes(buffer.getvalue())
             else:
                 _onnx(policy, inputs, names, file)
         except OSError as error:
-            raise UserError(f"Cannot write {file}: {error.strerror or error}.") from error
+            raise UserError(f"Cannot write {file}: {error.strerror or error}. Choose another --out.") from error
 
 
 def _onnx(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[str]], file: Path) -> None:
@@ -139,7 +139,7 @@ def _onnx(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[st
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError("Writing ONNX needs two packages. Install them with: pip install 'foresight[onnx]'") from error
+        raise UserError("ONNX needs two packages. Install them with: pip install 'foresight[onnx]'") from error
     batch = torch.export.Dim("batch")
     torch.onnx.export(
         policy, inputs, file, input_names=names["inputs"], output_names=names["outputs"],
@@ -164,14 +164,14 @@ class _plain:
 
 
 def form(tree: Any) -> Any:
-    """A tree of tensors without its tensors: what `fill` puts them back into."""
+    """The structure of a tree of tensors, for `fill`."""
     if isinstance(tree, dict):
         return {key: form(tree[key]) for key in sorted(tree)}
     return tree is not None
 
 
 def fill(shape: Any, left: list[Tensor]) -> Any:
-    """The tree of this form, with tensors from the front of `left`, which it takes out."""
+    """The tree of this structure, filled with tensors popped from the front of `left`."""
     if isinstance(shape, dict):
         return {key: fill(part, left) for key, part in shape.items()}
     return left.pop(0) if shape else None

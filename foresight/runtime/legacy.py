@@ -1,6 +1,6 @@
-"""Names of before: how run directories, presets, checkpoints and command lines of earlier versions are read.
+"""Old names: how run directories, presets, checkpoints and command lines of earlier versions are read.
 
-This is the one place that knows them. What is written has the present names only.
+Only this module knows them. Everything that is written uses the present names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TABULAR = (
     "td_lambda", "td_prediction", "truncated_policy_iteration", "value_iteration",
 )  # fmt: skip
 
-# Fields of a Config: the old name and the present one, for the algorithms that had it.
+# Config fields: the old and the present name, for the algorithms that had the field.
 _FIELDS: Sequence[tuple[tuple[str, ...], Mapping[str, str]]] = (
     (ON_POLICY + OFF_POLICY, {"unroll_steps": "rollout_steps", "anneal": "anneal_lr"}),
     (("off_policy_ac", "qac", "reinforce", "trpo"), {"value_rate": "value_learning_rate"}),
@@ -62,17 +62,17 @@ _FIELDS: Sequence[tuple[tuple[str, ...], Mapping[str, str]]] = (
 
 
 def field_names(algorithm: str) -> dict[str, str]:
-    """The present name of every Config field of `algorithm` that was renamed, by the old one."""
+    """The present name of every renamed Config field of `algorithm`, by its old name."""
     return {old: new for names, renamed in _FIELDS if algorithm in names for old, new in renamed.items()}
 
 
 def fields(algorithm: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` of Config fields under their present names; what is given under both keeps the present one."""
+    """`values` of Config fields under their present names. A field given under both names keeps the present one."""
     renamed = field_names(algorithm)
     return {renamed.get(name, name): value for name, value in values.items() if renamed.get(name) not in values}
 
 
-# Fields of a State: the old name and the present one.
+# Fields of a State: the old and the present name.
 _STATES: Mapping[str, Mapping[str, str]] = {"rlhf_ppo": {"judge": "reward_model"}}
 
 
@@ -82,7 +82,7 @@ def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
     return {renamed.get(name, name): value for name, value in nodes.items()}
 
 
-# Modules that were moved: classes in checkpoints are found by module and name.
+# Modules that were moved: a checkpoint names its classes by module and name.
 _MODULES = {
     "envs.apart": "envs.text.worker",
     "envs.atari": "envs.control.atari",
@@ -197,32 +197,34 @@ def weight(name: str) -> str:
 
 
 def address(text: str) -> str:
-    """The present `module:Class` of a class that a checkpoint names."""
+    """The present `module:Class` of a class named in a checkpoint."""
     module, _, name = text.partition(":")
     short = module.removeprefix("foresight.")
     return f"foresight.{_MODULES[short]}:{name}" if short in _MODULES else text
 
 
 def document(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A `config.yaml`, or a preset, with the present names of what is not a Config field."""
+    """A `config.yaml` or a preset, with the present names of everything but the Config fields."""
     found = dict(config)
     if "world" in found:
         found.setdefault("kind", found.pop("world"))
+    if "places" in found:
+        found.setdefault("paths", found.pop("places"))
     if found.get("kind") == "mdp":
         found["kind"] = "tabular"
     return found
 
 
 def arguments(algorithm: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command line with the present names of options, and a note for each that was renamed."""
+    """A command line with the present option names, and a note for each renamed option."""
     renamed, out, notes = field_names(algorithm), [], []
     for token in args:
-        word, equals, value = token.partition("=")
-        negated = "no-" if word.startswith("--no-") else ""
-        name = word.removeprefix("--").removeprefix(negated).replace("-", "_")
-        if word.startswith("--") and name in renamed:
+        option, equals, value = token.partition("=")
+        negated = "no-" if option.startswith("--no-") else ""
+        name = option.removeprefix("--").removeprefix(negated).replace("-", "_")
+        if option.startswith("--") and name in renamed:
             now = f"--{negated}{renamed[name].replace('_', '-')}"
-            notes.append(f"{word} is called {now} now")
+            notes.append(f"{option} is called {now} now")
             token = now + equals + value
         out.append(token)
     return out, notes

@@ -1,4 +1,4 @@
-"""The machine under a run: devices, threads and the global random generators."""
+"""The machine of a run: devices, threads, memory and the global random generators."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ import torch
 
 from foresight.errors import UserError
 
-TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # the names of mallopt's options in malloc.h
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # mallopt's options in malloc.h
+POOL_AT_START, POOL = 1 << 20, 1 << 25  # bytes: smaller tensors come from the pool, in the first step and after it
 
 
-def pick_device(wanted: str, gpu: bool = True) -> str:
+def pick_device(name: str, gpu: bool = True) -> str:
     """The device for a run. "auto" is CUDA if there is one and `gpu` is true, otherwise the CPU.
 
-    MPS has no float64 and must be asked for. Raises UserError for one that this machine does not have.
+    MPS has no float64 and is never chosen automatically. Raises UserError for a device that this machine lacks.
     """
-    if wanted == "auto":
+    if name == "auto":
         return "cuda" if gpu and torch.cuda.is_available() else "cpu"
     try:
-        torch.zeros(1, device=wanted)
+        torch.zeros(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"The device '{wanted}' cannot be used here ({reason}). Use --device auto.") from error
-    return wanted
+        raise UserError(f"The device '{name}' cannot be used here: {reason}. Use --device auto.") from error
+    return name
 
 
 def device_of(state: object) -> torch.device:
-    """Where the State's modules live (its first generator or tensor, if it has no modules)."""
+    """The device of the State's modules, or of its first generator or tensor if it has no modules."""
     parts = list(vars(state).values())
     for part in parts:
         if isinstance(part, torch.nn.Module):
@@ -45,20 +46,20 @@ def device_of(state: object) -> torch.device:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators too, for code (dropout, initialization) that knows no other."""
+    """Seed the global generators, for code (dropout, initialization) that takes no generator."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def global_rng() -> dict[str, Any]:
-    """The global generators, for `set_global_rng`."""
+    """The states of the global generators, for `set_global_rng`."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate(), "numpy": np.random.get_state()}
 
 
 def set_global_rng(bits: dict[str, Any]) -> None:
-    """Put the global generators where `global_rng` found them (CUDA's, if there are as many devices)."""
+    """Restore the states that `global_rng` returned (CUDA's only if the number of devices is the same)."""
     torch.set_rng_state(bits["torch"])
     random.setstate(bits["python"])
     np.random.set_state(bits["numpy"])
@@ -68,7 +69,7 @@ def set_global_rng(bits: dict[str, Any]) -> None:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Torch's threads as a Config with a field `threads` asks; torch's own choice for None or 0."""
+    """Run with `count` torch threads (the Config field `threads`); None or 0 keeps torch's own choice."""
     before = torch.get_num_threads()
     if count:
         torch.set_num_threads(count)
@@ -79,22 +80,22 @@ def threads(count: int | None) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def keep_memory(pieces: int) -> None:
-    """Have the C library keep freed tensors below `pieces` bytes for the next use, in one pool. Only glibc can.
+def keep_memory(limit: int) -> None:
+    """Have the C library keep freed tensors below `limit` bytes in one pool for reuse. Only glibc supports this.
 
-    By default every large tensor is fetched from the system anew, so that a training step spends a good part of its
-    time on page faults; and each thread has a pool of its own, so that what autograd's thread frees lies idle.
-    What is as large as `pieces` gets pages of its own and leaves no hole in the pool.
+    By default every large tensor is newly requested from the system, and a training step spends much of its time on
+    page faults; each thread also has its own pool, so memory that autograd's thread frees is not reused.
+    A tensor of `limit` bytes or more gets its own pages and leaves no hole in the pool.
     """
-    # oneDNN keeps the code that it makes for every shape. Rows of tokens are of a thousand shapes: keep fewer.
+    # oneDNN caches compiled code by shape. Token batches have thousands of shapes: cache fewer.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-        for option, value in ((MMAP_THRESHOLD, pieces), (TRIM_THRESHOLD, (1 << 31) - 1), (ARENA_MAX, 1)):
+        for option, value in ((MMAP_THRESHOLD, limit), (TRIM_THRESHOLD, (1 << 31) - 1), (ARENA_MAX, 1)):
             mallopt(option, value)
 
 
 def return_memory() -> None:
-    """Give freed memory back to the system: what `keep_memory` keeps grows with every gap between uses."""
+    """Return freed memory to the system: the pool of `keep_memory` otherwise grows by fragmentation."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

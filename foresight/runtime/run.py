@@ -1,4 +1,4 @@
-"""`train`, `resume`, `load`: a run directory around the generator of an algorithm."""
+"""`train`, `resume` and `load`: runs of an algorithm, each in a run directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOLDS_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoints")
 
 
 class Run:
-    """A run directory: what was made, from what, and how well it did."""
+    """A run directory: its settings, metrics and results."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The last `Evaluation` (without its single values), or None until the run has ended."""
+        """The last `Evaluation` (without the single values), or None until the run has ended."""
         return _evaluation(self.summary.get("evaluation"))
 
     @property
@@ -54,7 +54,7 @@ class Run:
         return _evaluation(self.summary.get("baseline"))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`: step, seconds and whatever was measured there."""
+        """The rows of `metrics.jsonl`: step, seconds and the metrics of each logged step."""
         from foresight.runtime.monitoring import log
 
         return log.read(self.path)
@@ -96,17 +96,17 @@ def train(
 ) -> Run:
     """Train the algorithm `name` and return its run directory.
 
-    - `preset`, or `env` (control, tabular, game) or `task` (text); one that has a preset uses it;
+    - `preset`, or `env` (control, tabular, game) or `task` (text), which uses its preset if it has one;
     - `out`: the run directory (default: a new one under `runs/`);
-    - `steps`, `seed`, `model` and other `**fields`: the algorithm's Config, over the preset; or a whole `config`;
+    - `steps`, `seed`, `model` and other `**fields` of the Config, which override the preset; or a whole `config`;
     - `evaluate_every`: in the algorithm's unit (default: at the end only), `evaluation_episodes` each time;
-    - `checkpoint_every`: seconds (default: 120, or longer where saving is slow), the `keep` newest stay;
+    - `checkpoint_every`: seconds (default: 120, or longer if saving is slow); the `keep` newest are kept;
     - `actors`: actor processes, on this machine or on the Ray cluster at `ray`;
     - `completer`: the URL of a server that samples for a language model, see `planning.generation.server`;
     - `callbacks`: called with `(step, metrics, state)` after every step that the algorithm yields;
     - `show`: progress on stderr; `record`: a video of the result in `media/`; `log`: "wandb", "trackio".
 
-    Raises UserError for a user's mistake, `Interrupted` (a KeyboardInterrupt) after Ctrl-C has saved.
+    Raises UserError for a user's mistake, and `Interrupted` (a KeyboardInterrupt) after Ctrl-C, when it has saved.
     """
     common = {"steps": steps, "seed": seed, "model": model}
     resolved = resolve.resolve(
@@ -127,17 +127,17 @@ def train(
     from foresight.runtime.distributed import torchrun  # late: this imports torch
     from foresight.runtime.session import Session
 
-    with torchrun.together(resolved) as (resolved, aside):
-        path, made = (aside, []) if aside else _directory(out, resolved)
-        held = set(path.iterdir())
-        show, services = (show, log) if aside is None else (False, ())
+    with torchrun.join(resolved) as (resolved, scratch):
+        path, made = (scratch, []) if scratch else _directory(out, resolved)
+        existing = set(path.iterdir())
+        show, services = (show, log) if scratch is None else (False, ())
         session = None
         try:
             session = Session(path, resolved, checkpoint_every, keep, show, record, services, callbacks=callbacks)
-            session.go()
+            session.run()
         except UserError as error:
-            if session is None or not (session.begun or isinstance(error, LostError | NotFinite)):
-                _remove(set(path.iterdir()) - held)  # a run that could not begin leaves nothing behind
+            if session is None or not (session.started or isinstance(error, LostError | NotFinite)):
+                _remove(set(path.iterdir()) - existing)  # a run that could not start leaves no files
             raise
         finally:
             with contextlib.suppress(OSError):
@@ -163,16 +163,18 @@ def resume(
 ) -> Run:
     """Continue a run from its newest checkpoint, or from the one that `path` names (`RUN/checkpoints/step-...`).
 
-    `steps` is a new total; `actors`, `ray` and `completer` replace what the run had. A run that was killed before its
-    first checkpoint starts again from nothing. Going back to an older checkpoint sets the newer ones aside. Raises
-    UserError as `train` does, and for a checkpoint that is damaged.
+    `steps` is a new total; `actors`, `ray` and `completer` replace the run's own. A run that was killed before its
+    first checkpoint starts again. Going back to an older checkpoint sets the newer ones aside. Raises UserError as
+    `train` does, and for a damaged checkpoint.
     """
     from foresight.runtime.checkpoints import checkpoint
     from foresight.runtime.distributed import torchrun
     from foresight.runtime.session import Session
 
     if torchrun.started():
-        raise UserError(f"A run cannot be resumed under torchrun. Resume it in one process: foresight resume {path}")
+        raise UserError(
+            f"A run cannot be resumed under torchrun. Resume it in one process with: foresight resume {path}"
+        )
     path = Path(path)
     start = None
     if path.parent.name == "checkpoints":
@@ -192,7 +194,7 @@ def resume(
     start = start or checkpoint.latest(path / "checkpoints")
     if start is None:
         resolved = dataclasses.replace(resolved, note=f"{path} has no checkpoint yet: the run starts again from step 0")
-    Session(path, resolved, checkpoint_every, keep, show, record, log, start, callbacks).go()
+    Session(path, resolved, checkpoint_every, keep, show, record, log, start, callbacks).run()
     return Run(path)
 
 
@@ -201,9 +203,8 @@ def load(
 ) -> Agent:
     """The trained `Agent` of a run: `agent.act(obs)`. `checkpoint` is "latest", "best" or a step.
 
-    `completer` is the URL of a server that answers in place of a language model, with the weights that it has.
-
-    `path` is a run directory, or the name of a bundled agent: `connect_four`.
+    `path` is a run directory, or the name of a bundled agent: `connect_four`. `completer` is the URL of a server that
+    samples instead of the language model, with the server's own weights.
 
     Raises UserError if there is no such run or checkpoint, or if it is damaged.
     """
@@ -214,8 +215,8 @@ def load(
 
 def find(path: str | Path) -> Path:
     """The run directory `path`; otherwise the bundled agent of that name."""
-    here, along = Path(path).expanduser(), catalog.ROOT / "trained" / str(path)
-    return along if not here.exists() and len(Path(path).parts) == 1 and along.is_dir() else here
+    here, bundled = Path(path).expanduser(), catalog.ROOT / "trained" / str(path)
+    return bundled if not here.exists() and len(Path(path).parts) == 1 and bundled.is_dir() else here
 
 
 def _evaluation(document: dict[str, Any] | None) -> Evaluation | None:
@@ -233,13 +234,13 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _directory(out: str | Path | None, resolved: settings.Settings) -> tuple[Path, list[Path]]:
-    """The directory of a new run, and it and those above it that had to be made, innermost first.
+    """The directory of a new run, and the directories that were created for it, innermost first.
 
-    Raises UserError if it holds a run or cannot be made.
+    Raises UserError if it holds a run or cannot be created.
     """
     if out is None:
-        words = f"{Path(resolved.algorithm).stem}-{resolved.preset or resolved.env}-{resolved.seed}"
-        name = re.sub(r"[^\w.-]+", "-", words)
+        label = f"{Path(resolved.algorithm).stem}-{resolved.preset or resolved.env}-{resolved.seed}"
+        name = re.sub(r"[^\w.-]+", "-", label)
         path, number = Path("runs") / name, 1
         while path.exists():
             number += 1

@@ -1,4 +1,4 @@
-"""`config.yaml` and `summary.json`: what a run is made from, and what it reached."""
+"""Writes `config.yaml` and `summary.json`: the settings of a run, and its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def document(session: Session, step: int, evaluation: Evaluation) -> dict[str, Any]:
-    """What goes into `summary.json`."""
+    """The contents of `summary.json`."""
     resolved = session.settings.typed()
     assert session.baseline is not None  # measured before the first step
     return {

@@ -1,4 +1,4 @@
-"""When to do things beside training."""
+"""What triggers work other than training: intervals, and signals from the user."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 
 class Every:
-    """True whenever `now` has passed a multiple of `interval` since it was last asked.
+    """Whether `now` has passed a multiple of `interval` since the last call.
 
-    `now` counts anything: steps, or seconds since the start. Multiples, and not "so long after the last
-    time", so that a resumed run does things at the same steps as one that was never stopped. An
-    interval of 0 is always true, None never.
+    `now` counts anything, such as steps, or seconds since the start. It is a multiple of the interval, not the
+    time since the last trigger, so that a resumed run triggers at the same steps as an uninterrupted one. An
+    interval of 0 always triggers, None never.
     """
 
     def __init__(self, interval: float | None, start: float = 0) -> None:
         self.interval, self._last = interval, start
 
     def __call__(self, now: float) -> bool:
-        """Whether it is time."""
+        """Whether the interval has passed."""
         if not self.interval:
             return self.interval is not None
         due = now // self.interval > self._last // self.interval
@@ -31,7 +31,7 @@ class Every:
 
 
 class Interruption:
-    """Lets Ctrl-C (and SIGTERM) wait until the State is whole: `signal` is set, and the loop stops at the next step.
+    """Delays Ctrl-C (and SIGTERM) until the State is consistent: sets `signal`, and the loop stops after its step.
 
     A second Ctrl-C raises KeyboardInterrupt at once. Outside the main thread, where Python delivers no
     signals, this does nothing.
@@ -56,5 +56,5 @@ class Interruption:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
-        with contextlib.suppress(RuntimeError):  # the signal may have come in the middle of a write to the terminal
-            self._say("stopping after this step and saving; once more stops at once")
+        with contextlib.suppress(RuntimeError):  # the signal may interrupt a write to the terminal
+            self._say("stopping after this step and saving; press Ctrl-C again to stop at once")

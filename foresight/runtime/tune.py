@@ -1,4 +1,4 @@
-"""Hyperparameter search with Optuna: trials are runs, the study is a file beside them, and a search can go on."""
+"""Hyperparameter search with Optuna: each trial is a run, and a search can be continued."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from foresight.training.options import field_types
 
 STUDY, BEST = "study.db", "best.yaml"
 WARM_UP = 5  # trials that are never pruned
-REPORTS = 20  # looks at a trial on its way
-# What a search takes where nobody says ranges: by the name of the field, then by its default.
+REPORTS = 20  # intermediate values of a trial that the pruner sees
+# The default search space: choices by the name of the field, otherwise a range around its default.
 CHOICES: dict[str, list[Any]] = {
     "gamma": [0.95, 0.98, 0.99, 0.995, 0.999],
     "gae_lambda": [0.8, 0.9, 0.95, 0.98, 1.0],
@@ -30,39 +30,39 @@ CHOICES: dict[str, list[Any]] = {
     "hidden": [[64, 64], [128, 128], [256, 256]],
     "activation": ["tanh", "relu"],
 }
-WIDE = ("learning_rate", "coef", "tau", "temperature")  # parts of names of numbers to search over orders of magnitude
+LOG_SCALE = ("learning_rate", "coef", "tau", "temperature")  # name parts of fields to search on a log scale
 COUNTS = ("num_envs", "rollout_steps", "rollouts_per_update", "epochs", "minibatches", "batch_size")  # in powers of two
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Where to look for one field: among `choices`, or between `low` and `high`."""
+    """The search range of one field: `choices`, or from `low` to `high`."""
 
     low: float = 0.0
     high: float = 0.0
     log: bool = False
-    whole: bool = False
+    integer: bool = False
     choices: tuple[Any, ...] = ()
 
     def suggest(self, trial: Any, name: str) -> Any:
         """A value for `name` from an Optuna trial."""
-        if self.choices:  # as text: Optuna keeps no tuples
+        if self.choices:  # as text: Optuna does not store tuples
             return json.loads(trial.suggest_categorical(name, [json.dumps(choice) for choice in self.choices]))
-        if self.whole:
+        if self.integer:
             return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(name, self.low, self.high, log=self.log)
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What a search has found so far."""
+class TuneResult:
+    """The result of a search so far."""
 
     path: Path
-    trials: int  # all that ended, pruned and failed ones too
+    trials: int  # all finished ones, including pruned and failed ones
     complete: int
     value: float
     fields: dict[str, Any]
-    command: str  # what trains with them
+    command: str  # that trains with them
 
 
 def tune(
@@ -78,21 +78,21 @@ def tune(
     device: str = "auto",
     say: Callable[[str], Any] = lambda text: None,
     **env: str | None,
-) -> Found:
-    """Search until there are `trials` in all; what is in `out` already counts. `world`: preset, env or task.
+) -> TuneResult:
+    """Search until there are `trials` in total, including those already in `out`. `env`: preset, env or task.
 
-    A trial is a whole run (`out/trials/00012`), worth what its evaluation says: a return, or less of an error. One
-    whose training metric is below the median of the others at the same step is stopped early (`prune`). Fields are
-    searched in `ranges` (a YAML file; default: `foresight/presets/ranges/NAME.yaml`, or else ranges made from the
-    Config's fields), `only` some of them.
+    A trial is a complete run (`out/trials/00012`); its objective is the evaluation (a return, or the negative of an
+    error). One whose training metric is below the median of the others at the same step is stopped early (`prune`).
+    Fields are searched in `ranges` (a YAML file; default: `foresight/presets/ranges/NAME.yaml`, else ranges made from
+    the Config's fields), or `only` some of them.
 
-    Raises UserError for names that do not exist, for ranges that cannot be read, for a search that would go on with
+    Raises UserError for names that do not exist, for ranges that cannot be read, for a search that was started with
     other `steps`, and if no trial succeeds.
     """
     try:
         import optuna
     except ImportError as error:
-        raise UserError("Tuning needs Optuna: pip install 'foresight[tune]'") from error
+        raise UserError("Tuning needs Optuna. Install it with: pip install 'foresight[tune]'") from error
     if trials < 1:
         raise UserError(f"--trials must be at least 1, not {trials}.")
     resolved = resolve.resolve(name, **dict[str, Any](env), given={} if steps is None else {"steps": steps})
@@ -110,13 +110,13 @@ def tune(
     )  # fmt: skip
     _require_budget(study, path, resolved.config.get("steps"))
     ended = [trial for trial in study.trials if trial.state.is_finished()]
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # a search that goes on draws anew
-    for trial in study.trials:  # cut short by a kill
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # a continued search samples other values
+    for trial in study.trials:  # those interrupted by a kill
         if not trial.state.is_finished():
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
     def objective(trial: Any) -> float:
-        given = {field: where.suggest(trial, field) for field, where in space.items()}
+        given = {field: choice.suggest(trial, field) for field, choice in space.items()}
         given |= {"seed": seed} if "seed" in resolved.config else {}
         given |= {} if steps is None else {"steps": steps}
         callback = _pruner(trial, catalog.entry(name).metrics, resolved.config.get("steps"), optuna) if prune else None
@@ -126,40 +126,40 @@ def tune(
         )  # fmt: skip
         assert finished.evaluation is not None  # the run has ended
         trial.set_user_attr("mean", float(finished.evaluation.mean))
-        say(f"trial {trial.number}: {finished.evaluation}  {_told({k: given[k] for k in space})}")
+        say(f"trial {trial.number}: {finished.evaluation}  {_format({k: given[k] for k in space})}")
         return float(finished.evaluation.worth)
 
-    def ending(study: Any, trial: Any) -> None:
+    def report_end(study: Any, trial: Any) -> None:
         if trial.state.name != "COMPLETE":
-            why = trial.system_attrs.get("why") or trial.user_attrs.get("why", "")
-            say(f"trial {trial.number}: {trial.state.name.lower()} {why}".rstrip())
+            reason = trial.system_attrs.get("why") or trial.user_attrs.get("why", "")
+            say(f"trial {trial.number}: {trial.state.name.lower()} {reason}".rstrip())
 
-    study.optimize(_told_why(objective), max(0, trials - len(ended)), catch=(UserError,), callbacks=[ending])
+    study.optimize(_record_failure(objective), max(0, trials - len(ended)), catch=(UserError,), callbacks=[report_end])
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     if not complete:
-        why = next((t.user_attrs["why"] for t in reversed(study.trials) if "why" in t.user_attrs), "see the study")
-        raise UserError(f"None of {len(study.trials)} trials succeeded. The last said: {why}")
+        reason = next((t.user_attrs["why"] for t in reversed(study.trials) if "why" in t.user_attrs), "see the study")
+        raise UserError(f"None of {len(study.trials)} trials succeeded. The last one failed with: {reason}")
     best = study.best_trial
     values = {field: _plain(space.get(field), value) for field, value in best.params.items()}
     command = shlex.join(
         ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
-        + ([] if resolved.preset else [f"--{kinds.get(resolved.kind).word}", resolved.env])
-        + [word for field, value in values.items() for word in config_fields.option(field, value)]
+        + ([] if resolved.preset else [f"--{kinds.get(resolved.kind).option}", resolved.env])
+        + [part for field, value in values.items() for part in config_fields.option(field, value)]
         + ([] if steps is None else config_fields.option("steps", steps))
     )
     mean = float(best.user_attrs.get("mean", best.value or 0.0))
-    found = Found(path, len(study.trials), len(complete), mean, values, command)
+    found = TuneResult(path, len(study.trials), len(complete), mean, values, command)
     _write(found, resolved, best.number, steps)
     return found
 
 
 def _require_budget(study: Any, path: Path, budget: int | None) -> None:
-    """Raise UserError where a search would go on with another budget: what a trial is worth depends on its steps."""
+    """Raise UserError if the earlier trials had another budget: the results of a trial depend on its steps."""
     before = study.user_attrs.get("steps", budget)
     if before != budget:
         raise UserError(
             f"The trials in {path} have {before:,} steps each, and those of {budget:,} cannot be compared with them. "
-            f"Go on with --steps {before}, or begin another search with --out."
+            f"Continue with --steps {before}, or start another search with --out."
         )
     study.set_user_attr("steps", budget)
 
@@ -168,13 +168,13 @@ def search_space(
     name: str, config: Mapping[str, Any], ranges: str | Path | None = None, only: Iterable[str] = ()
 ) -> dict[str, Range]:
     """The range of every field that is searched; see `tune`."""
-    ours = catalog.ROOT / "presets" / "ranges" / f"{catalog.entry(name).name}.yaml"
-    file = ours if ranges is None else Path(ranges)
+    bundled = catalog.ROOT / "presets" / "ranges" / f"{catalog.entry(name).name}.yaml"
+    file = bundled if ranges is None else Path(ranges)
     if ranges is not None and not file.is_file():
-        raise UserError(f"There is no file of ranges {file}.")
+        raise UserError(f"There is no file {file}. Give an existing YAML file with --ranges.")
     if file.is_file():
         document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        space = {field: _range(name, field, spoken, config) for field, spoken in document.items()}
+        space = {field: _range(name, field, given, config) for field, given in document.items()}
     else:
         hints = field_types(catalog.config_class(name))
         guesses = {field: _guess(field, value, hints[field]) for field, value in config.items()}
@@ -183,26 +183,28 @@ def search_space(
         if field not in config:
             raise unknown(f"field of {name}", field, config)
         if field not in space:
-            raise UserError(f"There is no range for '{field}'. Write one into a file and give it with --ranges.")
+            raise UserError(
+                f"There is no default range for '{field}'. Write one into a file and give it with --ranges."
+            )
     chosen = {field: space[field] for field in only} if only else space
     if not chosen:
-        raise UserError(f"There is nothing to search in {name}: give a file with --ranges.")
+        raise UserError(f"{name} has no default ranges. Give a file with --ranges.")
     return chosen
 
 
-def _range(name: str, field: str, spoken: Any, config: Mapping[str, Any]) -> Range:
+def _range(name: str, field: str, given: Any, config: Mapping[str, Any]) -> Range:
     if field not in config:
         raise unknown(f"field of {name}", field, config)
-    if isinstance(spoken, list) and spoken:
-        for value in spoken:
+    if isinstance(given, list) and given:
+        for value in given:
             config_fields.coerce(name, {field: value})
-        return Range(choices=tuple(spoken))
-    if isinstance(spoken, dict) and {"low", "high"} <= set(spoken) <= {"low", "high", "log"}:
-        low, high = (config_fields.coerce(name, {field: spoken[end]})[field] for end in ("low", "high"))
-        log = bool(spoken.get("log", False))
+        return Range(choices=tuple(given))
+    if isinstance(given, dict) and {"low", "high"} <= set(given) <= {"low", "high", "log"}:
+        low, high = (config_fields.coerce(name, {field: given[end]})[field] for end in ("low", "high"))
+        log = bool(given.get("log", False))
         if low < high and not (log and low <= 0):
-            return Range(low, high, log=log, whole=isinstance(low, int))
-    raise UserError(f"The range of '{field}' must be a list, or low, high (and log), low below high, not {spoken!r}.")
+            return Range(low, high, log=log, integer=isinstance(low, int))
+    raise UserError(f"The range of '{field}' must be a list, or low, high (and log), low below high, not {given!r}.")
 
 
 def _guess(field: str, value: Any, hint: Any) -> Range | None:
@@ -211,22 +213,22 @@ def _guess(field: str, value: Any, hint: Any) -> Range | None:
         return Range(choices=tuple(choices))
     if field in COUNTS and isinstance(value, int) and value > 0:
         return Range(choices=tuple(sorted({max(1, value // 4), max(1, value // 2), value, 2 * value, 4 * value})))
-    if hint in (float, float | None) and any(part in field for part in WIDE) and value:
+    if hint in (float, float | None) and any(part in field for part in LOG_SCALE) and value:
         return Range(value / 10, value * 10, log=True)
     return None
 
 
 def _pruner(trial: Any, metrics: tuple[str, ...], total: Any, optuna: Any) -> Any:
-    """A callback that reports the first metric now and then, and stops a trial that does badly."""
-    seen = [0]
-    sign = -1.0 if metrics and (evaluate.falls(metrics[0]) or "loss" in metrics[0]) else 1.0
+    """A callback that reports the first metric at intervals and stops a trial that the pruner rejects."""
+    reported = [0]
+    sign = -1.0 if metrics and (evaluate.lower_is_better(metrics[0]) or "loss" in metrics[0]) else 1.0
 
     def callback(step: int, row: dict[str, Any], state: Any) -> None:
         value = row.get(metrics[0]) if metrics else None
         mark = int(REPORTS * step / total) if total else step
-        if value is None or math.isnan(value) or mark <= seen[0] or mark >= REPORTS:
+        if value is None or math.isnan(value) or mark <= reported[0] or mark >= REPORTS:
             return
-        seen[0] = mark
+        reported[0] = mark
         trial.report(sign * float(value), mark)
         if trial.should_prune():
             raise optuna.TrialPruned(f"{metrics[0]} {value:.4g} at {step:,}")
@@ -234,32 +236,34 @@ def _pruner(trial: Any, metrics: tuple[str, ...], total: Any, optuna: Any) -> An
     return callback
 
 
-def _told_why(objective: Callable[[Any], float]) -> Callable[[Any], float]:
-    """The objective, which notes why a trial did not end well."""
+def _record_failure(objective: Callable[[Any], float]) -> Callable[[Any], float]:
+    """The objective, with the error of a failed trial stored in the study."""
 
-    def told(trial: Any) -> float:
+    def recorded(trial: Any) -> float:
         try:
             return objective(trial)
         except Exception as error:
             trial.set_user_attr("why", str(error)[:500])
             raise
 
-    return told
+    return recorded
 
 
-def _plain(where: Range | None, value: Any) -> Any:
-    return json.loads(value) if where is not None and where.choices else value
+def _plain(choice: Range | None, value: Any) -> Any:
+    return json.loads(value) if choice is not None and choice.choices else value
 
 
-def _told(fields: Mapping[str, Any]) -> str:
+def _format(fields: Mapping[str, Any]) -> str:
     return "  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in fields.items())
 
 
-def _write(found: Found, resolved: settings.Settings, number: int, steps: int | None) -> None:
+def _write(found: TuneResult, resolved: settings.Settings, number: int, steps: int | None) -> None:
     """The best trial as a preset."""
     preset = dict(catalog.presets(resolved.algorithm).get(resolved.preset or "", {}))
-    preset |= {kinds.get(resolved.kind).word: resolved.env, **found.fields}
+    preset |= {kinds.get(resolved.kind).option: resolved.env, **found.fields}
     preset |= {} if steps is None else {"steps": steps}
-    preset["source"] = f"foresight tune: the best of {found.complete} whole trials (number {number}), {found.value:.6g}"
+    preset["source"] = (
+        f"foresight tune: the best of {found.complete} complete trials (number {number}), {found.value:.6g}"
+    )
     text = yaml.safe_dump({f"{resolved.preset or resolved.env}-tuned": preset}, sort_keys=False, allow_unicode=True)
     (found.path / BEST).write_text(f"# {found.command}\n{text}", encoding="utf-8")

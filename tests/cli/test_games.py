@@ -192,7 +192,7 @@ def test_the_checkpoints_of_a_run_play_each_other(run: Path, capsys: pytest.Capt
     [
         (["match", "RUN"], "Name a second player"),
         (["match", "RUN", "random", "--checkpoints", "2"], "Name a second player"),
-        (["match", "RUN", "--checkpoints", "1"], "two is the least"),
+        (["match", "RUN", "--checkpoints", "1"], "at least two must play"),
         (["match", "random", "minimax:2"], "Name a run first"),
         (["match", "RUN", "minimax:0"], "Unknown opponent"),
         (["match", "RUN", "random", "--games", "0"], "--games must be at least 1"),

@@ -354,6 +354,7 @@ RETIRED = {
 # Where they are the field's own.
 FIELDS_OWN = (
     r"world models?",
+    r'"world", "sequence"',  # the family of world models, in the catalog
     r"(windy )?grid ?worlds?",
     r"(open|real)[- ]worlds?",
     r"llm[- ](as[- ]a[- ])?judges?",
@@ -363,8 +364,9 @@ FIELDS_OWN = (
 # Source directories that are already in plain words; the others follow, and are added here.
 PLAIN_SOURCE = (
     "algorithms/", "cli/", "data/", "distributed.py", "envs/", "errors.py", "nets/", "ops/", "planning/",
-    "runtime/kinds/", "training/",
+    "runtime/", "training/",
 )  # fmt: skip
+OLD_NAMES = ("runtime/legacy.py",)  # which has to list them
 _RETIRED = {re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?![\w-])"): better for pattern, better in RETIRED.items()}
 _FIELDS_OWN = re.compile("(?i)" + "|".join(FIELDS_OWN))
 _CODE = re.compile(r"`[^`\n]*`|\]\([^)\s]*\)|https?://\S+")  # names, links: not prose

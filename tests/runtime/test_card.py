@@ -37,7 +37,9 @@ def test_the_card_names_algorithm_data_and_results(tmp_path):
     after = done.summary["evaluation"]
     assert found.data["library_name"] == "transformers" and found.data.pipeline_tag == "text-generation"
     assert {"foresight", "sft", "arxiv:2203.02155"} <= set(found.data.tags)
-    assert found.data.base_model is None and "license holds for them" in found.text  # a random model has neither
+    assert (
+        found.data.base_model is None and "are under its license: look it up" in found.text
+    )  # a random model has neither
     (result,) = found.data.eval_results
     assert (result.metric_type, result.metric_value) == (after["metric"], after["mean"])
     assert after["mean"] != done.summary["baseline"]["mean"]
@@ -149,7 +151,7 @@ def test_every_objective_is_found(name):
 
 def test_what_cannot_be_exported_is_named(tmp_path):
     done = _trained(tmp_path)
-    with pytest.raises(UserError, match="no adapter: train with --lora"):
+    with pytest.raises(UserError, match=r"no adapter\. Train with --lora"):
         export(done.path, "adapter")
     (done.path / "summary.json").unlink()
     with pytest.raises(UserError, match="has not ended"):

@@ -46,7 +46,7 @@ def contents(path: Path) -> dict[str, str]:
 
 def rows(run: Run) -> list[dict[str, Any]]:
     """What a run wrote, without what depends on a clock."""
-    clock = ("seconds", *profile.PACE)
+    clock = ("seconds", *profile.RATES)
     return [
         {key: value for key, value in row.items() if key not in clock and not key.startswith("profile/")}
         for row in run.metrics()
@@ -189,7 +189,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
         adder(tmp_path / "b", poison=1)
 
 
-@sabotaged_by("foresight.runtime.monitoring.progress.Progress.head", lambda f: lambda self, text: None)
+@sabotaged_by("foresight.runtime.monitoring.progress.Progress.header", lambda f: lambda self, text: None)
 def test_a_run_without_a_checkpoint_reports_that_it_restarts(tmp_path: Path, capsys: Any) -> None:
     run = adder(tmp_path / "a", steps=4)
     shutil.rmtree(run.path / "checkpoints")

@@ -56,7 +56,9 @@ def test_a_callback_can_stop_a_run(tmp_path: Path) -> None:
     assert resumed[-1] == 1024
 
 
-@sabotaged_by("foresight.runtime.monitoring.profile.Watch.step", lambda f: lambda self, action: self.env.step(action))
+@sabotaged_by(
+    "foresight.runtime.monitoring.profile.TimedEnv.step", lambda f: lambda self, action: self.env.step(action)
+)
 @sabotaged_by("foresight.runtime.monitoring.profile.Profile.add", lambda f: lambda self, section, seconds: None)
 def test_a_run_reports_where_its_time_went(tmp_path: Path) -> None:
     update = ppo.update
@@ -131,7 +133,7 @@ def test_a_language_run_reports_its_tokens_and_its_time(tmp_path: Path) -> None:
     assert finished.summary["profile"]["grading"] >= 0.15
 
 
-@sabotaged_by("foresight.runtime.monitoring.profile._learned", lambda f: lambda *arguments: (0, 0))
+@sabotaged_by("foresight.runtime.monitoring.profile._update_size", lambda f: lambda *arguments: (0, 0))
 def test_a_run_without_samples_reports_how_much_it_trained_on(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?", "completion": f"{i + 1}"}) + "\n" for i in range(9)))

@@ -45,7 +45,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def _tune(tmp_path: Path, ranges: Path, trials: int, **options: Any) -> tune.Found:
+def _tune(tmp_path: Path, ranges: Path, trials: int, **options: Any) -> tune.TuneResult:
     return tune.tune("ppo", env="CartPole-v1", trials=trials, out=tmp_path / "search", ranges=ranges, **options)
 
 
@@ -71,7 +71,7 @@ def test_budgets_are_not_mixed(tmp_path: Path, ranges: Path, trained: list[dict[
             _tune(tmp_path, ranges, 3, **other)
         assert str(caught.value) == (
             f"The trials in {tmp_path / 'search'} have 1,000 steps each, and those of {count} cannot be compared with "
-            "them. Go on with --steps 1000, or begin another search with --out."
+            "them. Continue with --steps 1000, or start another search with --out."
         )
     assert len(trained) == 2
     assert _tune(tmp_path, ranges, 3, steps=1000).trials == 3
@@ -136,13 +136,13 @@ def test_the_bundled_ranges_fit_their_algorithms(name: str) -> None:
 MISTAKES = [
     ({"trials": 0}, "", "--trials must be at least 1"),
     ({"only": ["learning_rat"]}, "gamma: [0.9]", "Did you mean 'learning_rate'"),
-    ({"only": ["learning_rate"]}, "gamma: [0.9]", "no range for 'learning_rate'"),
+    ({"only": ["learning_rate"]}, "gamma: [0.9]", "no default range for 'learning_rate'"),
     ({}, "gama: [0.9]", "Did you mean 'gamma'"),
     ({}, "gamma: 0.9", "range of 'gamma' must be a list, or low, high"),
     ({}, "gamma: {low: 0.9, high: 0.1}", "low below high"),
     ({}, "learning_rate: {low: 0, high: 0.1, log: true}", "range of 'learning_rate'"),
     ({}, "gamma: [high]", "must be float"),
-    ({}, "{}", "nothing to search"),
+    ({}, "{}", "has no default ranges"),
 ]
 
 

@@ -1,12 +1,12 @@
-"""Checkpoints: a State as safetensors and JSON in one directory, written whole or not at all, verified before use.
+"""Checkpoints: a State as safetensors and JSON in one directory, written atomically, verified before use.
 
 ```
 checkpoints/
   step-000001024/
-    manifest.json          step, what the runtime adds, sha256 and size of every file
-    state.json             the State's shape: numbers, strings, and where each tensor is
+    manifest.json          step, sha256 and size of every file
+    state.json             the State without its tensors, and where each tensor is; what the runtime adds
     network.safetensors    one file for every field that holds tensors
-  best.json                which one is the best so far; it is never rotated away
+  best.json                the step of the best checkpoint so far, which is never deleted
 ```
 """
 
@@ -37,11 +37,11 @@ def save(
     """Save `state`, a dataclass, as `directory/step-STEP` and return that path.
 
     Everything is written under a temporary name, synced to the disk and renamed, so that a kill at any
-    instant leaves the checkpoints before it whole. Then all but the `keep` newest and the best are
-    deleted; on a full disk all but the newest and the best go first, and it is tried again. `extra` (any tree of
-    plain values and tensors) comes back from `restore`; `best` marks this checkpoint as the best.
+    instant leaves the earlier checkpoints intact. Then all but the `keep` newest and the best are deleted.
+    On a full disk all but the newest and the best are deleted first, and the write is retried. `extra` (any
+    tree of plain values and tensors) is returned by `restore`; `best` marks this checkpoint as the best.
 
-    Raises UserError if the directory cannot be written or is full: nothing that was there is lost.
+    Raises UserError if the directory cannot be written or is full; earlier checkpoints are not lost.
     """
     folder = Path(directory)
     path = folder / f"step-{step:09d}"
@@ -55,7 +55,7 @@ def save(
         except OSError as error:
             if error.errno != errno.ENOSPC or len(all_steps(folder)) < 2:
                 raise
-            rotate(folder, 1)  # the oldest make room: what was learned since is worth more
+            rotate(folder, 1)  # free space: the newest state matters more than old ones
             shutil.rmtree(draft)
             _write(draft, state, step, extra or {})
         if path.exists():
@@ -68,17 +68,17 @@ def save(
     except OSError as error:
         kept = latest(folder)
         text = f"Cannot write a checkpoint to {folder}: {error.strerror or error}. Free space or choose another --out."
-        raise UserError(f"{text} The checkpoint {kept} is whole." if kept else text) from error
+        raise UserError(f"{text} The checkpoint {kept} is intact." if kept else text) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return path
 
 
 def restore(path: str | Path, state: Any, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Verify the checkpoint `path` and put it into `state`, which `build` made; returns `{"step", **extra}`.
+    """Verify the checkpoint `path` and load it into `state`, which `build` made; returns `{"step", **extra}`.
 
-    Raises UserError if the checkpoint is truncated or was changed (and names the previous whole one), and
-    if it was made by another algorithm or with another Config. The state is not touched unless all hashes match.
+    Raises UserError if the checkpoint is truncated or was changed (and names the previous intact one), and
+    if it was made by another algorithm or with another Config. The state is not changed unless all hashes match.
     """
     path = Path(path)
     manifest = verify(path)
@@ -90,13 +90,13 @@ def restore(path: str | Path, state: Any, device: str | torch.device = "cpu") ->
             extra = decode(tree["extra"], None, "extra")
     except (Misfit, ValueError) as error:
         raise UserError(
-            f"Checkpoint {path} does not fit: {error}. It was made with another Config or version of the algorithm."
+            f"Checkpoint {path} does not match: {error}. It was made with another Config or version of the algorithm."
         ) from error
     return {**extra, "step": manifest["step"]}
 
 
 def extra(path: str | Path) -> dict[str, Any]:
-    """What the runtime saved beside the State (see `save`), without the State. Verifies the checkpoint first."""
+    """The `extra` that was saved with the State (see `save`). Verifies the checkpoint first."""
     path = Path(path)
     manifest = verify(path)
     tree = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -104,17 +104,17 @@ def extra(path: str | Path) -> dict[str, Any]:
 
 
 def verify(path: str | Path) -> dict[str, Any]:
-    """The manifest of a whole checkpoint; raises UserError otherwise, which names the newest whole one before it."""
+    """The manifest of an intact checkpoint. Raises UserError otherwise, and names the newest intact one before it."""
     path = Path(path)
     reason = _damage(path)
     if reason is None:
         return _manifest(path)
-    text = f"Checkpoint {path} is damaged: {reason}. It is refused."
+    text = f"Checkpoint {path} is damaged: {reason}."
     number = _step(path) or 0
     for step in sorted(all_steps(path.parent), reverse=True):
         other = all_steps(path.parent)[step]
         if step < number and _damage(other) is None:
-            raise UserError(f"{text} The previous good one is {other}: continue from it with: foresight resume {other}")
+            raise UserError(f"{text} The previous good one is {other}. Continue from it with: foresight resume {other}")
     raise UserError(f"{text} There is no good one before it.")
 
 
@@ -146,14 +146,14 @@ def mark_best(directory: str | Path, step: int) -> None:
 def rotate(directory: str | Path, keep: int) -> None:
     """Delete all checkpoints but the `keep` newest and the best."""
     found = list(all_steps(directory).values())
-    spared = {*found[-max(keep, 1) :], best(directory)}
+    kept = {*found[-max(keep, 1) :], best(directory)}
     for path in [*found, *Path(directory).glob(".draft-old-*")]:
-        if path not in spared:
+        if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(directory: str | Path, after: int) -> list[Path]:
-    """Rename checkpoints newer than step `after` (`aside-step-...`): a run that goes back must not find them again."""
+    """Rename checkpoints newer than step `after` to `aside-step-...`, so that a run that goes back ignores them."""
     moved = []
     for step, path in all_steps(directory).items():
         if step > after:
@@ -164,7 +164,7 @@ def set_aside(directory: str | Path, after: int) -> list[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small text file so that a kill leaves either the old or the new one."""
+    """Write a small text file atomically: a kill leaves either the old or the new one."""
     draft = path.with_name(f".{path.name}.draft")
     with draft.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -181,7 +181,7 @@ def _write(folder: Path, state: Any, step: int, extra: dict[str, Any]) -> None:
     tree: dict[str, Any] = {}
 
     def field(name: str, value: Any) -> Any:
-        # Field by field, so that copies which a state_dict() makes live no longer than their field.
+        # Field by field, so that a copy made by state_dict() is freed with its field.
         file = f"{name}.safetensors"
         encode.begin(file)
         node = encode(value, name)
@@ -192,11 +192,11 @@ def _write(folder: Path, state: Any, step: int, extra: dict[str, Any]) -> None:
     for one in saved_fields(state):
         tree[one.name] = field(one.name, getattr(state, one.name))
     text = json.dumps({"state": tree, "extra": field("runtime", extra)}, allow_nan=False)
-    with shards.Sealed(folder / "state.json") as file:
+    with shards.HashedFile(folder / "state.json") as file:
         file.write(text.encode())
-    files["state.json"] = file.seal
+    files["state.json"] = file.digest
     manifest = {"format": FORMAT, "step": step, "state": type(state).__qualname__, "files": files}
-    with shards.Sealed(folder / "manifest.json") as file:
+    with shards.HashedFile(folder / "manifest.json") as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
     _sync(folder)
 
@@ -206,7 +206,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """How a checkpoint is damaged, or None."""
     try:
         manifest = _manifest(path)
         if manifest["format"] != FORMAT:
@@ -218,7 +218,7 @@ def _damage(path: Path) -> str | None:
             if file.stat().st_size != expected["size"]:
                 return f"{name} has {file.stat().st_size} bytes instead of {expected['size']}"
         for name, expected in manifest["files"].items():
-            if shards.seal(path / name)["sha256"] != expected["sha256"]:
+            if shards.digest(path / name)["sha256"] != expected["sha256"]:
                 return f"the contents of {name} were changed (its sha256 differs)"
         if "state.json" not in manifest["files"] or not isinstance(manifest["step"], int):
             return "manifest.json is incomplete"
@@ -257,5 +257,5 @@ def find(run: Path, which: str | int = "latest") -> Path:
 
 
 def listed(folder: Path) -> str:
-    """The steps that have a checkpoint, in words."""
+    """The steps that have a checkpoint, as text."""
     return ", ".join(str(step) for step in all_steps(folder)) or "none"

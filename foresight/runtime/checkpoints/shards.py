@@ -1,4 +1,4 @@
-"""Tensors to safetensors files and back, one tensor at a time: a large state is never held twice."""
+"""Writes and reads safetensors files one tensor at a time, so that a large state is never in memory twice."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def write(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
     header, offset = {}, 0
     for name, tensor in named:
         size = tensor.numel() * tensor.element_size()
-        place = [offset, offset + size]
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        offsets = [offset, offset + size]
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the data to 8 bytes
-    with Sealed(path) as file:
+    with HashedFile(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in named:
             plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
             file.write(_bytes(plain))
-    return file.seal
+    return file.digest
 
 
-class Sealed:
-    """A file that is hashed while it is written and synced when it is closed; `seal` holds `{"sha256", "size"}`."""
+class HashedFile:
+    """A new file, hashed while it is written and synced when closed; `digest` then holds `{"sha256", "size"}`."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb", buffering=0)
         self._hash = hashlib.sha256()
         self._size = 0
-        self.seal: dict[str, Any] = {}
+        self.digest: dict[str, Any] = {}
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
@@ -63,7 +63,7 @@ class Sealed:
             while len(part):  # an unbuffered write may take only a part
                 part = part[self._file.write(part) :]
 
-    def __enter__(self) -> Sealed:
+    def __enter__(self) -> HashedFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -72,23 +72,23 @@ class Sealed:
                 os.fsync(self._file.fileno())
         finally:
             self._file.close()
-        self.seal = {"sha256": self._hash.hexdigest(), "size": self._size}
+        self.digest = {"sha256": self._hash.hexdigest(), "size": self._size}
 
 
-def seal(path: Path) -> dict[str, Any]:
-    """`{"sha256", "size"}` of a file that exists."""
-    digest, size = hashlib.sha256(), 0
+def digest(path: Path) -> dict[str, Any]:
+    """`{"sha256", "size"}` of an existing file."""
+    sha256, size = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
         while part := file.read(CHUNK):
-            digest.update(part)
+            sha256.update(part)
             size += len(part)
-    return {"sha256": digest.hexdigest(), "size": size}
+    return {"sha256": sha256.hexdigest(), "size": size}
 
 
 class Reader:
-    """Reads single tensors from the safetensors files of one folder, into memory that is really ours.
+    """Reads single tensors from the safetensors files of one folder into newly allocated memory.
 
-    A memory map would be quicker to open, but a file that is rotated away or cut short under a map kills the process.
+    A memory map would open faster, but a mapped file that is deleted or truncated crashes the process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class Reader:
         return out
 
     def read_into(self, file: str, name: str, out: Tensor) -> None:
-        """Fill `out`, which must have the shape of the stored tensor; another dtype or device is converted to."""
+        """Fill `out`, which must have the shape of the stored tensor. Dtype and device are converted."""
         start, entry = self._entry(file, name)
         if list(out.shape) != entry["shape"]:
             raise ValueError(f"{name} has shape {entry['shape']} in the file, but {list(out.shape)} here")

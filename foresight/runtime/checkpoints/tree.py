@@ -1,6 +1,6 @@
-"""Any State as JSON plus tensors, and back into a State that `build` made. Nothing here can run code from a file.
+"""Encodes a State as JSON and tensors, and decodes it into a State that `build` made. No file can run code.
 
-JSON scalars and lists stand for themselves; everything else is an object with one key that says what it is:
+JSON scalars and lists are themselves; everything else is an object with one key that names its type:
 `{"tensor": [file, name]}`, `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"module": ...}` and so on.
 """
 
@@ -38,35 +38,35 @@ Generator = torch.Generator | np.random.Generator | random.Random
 
 
 class Misfit(ValueError):
-    """A checkpoint does not fit the State that it is restored into; the text says where."""
+    """A checkpoint does not match the State that it is restored into; the message names the field."""
 
 
 def saved_fields(value: DataclassInstance) -> Iterator[dataclasses.Field[Any]]:
-    """The fields of a dataclass that a checkpoint holds: not `config`, and none with metadata `{"save": False}`."""
+    """The fields of a dataclass that a checkpoint holds: all but `config` and those with metadata `{"save": False}`."""
     for field in dataclasses.fields(value):
         if field.name != "config" and field.metadata.get("save", True):
             yield field
 
 
 class Encoder:
-    """Turns values into JSON; the tensors it meets are in `tensors`, to be written under `file`.
+    """Turns values into JSON. The tensors in them are collected in `tensors`, to be written to `file`.
 
-    A tensor that is met again, in the same or in another file (tied weights), is stored once and referred to.
+    A tensor that occurs again, in the same or in another file (tied weights), is stored once and referred to.
     """
 
     def __init__(self) -> None:
         self.file = ""
         self.tensors: list[tuple[str, Tensor]] = []
         self._names: set[str] = set()
-        # The weak reference keeps the address of a freed storage from being given to another one.
+        # The weak reference prevents that another storage gets the address of a freed one.
         self._seen: dict[tuple[Any, ...], tuple[StorageWeakRef, list[str]]] = {}
 
     def begin(self, file: str) -> None:
-        """From here on tensors belong to `file`; the former ones are let go."""
+        """Start a new `file`: tensors from here on belong to it, and earlier ones are released."""
         self.file, self.tensors, self._names = file, [], set()
 
     def __call__(self, value: Any, path: str) -> Node:
-        """Encode `value`, which is found at `path`. Raises TypeError for what cannot be saved."""
+        """Encode `value`, which is at `path` in the State. Raises TypeError for what cannot be saved."""
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
@@ -114,7 +114,7 @@ class Encoder:
 
     def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
         if value.layout != torch.strided or value.is_quantized:
-            raise TypeError(f"State.{path} is a {value.layout} tensor; keep its dense parts in the State instead.")
+            raise TypeError(f"State.{path} is a {value.layout} tensor: a checkpoint can only hold its dense parts.")
         node: dict[str, Any] = {"tensor": self._store(value, path)}
         if value.dtype == torch.complex128:
             node["complex"] = True
@@ -127,7 +127,7 @@ class Encoder:
     def _store(self, value: Tensor, path: str) -> list[str]:
         value = distributed.full(value.detach())
         if value.dtype == torch.complex128:
-            value = torch.view_as_real(value)  # safetensors has no name for it
+            value = torch.view_as_real(value)  # safetensors has no complex128
         if value.dtype not in NAMES:
             raise TypeError(f"State.{path} has dtype {value.dtype}, which safetensors cannot hold.")
         storage = value.untyped_storage()
@@ -156,10 +156,10 @@ class Encoder:
 
 
 class Decoder:
-    """Turns what `Encoder` made back into values, into the `template` that `build` made where there is one.
+    """Turns the JSON of `Encoder` back into values, in the `template` that `build` made if there is one.
 
-    Modules, optimizers, generators and parameters are filled in place, because others refer to them;
-    everything else is replaced. Tensors that were on an accelerator go to `device` if there is no template.
+    Modules, optimizers, generators and parameters are filled in place, because other objects refer to them;
+    everything else is replaced. Tensors from an accelerator go to `device` if there is no template.
     """
 
     def __init__(self, reader: Reader, device: str | torch.device = "cpu") -> None:
@@ -167,7 +167,7 @@ class Decoder:
         self._shared: dict[tuple[str, str], Tensor] = {}
 
     def __call__(self, node: Node, template: object, path: str) -> Any:
-        """Decode `node`, found at `path`. Raises Misfit where it does not fit the template."""
+        """Decode `node` at `path`. Raises Misfit if it does not match the template."""
         if isinstance(node, list):
             old = template if isinstance(template, list) and len(template) == len(node) else [None] * len(node)
             return [self(part, t, f"{path}.{i}") for i, (part, t) in enumerate(zip(node, old, strict=True))]
@@ -224,7 +224,7 @@ class Decoder:
         bits = self._reader.read(*state["tensor"])
         if generator.device.type == device:
             generator.set_state(bits)
-        else:  # another kind of device has other random numbers: as good, but not the same
+        else:  # another kind of device has a different random stream: only a seed can be carried over
             generator.manual_seed(int(bits.to(torch.int64).sum()))
         return generator
 
@@ -265,7 +265,7 @@ class Decoder:
         for key, part in node["dict"]:
             name = self(key, None, path)
             values[name] = self(part, old.get(name), f"{path}.{name}")
-        if isinstance(template, dict) and type(template) is not dict:  # a defaultdict stays one
+        if isinstance(template, dict) and type(template) is not dict:  # a defaultdict keeps its type
             template.clear()
             template.update(values)
             return template
@@ -275,7 +275,7 @@ class Decoder:
         address, nodes = node["dataclass"]
         address = legacy.address(address)
         if dataclasses.is_dataclass(template) and _address(type(template)) == address:
-            # Only frozen ones are copied: whoever else holds the template must see the change.
+            # Only frozen ones are copied: other references to the template must see the change.
             frozen = type(template).__dataclass_params__.frozen  # type: ignore[union-attr]  # of all dataclasses
             new: Any = copy.copy(template) if frozen else template
         else:
@@ -329,7 +329,7 @@ class Decoder:
 
 
 def _plain(module: nn.Module, state: dict[str, Any]) -> bool:
-    """Whether the tensors of `state_dict()` are the module's own memory, so that they can be filled directly."""
+    """Whether the tensors of `state_dict()` are the module's own storage and can be filled directly."""
     if not all(isinstance(value, Tensor) and value.dtype != torch.complex128 for value in state.values()):
         return False
     own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
@@ -339,11 +339,11 @@ def _plain(module: nn.Module, state: dict[str, Any]) -> bool:
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`Optimizer.load_state_dict` casts moments to the dtype of their parameter; give them back their own."""
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    """Restore the dtypes of moments: `Optimizer.load_state_dict` casts them to the dtype of their parameter."""
+    indices = [index for group in state["param_groups"] for index in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
-        for name, saved in state["state"].get(number, {}).items():
+    for index, parameter in zip(indices, parameters, strict=True):
+        for name, saved in state["state"].get(index, {}).items():
             loaded = optimizer.state[parameter].get(name)
             if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and saved.dtype != loaded.dtype:
                 optimizer.state[parameter][name] = saved.to(loaded.device)
@@ -354,7 +354,7 @@ def _address(kind: type) -> str:
 
 
 def _find(address: str, path: str) -> Any:
-    """A dataclass or named tuple by its name: among modules that are loaded, or our own. Never anything else."""
+    """A dataclass or named tuple by its name, from a loaded module or one of ours; nothing else is ever imported."""
     module, _, name = address.partition(":")
     if module not in sys.modules and module.startswith("foresight."):
         try:
@@ -380,7 +380,7 @@ def generators(value: object, depth: int = 6) -> Iterator[Generator]:
     if isinstance(value, dict):
         parts = value.values()
     elif isinstance(value, list | tuple):
-        parts = value[:64]  # generators are not kept by the thousand; data is
+        parts = value[:64]  # long lists are data, not generators
     elif dataclasses.is_dataclass(value):
         parts = (getattr(value, field.name) for field in dataclasses.fields(value))
     for part in parts:

@@ -1,4 +1,4 @@
-"""Fields of a Config as values: defaults, types, checks, and how they are written. No torch here."""
+"""Values of Config fields: defaults, types, checks, and how they are written. No torch here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from foresight.errors import UserError, unknown
 from foresight.runtime import catalog, legacy
 from foresight.training.options import field_types, flatten
 
-RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; others: Config
-COUNTED = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
-SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of an algorithm whose model answers
+RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; the rest is Config
+COUNTS = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "layers")  # each at least 1
+SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of text algorithms that sample
 
 
 def written(options: Any, name: str = "env_options") -> Any:
-    """Options as written to config.yaml: a function by its path. Raises UserError for what cannot be written."""
+    """Options as they are written to config.yaml, functions by path. Raises UserError for what cannot be written."""
     if isinstance(options, dict):
         return {str(key): written(value, str(key)) for key, value in options.items()}
     if isinstance(options, list | tuple):
@@ -29,12 +29,12 @@ def written(options: Any, name: str = "env_options") -> Any:
     if isinstance(options, os.PathLike):
         return os.fspath(options)
     if callable(options) and not isinstance(options, type):
-        from foresight.envs.text.worker import place_of  # late: only language tasks take functions
+        from foresight.envs.text.worker import place_of  # late: only text tasks take functions
 
         return place_of(options)
     raise UserError(
-        f"The option '{name}' is {str(options)[:60]!r}, a {type(options).__name__}: give a string, a number, a list of "
-        "these, or a function."
+        f"The option '{name}' is {str(options)[:60]!r}, a {type(options).__name__}. It must be a string, a number, a "
+        "list of these, or a function."
     )
 
 
@@ -45,11 +45,11 @@ def fields(algorithm: str, preset: dict[str, Any]) -> dict[str, Any]:
     try:
         return {**flatten(kind()), **coerce(algorithm, own)}
     except TypeError as error:
-        raise UserError(f"The Config of {algorithm} must have a default for every field ({error}).") from error
+        raise UserError(f"The Config of {algorithm} must have a default for every field: {error}.") from error
 
 
 def coerce(algorithm: str, values: dict[str, Any]) -> dict[str, Any]:
-    """`values` in the types of the Config fields (YAML reads 1e-5 as text, JSON has no tuples).
+    """`values` converted to the types of the Config fields (YAML reads 1e-5 as text, JSON has no tuples).
 
     Raises UserError for a field that does not exist or a value that does not fit.
     """
@@ -115,16 +115,16 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def check(config: dict[str, Any], unit: str = "steps") -> None:
-    """Raise UserError for a value that no algorithm accepts; each algorithm checks its own limits.
+    """Raise UserError for a value that no algorithm accepts. Each algorithm also checks its own limits.
 
     `unit` is what a step counts: `steps` and `learning_starts` are in it.
     """
     for name, value in config.items():
-        several = value if isinstance(value, tuple | list) else (value,)
-        numbers = [x for x in several if isinstance(x, int | float)]
+        values = value if isinstance(value, tuple | list) else (value,)
+        numbers = [x for x in values if isinstance(x, int | float)]
         if any(x != x for x in numbers):
             raise UserError(f"{name} must be a number, not {plain(value)}.")
-        samples = "max_new_tokens" in config and name in SAMPLING  # which has a stricter rule below
+        samples = "max_new_tokens" in config and name in SAMPLING  # a stricter rule follows below
         if "temperature" in name and not samples and any(x < 0 for x in numbers):
             raise UserError(f"{name} must be at least 0, not {plain(value)}.")
         if not isinstance(value, int | float):
@@ -133,7 +133,7 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
             raise UserError(f"{name} must be at least 0, not {value}.")
         if samples and not value > 0:
             raise UserError(f"{name} must be {'at least 1' if type(value) is int else 'more than 0'}, not {value}.")
-        if name in COUNTED and type(value) is int and value < 1:
+        if name in COUNTS and type(value) is int and value < 1:
             raise UserError(f"{name} must be at least 1, not {value}.")
         if (name == "gamma" or name.endswith("_lambda")) and not 0 <= value <= 1:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")

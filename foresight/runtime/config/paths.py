@@ -1,7 +1,7 @@
-"""Files and folders that a run is made from: found again from another directory, or in the run's own folder.
+"""Files and folders that a run reads: found again from another directory, or in the run's own folder.
 
-`config.yaml` says what was typed and, under `places`, where that was. Small files of data and reward functions are also
-kept in the run, so that it can be moved, and sent to others. No torch here.
+`config.yaml` holds the names that the user typed and, under `paths`, where they were. Small data files and reward
+functions are also copied into the run, so that it can be moved and shared. No torch here.
 """
 
 from __future__ import annotations
@@ -13,63 +13,66 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "inputs"  # of a run
-SMALL = 16 << 20  # bytes of a file, or of a folder, that is kept in the run
+SMALL = 16 << 20  # bytes of a file or folder that is copied into the run
 MODELS = ("model", "teacher", "reward_model", "critic")  # fields of a Config that may name a folder
 DATA = ("data",)
-PACKAGED = "smollm2"  # which is a model also where a folder has that name
+PACKAGED = "smollm2"  # always the packaged model, even where a folder has this name
 FUNCTION = re.compile(r"(?P<path>.+\.py)(?P<name>:\w+)")
 
 
-def of(env: str, config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
-    """Where what was typed is, by what was typed: of a text task, of fields of its Config, of its options."""
+def locate(env: str, config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
+    """The absolute path of every file or folder that is named by a text task, its Config fields or its options.
+
+    The keys are the names as typed.
+    """
     typed = [*_task(env), *(config.get(key) for key in (*MODELS, *DATA)), *_strings(list(options.values()))]
     known = {name: _absolute(name) for name in typed if isinstance(name, str) and name not in ("", PACKAGED)}
-    return {name: place for name, place in known.items() if place is not None}
+    return {name: path for name, path in known.items() if path is not None}
 
 
-def replaced(value: Any, names: Mapping[str, str]) -> Any:
-    """The value with the strings in it that `names` knows, whole ones, replaced by what they stand for."""
+def substitute(value: Any, names: Mapping[str, str]) -> Any:
+    """The value with each string in it that is a key of `names` (whole strings only) replaced by its value."""
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, dict):
-        return {replaced(key, names): replaced(part, names) for key, part in value.items()}
+        return {substitute(key, names): substitute(part, names) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(replaced(part, names) for part in value)
+        return type(value)(substitute(part, names) for part in value)
     return value
 
 
-def found(places: Mapping[str, str], run: Path) -> dict[str, str]:
-    """Where things are now: where they were, or as they were typed from here, or in the run; else where they were."""
+def relocate(paths: Mapping[str, str], run: Path) -> dict[str, str]:
+    """Where the files are now: at the old path, else as typed from here, else in the run; otherwise the old path."""
     now = {}
-    for (typed, place), name in zip(places.items(), _names(places), strict=True):
-        ways = (place, _absolute(typed), _with(place, run.resolve() / FOLDER / name))
-        now[typed] = next((way for way in ways if way is not None and _path(way).exists()), place)
+    for (typed, path), name in zip(paths.items(), _copy_names(paths), strict=True):
+        candidates = (path, _absolute(typed), _in_file(path, run.resolve() / FOLDER / name))
+        now[typed] = next((one for one in candidates if one is not None and _file(one).exists()), path)
     return now
 
 
-def missing(places: Mapping[str, str]) -> list[str]:
-    """The places where there is nothing."""
-    return [place for place in places.values() if not _path(place).exists()]
+def missing(paths: Mapping[str, str]) -> list[str]:
+    """The paths that do not exist."""
+    return [path for path in paths.values() if not _file(path).exists()]
 
 
-def keep(places: Mapping[str, str], config: Mapping[str, Any], run: Path) -> None:
-    """Copy what is small, and no model, into the run. What cannot be copied is left where it is."""
+def copy_inputs(paths: Mapping[str, str], config: Mapping[str, Any], run: Path) -> None:
+    """Copy small files and folders, but no models, into the run. What is large or missing is skipped."""
     models = {config.get(key) for key in MODELS}
-    for (typed, place), name in zip(places.items(), _names(places), strict=True):
-        path, copy = _path(place), run / FOLDER / name
-        if typed in models or place in models or copy.exists() or not path.exists():
+    for (typed, path), name in zip(paths.items(), _copy_names(paths), strict=True):
+        source, copy = _file(path), run / FOLDER / name
+        if typed in models or path in models or copy.exists() or not source.exists():
             continue
-        if sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*"))) > SMALL:
+        if sum(file.stat().st_size for file in ([source] if source.is_file() else source.rglob("*"))) > SMALL:
             continue
         copy.parent.mkdir(exist_ok=True)
-        if path.is_file():
-            shutil.copyfile(path, copy)
+        if source.is_file():
+            shutil.copyfile(source, copy)
         else:
-            shutil.copytree(path, copy)
+            shutil.copytree(source, copy)
 
 
 def _task(env: str) -> list[str]:
-    """The task, if it is data: the tasks that come along have their names to themselves."""
+    """The task, if it is a data file or folder: the names of bundled tasks are never paths."""
     if ":" in env or _absolute(env) is None:
         return []
     from foresight.envs.text.make import TASKS  # late: it is slow
@@ -89,34 +92,35 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _absolute(name: str) -> str | None:
-    """The place of a file, of a folder, or of a function in a file (`file.py:name`, or as a module); None: no such."""
+    """The absolute path of a file, a folder, or a function in a file (`file.py:name`, `module:name`); else None."""
     head, colon, function = name.rpartition(":")
     if colon and function.isidentifier() and not head.endswith(".py"):
         name = f"{head.replace('.', '/')}.py:{function}"
     try:
-        path = _path(name).expanduser()
-        return _with(name, path.resolve()) if path.exists() else None
-    except (OSError, ValueError):  # too long a name, or none at all
+        path = _file(name).expanduser()
+        return _in_file(name, path.resolve()) if path.exists() else None
+    except (OSError, ValueError):  # the name is too long, or not a valid path
         return None
 
 
-def _path(place: str) -> Path:
-    parts = FUNCTION.fullmatch(place)
-    return Path(parts["path"] if parts else place)
+def _file(path: str) -> Path:
+    """The file of `file.py:name`; any other path as it is."""
+    parts = FUNCTION.fullmatch(path)
+    return Path(parts["path"] if parts else path)
 
 
-def _with(place: str, path: Path) -> str:
-    """The place, in another file."""
-    parts = FUNCTION.fullmatch(place)
-    return f"{path}{parts['name'] if parts else ''}"
+def _in_file(path: str, file: Path) -> str:
+    """`path`, which may end in `:name`, in another file."""
+    parts = FUNCTION.fullmatch(path)
+    return f"{file}{parts['name'] if parts else ''}"
 
 
-def _names(places: Mapping[str, str]) -> list[str]:
-    """The names of the copies: the files' own, with a number before where two are equal. A file may be there twice."""
-    paths = [_path(place) for place in places.values()]
-    own = [path.name for path in paths]
-    distinct = {name: list(dict.fromkeys(p for p in paths if p.name == name)) for name in own}
+def _copy_names(paths: Mapping[str, str]) -> list[str]:
+    """The name of each copy: the file's own, numbered where different files share a name. A file may occur twice."""
+    files = [_file(path) for path in paths.values()]
+    own = [file.name for file in files]
+    distinct = {name: list(dict.fromkeys(file for file in files if file.name == name)) for name in own}
     return [
-        name if (number := distinct[name].index(path)) == 0 else f"{number + 1}-{name}"
-        for name, path in zip(own, paths, strict=True)
+        name if (number := distinct[name].index(file)) == 0 else f"{number + 1}-{name}"
+        for name, file in zip(own, files, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What a run is made from: Config defaults, then the preset, then what was given. No torch here."""
+"""Resolves a run: Config defaults, then the preset, then what the user gave. No torch here."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def resolve(
     ray: str | None = None,
     completer: str | None = None,
 ) -> Settings:
-    """Resolve a run. `given` holds explicit Config fields; `config`, a whole Config, replaces the preset's.
+    """Resolve a run. `given` holds explicit Config fields; `config`, a whole Config, replaces the preset's fields.
 
-    An `env` or `task` that has a preset of its own uses that preset, and `note` says so.
+    An `env` or `task` that has its own preset uses it, and `Settings.note` names it.
     Raises UserError for names that do not exist (algorithm, preset, field), for values of the wrong
     type, and if no environment is chosen.
     """
     if ray is not None and not actors:
-        raise UserError("--ray needs actors to run there: add --actors N, such as --actors 8.")
+        raise UserError("--ray is given without --actors. Add --actors N, for example --actors 8.")
     if actors < 0:
         raise UserError(f"--actors must be at least 0, not {actors}.")
     if episodes is not None and episodes < 1:
@@ -45,20 +45,20 @@ def resolve(
     if evaluate_every is not None and evaluate_every < 0:
         raise UserError(f"--evaluate-every must be at least 0, not {evaluate_every}.")
     entry = catalog.entry(algorithm)
-    usual = kinds.get(entry.kind)
-    if completer is not None and not usual.completer:
-        raise UserError(f"--completer is for language runs; {entry.name} is a '{entry.kind}' algorithm.")
+    declared = kinds.get(entry.kind)
+    if completer is not None and not declared.completer:
+        raise UserError(f"--completer is for text algorithms: {entry.name} is a '{entry.kind}' algorithm.")
     given = given or {}
-    env_word, other_word = ("task", "env") if usual.word == "task" else ("env", "task")
-    name, wrong = (task, env) if usual.word == "task" else (env, task)
+    env_option, other_option = ("task", "env") if declared.option == "task" else ("env", "task")
+    name, wrong = (task, env) if declared.option == "task" else (env, task)
     if wrong is not None:
-        raise UserError(f"{entry.name} is a '{entry.kind}' algorithm: use --{env_word}, not --{other_word}.")
+        raise UserError(f"{entry.name} is a '{entry.kind}' algorithm: use --{env_option}, not --{other_option}.")
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
-    config_fields.written(env_options or {})  # raises first if an option cannot be written to config.yaml
+    config_fields.written(env_options or {})  # raises if an option cannot be written to config.yaml
     known = catalog.presets(algorithm)
     found = None
     if preset is None and name is not None:
-        preset = found = _preset_for(name, given.get("model"), known, folded=usual.folded)
+        preset = found = _preset_for(name, given.get("model"), known, ignore_case=declared.ignore_case)
     elif preset is not None and preset not in known:
         near = [one for one in known if fold(one) == fold(preset)]
         if len(near) != 1:
@@ -69,30 +69,28 @@ def resolve(
         name = chosen["env"]  # in the preset's spelling: names of environments are case-sensitive
     if name is None:
         name = chosen.get("task", chosen.get("env"))
-    if name is None and usual.data:  # a data set is a task too, with its own held-out rows
+    if name is None and declared.data:  # a data set is also a task, with its own held-out rows
         name = given.get("data") or chosen.get("data") or None
     if name is None:
         options = f", or a preset: {', '.join(known)}" if known else ""
-        raise UserError(f"No {env_word} given for {entry.name}: add --{env_word} NAME{options}.")
+        raise UserError(f"No {env_option} given for {entry.name}: add --{env_option} NAME{options}.")
     base = (
         config_fields.fields(algorithm, chosen) if config is None else config_fields.coerce(algorithm, flatten(config))
     )
     if "num_envs" in base and "num_envs" in (env_options or {}):
-        raise UserError(f"num_envs is a Config field of {entry.name}, not an environment option: use --num-envs.")
+        raise UserError(f"num_envs is a Config field of {entry.name}, not an environment option. Use --num-envs.")
     config = {**base, **config_fields.coerce(algorithm, given)}
     config_fields.check(config, entry.unit)
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("kind", entry.kind)  # some algorithms take two kinds of environment
-    other, name = kinds.get(kind).named(name, entry)
+    other, name = kinds.get(kind).resolve_name(name, entry)
     kind = other or kind
     own = dict(chosen.get("env_options") or {})
-    if "board_size" in (env_options or {}):  # another name of size
+    if "board_size" in (env_options or {}):  # another name for size
         own.pop("size", None)
-    note = _applied(found, env_word, algorithm, chosen, given, env_options) if found else ""
+    note = _applied(found, env_option, algorithm, chosen, given, env_options) if found else ""
     return Settings(
-        algorithm=str(entry.path)
-        if algorithm.endswith(".py")
-        else algorithm,  # absolute, to be found from any directory
+        algorithm=str(entry.path) if algorithm.endswith(".py") else algorithm,  # absolute: found from any directory
         kind=kind,
         env=name,
         preset=preset,
@@ -105,35 +103,34 @@ def resolve(
         actors=actors,
         ray=ray,
         completer=completer,
-        places=paths.of(name, config, {**own, **(env_options or {})}) if kinds.get(kind).files else {},
+        paths=paths.locate(name, config, {**own, **(env_options or {})}) if kinds.get(kind).files else {},
     )
 
 
 def _applied(
     preset: str,
-    word: str,
+    env_option: str,
     algorithm: str,
     chosen: dict[str, Any],
     given: dict[str, Any],
     options: dict[str, Any] | None,
 ) -> str:
-    """What an automatically chosen preset sets: the values that differ from the defaults and were not given."""
-    plain, mine = config_fields.fields(algorithm, {}), config_fields.fields(algorithm, chosen)
-    sets = [f"{name}={config_fields.plain(x)}" for name, x in mine.items() if x != plain[name] and name not in given]
-    asked = set(options or {}) | ({"size"} if "board_size" in (options or {}) else set())
-    env = [
-        f"{name}={config_fields.plain(x)}" for name, x in (chosen.get("env_options") or {}).items() if name not in asked
-    ]
-    words = ", ".join(env + sets) or "only defaults"
-    return f"using preset '{preset}' because of --{word}; it sets {words}"
+    """A note on an automatically chosen preset: the values that differ from the defaults and were not given."""
+    defaults, mine = config_fields.fields(algorithm, {}), config_fields.fields(algorithm, chosen)
+    sets = [f"{name}={config_fields.plain(x)}" for name, x in mine.items() if x != defaults[name] and name not in given]
+    overridden = set(options or {}) | ({"size"} if "board_size" in (options or {}) else set())
+    preset_options = chosen.get("env_options") or {}
+    env = [f"{name}={config_fields.plain(x)}" for name, x in preset_options.items() if name not in overridden]
+    values = ", ".join(env + sets) or "only defaults"
+    return f"using preset '{preset}' because of --{env_option}; it sets {values}"
 
 
-def _preset_for(env: str, model: str | None, known: dict[str, dict[str, Any]], folded: bool = False) -> str | None:
-    """The first preset for this environment (and model, if given); with `folded`, in any case."""
-    ways: list[Callable[[str], str]] = [str, fold] if folded else [str]
-    for way in ways:
+def _preset_for(env: str, model: str | None, known: dict[str, dict[str, Any]], ignore_case: bool) -> str | None:
+    """The first preset for this environment (and model, if given): an exact match, else one that ignores case."""
+    normalizations: list[Callable[[str], str]] = [str, fold] if ignore_case else [str]
+    for normalize in normalizations:
         for name, preset in known.items():
-            names = [way(one) for one in (name, preset.get("env"), preset.get("task")) if one is not None]
-            if way(env) in names and model in (None, preset.get("model")):
+            names = [normalize(one) for one in (name, preset.get("env"), preset.get("task")) if one is not None]
+            if normalize(env) in names and model in (None, preset.get("model")):
                 return name
     return None

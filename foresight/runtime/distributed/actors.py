@@ -1,30 +1,28 @@
 """Actors: what runs in an actor's process, and the messages that it sends to the learner (`learner`).
 
-It uses these parts of an algorithm's module, from which its `train` is built too:
+Actors and the learner use these parts of an algorithm's module, which its `train` uses too:
 
-- `build(config, spaces)`: an actor has a State of its own and is sent the fields that acting reads: the names in
+- `build(config, spaces)`: an actor builds its own State and receives the fields that acting reads: those named in
   `ACTING` if the module has it, otherwise every `nn.Module` of the State;
 - `rollout(state, env, *position) -> (message, *position)`: `rollout_steps` in every env, as any dataclass of tensors
-  with the envs in the first dim. A position (observation, carry) begins as what `env.reset` gives and stays in the
-  actor;
-- `learn(state, message)`, or else `update(state, message)`: what the learner does with messages joined along that dim.
-  The memory of a message is read-only;
-- `restart(state)`, if it has one: called before training on envs that were reset, at the start or after an actor died;
-- `REPORT`, if it has one: the steps between two yields, of which there are many messages.
+  with the envs in the first dim. The position (observation, carry) starts as the result of `env.reset` and stays in
+  the actor;
+- `learn(state, message)`, or else `update(state, message)`: trains on messages concatenated along that dim. The memory
+  of a message is read-only;
+- `restart(state)`, optional: called before training on envs that were reset, at the start or after an actor died;
+- `REPORT`, optional: the steps between two yields, which take many messages.
 
-`max_lag` of the Config bounds how stale a message may be; without that field it is 0 (on-policy).
+`max_lag` of the Config limits how stale a message may be; without that field it is 0 (on-policy).
 
-- A Config with `rollouts_per_update` takes that many messages, each from `num_envs` envs of one actor. `max_lag` is
-  None (actors never wait), a number of updates (older messages are dropped), or 0 (lockstep: all act with the newest
-  weights and wait for the update).
+- A Config with `rollouts_per_update` takes that many messages per update, each from `num_envs` envs of one actor.
+  `max_lag` is None (actors never wait), a number of updates (older messages are dropped), or 0 (lockstep: all act with
+  the newest weights and wait for the update).
 - Without it the actors share `num_envs` envs (or `num_games`), and an update takes one message of each, in the order
-  of the actors, so that the steps of an env stay in order, as a replay needs. The actors act
-  `max_lag` updates ahead.
+  of the actors: a replay needs the steps of an env in order. The actors act `max_lag` updates ahead.
 
-A two-player game is an env in which one agent plays both sides (`envs.games.selfplay`); `build` is given the game
-itself.
+A two-player game is an env in which one agent plays both sides (`envs.games.selfplay`); `build` takes the game itself.
 
-The `Fleet` may be in this process (`Inline`) or on Ray (`cluster.Fleet`).
+The `Fleet` is in this process (`Inline`) or on Ray (`ray_cluster.Fleet`).
 """
 
 from __future__ import annotations
@@ -49,12 +47,12 @@ from foresight.runtime.config.settings import Settings
 from foresight.runtime.monitoring import profile
 from foresight.training.options import build_config
 
-EVALUATION_SEED = 100_003  # between the seeds of actors
+SEED_STRIDE = 100_003  # between the seeds of two actors
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """What actors act with: `parts` are the arrays of the State's modules; `version` counts updates."""
+    """The weights to act with: `parts` are the arrays of the State's modules; `version` counts updates."""
 
     version: int
     step: int
@@ -63,10 +61,10 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """One unroll on its way to the learner: `content` has numpy arrays for tensors, which Ray does not copy."""
+    """One rollout for the learner: `content` has numpy arrays in place of tensors, which Ray does not copy."""
 
     actor: int
-    order: int  # the number of the request that it answers
+    order: int  # the index of the request that it answers
     fresh: bool  # whether its envs were just reset
     version: int
     steps: int
@@ -77,52 +75,54 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """A message that will not come: its actor died. Another actor has its place already."""
+    """A message that will not arrive: its actor died, and a new one has replaced it."""
 
     actor: int
     order: int
 
 
 class Fleet(Protocol):
-    """`size` actors that answer each request with one message, or with the news that it is lost."""
+    """`size` actors that answer each request with one message, or with `Lost`."""
 
     size: int
     restarts: int
 
     def request(self, actor: int, order: int, weights: Weights) -> None:
-        """Ask `actor` for an unroll with `weights`; it does what it is asked one after the other."""
+        """Request a rollout with `weights` from `actor`, which serves its requests in order."""
 
     def receive(self) -> Message | Lost:
-        """The next answer of anyone; waits for it. Raises UserError where none can come any more."""
+        """Wait for the next answer of any actor. Raises UserError if none can arrive any more."""
 
     def close(self) -> None:
-        """Stop the actors; what they still owe is forgotten."""
+        """Stop the actors and drop their pending requests."""
 
 
 class Collector:
     """An actor: its envs, a State to act with, and its position in the envs."""
 
-    def __init__(self, algorithm: str, config: dict[str, Any], make: Callable[[], Any], index: int, life: int) -> None:
+    def __init__(
+        self, algorithm: str, config: dict[str, Any], make: Callable[[], Any], index: int, generation: int
+    ) -> None:
         torch.set_num_threads(1)
         self._module = catalog.module(algorithm)
         self._index = index
-        seed = (config.get("seed", 0) + EVALUATION_SEED * (index + 1009 * life)) % 2**31
+        seed = (config.get("seed", 0) + SEED_STRIDE * (index + 1009 * generation)) % 2**31
         torch.manual_seed(seed)
         env = make()
-        self._env = profile.Watch(env, episodes=True)
-        place = env.game if isinstance(env, selfplay.SelfPlay) else env.spaces
+        self._env = profile.TimedEnv(env, episodes=True)
+        spaces = env.game if isinstance(env, selfplay.SelfPlay) else env.spaces
         config = build_config(self._module.Config, **{**config, "seed": seed})
-        self._state = self._module.build(config, place, "cpu")
+        self._state = self._module.build(config, spaces, "cpu")
         self._seed, self._version = seed, -1
         self._position: tuple[Any, ...] = ()
         self._idle = perf_counter()
 
     def collect(self, order: int, weights: Weights) -> Message:
-        """One unroll with `weights`."""
+        """One rollout with `weights`."""
         began = perf_counter()
         waited, before = began - self._idle, self._env.seconds
         if weights.version != self._version:
-            load(self._state, weights)
+            load_weights(self._state, weights)
             self._version = weights.version
         fresh = not self._position
         if fresh:
@@ -139,13 +139,13 @@ class Collector:
             weights.version,
             self._state.step - step,
             trees.merge(lambda leaves: to_array(leaves[0]), [content]),
-            self._env.taken(),
+            self._env.pop_episodes(),
             {"environment": environment, "inference": self._idle - began - environment, "actors_waiting": waited},
         )
 
 
 class Inline:
-    """A fleet in this process: requests are answered in their order, when the learner asks."""
+    """A fleet in this process, which answers requests in order when the learner receives."""
 
     restarts = 0
 
@@ -155,7 +155,7 @@ class Inline:
         self._requests: deque[tuple[int, int, Weights]] = deque()
 
     def request(self, actor: int, order: int, weights: Weights) -> None:
-        """See `Fleet`. The weights are copied, as they would be on their way to another process."""
+        """See `Fleet`. The weights are copied, as they are when sent to another process."""
         copied = trees.merge(lambda leaves: np.copy(leaves[0]), [weights.parts])
         self._requests.append((actor, order, dataclasses.replace(weights, parts=copied)))
 
@@ -165,7 +165,7 @@ class Inline:
         return self._collectors[actor].collect(order, weights)
 
     def close(self) -> None:
-        """Forget the requests."""
+        """Drop the requests."""
         self._requests.clear()
 
 
@@ -181,8 +181,9 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], A
         not kinds.get(resolved.kind).actors
         or "obs" not in inspect.signature(getattr(module, "rollout", lambda: None)).parameters
     ):
-        said = "\ndef rollout(state: State, env: Env, obs"
-        able = [name for name, entry in catalog.algorithms().items() if said in entry.path.read_text(encoding="utf-8")]
+        signature = "\ndef rollout(state: State, env: Env, obs"
+        entries = catalog.algorithms().items()
+        able = [name for name, entry in entries if signature in entry.path.read_text(encoding="utf-8")]
         raise UserError(f"{module.__name__.rpartition('.')[2]} does not support actors; these do: {', '.join(able)}.")
     shared = "num_envs" if "num_envs" in config else "num_games"
     if "rollouts_per_update" not in config and count > 1:
@@ -194,15 +195,15 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], A
     return config, lambda: selfplay.env(environments.training(resolved), config[shared], *begun)
 
 
-def take(module: Any, state: Any, version: int) -> Weights:
-    """The weights of `state` that acting needs, as arrays: views where they are on the CPU already."""
+def get_weights(module: Any, state: Any, version: int) -> Weights:
+    """The weights of `state` that acting needs, as arrays: views of those on the CPU."""
     parts = {name: getattr(state, name).state_dict() for name in acting(module, state)}
     arrays = trees.merge(lambda leaves: to_array(leaves[0]), [parts])
     return Weights(version, state.step, {name: dict(part) for name, part in arrays.items()})
 
 
-def load(state: Any, weights: Weights) -> None:
-    """Act with `weights` from now on."""
+def load_weights(state: Any, weights: Weights) -> None:
+    """Load `weights` into `state`."""
     with torch.no_grad():
         for name, arrays in weights.parts.items():
             for key, target in getattr(state, name).state_dict().items():
@@ -211,7 +212,7 @@ def load(state: Any, weights: Weights) -> None:
 
 
 def acting(module: Any, state: Any) -> Sequence[str]:
-    """The fields of the State that actors are sent."""
+    """The fields of the State that are sent to actors."""
     fields = [field.name for field in dataclasses.fields(state)]
     modules = [name for name in fields if isinstance(getattr(state, name), nn.Module)]
     return getattr(module, "ACTING", modules)
@@ -223,7 +224,7 @@ def to_array(leaf: Any) -> Any:
 
 
 def to_tensor(array: Any) -> Tensor:
-    """The array's memory as a tensor. Ray's memory is read-only, which torch can only warn of."""
+    """A tensor that shares the array's memory. Ray's memory is read-only, of which torch can only warn."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

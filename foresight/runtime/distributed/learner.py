@@ -1,4 +1,4 @@
-"""The learner over actors: requests messages from a fleet, joins them, updates, and counts how stale they were."""
+"""The learner over actors: requests messages from a fleet, concatenates them, and trains on them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from foresight.runtime.distributed.actors import Fleet, Lost, Message, Weights
 from foresight.runtime.monitoring import profile
 from foresight.training.options import flatten
 
-AHEAD = 2  # messages that an actor may owe, so that it need not wait for the learner's answer
+PENDING = 2  # requests per actor in flight, so that it need not wait for the learner
 SHOWN = ("lag", "dropped_unrolls")  # shown live, after the algorithm's own METRICS
-KEPT = 100  # finished episodes over which a return is a mean
+RECENT = 100  # finished episodes whose mean return is reported
 
 
 def train(
     module: Any, config: Any, state: Any, fleet: Fleet, times: profile.Profile | None = None
 ) -> Iterator[tuple[int, dict[str, float], Any]]:
-    """An algorithm's `train` whose data come from `fleet`; the State is consistent at every yield.
+    """An algorithm's `train` on data from `fleet`; the State is consistent at every yield.
 
-    Adds to the metrics `lag` (updates between the policy that acted and the one that learns, a mean over messages),
-    `return/TASK` where there are several tasks, `dropped_unrolls` (of dead actors), `stale_unrolls` (older than
-    `max_lag`) and `actor_restarts`.
+    Adds the metrics `lag` (updates between the policy that acted and the one that is trained, a mean over messages),
+    `return/TASK` if there are several tasks, `dropped_unrolls` (of dead actors), `stale_unrolls` (older than `max_lag`)
+    and `actor_restarts`.
     """
     learner, report = _Learner(module, config, state, fleet, times or profile.Profile()), getattr(module, "REPORT", 1)
     metrics: dict[str, float] = {}
     try:
         while state.step < config.steps:
             before = state.step
-            metrics = {**metrics, **learner.turn()}  # a turn may be without an update
+            metrics = {**metrics, **learner.step()}  # a step may make no update
             if schedules.passed(before, state.step, report) or state.step >= config.steps:
                 yield state.step, metrics, state
     finally:
@@ -55,17 +55,17 @@ class _Learner:
         self.restart = getattr(module, "restart", None)
         self.annealed = self.learn is None and "progress" in inspect.signature(module.update).parameters
         self.version = self.order = self.dropped = self.stale = 0
-        self.owed: dict[int, int] = {}  # the actor of every request that is under way
-        self.lines: list[deque[int]] = [deque() for _ in range(fleet.size)]  # orders that each actor is to answer
-        self.came: dict[int, Message] = {}  # answers that wait for those of other actors
+        self.pending: dict[int, int] = {}  # the actor of every request in flight
+        self.queues: list[deque[int]] = [deque() for _ in range(fleet.size)]  # the requests in flight of each actor
+        self.received: dict[int, Message] = {}  # answers that wait for those of other actors
         self.weights: Weights | None = None
         self.episodes: dict[str, deque[tuple[float, int]]] = {}
         self.counts: Counter[str] = Counter()
 
-    def turn(self) -> dict[str, float]:
-        """Receive messages, make one update; returns its metrics."""
+    def step(self) -> dict[str, float]:
+        """Receive messages and make one update; returns its metrics."""
         state, progress = self.state, self.state.step / self.config.steps
-        messages = self.abreast() if self.shared else self.lockstep() if self.limit == 0 else self.gather()
+        messages = self.in_order() if self.shared else self.lockstep() if self.limit == 0 else self.gather()
         lag = sum(self.version - message.version for message in messages) / len(messages)
         device = next(iter(getattr(state, actors.acting(self.module, state)[0]).parameters())).device
         batch = trees.merge(lambda leaves: _join(leaves, device), [message.content for message in messages])
@@ -80,46 +80,46 @@ class _Learner:
         self.weights = None
         return {**metrics, **self.returns(), "lag": lag, **self.faults()}
 
-    def abreast(self) -> list[Message]:
-        """The next message of each actor, in their order; each is asked for `max_lag` more in advance."""
+    def in_order(self) -> list[Message]:
+        """The next message of each actor, in the order of the actors. `max_lag` more of each are requested ahead."""
         ahead = self.limit or 0
         for _ in range(1 + ahead):
-            for actor, line in enumerate(self.lines):
-                if len(line) <= ahead:
+            for actor, requests in enumerate(self.queues):
+                if len(requests) <= ahead:
                     self.queue(actor)
-        while not all(line[0] in self.came for line in self.lines):
+        while not all(requests[0] in self.received for requests in self.queues):
             answer = self.receive()
             if isinstance(answer, Lost):
-                self.lines[answer.actor].remove(answer.order)
+                self.queues[answer.actor].remove(answer.order)
                 self.queue(answer.actor)
             else:
-                self.came[answer.order] = answer
-        return [self.came.pop(line.popleft()) for line in self.lines]
+                self.received[answer.order] = answer
+        return [self.received.pop(requests.popleft()) for requests in self.queues]
 
     def queue(self, actor: int) -> None:
-        self.lines[actor].append(self.order)
+        self.queues[actor].append(self.order)
         self.request(actor)
 
     def lockstep(self) -> list[Message]:
-        """One request to each actor in turn until there are enough; the answers in the order of the requests."""
+        """One request to each actor in turn until there are enough; answers in the order of the requests."""
         for i in range(self.need):
             self.request(i % self.fleet.size)
-        came: dict[int, Message] = {}
-        while self.owed:
+        received: dict[int, Message] = {}
+        while self.pending:
             answer = self.receive()
             if isinstance(answer, Lost):
                 self.request(answer.actor)
             else:
-                came[answer.order] = answer
-        return [came[order] for order in sorted(came)]
+                received[answer.order] = answer
+        return [received[order] for order in sorted(received)]
 
     def gather(self) -> list[Message]:
-        """Whatever comes first; every actor is kept busy."""
+        """The first messages to arrive, of any actor. Every actor is kept busy."""
         messages: list[Message] = []
         while True:
-            owing = Counter(self.owed.values())
+            in_flight = Counter(self.pending.values())
             for actor in range(self.fleet.size):
-                for _ in range(AHEAD - owing[actor]):
+                for _ in range(PENDING - in_flight[actor]):
                     self.request(actor)
             if len(messages) == self.need:
                 return messages
@@ -131,39 +131,41 @@ class _Learner:
             else:
                 messages.append(answer)
             if len(messages) == self.need:
-                return messages  # its actor is asked again after the update, with newer weights
+                return messages  # its actor gets a request after the update, with newer weights
 
     def request(self, actor: int) -> None:
         if self.weights is None:
-            self.weights = actors.take(self.module, self.state, self.version)
+            self.weights = actors.get_weights(self.module, self.state, self.version)
         self.fleet.request(actor, self.order, self.weights)
-        self.owed[self.order] = actor
+        self.pending[self.order] = actor
         self.order += 1
 
     def receive(self) -> Message | Lost:
         began = perf_counter()
         answer = self.fleet.receive()
         self.times.add("waiting", perf_counter() - began)
-        self.owed.pop(answer.order)
+        self.pending.pop(answer.order)
         if isinstance(answer, Lost):
             self.dropped += 1
             return answer
         for section, seconds in answer.seconds.items():
             self.times.add(section, seconds)
         for task, total, length in answer.episodes:
-            self.episodes.setdefault(task, deque(maxlen=KEPT)).append((total, length))
+            self.episodes.setdefault(task, deque(maxlen=RECENT)).append((total, length))
             if hasattr(self.state, "episodes"):
                 self.state.episodes.note({"episode_return": [total], "episode_length": [length]})
         return answer
 
     def returns(self) -> dict[str, float]:
-        """Means over the last episodes: of all tasks together, and of each where there are several."""
-        ended = [episode for kept in self.episodes.values() for episode in kept]
+        """Means over recent episodes: of all tasks, and of each if there are several."""
+        ended = [episode for recent in self.episodes.values() for episode in recent]
         if not ended:
             return {}
         metrics = {"return": _mean([r for r, _ in ended]), "length": _mean([n for _, n in ended])}
         if len(self.episodes) > 1:
-            metrics |= {f"return/{task}": _mean([r for r, _ in kept]) for task, kept in sorted(self.episodes.items())}
+            metrics |= {
+                f"return/{task}": _mean([r for r, _ in recent]) for task, recent in sorted(self.episodes.items())
+            }
         return metrics
 
     def faults(self) -> dict[str, float]:

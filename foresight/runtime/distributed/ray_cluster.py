@@ -1,4 +1,4 @@
-"""Actors on Ray: in processes of this machine (a Ray of our own), or on a cluster that is there already."""
+"""Actors on Ray: on a new Ray instance on this machine, or on an existing cluster."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import Any
 from foresight.errors import LostError, UserError
 from foresight.runtime.distributed.actors import Collector, Lost, Message, Weights
 
-STORE = 256 * 2**20  # bytes of shared memory for messages, unless told otherwise; Ray's least is 75 MiB
-INLINE = 2**16  # bytes of weights up to which a request carries them; beyond, they go through the object store once
-DEATHS = 3  # of one actor in a row, without a message in between, until it is given up
-POLL, MISSES = 1.0, 5  # seconds between looks at the head, and how many must fail
-GRACE = 10.0  # seconds for Ray to end by itself
-SILENCE, PATIENCE = 3.0, 60.0  # seconds of waiting for free CPUs until a word is said, and until it is given up
+STORE = 256 * 2**20  # bytes of shared memory for messages by default; Ray's minimum is 75 MiB
+INLINE = 2**16  # bytes: smaller weights are sent with each request, larger ones once through the object store
+DEATHS = 3  # of one actor in a row, without a message in between, before the run fails
+POLL, MISSES = 1.0, 5  # seconds between checks of the head, and how many in a row must fail
+GRACE = 10.0  # seconds for Ray to shut down
+REPORT_AFTER, TIMEOUT = 3.0, 60.0  # seconds of waiting for free CPUs before it is reported, and before an error
 
 
 class FleetError(LostError):
-    """No unroll will come any more: the head of the cluster is gone, worlds fail, or actors always die."""
+    """No rollout will arrive any more: the head of the cluster is gone, envs fail, or actors keep dying."""
 
 
 class Fleet:
-    """`count` actors as `actors.Fleet` wants them, spread over the nodes of the cluster.
+    """An `actors.Fleet` of `count` actors, spread over the nodes of the cluster.
 
-    Without an `address` a Ray of our own starts here (without a dashboard, on the loopback address) and ends with
-    `close`. With one, or where Ray runs in this process already, that cluster is used and left running.
+    Without an `address` a new Ray instance starts here (no dashboard, loopback address) and ends with `close`. With
+    one, or if Ray already runs in this process, that cluster is used and left running.
 
-    Every actor takes one CPU. Where others hold them, `say` is told, and they are waited for, but not for ever.
+    Every actor takes one CPU. If others hold them, `say` reports it, and the fleet waits up to a minute.
 
-    Raises UserError where Ray is missing, the address leads nowhere, or the cluster has too few CPUs, and FleetError
-    where too few come free.
+    Raises UserError if Ray is missing, nothing runs at the address, or the cluster has too few CPUs, and FleetError
+    if too few become free.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Fleet:
         say: Callable[[str], Any] = lambda text: None,
     ) -> None:
         self.size, self.restarts = count, 0
-        self._recipe = (algorithm, config, make)
+        self._arguments = (algorithm, config, make)
         self._ray, self._owned = _connect(count, address, store)
         self._errors = self._ray.exceptions
-        self._find_room(say)
+        self._wait_for_cpus(say)
         self._class = self._ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Collector)
-        self._lives, self._deaths = [0] * count, [0] * count
+        self._generations, self._deaths = [0] * count, [0] * count
         self._answers: queue.SimpleQueue[tuple[int, int, int, Any]] = queue.SimpleQueue()
         self._shared: tuple[int, Any] = (-1, None)  # version, and the weights in the object store
         self._gone, self._closed = threading.Event(), threading.Event()
@@ -64,26 +64,26 @@ class Fleet:
 
     def request(self, actor: int, order: int, weights: Weights) -> None:
         """See `actors.Fleet`."""
-        life = self._lives[actor]
+        generation = self._generations[actor]
         reference = self._actors[actor].collect.remote(order, self._sendable(weights))
-        reference.future().add_done_callback(lambda done: self._answers.put((actor, life, order, done)))
+        reference.future().add_done_callback(lambda done: self._answers.put((actor, generation, order, done)))
 
     def receive(self) -> Message | Lost:
         """See `actors.Fleet`. Raises FleetError."""
         while True:
             if self._gone.is_set():
-                raise FleetError(f"The head of the Ray cluster ({self._address()}) is gone.")
+                raise FleetError(f"The head of the Ray cluster at {self._address()} does not respond any more.")
             try:
-                actor, life, order, done = self._answers.get(timeout=0.5)
+                actor, generation, order, done = self._answers.get(timeout=0.5)
                 break
             except queue.Empty:
                 continue
         try:
             message: Message = done.result()
         except self._errors.RayTaskError as error:
-            raise FleetError(f"Actor {actor} failed: {_reason(error)}") from error
+            raise FleetError(f"Actor {actor} failed: {_cause(error)}") from error
         except self._errors.RayError as error:
-            if life == self._lives[actor]:
+            if generation == self._generations[actor]:
                 self._replace(actor, error)
             return Lost(actor, order)
         self._deaths[actor] = 0
@@ -91,70 +91,70 @@ class Fleet:
 
     def pids(self) -> list[int]:
         """The process of each actor, on its own machine."""
-        asked = [actor.__ray_call__.remote(lambda _: os.getpid()) for actor in self._actors]
-        return list(self._ray.get(asked))
+        futures = [actor.__ray_call__.remote(lambda _: os.getpid()) for actor in self._actors]
+        return list(self._ray.get(futures))
 
     def close(self) -> None:
-        """See `actors.Fleet`. A cluster that was there before stays."""
+        """See `actors.Fleet`. A cluster that existed before keeps running."""
         if self._closed.is_set():
             return
         self._closed.set()
 
         def end() -> None:
-            with contextlib.suppress(Exception):  # whatever is wrong with Ray, it must not hide why we end
+            with contextlib.suppress(Exception):  # an error of Ray must not hide why the run ends
                 for actor in self._actors:
                     self._ray.kill(actor)
             if self._owned:
                 self._ray.shutdown()
 
-        ending = threading.Thread(target=end, daemon=True)  # without a head it may never come back
+        ending = threading.Thread(target=end, daemon=True)  # without a head it may never return
         ending.start()
         ending.join(POLL if self._gone.is_set() else GRACE)
 
     def _start(self, actor: int) -> Any:
-        algorithm, config, make = self._recipe
-        return self._class.remote(algorithm, config, make, actor, self._lives[actor])
+        algorithm, config, make = self._arguments
+        return self._class.remote(algorithm, config, make, actor, self._generations[actor])
 
     def _replace(self, actor: int, error: Exception) -> None:
-        self._lives[actor] += 1
+        self._generations[actor] += 1
         self._deaths[actor] += 1
         if self._deaths[actor] > DEATHS:
             raise FleetError(
-                f"Actor {actor} died {DEATHS + 1} times without sending anything. Is there enough memory? "
-                f"Ray says: {' '.join(str(error).split())[:600]}"
+                f"Actor {actor} died {DEATHS + 1} times without sending a rollout. Is there enough memory? "
+                f"Ray reports: {' '.join(str(error).split())[:600]}"
             )
-        with contextlib.suppress(self._errors.RayError):  # it may only have been out of reach
+        with contextlib.suppress(self._errors.RayError):  # it may only be unreachable
             self._ray.kill(self._actors[actor])
         self.restarts += 1
         self._actors[actor] = self._start(actor)
 
     def _sendable(self, weights: Weights) -> Any:
-        """The weights themselves where they are small, else a reference to them: each node then fetches them once."""
+        """The weights if they are small, else a reference to them, so that each node fetches them once."""
         if sum(array.nbytes for part in weights.parts.values() for array in part.values()) <= INLINE:
             return weights
         if self._shared[0] != weights.version:
             self._shared = weights.version, self._ray.put(weights)
         return self._shared[1]
 
-    def _find_room(self, say: Callable[[str], Any]) -> None:
-        """Wait until there is a free CPU for each actor: Ray itself would wait for ever, without a word."""
+    def _wait_for_cpus(self, say: Callable[[str], Any]) -> None:
+        """Wait until there is a free CPU for each actor: Ray itself would wait forever, silently."""
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         if cpus < self.size:
             self._finish()
-            raise UserError(f"The Ray cluster has {cpus} CPUs, too few for {self.size} actors. Ask for fewer --actors.")
-        began, silent = time.monotonic(), True
+            raise UserError(f"The Ray cluster has {cpus} CPUs, too few for {self.size} actors. Give fewer --actors.")
+        began, reported = time.monotonic(), False
         while (free := int(self._ray.available_resources().get("CPU", 0))) < self.size:
             waited = time.monotonic() - began
             missing = f"{self.size} actors need as many free CPUs, but the Ray cluster has {free} of {cpus}"
-            if waited >= PATIENCE:
+            if waited >= TIMEOUT:
                 self._finish()
                 raise FleetError(
-                    f"{missing}, and no more came free in {PATIENCE:g} seconds. "
-                    "Stop what else runs there, or ask for fewer --actors."
+                    f"{missing}, and no more became free in {TIMEOUT:g} seconds. "
+                    "Stop other programs there, or give fewer --actors."
                 )
-            if waited >= SILENCE and silent:
-                say(f"{missing}: waiting {PATIENCE - waited:.0f} seconds more")
-                silent = False
+            if waited >= REPORT_AFTER and not reported:
+                say(f"{missing}: waiting {TIMEOUT - waited:.0f} seconds more")
+                reported = True
             time.sleep(POLL / 2)
 
     def _finish(self) -> None:
@@ -165,7 +165,7 @@ class Fleet:
         return str(self._ray.get_runtime_context().gcs_address)
 
     def _watch(self) -> None:
-        """See whether the head still listens. Ray itself finds out after a minute, and then ends the process."""
+        """Check whether the head still responds. Ray itself notices after a minute, and then exits the process."""
         host, _, port = self._address().rpartition(":")
         misses = 0
         while misses < MISSES and not self._closed.wait(POLL):
@@ -179,42 +179,42 @@ class Fleet:
 
 
 def _connect(count: int, address: str | None, store: int) -> tuple[Any, bool]:
-    """Ray, and whether it is ours to end."""
+    """Ray, and whether this process must shut it down."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError as error:
-        raise UserError("Actors need Ray: pip install 'foresight[ray]'") from error
+        raise UserError("Actors need Ray. Install it with: pip install 'foresight[ray]'") from error
     if ray.is_initialized():
         return ray, False
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     before = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
-            # "local", or it would join a Ray that somebody else has started on this machine.
+            # "local", or it would connect to a Ray that another program started on this machine.
             ray.init(
                 address="local", num_cpus=count, include_dashboard=False, object_store_memory=store,
                 _node_ip_address="127.0.0.1", **quiet,
             )  # fmt: skip
         else:
-            _knock(address)
+            _check_address(address)
             ray.init(address=address, **quiet)
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         what = "Ray cannot start here" if address is None else f"There is no Ray cluster at '{address}'"
         raise UserError(f"{what}: {' '.join(str(error).split())[:300]}") from error
     finally:
         if threading.current_thread() is threading.main_thread() and callable(before):
-            signal.signal(signal.SIGTERM, before)  # Ray puts its own in the place of ours
+            signal.signal(signal.SIGTERM, before)  # Ray replaces it
     return ray, True
 
 
-def _knock(address: str) -> None:
-    """Raise OSError where nobody listens: Ray itself would try for minutes."""
+def _check_address(address: str) -> None:
+    """Raise OSError if nothing listens at the address: Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdigit() and "//" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10 * POLL).close()
 
 
-def _reason(error: Any) -> str:
+def _cause(error: Any) -> str:
     cause = getattr(error, "cause", None)
     return str(cause) if isinstance(cause, UserError) else " ".join(str(cause or error).split())[:600]

@@ -1,4 +1,4 @@
-"""Several processes that `torchrun` started: they join, the first one writes and speaks, the others only compute."""
+"""Training in several processes under `torchrun`: only rank 0 writes and prints, the others only compute."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from foresight.runtime import kinds
 from foresight.runtime.catalog import State
 from foresight.runtime.config.settings import Settings
 
-# Equally many gradient steps in every process, all through `optim.join_`: nothing that is seen decides how many.
-JOINED = ("a2c", "dqn", "impala", "ppo", "rainbow", "sac", "sac_discrete")
-WHOLE = ("mtp_critic", "pretrain")  # text algorithms that learn more than a transformers model
-EVALUATION_SEED = 1_000_003  # between the seeds of two processes
+# Every process makes equally many gradient steps, all through `optim.join_`, whatever its data are.
+REPLICATED = ("a2c", "dqn", "impala", "ppo", "rainbow", "sac", "sac_discrete")
+UNSHARDED = ("mtp_critic", "pretrain")  # text algorithms that train more than a transformers model
+SEED_STRIDE = 1_000_003  # between the seeds of two processes
 
 
 def started() -> bool:
@@ -29,51 +29,51 @@ def started() -> bool:
 
 
 def first() -> bool:
-    """Whether this process writes and speaks: the first of several, or the only one."""
+    """Whether this process writes and prints: rank 0, or the only process."""
     return not started() or os.environ.get("RANK") == "0"
 
 
 @contextlib.contextmanager
-def together(settings: Settings) -> Iterator[tuple[Settings, Path | None]]:
-    """Join the processes of `torchrun`, NCCL on CUDA and gloo elsewhere; gives what this one does, and where it writes.
+def join(settings: Settings) -> Iterator[tuple[Settings, Path | None]]:
+    """Initialize the process group (NCCL on CUDA, else gloo); yields this process's settings and scratch directory.
 
-    A language model is split over the processes, and each sees the whole batch (`distributed`). A policy is in each of
-    them, which makes `steps` steps in worlds of its own, so that its seed is another one, and learns from the mean of
-    their gradients (`training.optim.join_`).
+    A language model is sharded over the processes, and each sees the whole batch (`distributed`). A policy is
+    replicated: each process makes `steps` steps in its own envs, with its own seed, and trains on the mean of all
+    gradients (`training.optim.join_`).
 
-    The run directory is None for the first process, and where there is only one; a silent process gets a temporary one.
-    Raises UserError for an algorithm that cannot learn in this way, and for what it cannot have there.
+    The scratch directory is None for the process that writes the run, and a temporary one for the others. Raises
+    UserError for algorithms and options that do not run under torchrun.
     """
     if not started():
         yield settings, None
         return
     _check(settings)
     if kinds.get(settings.kind).replicas:
-        settings = settings.reseeded(settings.seed + EVALUATION_SEED * int(os.environ["RANK"]))
+        settings = settings.reseeded(settings.seed + SEED_STRIDE * int(os.environ["RANK"]))
     cuda = settings.device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("nccl" if cuda else "gloo")
     try:
-        with tempfile.TemporaryDirectory() as aside:
-            yield settings, None if first() else Path(aside)
+        with tempfile.TemporaryDirectory() as scratch:
+            yield settings, None if first() else Path(scratch)
     finally:
         distributed.destroy_process_group()
 
 
-def share_(state: State) -> None:
-    """Give a State's weights in the first process to all others."""
+def broadcast_(state: State) -> None:
+    """Copy a State's weights from the first process to all others."""
     for weight in _weights(state):
         distributed.broadcast(weight, 0)
 
 
 def check_equal(state: State) -> None:
-    """Raise RuntimeError if a State's weights are not the same in all processes: a gradient was not joined."""
+    """Raise RuntimeError if a State's weights differ between processes: a gradient was not averaged."""
     sums = torch.stack([weight.double().sum().cpu() for weight in _weights(state)])
     gathered = [torch.empty_like(sums) for _ in range(distributed.get_world_size())]
     distributed.all_gather(gathered, sums)
     if not all(torch.equal(gathered[0], other) for other in gathered):
-        raise RuntimeError("The processes have different weights: a gradient was not joined.")
+        raise RuntimeError("The processes have different weights: a gradient was not averaged.")
 
 
 def _weights(state: State) -> Iterator[Tensor]:
@@ -87,21 +87,23 @@ def _weights(state: State) -> Iterator[Tensor]:
 
 def _check(settings: Settings) -> None:
     if kinds.get(settings.kind).replicas:
-        if settings.algorithm not in JOINED:
-            known = ", ".join(JOINED)
+        if settings.algorithm not in REPLICATED:
+            known = ", ".join(REPLICATED)
             raise UserError(f"{settings.algorithm} does not run under torchrun; these do: {known}.")
         unfit = ("normalize_obs", "normalize_reward", "target_kl")
         found = [name for name in unfit if settings.config.get(name)]
         if found or settings.actors:
-            word = found[0] if found else "actors"
+            option = (found[0] if found else "actors").replace("_", "-")
             raise UserError(
-                f"Over several processes each one would have {word} of its own: leave --{word.replace('_', '-')} out, "
-                "or run without torchrun."
+                f"--{option} does not work under torchrun: it would differ between processes. Leave it out, or run "
+                "without torchrun."
             )
         return
-    if settings.algorithm in WHOLE:
-        raise UserError(f"{settings.algorithm} has parts that cannot be split over processes: run it without torchrun.")
+    if settings.algorithm in UNSHARDED:
+        raise UserError(f"{settings.algorithm} has parts that cannot be sharded. Run it without torchrun.")
     if settings.completer is not None:
-        raise UserError("Several processes sample by themselves: leave --completer out, or run without torchrun.")
+        raise UserError(
+            "--completer does not work under torchrun: each process samples. Leave it out, or run without torchrun."
+        )
     if settings.config.get("optimizer", "adamw") != "adamw":
-        raise UserError("Over several processes weights learn by adamw: leave --optimizer out.")
+        raise UserError("--optimizer must be adamw under torchrun. Leave it out, or run without torchrun.")

@@ -1,4 +1,4 @@
-"""How good an algorithm's State is, on environments and seeds that it was not trained on."""
+"""Evaluation of a State, on environments and seeds that it was not trained on."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     Environment = Env | MDP | TextTask | Game
 
-EVALUATION_SEED = 10_000_019  # evaluation seeds start here, far from the seeds of training
-FALLS = ("error", "per character", "per token")  # what the metrics end with of which less is better
+EVALUATION_SEED = 10_000_019  # the first seed of evaluation, far from the seeds of training
+LOWER_IS_BETTER = ("error", "per character", "per token")  # the ends of such metrics' names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,33 +39,33 @@ class Evaluation:
     std: float
     n: int
     values: tuple[float, ...] = dataclasses.field(default=(), repr=False)
-    also: dict[str, float] = dataclasses.field(default_factory=dict)  # other figures of the same policy
+    also: dict[str, float] = dataclasses.field(default_factory=dict)  # other metrics of the same policy
 
     @classmethod
     def of(cls, metric: str, values: list[float]) -> Evaluation:
         """The evaluation of a list of results. Raises UserError if there are none."""
         if not values:
-            raise UserError("There was nothing to evaluate on: no episode or example gave a result.")
+            raise UserError("No episode or example gave a result, so there is no evaluation.")
         mean = math.fsum(values) / len(values)
         std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
         return cls(metric, mean, std, len(values), tuple(values))
 
     @property
     def worth(self) -> float:
-        """The mean as a score of which more is better: of an error, its negative; of nothing, minus infinity."""
+        """The mean as a score where more is better: the negative of an error; minus infinity without results."""
         if not self.n:
             return -math.inf
-        return -self.mean if falls(self.metric) else self.mean
+        return -self.mean if lower_is_better(self.metric) else self.mean
 
     def document(self) -> dict[str, Any]:
-        """`{"metric", "mean", "std", "n"}` for JSON, and `"also"` where there are other figures; of nothing None."""
+        """`{"metric", "mean", "std", "n"}` for JSON, and `"also"` if there are other metrics; NaN is None."""
         mean, std = (self.mean, self.std) if self.n else (None, None)
         document = {"metric": self.metric, "mean": mean, "std": std, "n": self.n}
         return {**document, "also": self.also} if self.also else document
 
     @classmethod
     def read(cls, document: dict[str, Any]) -> Evaluation:
-        """What `document` wrote."""
+        """The evaluation from its `document`."""
         unknown = {} if document["n"] else {"mean": math.nan, "std": math.nan}
         return cls(**{**document, **unknown})
 
@@ -76,86 +76,86 @@ class Evaluation:
         return f"{self.metric} {self.mean:.4g}{spread}"
 
 
-def falls(metric: str) -> bool:
-    """Whether less of a metric is better, as of errors and of bits a character."""
-    return metric.endswith(FALLS)
+def lower_is_better(metric: str) -> bool:
+    """Whether a lower metric is better, as for errors and bits per character."""
+    return metric.endswith(LOWER_IS_BETTER)
 
 
 def evaluate(
     module: Algorithm, state: State, env: Environment, episodes: int | None = None, seed: int = 0
 ) -> Evaluation:
-    """Run the State greedily (`explore=False`) in `env`; the State and all random generators stay as they were.
+    """Evaluate the greedy policy (`explore=False`) in `env`. The State and all random generators are left unchanged.
 
     - control: the return of exactly `episodes` episodes, from seeds that training does not use;
-    - tabular: the exact expected discounted return of its policy from the start distribution (`also`: the
-      undiscounted one within the time limit, where there is a limit);
-    - text: the mean reward of greedy completions of the first `episodes` held-out examples (all if None); where the
-      task grades nothing (its rows are demonstrations or preferences), what `module.assess(state, examples)` returns;
-    - game: the points a game (1, ½, 0) against the game's `opponent`, half of the games with the first move.
+    - tabular: the exact expected discounted return of the policy from the start distribution (`also`: the
+      undiscounted one within the time limit, if there is one);
+    - text: the mean reward of greedy completions of the first `episodes` held-out examples (all if None); if the
+      task has no grader (its rows are demonstrations or preferences), `module.assess(state, examples)`;
+    - game: points per game (1, ½, 0) against the game's `opponent`, half of the games with the first move.
 
-    An algorithm with another criterion has a `measure(state, env)` that returns its name, the figure and,
-    if there are others, a dict of these.
+    An algorithm with another criterion has a `measure(state, env)` that returns the metric's name, its value and,
+    optionally, a dict of other metrics.
 
     `env` must not be the training env: its running episodes are lost.
     """
-    with undisturbed(state):
+    with preserve_generators(state):
         return _kind(module, env).evaluate(module, state, env, episodes, seed)
 
 
 def baseline(
     module: Algorithm, state: State, env: Environment, episodes: int | None = None, seed: int = 0
 ) -> Evaluation:
-    """What training must beat: uniformly random actions, or the State as it was built (text, predictions)."""
+    """The evaluation that training must beat: of uniformly random actions, or of the untrained State (text, values)."""
     return _kind(module, env).baseline(module, state, env, episodes, seed)
 
 
-def measured(module: Algorithm, state: State, env: Environment) -> Evaluation:
-    """What an algorithm's own `measure(state, env)` returns."""
+def from_measure(module: Algorithm, state: State, env: Environment) -> Evaluation:
+    """The evaluation by an algorithm's own `measure(state, env)`."""
     metric, value, *also = module.measure(state, env)
     return Evaluation(metric, value, 0.0, 1, (value,), *also)
 
 
 def _kind(module: Algorithm, env: Environment) -> Kind[Any]:
-    """The algorithm's kind of environment; for a game, also where an algorithm of another kind plays it."""
+    """The algorithm's kind of environment, or "game" if `env` is a game, whatever the algorithm's kind."""
     return kinds.get("game" if hasattr(env, "first_score") else module.KIND)
 
 
-def remember(state: State) -> Callable[[], None]:
-    """What puts every random generator of `state` back to where it is now."""
-    before = [(generator, _peek(generator)) for generator in generators(state)]
+def snapshot_generators(state: State) -> Callable[[], None]:
+    """A function that resets every random generator of `state` to its present state."""
+    before = [(generator, _get_state(generator)) for generator in generators(state)]
 
-    def back() -> None:
+    def rewind() -> None:
         for generator, bits in before:
-            _put(generator, bits)
+            _set_state(generator, bits)
 
-    return back
+    return rewind
 
 
 @contextmanager
-def undisturbed(state: State) -> Iterator[None]:
-    """Put every random generator of `state`, and the global ones, back to where they were."""
-    back = remember(state)
-    everywhere = torch.get_rng_state(), random.getstate(), np.random.get_state()
+def preserve_generators(state: State) -> Iterator[None]:
+    """On exit, reset every random generator of `state` and the global ones to their earlier states."""
+    rewind = snapshot_generators(state)
+    shared = torch.get_rng_state(), random.getstate(), np.random.get_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         with torch.no_grad():
             yield
     finally:
-        back()
-        torch.set_rng_state(everywhere[0])
-        random.setstate(everywhere[1])
-        np.random.set_state(everywhere[2])
+        rewind()
+        torch.set_rng_state(shared[0])
+        random.setstate(shared[1])
+        np.random.set_state(shared[2])
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
 
 
-def _peek(generator: Generator) -> Any:
+def _get_state(generator: Generator) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.getstate()
 
 
-def _put(generator: Generator, bits: Any) -> None:
+def _set_state(generator: Generator, bits: Any) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(bits)
     elif isinstance(generator, np.random.Generator):

@@ -1,4 +1,4 @@
-"""Matches: two players, both colors, and what their score says about their strength."""
+"""Matches between two players, with both colors, and the Elo ratings that follow from the scores."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from foresight.runtime.catalog import Algorithm, State
 
 Watch = Callable[[int, int], None]
 Z = 1.959964  # of a 95% interval
-LONGEST_LINE = 12  # moves of a principal variation that are worth showing
+LONGEST_VARIATION = 12  # moves of a principal variation to show
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a match ended for its first player. `scores`: 1, ½ or 0 for each game, first half with the first move."""
+    """The result of a match for its first player. `scores`: 1, ½ or 0 per game; it moves first in the first half."""
 
     scores: tuple[float, ...]
-    moves: tuple[int, ...]  # how long each game was
+    moves: tuple[int, ...]  # the length of each game
 
     @property
     def score(self) -> float:
-        """Points a game, 0 to 1."""
+        """Points per game, 0 to 1."""
         return math.fsum(self.scores) / len(self.scores)
 
     @property
@@ -41,55 +41,55 @@ class Result:
         return won, len(self.scores) - won - lost, lost
 
     def interval(self) -> tuple[float, float]:
-        """95% of the score: Wilson's interval, narrower by the part of the variance that draws take away.
+        """The 95% interval of the score: Wilson's, narrower by the variance that draws remove.
 
-        Where every point was won the upper bound is 1, and where none was the lower one 0, exactly: so Elo has no
-        bound on that side, however many games there were.
+        If every point was won the upper bound is exactly 1, and if none was the lower bound exactly 0: Elo is then
+        unbounded on that side, however many games were played.
         """
         n, p = len(self.scores), self.score
         center = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
         variance = math.fsum((s - p) ** 2 for s in self.scores) / n
         variance = min(variance, p * (1 - p))
         half = Z / (1 + Z * Z / n) * math.sqrt(variance / n + Z * Z / (4 * n * n))
-        # Wilson's own limits there, which rounding would miss by a bit or not, from one number of games to the next.
+        # Set exactly: rounding would miss 0 and 1 by a bit for some numbers of games.
         return 0.0 if p == 0 else max(0.0, center - half), 1.0 if p == 1 else min(1.0, center + half)
 
     def elo(self) -> tuple[float, float, float]:
-        """Elo difference and its 95% interval: 400 log10(p / (1 - p)); infinite where no point was given."""
+        """Elo difference and its 95% interval: 400 log10(p / (1 - p)); infinite if no or every point was won."""
         low, high = self.interval()
         return elo(self.score), elo(low), elo(high)
 
     def document(self) -> dict[str, Any]:
         """For JSON; an infinite Elo is null."""
         won, drawn, lost = self.counts
-        whole = {name: round(x) if math.isfinite(x) else None
+        rounded = {name: round(x) if math.isfinite(x) else None
                  for name, x in zip(("elo", "elo_low", "elo_high"), self.elo(), strict=True)}  # fmt: skip
         half = (len(self.scores) + 1) // 2
         return {
             "games": len(self.scores), "won": won, "drawn": drawn, "lost": lost, "score": self.score,
-            "interval_95": list(self.interval()), **whole,
+            "interval_95": list(self.interval()), **rounded,
             "score_first": math.fsum(self.scores[:half]) / half,
             "score_second": math.fsum(self.scores[half:]) / (len(self.scores) - half) if self.scores[half:] else None,
         }  # fmt: skip
 
 
 def elo(score: float) -> float:
-    """The difference in Elo that gives this expected score (Elo 1978; 400 points are ten to one)."""
+    """The Elo difference with this expected score (Elo 1978; 400 points are odds of ten to one)."""
     if score <= 0 or score >= 1:
         return math.copysign(math.inf, score - 0.5)
     return 400 * math.log10(score / (1 - score))
 
 
 def ratings(scores: np.ndarray, games: np.ndarray, sweeps: int = 100) -> tuple[np.ndarray, np.ndarray]:
-    """Elo of N players who met each other, the first one's being 0, and the half widths of 95% intervals, `[N]`.
+    """Maximum-likelihood Elo of N players relative to the first, and the half widths of 95% intervals, both `[N]`.
 
-    Shapes: `scores[i, j]` the points of i against j, `games[i, j]` how many they played. The most likely strengths of
-    p(i beats j) = 1 / (1 + 10^((e_j - e_i) / 400)), after one more drawn game of every pair that met, so that nobody is
-    infinitely strong. Widths are of the differences from the first player, by the observed information. Source: Bradley
-    and Terry 1952; Coulom 2008 (Bayeselo) for the draw.
+    `scores[i, j]` are the points of i against j, `games[i, j]` the games they played. The model is
+    p(i beats j) = 1 / (1 + 10^((e_j - e_i) / 400)); each pair that played gets one more drawn game, so that no rating
+    is infinite. Widths are of the differences from the first player, by the observed information. Source: Bradley and
+    Terry 1952; Coulom 2008 (Bayeselo) for the draw.
     """
-    met = games > 0
-    games, scores = games + met, scores + 0.5 * met
+    played = games > 0
+    games, scores = games + played, scores + 0.5 * played
     strength = np.zeros(len(games))
     for _ in range(sweeps):  # Newton's method; the likelihood is concave
         p = 1 / (1 + np.exp(strength[None] - strength[:, None]))
@@ -106,9 +106,10 @@ def ratings(scores: np.ndarray, games: np.ndarray, sweeps: int = 100) -> tuple[n
 def ladder(
     game: Game, players: Sequence[Chooser], games: int, openings: int, seed: int, watch: Watch | None = None
 ) -> dict[str, Any]:
-    """Everybody against everybody, `games` each, and what they are worth; as JSON. `watch` is told as by `play`.
+    """A round-robin tournament with `games` per pair, as JSON. `watch` is called as by `play`.
 
-    `pairs`: who met whom (later, earlier) and how it ended for the later; `elo`: of each with its interval.
+    `pairs`: the players of each match (later, earlier) and its result for the later; `elo`: the rating of each player
+    with its interval.
     """
     points, played = np.zeros((2, len(players), len(players)))
     pairs = []
@@ -135,9 +136,9 @@ def play(
 ) -> Result:
     """`games` games, `one` with the first move in the first half of them.
 
-    `openings`: random moves before each game, the same in both halves, so that players who are never in doubt do not
-    play one game over and over. `watch` is told after every call of a player how many games ended by it, and how many
-    moves it made. Raises UserError for fewer than none, and for as many as the longest game has moves.
+    `openings`: random moves before each game, the same in both halves, so that deterministic players do not repeat one
+    game. `watch(ended, moves)` is called after every call of a player with the games that ended and the moves made.
+    Raises UserError for negative `openings`, and for as many as the longest game has moves.
     """
     check_openings(game, openings)
     half = (games + 1) // 2
@@ -170,22 +171,22 @@ def play(
 
 
 def check_openings(game: Game, openings: int) -> None:
-    """Raise UserError for a number of random moves that no game can begin with."""
+    """Raise UserError for a number of random opening moves that the game does not allow."""
     if not 0 <= openings < game.longest:
         raise UserError(
             f"openings must be between 0 and {game.longest - 1} random moves, not {openings}: the longest game of "
-            f"{game.title} has {game.longest}."
+            f"{game.title} has {game.longest} moves."
         )
 
 
 def _safe(game: Game, position: Tensor, chooser: Chooser) -> Tensor:
-    """One random move in every game that it does not end."""
+    """One random move in every game, except where it would end the game."""
     moved = game.step(position, chooser(position))
     return torch.where(moved.over.view(-1, *[1] * (position.ndim - 1)), position, moved.position)
 
 
 def chooser(module: Algorithm, state: State, **options: Any) -> Chooser:
-    """A trained State as a player: no randomness, no memory."""
+    """A trained State as a player, greedy and without memory."""
 
     def choose(position: Tensor) -> Tensor:
         action, _, _ = module.act(state, position, None, explore=False, **options)
@@ -194,10 +195,10 @@ def chooser(module: Algorithm, state: State, **options: Any) -> Chooser:
     return choose
 
 
-def line(tree: Any, first: int | None = None, longest: int = LONGEST_LINE) -> list[int]:
-    """The principal variation of a search of one position: `first`, what is played, then the most visited actions.
+def principal_variation(tree: Any, first: int | None = None, longest: int = LONGEST_VARIATION) -> list[int]:
+    """The principal variation of a search of one position: `first` (the move played), then the most visited actions.
 
-    Gumbel's search gives its last two candidates equal visits, so that these alone do not tell what it plays.
+    Gumbel search gives its last two candidates equal visits, so that visits alone do not determine its move.
     """
     actions: list[int] = []
     node = 0

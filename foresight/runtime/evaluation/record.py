@@ -1,4 +1,4 @@
-"""Videos and GIFs: an agent in a control environment, and dynamic programming as it sweeps over a grid."""
+"""Videos and GIFs: an agent in a control environment, and dynamic programming sweeping over a grid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIXES = (".mp4", ".gif")
 def write(path: str | Path, frames: Iterable[Frame], fps: float = 30) -> int:
     """Write RGB frames `[height, width, 3]` uint8 to an .mp4 or .gif, one at a time; returns how many.
 
-    Raises `UserError` for another suffix, for no frames, and where the file cannot be written.
+    Raises `UserError` for another suffix, for no frames, and if the file cannot be written.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -28,7 +28,7 @@ def write(path: str | Path, frames: Iterable[Frame], fps: float = 30) -> int:
     stream = iter(frames)
     first = next(stream, None)
     if first is None:
-        raise UserError("There is nothing to record: the environment drew no frame.")
+        raise UserError("There is nothing to record: the environment rendered no frame.")
     import imageio.v2 as imageio
 
     count = 0
@@ -43,20 +43,20 @@ def write(path: str | Path, frames: Iterable[Frame], fps: float = 30) -> int:
                 writer.append_data(_even(frame) if path.suffix.lower() == ".mp4" else frame)
                 count += 1
     except OSError as error:
-        raise UserError(f"Cannot write '{path}' ({error.strerror or error}).") from error
+        raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
     return count
 
 
 def episode(module: Algorithm, state: State, env: Env, seed: int = 0, limit: int = 2000) -> Iterator[Frame]:
-    """The frames of one greedy episode of world 0, at most `limit`; `env` must have been made with `render=True`.
+    """The frames of one greedy episode of env 0, at most `limit`; `env` must have been made with `render=True`.
 
-    Raises `UserError` where the environment cannot be drawn.
+    Raises `UserError` if the environment cannot be rendered.
     """
     obs, carry = env.reset(seed), None
     for _ in range(limit):
         frame = env.render()
         if frame is None:
-            raise UserError(f"'{env.name}' cannot be drawn: it gives no RGB frames.")
+            raise UserError(f"'{env.name}' cannot be recorded: it renders no RGB frames.")
         yield np.asarray(frame, dtype=np.uint8)
         action, _, carry = module.act(state, obs, carry)
         feedback = env.step(action)
@@ -76,19 +76,19 @@ def _even(frame: Frame) -> Frame:
 
 
 def sweeps(mdp: Any, steps: Iterable[tuple[int, Any, Any]], dense: int = 12, growth: float = 1.2) -> Iterator[Frame]:
-    """Dynamic programming on a grid, as it sweeps: values as colors and numbers, the policy as arrows.
+    """Dynamic programming on a grid, sweep by sweep: values as colors and text, the policy as arrows.
 
-    `steps` is what the algorithm's `train` yields. The first `dense` sweeps are all drawn, then ever fewer
-    (each at least `growth` times the one before), and the last one always.
+    `steps` is what the algorithm's `train` yields. The first `dense` sweeps are all drawn, then fewer and fewer
+    (each at least `growth` times the one before), and always the last.
 
-    Raises `UserError` for a world without a layout.
+    Raises `UserError` for an environment without a layout.
     """
     from foresight.envs.tabular import render
 
     def draw(step: int, state: Any) -> Frame:
         frame = render.image(mdp, state.values, state.policy, title=f"{mdp.name}, sweep {step}")
         if frame is None:
-            raise UserError(f"'{mdp.name}' is not a grid: its tables cannot be drawn.")
+            raise UserError(f"'{mdp.name}' cannot be recorded: it is not a grid.")
         return frame
 
     drawn, last = 0, None
@@ -102,11 +102,13 @@ def sweeps(mdp: Any, steps: Iterable[tuple[int, Any, Any]], dense: int = 12, gro
 
 
 def window(frames: Iterable[Frame], fps: float = 30, title: str = "foresight") -> int:
-    """Show frames in a window until they or the person end; returns how many were shown."""
+    """Show frames in a window until they end or it is closed; returns how many were shown."""
     try:
         import pygame
     except ImportError as error:
-        raise UserError("A window needs pygame: pip install pygame-ce (or use --gif out.gif)") from error
+        raise UserError(
+            "A window needs pygame. Install it with: pip install pygame-ce, or use --gif out.gif."
+        ) from error
     pygame.init()
     clock, screen, count = pygame.time.Clock(), None, 0
     try:

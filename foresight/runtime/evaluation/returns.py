@@ -1,4 +1,4 @@
-"""Returns of episodes in control environments, of any policy."""
+"""Episode returns of any policy in control environments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Feedback
 from foresight.runtime.evaluation.evaluate import EVALUATION_SEED, Evaluation
 
-LONGEST = 108_000  # steps of an episode that does not end by itself (30 minutes of Atari frames)
+MAX_STEPS = 108_000  # of an episode that does not end by itself (30 minutes of Atari frames)
 Act = Callable[[Tree, Tree], tuple[Tensor, Tree]]  # (obs, carry) -> (action, carry)
 
 
 def random_policy(env: Env, seed: int) -> Act:
-    """Uniformly random actions (normally distributed where the space has no bounds), of those that are allowed."""
+    """Uniformly random legal actions (normally distributed if the space is unbounded)."""
     from gymnasium.vector.utils import batch_space
 
     from foresight.nets import encoders
@@ -39,7 +39,7 @@ def random_policy(env: Env, seed: int) -> Act:
 def evaluate(
     env: Env, act: Act, episodes: int, seed: int, reset_carry: Callable[[Tree, Tensor], Tree] | None
 ) -> Evaluation:
-    """Every env has a fixed quota of episodes. Taking the first to end instead would prefer short ones."""
+    """Evaluate `act` on `episodes` episodes, a fixed quota per env: the first to end would be biased to short ones."""
     quota = [episodes // env.num_envs + (i < episodes % env.num_envs) for i in range(env.num_envs)]
     values: list[list[float]] = [[] for _ in quota]
     running, length = [0.0] * env.num_envs, [0] * env.num_envs
@@ -59,7 +59,7 @@ def evaluate(
             values[i].append(float(reported[k]) if reported is not None else running[i])
             running[i], length[i] = 0.0, 0
         for i in range(env.num_envs):
-            if length[i] >= LONGEST:
+            if length[i] >= MAX_STEPS:
                 values[i] += [running[i]] * (quota[i] - len(values[i]))
         if carry is not None and bool(feedback.cut.any()):
             if reset_carry is None:

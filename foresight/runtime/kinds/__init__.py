@@ -1,6 +1,6 @@
-"""The kinds of environment, one module each: the only place that knows how their runs differ.
+"""The kinds of environment, one module each. Only these modules know how runs of different kinds differ.
 
-Each module defines `KIND`, a `Kind`. Modules import torch and environments inside functions, so that `--help` is quick.
+Each module defines `KIND`, a `Kind`. They import torch and environments inside functions, so that `--help` is fast.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import UserError
-from foresight.runtime.kinds.kind import Kind, Timed, fold, made
+from foresight.runtime.kinds.kind import Kind, Profiled, fold, make_env
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ GAME = re.compile(r"[a-z][a-z0-9_]*")  # the name of a two-player game; Gymnasiu
 VERSIONED = re.compile(r"-v\d+$")  # the end of a Gymnasium name
 
 
-def _named(name: str, entry: Entry) -> tuple[str | None, str]:
+def _resolve_name(name: str, entry: Entry) -> tuple[str | None, str]:
     """The kind "game" and the game's own name, where `name` is that of a game that the algorithm plays.
 
     Raises UserError for a game that only other algorithms play.
@@ -49,31 +49,31 @@ def _named(name: str, entry: Entry) -> tuple[str | None, str]:
 
 def _training(settings: Settings) -> Env:
     count = settings.config.get("num_envs")
-    return made(settings, **({"num_envs": count} if count else {}))
+    return make_env(settings, **({"num_envs": count} if count else {}))
 
 
 def _evaluation(settings: Settings, env: Env) -> Env:
     from foresight.envs.control import multi_task
 
     count = max(len(multi_task.tasks(settings.env)), min(EVALUATION_ENVS, settings.episodes or 1))
-    return made(settings, num_envs=count)
+    return make_env(settings, num_envs=count)
 
 
 def _single(settings: Settings, render: bool) -> Env:
     from foresight.envs.control import multi_task
 
-    return made(settings, num_envs=len(multi_task.tasks(settings.env)), render=render)
+    return make_env(settings, num_envs=len(multi_task.tasks(settings.env)), render=render)
 
 
-def _connected(session: Session, state: State) -> None:
+def _connect(session: Session, state: State) -> None:
     from foresight import distributed
     from foresight.runtime.distributed import torchrun
 
     if distributed.processes() > 1:
-        torchrun.share_(state)
+        torchrun.broadcast_(state)
 
 
-def _verified(state: State) -> None:
+def _verify(state: State) -> None:
     from foresight import distributed
     from foresight.runtime.distributed import torchrun
 
@@ -81,10 +81,10 @@ def _verified(state: State) -> None:
         torchrun.check_equal(state)
 
 
-def _profiled(module: Algorithm, env: Env, times: Profile) -> Timed[Env]:
+def _profile(module: Algorithm, env: Env, times: Profile) -> Profiled[Env]:
     from foresight.runtime.monitoring import profile
 
-    return profile.learning(module, times), profile.Watch(env), "inference"
+    return profile.time_updates(module, times), profile.TimedEnv(env), "inference"
 
 
 def _evaluate(module: Algorithm, state: State, env: Env, episodes: int | None, seed: int) -> Evaluation:
@@ -124,16 +124,16 @@ def _record(module: Algorithm, state: State, settings: Settings, path: Path) -> 
 KIND = Kind(
     actors=True,
     replicas=True,
-    named=_named,
+    resolve_name=_resolve_name,
     training_env=_training,
     evaluation_env=_evaluation,
     single_env=_single,
-    connected=_connected,
-    profiled=_profiled,
+    connect=_connect,
+    profile=_profile,
     timings=lambda times, due: times.shares() if due else {},
     evaluate=_evaluate,
     baseline=_baseline,
-    verified=_verified,
+    verify=_verify,
     act=_act,
     record=_record,
     exports=("torchscript", "onnx"),

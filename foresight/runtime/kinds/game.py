@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from foresight.runtime.kinds.kind import Kind, fold, made
+from foresight.runtime.kinds.kind import Kind, fold, make_env
 
 if TYPE_CHECKING:
     from foresight.envs.games.game import Game
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def _training(settings: Settings) -> Game:
     from foresight.planning.games import opponents
 
-    env: Game = made(settings)
-    opponents.make(env.opponent, env)  # raises now, not at the first evaluation, if there is no such opponent
+    env: Game = make_env(settings)
+    opponents.make(env.opponent, env)  # raises here, not at the first evaluation, if there is no such opponent
     return env
 
 
@@ -27,7 +27,7 @@ def _evaluate(module: Algorithm, state: State, game: Game, episodes: int | None,
     from foresight.runtime.evaluation import evaluate
 
     if hasattr(module, "measure"):
-        return evaluate.measured(module, state, game)
+        return evaluate.from_measure(module, state, game)
     return _score(module, state, game, episodes, seed)
 
 
@@ -44,7 +44,7 @@ def _score(
     mine = getattr(state, "game", None)
     try:
         if hasattr(state, "game"):
-            state.game = game  # whose positions it is shown
+            state.game = game  # its positions are those of this game
         result = match.play(game, one, other, max(2, episodes or 2), seed=seed)
     finally:
         if hasattr(state, "game"):
@@ -64,10 +64,10 @@ def _act(agent: Agent, obs: Any, explore: bool) -> Any:
 
 KIND = Kind(
     actors=True,
-    named=lambda name, entry: (None, fold(name)),
+    resolve_name=lambda name, entry: (None, fold(name)),
     training_env=_training,
-    evaluation_env=lambda settings, env: made(settings),  # a game may store the positions in play, and drop others'
-    single_env=lambda settings, render: made(settings),
+    evaluation_env=lambda settings, env: make_env(settings),  # a game may store the positions in play, and drop others'
+    single_env=lambda settings, render: make_env(settings),
     evaluate=_evaluate,
     baseline=lambda module, state, env, episodes, seed: _score(module, state, env, episodes, seed, random=True),
     act=_act,

@@ -1,4 +1,4 @@
-"""What the runtime needs to know about a kind of environment: a dataclass of facts and functions."""
+"""`Kind`: what the runtime needs to know about a kind of environment, as constants and functions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from foresight.runtime.session import Session
 
 Environment = TypeVar("Environment")  # an `Env`, `MDP`, `TextTask` or `Game`
-Timed = tuple[AbstractContextManager[None], Environment, str | None]  # see `Kind.profiled`
+Profiled = tuple[AbstractContextManager[None], Environment, str | None]  # see `Kind.profile`
 
 
 def _as_given(name: str, entry: Entry) -> tuple[str | None, str]:
     return None, name
 
 
-def _unprofiled(module: Algorithm, env: Environment, times: Profile) -> Timed[Environment]:
+def _unprofiled(module: Algorithm, env: Environment, times: Profile) -> Profiled[Environment]:
     return nullcontext(), env, None
 
 
@@ -35,46 +35,44 @@ class Kind(Generic[Environment]):
     Only the fields that differ from the defaults are set by a kind.
     """
 
-    # Chosen
-    word: str = "env"  # the option of the command line that names the environment: --env or --task
+    # Selection
+    option: str = "env"  # the command-line option that names the environment: --env or --task
     episodes: int | None = 20  # of an evaluation by default; None: all held-out examples
-    folded: bool = True  # whether presets are found by a name in any case
+    ignore_case: bool = True  # whether presets are found by a name in any case
     data: bool = False  # whether the Config field `data` may stand for the environment
-    files: bool = False  # whether the run may need files and folders, which config.yaml then locates
+    files: bool = False  # whether the run may read files and folders, whose paths config.yaml then holds
     completer: bool = False  # whether a server may sample
-    actors: bool = False  # whether actors may collect in processes of their own
-    replicas: bool = False  # under torchrun each process trains a copy in its own envs; otherwise all see one batch
+    actors: bool = False  # whether actors may collect in separate processes
+    replicas: bool = False  # under torchrun: each process trains a replica in its own envs; else all share one batch
     gpu: bool = True  # whether `--device auto` picks a GPU
-    named: Callable[[str, Entry], tuple[str | None, str]] = _as_given  # (name, entry) -> (another kind or None, name)
+    resolve_name: Callable[[str, Entry], tuple[str | None, str]] = _as_given  # -> (another kind or None, name)
 
-    # Built
+    # Construction
     training_env: Callable[[Settings], Environment]
     # (settings, training env)
     evaluation_env: Callable[[Settings, Environment], Environment] = lambda settings, env: env
     single_env: Callable[[Settings, bool], Environment]  # (settings, render): one env per task
-    notes: Callable[[Settings, Any, Environment], list[str]] = (
-        lambda settings, config, env: []
-    )  # printed before training
-    connected: Callable[[Session, State], None] = lambda session, state: None  # after `build`: other processes, servers
-    checked: Callable[[State, Environment, Any], None] = lambda state, env, config: (
-        None
-    )  # raises UserError before training
+    # Printed before training
+    notes: Callable[[Settings, Any, Environment], list[str]] = lambda settings, config, env: []
+    connect: Callable[[Session, State], None] = lambda session, state: None  # after `build`: other processes, servers
+    # Raises UserError before training
+    check: Callable[[State, Environment, Any], None] = lambda state, env, config: None
 
-    # Trained
-    repeats: bool = False  # whether a failed step leaves the State as it was, so that it can be saved and repeated
-    # (module, env, times) -> what to enter during training, the env to train in, the section of the remaining time.
-    profiled: Callable[[Algorithm, Environment, Profile], Timed[Environment]] = _unprofiled
+    # Training
+    repeatable: bool = False  # whether a failed step leaves the State unchanged, so that it can be saved and repeated
+    # (module, env, times) -> a context for training, the env to train in, the section that gets the remaining time
+    profile: Callable[[Algorithm, Environment, Profile], Profiled[Environment]] = _unprofiled
     timings: Callable[[Profile, bool], dict[str, float]] = lambda times, due: {}  # metrics of a step; `due` each second
 
-    # Evaluated
+    # Evaluation
     # (module, state, env, episodes, seed): greedy; then the same of a random or untrained policy
     evaluate: Callable[[Algorithm, State, Environment, int | None, int], Evaluation]
     baseline: Callable[[Algorithm, State, Environment, int | None, int], Evaluation]
-    agreed: Callable[[Evaluation], Evaluation] = lambda result: result  # of all processes: that of the first
-    verified: Callable[[State], None] = lambda state: None  # at the end: raises if the processes differ
-    described: Callable[[Path, Settings, dict[str, Any]], None] = lambda folder, settings, summary: None  # an export
+    synchronize: Callable[[Evaluation], Evaluation] = lambda result: result  # all processes take the first one's
+    verify: Callable[[State], None] = lambda state: None  # at the end: raises if the processes differ
+    describe: Callable[[Path, Settings, dict[str, Any]], None] = lambda folder, settings, summary: None  # an export
 
-    # Used
+    # Use
     act: Callable[[Agent, Any, bool], Any]  # (agent, obs, explore): see `Agent.act`
     record: Callable[[Algorithm, State, Settings, Path], None] | None = None  # (module, state, settings, video)
     exports: tuple[str, ...] = ()  # formats of `foresight export`
@@ -83,11 +81,11 @@ class Kind(Generic[Environment]):
 
 
 def fold(name: str) -> str:
-    """A name in lower case, its words joined by underscores: how names are compared."""
+    """A name in lower case with underscores, for comparison."""
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
-def made(settings: Settings, **options: Any) -> Any:
+def make_env(settings: Settings, **options: Any) -> Any:
     """The environment of a run, with its options and `options`."""
     from foresight.envs.make import make
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import UserError
-from foresight.runtime.kinds.kind import Kind, Timed, made
+from foresight.runtime.kinds.kind import Kind, Profiled, make_env
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from foresight.runtime.monitoring.profile import Profile
 
 
-def _profiled(module: Algorithm, env: MDP, times: Profile) -> Timed[MDP]:
+def _profile(module: Algorithm, env: MDP, times: Profile) -> Profiled[MDP]:
     from foresight.runtime.monitoring import profile
 
-    return profile.learning(module, times), env, "walking"
+    return profile.time_updates(module, times), env, "walking"
 
 
 def _evaluate(module: Algorithm, state: State, env: MDP, episodes: int | None, seed: int) -> Evaluation:
@@ -30,7 +30,7 @@ def _evaluate(module: Algorithm, state: State, env: MDP, episodes: int | None, s
     from foresight.runtime.evaluation import evaluate
 
     if hasattr(module, "measure"):
-        return evaluate.measured(module, state, env)
+        return evaluate.from_measure(module, state, env)
     env = env.to(machine.device_of(state))
     policy, _, _ = module.act(state, torch.arange(env.states, device=env.reward.device), explore=False)
     return _value(env, policy, state.config.gamma)
@@ -69,9 +69,9 @@ def _act(agent: Agent, obs: Any, explore: bool) -> Any:
 KIND = Kind(
     episodes=1,
     gpu=False,
-    training_env=made,
-    single_env=lambda settings, render: made(settings),
-    profiled=_profiled,
+    training_env=make_env,
+    single_env=lambda settings, render: make_env(settings),
+    profile=_profile,
     evaluate=_evaluate,
     baseline=_baseline,
     act=_act,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import UserError
-from foresight.runtime.kinds.kind import Kind, Timed, made
+from foresight.runtime.kinds.kind import Kind, Profiled, make_env
 
 if TYPE_CHECKING:
     from foresight.envs.text.task import TextTask
@@ -27,13 +27,13 @@ def _notes(settings: Settings, config: object, env: TextTask) -> list[str]:
     notes = [corpus.about(str(getattr(config, "data", "")), env)]
     if GIVEN in str(written(settings.env_options)):
         notes.append(
-            "The reward function was given from Python and cannot be found again: to resume or evaluate this run "
-            "later, define it at the top level of a file."
+            "The reward function was given as a Python object and cannot be found again. Define it at the top level of "
+            "a file to resume or evaluate this run later."
         )
     return notes
 
 
-def _connected(session: Session, state: State) -> None:
+def _connect(session: Session, state: State) -> None:
     from foresight import distributed
     from foresight.planning.generation import all_gather, server
 
@@ -43,17 +43,17 @@ def _connected(session: Session, state: State) -> None:
         all_gather.attach(state)
 
 
-def _checked(state: State, env: TextTask, config: object) -> None:
+def _check(state: State, env: TextTask, config: object) -> None:
     from foresight.planning.generation import rollout
 
     if hasattr(state, "policy"):
         rollout.check_lengths(state.policy, env, config)
 
 
-def _profiled(module: Algorithm, env: TextTask, times: Profile) -> Timed[TextTask]:
+def _profile(module: Algorithm, env: TextTask, times: Profile) -> Profiled[TextTask]:
     from foresight.runtime.monitoring import profile
 
-    return profile.language(module, times), env, "other"
+    return profile.time_language(module, times), env, "other"
 
 
 def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | None, seed: int) -> Evaluation:
@@ -61,7 +61,7 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
     from foresight.runtime.evaluation import evaluate
 
     if hasattr(module, "measure"):
-        return evaluate.measured(module, state, task)
+        return evaluate.from_measure(module, state, task)
     Evaluation = evaluate.Evaluation
     examples = list(task.test)[: episodes or None]
     if not examples:
@@ -81,14 +81,14 @@ def _baseline(module: Algorithm, state: State, env: TextTask, episodes: int | No
     return evaluate.evaluate(module, state, env, episodes, seed)
 
 
-def _agreed(result: Evaluation) -> Evaluation:
+def _synchronize(result: Evaluation) -> Evaluation:
     from foresight import distributed
 
-    agreed: Evaluation = distributed.broadcast(result)
-    return agreed
+    first: Evaluation = distributed.broadcast(result)
+    return first
 
 
-def _described(folder: Path, settings: Settings, summary: dict[str, Any]) -> None:
+def _describe(folder: Path, settings: Settings, summary: dict[str, Any]) -> None:
     from foresight import distributed
     from foresight.runtime import card
 
@@ -98,30 +98,30 @@ def _described(folder: Path, settings: Settings, summary: dict[str, Any]) -> Non
 
 def _act(agent: Agent, obs: Any, explore: bool) -> Any:
     single = not isinstance(obs, list | tuple)
-    asked = [agent.env.ask(x) if isinstance(x, str | list) else x for x in ([obs] if single else obs)]
-    completions, _, _ = agent.module.act(agent.state, asked, explore=explore)
+    prompts = [agent.env.ask(x) if isinstance(x, str | list) else x for x in ([obs] if single else obs)]
+    completions, _, _ = agent.module.act(agent.state, prompts, explore=explore)
     return completions[0] if single else completions
 
 
 KIND = Kind(
-    word="task",
+    option="task",
     episodes=None,
-    folded=False,
+    ignore_case=False,
     data=True,
     files=True,
     completer=True,
-    training_env=made,
-    single_env=lambda settings, render: made(settings),
+    training_env=make_env,
+    single_env=lambda settings, render: make_env(settings),
     notes=_notes,
-    connected=_connected,
-    checked=_checked,
-    repeats=True,
-    profiled=_profiled,
-    timings=lambda times, due: times.pace(),
+    connect=_connect,
+    check=_check,
+    repeatable=True,
+    profile=_profile,
+    timings=lambda times, due: times.throughput(),
     evaluate=_evaluate,
     baseline=_baseline,
-    agreed=_agreed,
-    described=_described,
+    synchronize=_synchronize,
+    describe=_describe,
     act=_act,
     exports=("merged", "adapter"),
     pictures=("eval",),

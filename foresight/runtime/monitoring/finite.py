@@ -16,7 +16,7 @@ from foresight.runtime.catalog import State
 if TYPE_CHECKING:
     from foresight.runtime.session import Session
 
-VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # metrics that must be finite for training to make sense
+VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # training is broken if one of these metrics is not finite
 
 
 def bad_metric(metrics: Mapping[str, Any]) -> str | None:
@@ -40,7 +40,7 @@ def bad_weights(state: State) -> str | None:
 
 
 def message(session: Session, step: int, what: str) -> str:
-    """Why training stopped at `step`, with `what` the metric or weights that are not finite."""
+    """The error of a run that stops at `step`, where `what` (a metric or weights) is not finite."""
     return (
         f"Training stopped at {step:,} {session.entry.unit}: {what} became NaN or infinite; {kept(session)} (in "
         f"{session.path}). Try a lower learning rate or a smaller gradient norm limit."
@@ -48,7 +48,7 @@ def message(session: Session, step: int, what: str) -> str:
 
 
 def kept(session: Session) -> str:
-    """Which checkpoint remains after NaN or infinity."""
+    """The checkpoint that remains, as text."""
     return (
         "there is no checkpoint yet" if session.saved is None else f"the last good checkpoint is at {session.saved:,}"
     )

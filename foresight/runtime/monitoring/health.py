@@ -1,4 +1,4 @@
-"""Warnings about unhealthy metrics: what a value means for the run, and what to do."""
+"""Warnings about unhealthy metrics: what a value means for the run, and how to fix it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from foresight.runtime import catalog
 from foresight.runtime.config.settings import Settings
 
-Sentence = str | None
-Test = Callable[[float, Mapping[str, float]], Sentence]
+Message = str | None
+Test = Callable[[float, Mapping[str, float]], Message]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`test(value, metrics)` gives a sentence where the value of `metric` is unhealthy.
+    """`test(value, metrics)` returns a warning if the value of `metric` is unhealthy, else None.
 
-    It must be so `patience` times in a row before a warning: one bad step is noise.
+    It must do so `patience` times in a row before the run warns: one bad step is noise.
     """
 
     metric: str
@@ -27,9 +27,9 @@ class Rule:
 
 
 class Health:
-    """Watches the metrics of a run and warns once per episode of trouble.
+    """Checks the metrics of a run against rules, and warns once per problem.
 
-    A rule warns when its condition begins, and again only after the condition has cleared and returned.
+    A rule warns again only after its condition has cleared and returned.
     """
 
     def __init__(self, rules: tuple[Rule, ...] | None = None) -> None:
@@ -37,23 +37,24 @@ class Health:
         self._streak = [0] * len(self._rules)
 
     def check(self, step: int, metrics: Mapping[str, object]) -> list[str]:
-        """The sentences that are new at `step`; metrics that are absent or NaN change nothing."""
-        numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
-        sentences = []
+        """The new warnings at `step`. Metrics that are absent or NaN change nothing."""
+        values = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+        warnings = []
         for index, rule in enumerate(self._rules):
-            if rule.metric not in numbers or math.isnan(numbers[rule.metric]):
-                continue  # NaN is not a matter of health: a NaN loss stops the run, others mean "not defined"
-            sentence = rule.test(numbers[rule.metric], numbers)
-            self._streak[index] = self._streak[index] + 1 if sentence else 0
-            if sentence and self._streak[index] == rule.patience:
-                sentences.append(f"step {step:,}: {sentence}")
-        return sentences
+            if rule.metric not in values or math.isnan(values[rule.metric]):
+                continue  # NaN needs no warning: a NaN loss stops the run, other metrics are undefined
+            warning = rule.test(values[rule.metric], values)
+            self._streak[index] = self._streak[index] + 1 if warning else 0
+            if warning and self._streak[index] == rule.patience:
+                warnings.append(f"step {step:,}: {warning}")
+        return warnings
 
 
-def unlearned(resolved: Settings, step: int, updates: int | None, before: Any, after: Any) -> Sentence:
-    """Of an agent with a learned model (MuZero and its variants): that it learned nothing yet, and what a run takes.
+def unlearned(resolved: Settings, step: int, updates: int | None, before: Any, after: Any) -> Message:
+    """A warning that an agent with a learned model (MuZero and its variants) learned nothing yet; else None.
 
-    `before`, `after`: the Evaluations of random play and of the run; `updates`: gradient steps, where the State counts.
+    `before`, `after`: the Evaluations of random play and of the run; `updates`: gradient steps, if the State counts
+    them.
     """
     if not {"unroll_steps", "simulations", "learning_starts"} <= set(resolved.config) or step < 1:
         return None
@@ -67,17 +68,17 @@ def unlearned(resolved: Settings, step: int, updates: int | None, before: Any, a
         return None
     known = catalog.presets(resolved.algorithm)
     mine = {name: preset for name, preset in known.items() if preset.get("env") == resolved.env} or known
-    takes = [f"{preset['steps']:,} at {name}" for name, preset in mine.items() if preset.get("steps", 0) > step]
-    more = f" Its presets take {', '.join(takes)}: continue with: foresight resume RUN --steps N." if takes else ""
+    budgets = [f"{preset['steps']:,} at {name}" for name, preset in mine.items() if preset.get("steps", 0) > step]
+    more = f" Its presets take {', '.join(budgets)}: continue with: foresight resume RUN --steps N." if budgets else ""
     return f"no learning yet after {step:,} env steps: {why}.{more}"
 
 
 def nonfinite(metrics: Mapping[str, object]) -> list[str]:
-    """The names of metrics that are NaN or infinite: where a loss is among them, training must stop."""
+    """The names of metrics that are NaN or infinite."""
     return [k for k, v in metrics.items() if isinstance(v, float) and not math.isfinite(v)]
 
 
-def _equal_groups(share: float, metrics: Mapping[str, float]) -> Sentence:
+def _equal_groups(share: float, metrics: Mapping[str, float]) -> Message:
     if share < 1:
         return None
     reward = metrics.get("reward")
@@ -86,30 +87,30 @@ def _equal_groups(share: float, metrics: Mapping[str, float]) -> Sentence:
     return "every group in this step had equal rewards: no gradient; try a harder or easier task"
 
 
-def _most_equal(share: float, _: Mapping[str, float]) -> Sentence:
+def _most_equal(share: float, _: Mapping[str, float]) -> Message:
     if not 0.9 <= share < 1:
         return None
     return f"{share:.0%} of the groups had equal rewards and gave no gradient; try larger groups or another difficulty"
 
 
-def _left_out(share: float, _: Mapping[str, float]) -> Sentence:
+def _left_out(share: float, _: Mapping[str, float]) -> Message:
     if share < 1:
         return None
     return "every completion of this step is truncated or unscorable: no gradient"
 
 
-def _truncated(share: float, _: Mapping[str, float]) -> Sentence:
+def _truncated(share: float, _: Mapping[str, float]) -> Message:
     return f"{share:.0%} of completions hit the token limit: raise max_new_tokens" if share > 0.5 else None
 
 
-def _unscorable(share: float, _: Mapping[str, float]) -> Sentence:
+def _unscorable(share: float, _: Mapping[str, float]) -> Message:
     if share <= 0.1:
         return None
     return f"{share:.0%} of the rewards were None (unscorable) and were left out; check the reward function"
 
 
-def _entropy(value: float, _: Mapping[str, float]) -> Sentence:
-    # A differential entropy may be far below zero in health, so this speaks only of the discrete floor.
+def _entropy(value: float, _: Mapping[str, float]) -> Message:
+    # A healthy differential entropy may be far below zero, so this rule is only for discrete actions.
     if not 0 <= value < 0.003:
         return None
     return (
@@ -118,7 +119,7 @@ def _entropy(value: float, _: Mapping[str, float]) -> Sentence:
     )
 
 
-def _kl(value: float, _: Mapping[str, float]) -> Sentence:
+def _kl(value: float, _: Mapping[str, float]) -> Message:
     if value <= 0.1:
         return None
     return (
@@ -127,13 +128,13 @@ def _kl(value: float, _: Mapping[str, float]) -> Sentence:
     )
 
 
-def _clipped(share: float, _: Mapping[str, float]) -> Sentence:
+def _clipped(share: float, _: Mapping[str, float]) -> Message:
     if share <= 0.4:
         return None
     return f"{share:.0%} of the probability ratios were clipped; lower the learning rate or do fewer epochs per rollout"
 
 
-def _ratio(value: float, _: Mapping[str, float]) -> Sentence:
+def _ratio(value: float, _: Mapping[str, float]) -> Message:
     if 0.05 <= value <= 20:
         return None
     return (
@@ -142,7 +143,7 @@ def _ratio(value: float, _: Mapping[str, float]) -> Sentence:
     )
 
 
-def _explained(value: float, _: Mapping[str, float]) -> Sentence:
+def _explained(value: float, _: Mapping[str, float]) -> Message:
     if value >= -1:
         return None
     return (
@@ -151,13 +152,13 @@ def _explained(value: float, _: Mapping[str, float]) -> Sentence:
     )
 
 
-def _gradient(value: float, _: Mapping[str, float]) -> Sentence:
+def _gradient(value: float, _: Mapping[str, float]) -> Message:
     if value == 0:
         return "the gradient is exactly zero: nothing is being learned"
     return None
 
 
-def _reference(value: float, _: Mapping[str, float]) -> Sentence:
+def _reference(value: float, _: Mapping[str, float]) -> Message:
     if value <= 1:
         return None
     return (
@@ -166,11 +167,11 @@ def _reference(value: float, _: Mapping[str, float]) -> Sentence:
     )
 
 
-def _sampler(value: float, _: Mapping[str, float]) -> Sentence:
+def _sampler(value: float, _: Mapping[str, float]) -> Message:
     if value <= 0.1:
         return None
     return (
-        f"sampling and learning disagree by {value:.2g} nats a token: the ratio is not what it seems; "
+        f"sampling and training disagree by {value:.2g} nats a token: the ratio is wrong by as much; "
         "use float32, or the same precision in both"
     )
 

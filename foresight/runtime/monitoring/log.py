@@ -1,4 +1,4 @@
-"""What a run writes down while it runs: metrics, TensorBoard events, completions, and services if asked."""
+"""The log of a run: metrics, TensorBoard events, completions, and optional services."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SERVICES = {name: f"pip install 'foresight[{name}]'" for name in ("wandb", "trac
 class Log:
     """The writer of one run directory.
 
-    `services` names what else receives the numbers ("wandb", "trackio"); `config` is what they show beside them.
-    Rows are flat, `{"step", "seconds", **metrics}`, one line each, and on the disk as soon as they are written:
-    killing the process loses none of them. Floats are written in full, so that reading them gives the same bits.
+    `services` also receive the metrics ("wandb", "trackio") and show `config`. Rows are flat,
+    `{"step", "seconds", **metrics}`, one line each, and flushed at once: killing the process loses none of them.
+    Floats are written in full, so that they are read back bit by bit.
 
-    Raises `UserError` where a service is unknown or not installed, or the directory cannot be written.
+    Raises `UserError` if a service is unknown or not installed, or the directory cannot be written.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Log:
             self._boards.append(_service(name, self.directory, dict(config or {})))
 
     def row(self, step: int, seconds: float, metrics: Mapping[str, Any]) -> None:
-        """Write one row. `seconds` is training time since the beginning of the run; "samples" go to their own file."""
-        numbers = {key: value for key, value in metrics.items() if key != "samples"}
-        self._write(METRICS, {"step": step, "seconds": seconds, **numbers})
+        """Write one row. `seconds` is the training time so far; "samples" go to their own file."""
+        values = {key: value for key, value in metrics.items() if key != "samples"}
+        self._write(METRICS, {"step": step, "seconds": seconds, **values})
         if metrics.get("samples"):
             self.samples(step, metrics["samples"])
-        scalars = {k: float(v) for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        scalars = {k: float(v) for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         if self._use_tensorboard:
             if self._tensorboard is None:
                 self._tensorboard = _TensorBoard(self.directory / "tensorboard", self._purge)
@@ -69,9 +69,9 @@ class Log:
             self._write(SAMPLES, {"step": step, **row})
 
     def truncate(self, step: int) -> None:
-        """Forget what was written after `step`: a resumed run writes those rows again. A half-written row goes too."""
+        """Delete the rows after `step`, which a resumed run writes again, and a half-written row."""
         for name in (METRICS, SAMPLES):
-            self._shut(name)
+            self._close_file(name)
             path = self.directory / name
             if not path.exists():
                 continue
@@ -79,7 +79,7 @@ class Log:
             draft = path.with_suffix(".draft")
             try:
                 draft.write_text("".join(kept), encoding="utf-8")
-                os.replace(draft, path)  # whole or not at all
+                os.replace(draft, path)  # atomic
             except OSError as error:
                 raise _unwritable(self.directory, error) from error
         self._purge = step + 1
@@ -90,7 +90,7 @@ class Log:
     def close(self) -> None:
         """Flush and close everything; closing twice is allowed."""
         for name in (METRICS, SAMPLES):
-            self._shut(name)
+            self._close_file(name)
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
@@ -117,7 +117,7 @@ class Log:
         except OSError as error:
             raise _unwritable(self.directory, error) from error
 
-    def _shut(self, name: str) -> None:
+    def _close_file(self, name: str) -> None:
         file = self._metrics if name == METRICS else self._samples
         if file is not None:
             file.close()
@@ -128,14 +128,14 @@ class Log:
 
 
 def read(directory: str | Path, name: str = METRICS) -> list[dict[str, Any]]:
-    """The rows of a run directory, oldest first; a last line that was cut by a kill is left out."""
+    """The rows of a run directory, oldest first. A last line cut short by a kill is left out."""
     path = Path(directory) / name
     rows = [row for _, row in _lines(path)] if path.exists() else []
     return [_restore(row) for row in rows] if name == METRICS else rows
 
 
 class _TensorBoard:
-    """Event files without torch's writer: importing that one costs seconds, and scalars are all we send."""
+    """Event files without torch's writer, whose import takes seconds. Only scalars are written."""
 
     def __init__(self, directory: Path, purge: int | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -144,7 +144,7 @@ class _TensorBoard:
 
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(directory), flush_secs=30)
-        if purge is not None:  # TensorBoard hides what an earlier session wrote at or after this step
+        if purge is not None:  # TensorBoard hides events of earlier sessions from this step on
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=purge, session_log=start))
 
@@ -162,13 +162,13 @@ def _service(name: str, directory: Path, config: dict[str, Any]) -> Any:
     try:
         module: Any = __import__(name)
     except ImportError as error:
-        raise UserError(f"Logging to {name} needs its package: {SERVICES[name]}") from error
+        raise UserError(f"Logging to {name} needs its package. Install it with: {SERVICES[name]}") from error
     options = {"dir": str(directory), "id": directory.name, "resume": "allow"} if name == "wandb" else {}
     return module.init(project="foresight", name=directory.name, config=config, **options)
 
 
 def _open(path: Path) -> TextIO:
-    if path.exists() and path.stat().st_size:  # after a kill, the next row must not be glued to half a line
+    if path.exists() and path.stat().st_size:  # after a kill the last line may be incomplete: start a new one
         with path.open("rb+") as file:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
@@ -189,7 +189,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return rows
 
 
-_STRANGE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def _plain(value: Any) -> Any:
@@ -209,8 +209,8 @@ def _plain(value: Any) -> Any:
 
 
 def _restore(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: _STRANGE.get(v, v) if isinstance(v, str) else v for k, v in row.items()}
+    return {k: _NONFINITE.get(v, v) if isinstance(v, str) else v for k, v in row.items()}
 
 
 def _unwritable(directory: Path, error: OSError) -> UserError:
-    return UserError(f"Cannot write in '{directory}' ({error.strerror or error}). Make room or choose another --out.")
+    return UserError(f"Cannot write to {directory}: {error.strerror or error}. Free space or choose another --out.")

@@ -1,7 +1,7 @@
-"""Where the time of a run goes: environment, inference (all else that acting costs), learning, waiting.
+"""Where the time of a run goes: environment, inference (the rest of acting), learning, waiting.
 
-Tabular runs have two: learning, and walking (acting, the environment and, in a compiled loop, learning too).
-Language has sampling, grading and learning, and other, which is all between them: reading data, preparing batches.
+Tabular runs have two sections: learning, and walking (acting, the environment and, in a compiled loop, also learning).
+Text runs have sampling, grading, learning, and other, which is the rest: reading data, preparing batches.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Item = TypeVar("Item")
 SECTIONS = (
     "environment", "inference", "learning", "waiting", "actors_waiting", "walking", "sampling", "grading", "other"
 )  # fmt: skip
-LANGUAGE = ("sampling", "grading", "learning")  # which every language run shows, one that takes no time among them
-PACE = ("completions_per_second", "tokens_per_second")
+LANGUAGE = ("sampling", "grading", "learning")  # shown for every text run, also if one takes no time
+RATES = ("completions_per_second", "tokens_per_second")
 
 
-class Watch:
-    """An `Env` that measures the seconds in its `step` (at a cost of a quarter of a microsecond) and nothing else.
+class TimedEnv:
+    """An `Env` that measures the seconds in its `step`, at a cost of a quarter of a microsecond.
 
-    With `episodes` it also keeps `(task, return, length)` of every episode that ends, until they are `taken`.
+    With `episodes` it also stores `(task, return, length)` of every finished episode until `pop_episodes`.
     """
 
     def __init__(self, env: Env, episodes: bool = False) -> None:
@@ -49,7 +49,7 @@ class Watch:
         feedback = self._step(action)
         self.seconds += perf_counter() - began
         if self._episodes and "episode_return" in feedback.info:
-            self._keep(feedback.info)
+            self._store(feedback.info)
         return feedback
 
     def render(self) -> Any:
@@ -60,56 +60,56 @@ class Watch:
         """Free what the engine holds."""
         self.env.close()
 
-    def taken(self) -> list[tuple[str, float, int]]:
-        """The episodes that ended since this was last asked."""
+    def pop_episodes(self) -> list[tuple[str, float, int]]:
+        """The episodes that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # while a copy is being made
+        if name == "env":  # while the object is being copied
             raise AttributeError(name)
         return getattr(self.env, name)
 
-    def _keep(self, info: dict[str, Any]) -> None:
+    def _store(self, info: dict[str, Any]) -> None:
         returns, lengths = info["episode_return"], info["episode_length"]
         tasks = info.get("episode_task") or [self.name] * len(returns)
         self._ended += zip(tasks, map(float, returns), map(int, lengths), strict=True)
 
 
 class Profile:
-    """Seconds by section, as they add up; `shares` are those of the time since the last look, and so is `pace`."""
+    """Seconds by section since the start. `shares` and `throughput` are over the time since the last call."""
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float, seconds or {})
         self._before = dict(self.seconds)
-        self._written: dict[str, tuple[int, int]] = {}  # completions and tokens: sampled, learned
+        self._counts: dict[str, tuple[int, int]] = {}  # completions and tokens: sampled, learned
 
     def add(self, section: str, seconds: float) -> None:
-        """Count `seconds` to `section`."""
+        """Add `seconds` to `section`."""
         self.seconds[section] += seconds
 
     def count(self, section: str, completions: int, tokens: int) -> None:
-        """Count completions, and the tokens in them, that were sampled or learned."""
-        before = self._written.get(section, (0, 0))
-        self._written[section] = before[0] + completions, before[1] + tokens
+        """Count completions, and their tokens, that were sampled or trained on."""
+        before = self._counts.get(section, (0, 0))
+        self._counts[section] = before[0] + completions, before[1] + tokens
 
     def total(self) -> float:
         """The seconds of all sections."""
         return sum(self.seconds.values())
 
     def shares(self) -> dict[str, float]:
-        """`profile/SECTION`: the share of each section that took any time since the last call."""
+        """`profile/SECTION`: the share of each section in the time since the last call."""
         return self._shares(self._spent())
 
-    def pace(self) -> dict[str, float]:
-        """`shares` and `PACE`: what was sampled in a second, or learned where nothing was sampled, since the last call.
+    def throughput(self) -> dict[str, float]:
+        """`shares` and `RATES`: completions and tokens sampled a second (trained on, if none are sampled).
 
-        The seconds are those of all sections: a step of learning, in which nothing is sampled, counts.
+        The seconds are those of all sections since the last call, with those in which nothing is sampled.
         """
-        spent, written = self._spent(), self._written
-        whole, self._written = sum(spent.values()), {}
-        counts = written.get("sampling") or written.get("learning") or ()
-        rates = {name: count / whole for name, count in zip(PACE, counts, strict=False)} if whole > 0 else {}
+        spent, sizes = self._spent(), self._counts
+        total, self._counts = sum(spent.values()), {}
+        counts = sizes.get("sampling") or sizes.get("learning") or ()
+        rates = {name: count / total for name, count in zip(RATES, counts, strict=False)} if total > 0 else {}
         return {**self._shares(spent), **rates}
 
     def _spent(self) -> dict[str, float]:
@@ -119,71 +119,71 @@ class Profile:
 
     @staticmethod
     def _shares(spent: dict[str, float]) -> dict[str, float]:
-        whole = sum(spent.values())
-        return {f"profile/{name}": seconds / whole for name, seconds in spent.items()} if whole > 0 else {}
+        total = sum(spent.values())
+        return {f"profile/{name}": seconds / total for name, seconds in spent.items()} if total > 0 else {}
 
     def document(self) -> dict[str, float]:
-        """Seconds by section for JSON. Sections of actors are sums over them, so they may exceed the run's seconds."""
+        """Seconds by section for JSON. Those of actors are summed over actors and may exceed the run's seconds."""
         return {name: round(self.seconds[name], 3) for name in SECTIONS if name in self.seconds}
 
 
 @contextmanager
 def timed(
-    module: object, name: str, section: str, profile: Profile, counted: Callable[..., tuple[int, int]] | None = None
+    module: object, name: str, section: str, profile: Profile, count: Callable[..., tuple[int, int]] | None = None
 ) -> Iterator[None]:
-    """Count the seconds in the function `name` of a module or class to a section, wherever it is called from.
+    """Add the time spent in the function `name` of a module or class to a section, wherever it is called from.
 
-    `counted(result, *arguments)` says how many completions, and tokens in them, a call was about.
+    `count(result, *arguments)` returns the completions of a call, and the tokens in them.
     """
-    plain = getattr(module, name, None)
-    if plain is None:  # tabular TD has a compiled loop instead, an algorithm of the user need not have it
+    original = getattr(module, name, None)
+    if original is None:  # tabular TD has a compiled loop instead; a user's algorithm may lack it
         yield
         return
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         began = perf_counter()
         try:
-            result = plain(*args, **kwargs)
+            result = original(*args, **kwargs)
         finally:
             profile.add(section, perf_counter() - began)
-        if counted is not None:
-            profile.count(section, *counted(result, *args))
+        if count is not None:
+            profile.count(section, *count(result, *args))
         return result
 
     setattr(module, name, function)
     try:
         yield
     finally:
-        setattr(module, name, plain)
+        setattr(module, name, original)
 
 
-def learning(module: object, profile: Profile) -> AbstractContextManager[None]:
-    """Count the seconds in the `update` of an algorithm's module."""
+def time_updates(module: object, profile: Profile) -> AbstractContextManager[None]:
+    """Time the `update` of an algorithm's module as learning."""
     return timed(module, "update", "learning", profile)
 
 
 @contextmanager
-def language(module: object, profile: Profile) -> Iterator[None]:
-    """Count the seconds that a language algorithm samples, grades and learns, and what it samples and learns.
+def time_language(module: object, profile: Profile) -> Iterator[None]:
+    """Time and count what a text algorithm samples, grades and trains on.
 
     The algorithm's own `score`, if it has one, counts as grading.
     """
-    from foresight.envs.text.task import TextTask  # late: only language models sample
+    from foresight.envs.text.task import TextTask  # late: only text algorithms sample
     from foresight.planning.generation import rollout
 
     for section in LANGUAGE:
         profile.add(section, 0.0)
     with ExitStack() as stack:
-        stack.enter_context(timed(module, "update", "learning", profile, _learned))
+        stack.enter_context(timed(module, "update", "learning", profile, _update_size))
         stack.enter_context(timed(rollout, "complete", "sampling", profile, lambda batch, *_: _size(batch.length)))
         stack.enter_context(timed(TextTask, "reward", "grading", profile))
         stack.enter_context(timed(module, "score", "grading", profile))
         yield
 
 
-def _learned(_: object, state: object, batch: object, lengths: object = None, *__: object) -> tuple[int, int]:
-    """The size of what an `update` was given: a TokenBatch or, as `pretrain` is, texts and their lengths."""
+def _update_size(_: object, state: object, batch: object, lengths: object = None, *__: object) -> tuple[int, int]:
+    """The size of the batch of an `update`: a TokenBatch or, in `pretrain`, texts and their lengths."""
     known = getattr(batch, "length", lengths)
     return _size(known) if isinstance(known, Tensor) else (0, 0)
 
@@ -192,22 +192,22 @@ def _size(lengths: Tensor) -> tuple[int, int]:
     return lengths.numel(), int(lengths.sum())
 
 
-def steps(
+def time_steps(
     steps: Iterator[Item],
     times: Profile,
-    spend: Callable[[float], None],
-    watched: Watch | None = None,
+    add_seconds: Callable[[float], None],
+    env: TimedEnv | None = None,
     rest: str | None = None,
 ) -> Iterator[Item]:
-    """The same steps; `spend` receives the seconds of each. Those of no other section are added to section `rest`."""
+    """The same steps. `add_seconds` receives the time of each; the time of no other section goes to section `rest`."""
     while True:
         known = times.total()
-        before, outside = perf_counter(), watched.seconds if watched else 0.0
+        began, before_env = perf_counter(), env.seconds if env else 0.0
         item = next(steps, None)
-        spent = perf_counter() - before
-        spend(spent)
-        if watched:
-            times.add("environment", watched.seconds - outside)
+        spent = perf_counter() - began
+        add_seconds(spent)
+        if env:
+            times.add("environment", env.seconds - before_env)
         if rest is not None:
             times.add(rest, max(spent - (times.total() - known), 0.0))
         if item is None:

@@ -1,4 +1,4 @@
-"""What a person sees while a run runs: calm, and the same facts with and without a terminal."""
+"""The live display of a run: a repainted view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-CALM = 10.0  # seconds between lines where there is no terminal
-HISTORY = 4096  # values kept of the first metric; beyond that every other one is dropped
+LINE_EVERY = 10.0  # seconds between lines without a terminal
+HISTORY = 4096  # stored values of the first metric; when full, every other one is dropped
 
 
 class Progress:
-    """Bar, time left, speed and the few metrics that matter; for language runs a table of sampled completions.
+    """A progress bar with time left, speed and a few metrics; for text runs also a table of sampled completions.
 
     `total` is in `unit`; `metrics` are the names to show, in order, and the first one is also drawn as a curve.
-    On a terminal it repaints in place twice a second; elsewhere it writes plain lines, one every ten seconds, without
-    control codes. It writes to stderr, so that stdout stays a program's. `quiet` shows nothing.
+    On a terminal it repaints in place twice a second; elsewhere it writes a plain line every `line_every` seconds,
+    without control codes. It writes to stderr and leaves stdout to the program. `quiet` shows nothing.
 
     >>> with Progress("ppo on CartPole-v1", 100_000, "env steps", ("return",)) as progress:
     ...     progress.update(1024, {"return": 23.1})
@@ -38,11 +38,11 @@ class Progress:
         metrics: Sequence[str] = (),
         quiet: bool = False,
         console: Console | None = None,
-        calm: float = CALM,
+        line_every: float = LINE_EVERY,
     ) -> None:
         self.title, self.total, self.unit, self.metrics = title, total, unit, tuple(metrics)
         self.console = console or Console(stderr=True)
-        self._quiet, self._calm = quiet, calm
+        self._quiet, self._line_every = quiet, line_every
         self._live: Live | None = None
         self._step = self._first = 0
         self._latest: dict[str, float] = {}
@@ -51,16 +51,16 @@ class Progress:
         self._samples: list[Mapping[str, Any]] = []
         self._notes: deque[str] = deque(maxlen=3)
         self._clock: deque[tuple[float, int]] = deque(maxlen=64)
-        self._began = self._spoke = self._stopped = 0.0
+        self._began = self._last_line = self._paused_at = 0.0
         self._paused = ""
 
-    def head(self, text: str) -> None:
-        """Say `text`, if there is any, as a line of its own that stays above all that is repainted."""
+    def header(self, text: str) -> None:
+        """Write `text`, if there is any, as a line above everything that is repainted."""
         if text and not self._quiet:
-            self._say(text)
+            self._write(text)
 
     def start(self, step: int = 0) -> None:
-        """Begin (a resumed run begins at `step`)."""
+        """Start the display; a resumed run starts at `step`."""
         self._step = self._first = step
         self._began = time.perf_counter()
         self._clock.append((self._began, step))
@@ -70,10 +70,10 @@ class Progress:
             self._live = Live(get_renderable=self._paint, console=self.console, refresh_per_second=2)
             self._live.start()
         else:
-            self._say(f"{self.title}: {self.total:,} {self.unit}" + (f", from {step:,}" if step else ""))
+            self._write(f"{self.title}: {self.total:,} {self.unit}" + (f", from {step:,}" if step else ""))
 
     def update(self, step: int, metrics: Mapping[str, Any] | None = None) -> None:
-        """Take note of a step; cheap, nothing is drawn here on a terminal."""
+        """Record a step and its metrics. This is cheap: on a terminal nothing is drawn here."""
         now = time.perf_counter()
         self._step = step
         if not self._clock or now - self._clock[-1][0] > 0.25:
@@ -84,39 +84,39 @@ class Progress:
             elif isinstance(value, int | float):
                 self._latest[key] = float(value)
         if self.metrics and metrics and self.metrics[0] in metrics:
-            self._remember(float(metrics[self.metrics[0]]))
-        if self._live is None and not self._quiet and now - self._spoke >= self._calm:
-            self._say(self.line())
+            self._add_to_curve(float(metrics[self.metrics[0]]))
+        if self._live is None and not self._quiet and now - self._last_line >= self._line_every:
+            self._write(self.line())
             for sample in self._samples[:2]:
                 question, answer = _short(sample.get("prompt"), 60), _short(sample.get("completion"), 60)
-                self._say(f"  {question} → {answer}  ({number(sample.get('reward'))})")
+                self._write(f"  {question} → {answer}  ({number(sample.get('reward'))})")
 
     def note(self, text: str) -> None:
-        """Say something in words, such as a health warning; the last three stay in sight."""
+        """Show a message, such as a health warning; the last three stay visible."""
         if text in self._notes:
             return
         self._notes.append(text)
         if not self._quiet and self._live is None:
-            self._say(f"note: {text}")
+            self._write(f"note: {text}")
 
     def status(self, text: str) -> None:
-        """What is happening beside training ("evaluating", "saving"); "" when training goes on."""
+        """Show what runs instead of training ("evaluating", "saving"); "" when training continues."""
         if text and text != self._paused and not self._quiet and self._live is None:
-            self._say(text)
+            self._write(text)
         if text and not self._paused:
-            self._stopped = time.perf_counter()
-        elif self._paused and not text:  # what was not training does not count as slow training
-            lost = time.perf_counter() - self._stopped
-            self._clock = deque(((then + lost, step) for then, step in self._clock), maxlen=self._clock.maxlen)
+            self._paused_at = time.perf_counter()
+        elif self._paused and not text:  # the pause does not count as slow training
+            pause = time.perf_counter() - self._paused_at
+            self._clock = deque(((then + pause, step) for then, step in self._clock), maxlen=self._clock.maxlen)
         self._paused = text
 
     def close(self) -> None:
-        """Leave the last picture standing; closing twice is allowed."""
+        """Stop the display and keep its last state; closing twice is allowed."""
         if self._live is not None:
             self._live.stop()
             self._live = None
         elif self._began and not self._quiet:
-            self._say(self.line(ended=True))
+            self._write(self.line(ended=True))
         self._quiet = True
 
     def __enter__(self) -> Progress:
@@ -129,12 +129,12 @@ class Progress:
 
     @property
     def speed(self) -> float:
-        """`unit` a second over the last quarter of a minute or so; 0 before there is anything to measure."""
+        """`unit` per second over about the last 15 seconds; 0 before there are two measurements."""
         first, last = (self._clock[0], self._clock[-1]) if self._clock else ((0.0, 0), (0.0, 0))
         return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else 0.0
 
     def line(self, ended: bool = False) -> str:
-        """Everything in one plain line; a run that ended has nothing left to do, whether it reached `total` or not."""
+        """The display as one plain line. A run that ended shows no time left, whether or not it reached `total`."""
         share = self._step / self.total if self.total else 1.0
         count = f"{self._step:,} {self.unit}" if ended else f"{self._step:,}/{self.total:,} {self.unit} ({share:.0%})"
         parts = [count, *self._pace(ended)]
@@ -178,13 +178,13 @@ class Progress:
         parts.extend(Text(f"• {note}", "yellow") for note in self._notes)
         return Group(*parts)
 
-    def _say(self, text: str) -> None:
-        self._spoke = time.perf_counter()
+    def _write(self, text: str) -> None:
+        self._last_line = time.perf_counter()
         self.console.file.write(text + "\n")
         self.console.file.flush()
 
-    def _remember(self, value: float) -> None:
-        """Keep an even curve in bounded memory: when full, drop every other value and then take half as many."""
+    def _add_to_curve(self, value: float) -> None:
+        """Add a value to a curve of bounded size: when full, halve it and the rate of later values."""
         if value != value or abs(value) == float("inf"):
             return
         if self._seen % self._every == 0:
@@ -214,17 +214,17 @@ def samples_table(samples: Sequence[Mapping[str, Any]], width: int = 100, rows: 
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:
-    """One line of blocks, low to high; more values than `width` are averaged in equal parts."""
-    numbers = [float(v) for v in values if v == v and abs(v) != float("inf")]
-    if not numbers:
+    """A line of blocks, low to high. More than `width` values are averaged in equal bins."""
+    finite = [float(v) for v in values if v == v and abs(v) != float("inf")]
+    if not finite:
         return ""
-    if len(numbers) > width:
-        edges = [round(i * len(numbers) / width) for i in range(width + 1)]
-        parts = [numbers[a:b] for a, b in itertools.pairwise(edges)]
-        numbers = [sum(part) / len(part) for part in parts]
-    low, high = min(numbers), max(numbers)
+    if len(finite) > width:
+        edges = [round(i * len(finite) / width) for i in range(width + 1)]
+        parts = [finite[a:b] for a, b in itertools.pairwise(edges)]
+        finite = [sum(part) / len(part) for part in parts]
+    low, high = min(finite), max(finite)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[round((value - low) * scale)] for value in numbers)
+    return "".join(BLOCKS[round((value - low) * scale)] for value in finite)
 
 
 def curve(
@@ -234,7 +234,7 @@ def curve(
     width: int = 72,
     height: int = 14,
 ) -> str:
-    """A learning curve for the terminal, as text; "" where there are fewer than two finite values."""
+    """A learning curve as text for the terminal; "" if there are fewer than two finite values."""
     pairs = [(x, y) for x, y in zip(steps or range(len(values)), values, strict=True) if y == y and abs(y) < 1e300]
     if len(pairs) < 2:
         return ""
@@ -249,17 +249,17 @@ def curve(
     figure.draw(points)
     if title:
         figure.title(title)
-    for axis, numbers in zip("xy", zip(*pairs, strict=True), strict=True):
-        low, high = min(numbers), max(numbers)
-        if high > low:  # its own labels are 1.0e5 where a person says 100k
-            places = [low + (high - low) * i / 4 for i in range(5)]
-            figure.ruler(axis).ticks(places, [short(place) for place in places])
+    for axis, coordinates in zip("xy", zip(*pairs, strict=True), strict=True):
+        low, high = min(coordinates), max(coordinates)
+        if high > low:  # plotext's own labels are 1.0e5 instead of 100k
+            ticks = [low + (high - low) * i / 4 for i in range(5)]
+            figure.ruler(axis).ticks(ticks, [short(tick) for tick in ticks])
     lines = str(figure.build().string(colorless=True)).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
 def number(value: float | None) -> str:
-    """A number as a person reads it: three or four digits that matter; "–" where there is none."""
+    """A number with three or four significant digits; "–" for None and NaN."""
     if value is None or value != value:
         return "–"  # not measured, unscorable
     size = abs(value)
@@ -283,9 +283,9 @@ def short(value: float) -> str:
 
 
 def _clock(seconds: float) -> str:
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    rounded = round(seconds)
+    hours, minutes = divmod(rounded // 60, 60)
+    return f"{hours}:{minutes:02d}:{rounded % 60:02d}" if hours else f"{minutes}:{rounded % 60:02d}"
 
 
 def _short(text: Any, width: int) -> str:

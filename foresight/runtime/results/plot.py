@@ -1,7 +1,7 @@
-"""Learning curves: several seeds become an interquartile mean with a bootstrap interval.
+"""Learning curves: the interquartile mean over seeds, with a bootstrap interval.
 
-Source of the statistics: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
-(arXiv 2108.13264): few seeds, so report the mean of the middle half and an interval, never the best run.
+Source: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
+(arXiv 2108.13264): with few seeds, report the mean of the middle half and an interval, never the best run.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from foresight.runtime import catalog
 from foresight.runtime.monitoring import log
 
 Array = NDArray[np.float64]
-FIRST = ("return", "reward", "accuracy")  # drawn for an algorithm that does not say what it shows
-POINTS = 200  # of a drawn curve: beyond what a figure can show
+DEFAULTS = ("return", "reward", "accuracy")  # drawn for an algorithm without METRICS
+POINTS = 200  # of a drawn curve: more than a figure can resolve
 FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one run: `steps` and `values` `[N]`, and what the run was."""
+    """One metric of one run: `steps` and `values` `[N]`, with the run's label and seed."""
 
     label: str
     metric: str
@@ -50,13 +50,13 @@ class Band:
 
 
 def describe(run: str | Path) -> dict[str, Any]:
-    """What a run directory says of itself: `config.yaml`, then `summary.json` where the run has ended.
+    """The facts of a run: `config.yaml`, updated by `summary.json` if the run has ended.
 
-    Raises `UserError` where `run` is not a run directory.
+    Raises `UserError` if `run` is not a run directory.
     """
     path = Path(run)
     if not (path / log.METRICS).is_file():
-        raise UserError(f"'{run}' is not a run directory: it has no {log.METRICS}. `foresight train` makes one.")
+        raise UserError(f"'{run}' is not a run directory: it has no {log.METRICS}. Make a run with: foresight train")
     facts: dict[str, Any] = {}
     if (path / "config.yaml").is_file():
         import yaml
@@ -68,13 +68,13 @@ def describe(run: str | Path) -> dict[str, Any]:
 
 
 def curve(run: str | Path, metric: str | None = None, x: str = "step") -> Curve:
-    """The curve of one run against "step" or "seconds". Raises `UserError` where the metric was never written."""
+    """The curve of one run over "step" or "seconds". Raises `UserError` if the metric was never logged."""
     facts, rows = describe(run), log.read(run)
     names = list(dict.fromkeys(k for row in rows for k, v in row.items() if _is_number(v)))
     valid = [name for name in names if name not in ("step", "seconds")]
     if not valid:
-        raise UserError(f"The run '{run}' has not written any metrics yet.")
-    name = metric or next((name for name in (*_shown(facts), *FIRST) if name in valid), valid[0])
+        raise UserError(f"The run '{run}' has not logged any metrics yet.")
+    name = metric or next((name for name in (*_shown(facts), *DEFAULTS) if name in valid), valid[0])
     if name not in valid:
         raise unknown("metric", name, valid)
     pairs = [(row[x], row[name]) for row in rows if _is_number(row.get(name)) and np.isfinite(row[name])]
@@ -85,14 +85,14 @@ def curve(run: str | Path, metric: str | None = None, x: str = "step") -> Curve:
 
 
 def label(facts: Mapping[str, Any]) -> str:
-    """The group of a run: algorithm and world."""
-    name = Path(str(facts.get("algorithm", ""))).stem  # a person's own algorithm is recorded by its path
+    """The group of a run: algorithm and environment."""
+    name = Path(str(facts.get("algorithm", ""))).stem  # a user's algorithm is stored as its path
     env = facts.get("env")
     return f"{name} on {env}" if env else name
 
 
 def iqm(values: Array, axis: int = 0) -> Array:
-    """Interquartile mean: the mean of what is left when a quarter is cut from both ends of `axis`."""
+    """Interquartile mean: the mean without the lowest and the highest quarter along `axis`."""
     from scipy.stats import trim_mean
 
     return np.asarray(trim_mean(values, 0.25, axis=axis))
@@ -101,12 +101,12 @@ def iqm(values: Array, axis: int = 0) -> Array:
 def interval(values: Array, resamples: int = 2000, seed: int = 0) -> tuple[Array, Array]:
     """Percentile bootstrap 95% interval of the interquartile mean over runs; `values` `[runs, N]` gives two `[N]`.
 
-    All runs of a group are on one world, so this is the stratified bootstrap with a single stratum. One run has no
-    interval: both ends are NaN.
+    All runs of a group are on one environment, so this is the stratified bootstrap with a single stratum. One run has
+    no interval: both ends are NaN.
     """
     if values.shape[0] < 2:
-        nothing = np.full(values.shape[1:], np.nan)
-        return nothing, nothing
+        unknown_end = np.full(values.shape[1:], np.nan)
+        return unknown_end, unknown_end
     from scipy.stats import bootstrap
 
     found = bootstrap(
@@ -119,13 +119,13 @@ def interval(values: Array, resamples: int = 2000, seed: int = 0) -> tuple[Array
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    # Where all runs agree scipy answers NaN, but the interval is that one value.
+    # If all runs agree scipy returns NaN, but the interval is that one value.
     same = np.ptp(values, axis=0) == 0
     return np.where(same, values[0], found.low), np.where(same, values[0], found.high)
 
 
 def band(curves: Sequence[Curve], points: int = POINTS) -> Band:
-    """Bring runs to common steps (bin means) up to where the shortest one ends: nothing is extrapolated."""
+    """Resample runs to common steps (bin means), up to the end of the shortest: nothing is extrapolated."""
     start = max(float(c.steps[0]) for c in curves)
     stop = min(float(c.steps[-1]) for c in curves)
     count = min(points, max(len(c.steps) for c in curves))
@@ -140,7 +140,7 @@ def band(curves: Sequence[Curve], points: int = POINTS) -> Band:
 
 
 def bands(runs: Sequence[str | Path], metric: str | None = None, x: str = "step") -> list[Band]:
-    """Group runs by algorithm and world."""
+    """The bands of runs, grouped by algorithm and environment."""
     groups: dict[str, list[Curve]] = {}
     for run in runs:
         one = curve(run, metric, x)
@@ -171,9 +171,9 @@ def draw(
 
 
 def before_after(run: str | Path, out: str | Path, metric: str | None = None) -> None:
-    """The curve of one run between two levels: what was measured before training, and after it.
+    """Draw the curve of one run, with its evaluations before and after training as horizontal lines.
 
-    The two levels are drawn where the run's `summary.json` holds them.
+    The lines are drawn if the run's `summary.json` holds the evaluations.
     """
     facts, one = describe(run), curve(run, metric)
     name = one.metric
@@ -185,20 +185,20 @@ def before_after(run: str | Path, out: str | Path, metric: str | None = None) ->
     for key, text, color in (("baseline", "before", "tab:red"), ("evaluation", "after", "tab:green")):
         measured = facts.get(key)
         if isinstance(measured, Mapping) and _is_number(measured.get("mean")):
-            words = f"{text}: {measured.get('metric', '')} {measured['mean']:.3g} (n={measured.get('n', '?')})"
-            axes.axhline(measured["mean"], color=color, linestyle="--", linewidth=1.2, label=words)
+            legend = f"{text}: {measured.get('metric', '')} {measured['mean']:.3g} (n={measured.get('n', '?')})"
+            axes.axhline(measured["mean"], color=color, linestyle="--", linewidth=1.2, label=legend)
     axes.set(xlabel=_unit(run), ylabel=name, title=label(facts))
     axes.legend(frameon=False, fontsize=9)
     save(figure, out)
 
 
 def _binned(one: Curve, steps: Array) -> Array:
-    """The mean of the values nearest to each of `steps`; where there are none, the line between the neighbors."""
+    """The mean of the values nearest to each of `steps`, interpolated where there are none."""
     edges = (steps[:-1] + steps[1:]) / 2
-    place = np.searchsorted(edges, one.steps)
+    index = np.searchsorted(edges, one.steps)
     inside = (one.steps >= steps[0]) & (one.steps <= steps[-1])
-    counts = np.bincount(place[inside], minlength=len(steps))
-    sums = np.bincount(place[inside], weights=one.values[inside], minlength=len(steps))
+    counts = np.bincount(index[inside], minlength=len(steps))
+    sums = np.bincount(index[inside], weights=one.values[inside], minlength=len(steps))
     means = sums / np.maximum(counts, 1)
     return np.where(counts > 0, means, np.interp(steps, one.steps, one.values))
 
@@ -209,7 +209,7 @@ def _shown(facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _entry(facts: Mapping[str, Any]) -> catalog.Entry | None:
-    """What the algorithm says of itself; None where the file of a person's own one has gone since."""
+    """The algorithm's catalog entry; None if a user's algorithm file no longer exists."""
     try:
         return catalog.entry(str(facts.get("algorithm")))
     except UserError:
@@ -228,29 +228,29 @@ def _axes(out: str | Path) -> tuple[Any, Any]:
 
 
 def panels(out: str | Path, columns: int) -> tuple[Any, list[Any]]:
-    """A figure and its axes, side by side. Raises UserError where `out` is no name of a picture."""
+    """A figure and its axes in a row. Raises UserError if `out` has another suffix than those of `FORMATS`."""
     if Path(out).suffix.lower() not in FORMATS:
         raise UserError(f"Cannot draw '{out}': the name must end in one of {', '.join(FORMATS)}.")
-    # A figure of its own, without pyplot: no window, no global state, safe beside a notebook.
+    # Without pyplot: no window and no global state, also in a notebook.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2 if columns == 1 else 3.6 * columns, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    side_by_side = figure.subplots(1, columns, squeeze=False)[0]
-    for axes in side_by_side:
+    row = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in row:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    return figure, list(side_by_side)
+    return figure, list(row)
 
 
 def save(figure: Any, out: str | Path) -> None:
-    """Write the figure. Raises UserError where that cannot be done."""
+    """Write the figure. Raises UserError if that fails."""
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)
     except OSError as error:
-        raise UserError(f"Cannot write '{out}' ({error.strerror or error}).") from error
+        raise UserError(f"Cannot write {out}: {error.strerror or error}. Choose another --out.") from error
 
 
 def _is_number(value: Any) -> bool:

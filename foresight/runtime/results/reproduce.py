@@ -1,4 +1,4 @@
-"""Results, rerun: a preset over seeds, or a suite of `suites.yaml`, each as one JSON with the command that made it."""
+"""Reruns results: a preset over seeds, or a suite of `suites.yaml`, each as one JSON with its command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 def root() -> Path:
-    """The source checkout, or the current directory where the package is installed without one."""
+    """The source checkout, or the current directory if the package is installed without one."""
     checkout = catalog.ROOT.parent
     return checkout if (checkout / "benchmarks").is_dir() else Path.cwd()
 
@@ -41,13 +41,13 @@ def reproduce(
     missing: bool = False,
     seeds: int | None = None,
 ) -> list[Path]:
-    """Rerun the suite `name`, or its rows `only`, or those of which the result is `missing`; returns what was written.
+    """Rerun the suite `name`, or only its rows `only`, or those whose result is `missing`; returns the written files.
 
-    JSON goes to `results/` and pictures to `docs/media/` of the checkout, or both to `out`. `quick` runs little, to see
-    that everything works, and writes to `runs/reproduce/NAME-quick` unless `out` is given. `seeds` are as many as
-    trained rows ask for, or fewer. Presets that were trained before, in `runs/reproduce`, are resumed or read, so what
-    was interrupted goes on. Experiments that are commands write to the checkout alone: `out` and `quick` leave them
-    out, and `quick` also what needs other rows or data. Raises UserError for a name that does not exist.
+    JSON goes to `results/` and pictures to `docs/media/` of the checkout, or both to `out`. `quick` is a small test
+    that everything works; it writes to `runs/reproduce/NAME-quick` unless `out` is given. `seeds` limits the seeds of
+    trained rows. Presets that were trained before, in `runs/reproduce`, are resumed or read, so that an interrupted
+    suite continues. Experiments that are commands write only to the checkout: `out` and `quick` skip them, and `quick`
+    also skips what needs other rows or data. Raises UserError for a name that does not exist.
     """
     rows = chosen(name, only)
     if out is None and quick:
@@ -63,30 +63,30 @@ def reproduce(
     written: list[Path] = []
     for row in rows:
         say(row.result)
-        asked = only if row.result in only else (row.result,)  # one that another row needs names itself
+        names = only if row.result in only else (row.result,)  # a row that another one needs names itself
         command = shlex.join(
             ["foresight", "reproduce", name]
-            + (["--only", *asked] if only else [])
+            + (["--only", *names] if only else [])
             + (["--seeds", str(seeds)] if seeds else [])
             + (["--quick"] if quick else [])
         )
         if missing and (results / f"{row.result}.json").is_file():
-            say("  there already")
+            say("  exists already")
             continue
-        if why := _left_out(row, out is not None, quick):
-            say(f"  left out: {why}")
+        if reason := _skip_reason(row, out is not None, quick):
+            say(f"  skipped: {reason}")
             continue
         if row.needs:
             prepare(row.needs.format(runs=shlex.quote(str(runs))), say)
         if isinstance(row, Trained):
             written.append(trained(row, results, runs, command, quick, say, seeds))
         elif row.is_command:
-            written.append(typed(row))
+            written.append(run_command(row))
         else:
             written += experiment(row, results, media, command, quick)
         for found in gather(results):
             if (found.suite, found.name) == (name, row.result):
-                say(f"  {found.words()}")
+                say(f"  {found.text()}")
     return written
 
 
@@ -98,10 +98,10 @@ def chosen(name: str, only: tuple[str, ...] = ()) -> list[Experiment | Trained]:
     return valid[name].rows(only)
 
 
-def _left_out(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str:
-    """Why a row cannot be run now, if it cannot."""
+def _skip_reason(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str:
+    """Why a row is skipped, or ""."""
     if isinstance(row, Experiment) and not row.run:
-        return "nothing here can run it yet"
+        return "no code can run it yet"
     if isinstance(row, Experiment) and row.is_command and elsewhere:
         return row.run
     if quick and (row.after or row.needs):
@@ -110,32 +110,32 @@ def _left_out(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str:
 
 
 def prepare(command: str, say: Say = lambda text: None) -> None:
-    """Type a command of ours that makes a file, unless the file is there. Raises UserError if it fails."""
+    """Run a command that makes a file, unless the file exists. Raises UserError if it fails."""
     if not made_by(command).is_file():
         say(f"  {command}")
-        _type(command, Path.cwd())
+        _run(command, Path.cwd())
 
 
-def _type(command: str, folder: Path) -> None:
-    """Run `python ...` or `foresight ...` with this interpreter, whatever is on the path."""
-    ours = {"python": [sys.executable], "foresight": [sys.executable, "-m", "foresight"]}
+def _run(command: str, folder: Path) -> None:
+    """Run `python ...` or `foresight ...` with this interpreter, whatever is on the PATH."""
+    programs = {"python": [sys.executable], "foresight": [sys.executable, "-m", "foresight"]}
     first, *rest = shlex.split(command)
-    if subprocess.run([*ours.get(first, [first]), *rest], cwd=folder, check=False).returncode:
-        raise UserError(f"`{command}` failed; what it printed says why.")
+    if subprocess.run([*programs.get(first, [first]), *rest], cwd=folder, check=False).returncode:
+        raise UserError(f"`{command}` failed. See its output above.")
 
 
-def typed(what: Experiment) -> Path:
-    """Type the command of an experiment in the checkout; returns the JSON. Raises UserError if it fails."""
+def run_command(what: Experiment) -> Path:
+    """Run the command of an experiment in the checkout; returns the JSON. Raises UserError if it fails."""
     if not (root() / "benchmarks").is_dir():
-        raise UserError(f"`{what.run}` needs the source: clone the repository and call it there.")
-    _type(what.run, root())
+        raise UserError(f"`{what.run}` needs the source. Clone the repository and run it there.")
+    _run(what.run, root())
     return root() / "results" / f"{what.result}.json"
 
 
 def experiment(what: Experiment, results: Path, media: Path, command: str, quick: bool = False) -> list[Path]:
-    """Run the function of an experiment and write its JSON, and a picture of the same name where it draws one.
+    """Run the function of an experiment and write its JSON, and a picture of the same name if it draws one.
 
-    The function is given `quick` and where its picture goes, and returns its figures: a dict with "what" and "seeds".
+    The function takes `quick` and the path of its picture, and returns its values: a dict with "what" and "seeds".
     """
     from foresight.runtime import bench
     from foresight.runtime.checkpoints import checkpoint
@@ -144,9 +144,9 @@ def experiment(what: Experiment, results: Path, media: Path, command: str, quick
     picture = media / f"{what.result}.png"
     before = picture.stat().st_mtime_ns if picture.is_file() else None
     began = time.perf_counter()
-    figures = getattr(importlib.import_module(module), function)(quick, picture)
+    values = getattr(importlib.import_module(module), function)(quick, picture)
     seconds = time.perf_counter() - began
-    document = {"what": figures.pop("what"), "command": command, "seeds": figures.pop("seeds"), **figures}
+    document = {"what": values.pop("what"), "command": command, "seeds": values.pop("seeds"), **values}
     document |= {"versions": bench.versions(), "machine": bench.machine(), "seconds": round(seconds, 3)}
     file = results / f"{what.result}.json"
     checkpoint.write_whole(file, json.dumps(document, indent=2) + "\n")
@@ -163,7 +163,7 @@ def trained(
     say: Say = lambda text: None,
     seeds: int | None = None,
 ) -> Path:
-    """Train a preset over its first `seeds` seeds (None: all) and write the JSON."""
+    """Train a preset with its first `seeds` seeds (None: all) and write the JSON."""
     from foresight.runtime.checkpoints import checkpoint
     from foresight.runtime.config import config_fields
 
@@ -183,7 +183,7 @@ def trained(
         if what.needs:
             inputs.append(made_by(what.needs.format(runs=shlex.quote(str(runs)))))
         if newer := _made_since(out, inputs):
-            print(f"{out} is older than {newer}, which it learns from: it is {_aside(out)} now", file=sys.stderr)
+            print(f"{out} is older than its input {newer}: moved to {_move_aside(out)}", file=sys.stderr)
         summary = one(what.algorithm, what.preset, seed, out, what.episodes, steps, False, **fields)
         if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
             raise UserError(f"{out} has no result: the grader could score none of the answers.")
@@ -206,7 +206,7 @@ def one(
     env_options: dict[str, Any] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """The summary of one seed: read, resumed or made. A run of other settings in its place is kept aside."""
+    """The summary of one seed: read, resumed or trained. An existing run with other settings is moved aside."""
     from foresight.runtime import run
     from foresight.runtime.config import resolve, settings
 
@@ -214,9 +214,9 @@ def one(
     if (out / "config.yaml").is_file():
         wanted = resolve.resolve(name, preset=preset, env_options=env_options, episodes=episodes, given=given)
         if changed := settings.differences(settings.Settings.read(out), wanted):
-            print(f"{out} was trained with another {', '.join(changed)}: it is {_aside(out)} now", file=sys.stderr)
+            print(f"{out} was trained with another {', '.join(changed)}: moved to {_move_aside(out)}", file=sys.stderr)
     elif any((out / part).exists() for part in run.HOLDS_A_RUN):
-        print(f"{out} has no config.yaml, so it cannot go on: it is {_aside(out)} now", file=sys.stderr)
+        print(f"{out} has no config.yaml and cannot be resumed: moved to {_move_aside(out)}", file=sys.stderr)
     if (out / "summary.json").is_file():
         return run.Run(out).summary
     if (out / "config.yaml").is_file():
@@ -228,7 +228,7 @@ def one(
 
 
 def last(name: str, out: Path) -> dict[str, float]:
-    """What a run says of itself at its end: the mean of each of the algorithm's own metrics over a tenth of the log."""
+    """The algorithm's metrics at the end of a run: the mean of each over the last tenth of the log."""
     from foresight.runtime.monitoring import log
 
     found: dict[str, float] = {}
@@ -240,21 +240,21 @@ def last(name: str, out: Path) -> dict[str, float]:
 
 
 def _made_since(out: Path, inputs: Sequence[Path]) -> Path | None:
-    """The first of these files that was written after the run at `out` began, if there is one."""
+    """The first of these files that is newer than the run at `out`, or None."""
     if not (out / "config.yaml").is_file():
         return None
     began = (out / "config.yaml").stat().st_mtime_ns
     return next((file for file in inputs if file.is_file() and file.stat().st_mtime_ns > began), None)
 
 
-def _aside(out: Path) -> Path:
-    """Where the run directory `out` is kept from now on."""
-    aside = next(path for i in itertools.count(1) if not (path := out.with_name(f"{out.name}-before-{i}")).exists())
-    return out.rename(aside)
+def _move_aside(out: Path) -> Path:
+    """Rename the run directory `out`; returns its new path."""
+    target = next(path for i in itertools.count(1) if not (path := out.with_name(f"{out.name}-before-{i}")).exists())
+    return out.rename(target)
 
 
 def collect(name: str, preset: str, summaries: Sequence[dict[str, Any]], command: str) -> dict[str, Any]:
-    """One result of several seeds: their means, what they share, and each seed's own figures."""
+    """The result of several seeds: their interquartile mean, common facts, and the values of each seed."""
     import numpy as np
 
     from foresight.runtime.results.plot import interval, iqm
@@ -272,7 +272,7 @@ def collect(name: str, preset: str, summaries: Sequence[dict[str, Any]], command
         "episodes": first["evaluation"]["n"],
         "iqm": float(iqm(np.array(means))),
         "interval_95": [None if x[0] is None else float(x[0]) for x in (low, high)],
-        "worst": max(means) if evaluate.falls(first["evaluation"]["metric"]) else min(means),
+        "worst": max(means) if evaluate.lower_is_better(first["evaluation"]["metric"]) else min(means),
         "baseline": statistics.fmean(summary["baseline"]["mean"] for summary in summaries),
         "seconds": [summary["seconds"] for summary in summaries],
         "runs": [

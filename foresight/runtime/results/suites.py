@@ -1,4 +1,4 @@
-"""What `suites.yaml` says: the results that belong together, what each costs, and the targets that they are held to."""
+"""The suites of `suites.yaml`: groups of results with their budgets and targets."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ BOUND = re.compile(r"(?P<sign>>=|<=) (?:(?P<times>[\d.]+) × )?(?P<of>\S+)(?: - 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One number of a result that speaks for an algorithm."""
+    """One value of a result that is reported for an algorithm."""
 
     algorithm: str
-    key: str  # of the result; "a/b" is b within a
-    task: str  # what the number is of, in a few words
+    key: str  # in the result; "a/b" is b within a
+    task: str  # what the value is of, in a few words
     target: str | None = None  # see `met`
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What a function or a command finds out, and the figures of it that count."""
+    """A function or command that writes a result, and the values of it that are reported."""
 
     run: str = ""  # "module:function" (see sutton_barto.py), a command to run in the checkout; "": no code does it yet
     result: str = ""  # the stem of the JSON; of a function: its name
     figures: tuple[Figure, ...] = ()
-    needs: str = ""  # a command that makes its input, see `made_by`; {runs} is where runs are
-    after: tuple[str, ...] = ()  # rows that must be there before
+    needs: str = ""  # a command that makes its input, see `made_by`; {runs} is the folder of the runs
+    after: tuple[str, ...] = ()  # rows that must exist first
 
     @property
     def is_command(self) -> bool:
-        """Whether it is typed instead of called."""
+        """Whether it is a command, not a function."""
         return " " in self.run
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A preset to train over seeds 0 to `seeds` - 1, and what its evaluation is held to."""
+    """A preset to train with seeds 0 to `seeds` - 1, and the target of its evaluation."""
 
     algorithm: str
     preset: str
-    name: str = ""  # where it is not the algorithm's and the preset's
+    name: str = ""  # default: of the algorithm and the preset
     seeds: int = 5
     episodes: int | None = None  # of an evaluation; None: the preset's
     steps: int | None = None  # None: the preset's
-    minutes: float | None = None  # that a seed may take
+    minutes: float | None = None  # limit per seed
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the Config, env_options; {runs}, {seed}
     target: str | None = None  # see `met`
     needs: str = ""
@@ -66,13 +66,13 @@ class Trained:
 
     @property
     def budget(self) -> int | None:
-        """The steps of a seed, in the algorithm's unit; None where something else than a number of steps ends a run."""
+        """The steps per seed, in the algorithm's unit; None if something else ends a run."""
         return self.steps or catalog.presets(self.algorithm).get(self.preset, {}).get("steps")
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """What belongs to one name."""
+    """A named group of results."""
 
     name: str
     title: str
@@ -80,7 +80,7 @@ class Suite:
     runs: tuple[Trained, ...] = ()
 
     def rows(self, only: tuple[str, ...] = ()) -> list[Experiment | Trained]:
-        """All rows, or those named `only` and what must be there before them. Raises UserError for a name not here."""
+        """All rows, or those named `only` and the rows they need. Raises UserError for an unknown name."""
         known: dict[str, Experiment | Trained] = {row.result: row for row in self.experiments + self.runs}
         ordered: dict[str, Experiment | Trained] = {}
 
@@ -97,7 +97,7 @@ class Suite:
 
 
 def suites(path: Path = FILE) -> dict[str, Suite]:
-    """Every suite by name. Raises UserError for an entry with a key that does not exist or a target without a form."""
+    """Every suite by name. Raises UserError for an unknown key or an invalid target."""
     return {
         name: Suite(
             name,
@@ -110,11 +110,11 @@ def suites(path: Path = FILE) -> dict[str, Suite]:
 
 
 def met(target: str, value: float, known: Mapping[str, float] | None = None) -> bool | None:
-    """Whether `value` is what `target` asks for.
+    """Whether `value` meets `target`.
 
-    `>= 475`, `<= 1e-6`, `-25 ± 3`, `yes` of what is true or false; and by a number of the same result or another row's,
-    `>= 2 × baseline` or `>= grpo-smollm2-addition - 0.03`, which is None while `known` lacks it. Raises ValueError for
-    other forms.
+    A target is `>= 475`, `<= 1e-6`, `-25 ± 3`, or `yes` for a boolean; or relative to another value of the same result
+    or to another row, `>= 2 × baseline` or `>= grpo-smollm2-addition - 0.03`: the result is None if `known` lacks it.
+    Raises ValueError for other forms.
     """
     if target == "yes":
         return value is True
@@ -131,15 +131,15 @@ def met(target: str, value: float, known: Mapping[str, float] | None = None) -> 
     if of is None:
         return None
     bound = float(form["times"] or 1) * of - float(form["less"] or 0)
-    if math.isclose(value, bound, rel_tol=1e-12):  # a mean of three that is 0.95 may be 0.9499999999999998
+    if math.isclose(value, bound, rel_tol=1e-12):  # rounding: a mean of 0.95 may be 0.9499999999999998
         return True
     return value > bound if form["sign"] == ">=" else value < bound
 
 
 def made_by(command: str) -> Path:
-    """The file that a command says it makes: the word after `--out`."""
-    words = shlex.split(command)
-    return Path(words[words.index("--out") + 1])
+    """The file that a command writes: the argument of `--out`."""
+    arguments = shlex.split(command)
+    return Path(arguments[arguments.index("--out") + 1])
 
 
 def _entries(path: Path, name: str, kind: str, make: Any, entries: list[dict[str, Any]] | None) -> Iterator[Any]:
@@ -151,23 +151,23 @@ def _entries(path: Path, name: str, kind: str, make: Any, entries: list[dict[str
 
 
 def _trained(entry: dict[str, Any]) -> Trained:
-    return _checked(Trained(**entry))
+    return _with_valid_target(Trained(**entry))
 
 
 def _experiment(entry: dict[str, Any]) -> Experiment:
-    figures = tuple(_checked(Figure(**figure)) for figure in entry.get("figures") or ())
+    figures = tuple(_with_valid_target(Figure(**figure)) for figure in entry.get("figures") or ())
     made = Experiment(**{**entry, "figures": figures})
     if not made.result and (made.is_command or not made.run):
         raise ValueError(f"'{made.run}' must name its result")
     return dataclasses.replace(made, result=made.result or made.run.partition(":")[2].replace("_", "-"))
 
 
-def _checked(made: Any) -> Any:
+def _with_valid_target(made: Any) -> Any:
     if made.target is not None:
         try:
             met(made.target, 0.0)
         except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"the target '{made.target}' is none of '>= 1', '<= 1', '>= 2 × baseline', '1 ± 0.1' and 'yes'"
+                f"the target '{made.target}' must be '>= 1', '<= 1', '>= 2 × baseline', '1 ± 0.1' or 'yes'"
             ) from error
     return made

@@ -1,7 +1,7 @@
-"""The experiments of Sutton & Barto (2018), and what dynamic programming must give exactly.
+"""The experiments of Sutton & Barto (2018), and exact dynamic programming.
 
-Each is a function of `(quick, picture)`: it draws into the file `picture` and returns its figures, the published or
-exact ones beside them. `quick` does a small part, to see that everything works.
+Each is a function of `(quick, picture)`: it draws into the file `picture` and returns its values together with the
+published or exact ones. `quick` runs a small part, to test that everything works.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 
 def learn(algorithm: str, env: Any, metric: str, **fields: Any) -> Array:
-    """One run with a yield at the end of each episode: `metric` by episode `[N]`."""
+    """One run that yields at the end of each episode: `metric` by episode `[N]`."""
     module = catalog.module(algorithm)
     config = module.Config(yield_every=1 if algorithm.startswith("m") else 0, **fields)
     return np.array([metrics[metric] for _, metrics, _ in module.train(config, env)])
@@ -67,7 +67,7 @@ def random_walk_5(quick: bool, picture: Path) -> dict[str, Any]:
 
 
 def random_walk_19(quick: bool, picture: Path) -> dict[str, Any]:
-    """Figure 7.2: n-step TD on the 19-state walk, the error of the first 10 episodes against α, for each n."""
+    """Figure 7.2: n-step TD on the 19-state walk, the error of the first 10 episodes over α, for each n."""
     env, runs = grid.make("RandomWalk19"), 5 if quick else 100
     powers = range(0, 10, 4) if quick else range(10)
     alphas = [0.2, 0.6, 1.0] if quick else [0.0, 0.02, 0.04, 0.06, 0.08, *(i / 10 for i in range(1, 11))]
@@ -105,7 +105,7 @@ def random_walk_19(quick: bool, picture: Path) -> dict[str, Any]:
 
 
 def windy_grid_world(quick: bool, picture: Path) -> dict[str, Any]:
-    """Example 6.5: Sarsa in the windy grid world, episodes finished against steps; with king's moves beside it."""
+    """Example 6.5: Sarsa in the windy grid world, episodes over steps, also with king's moves."""
     runs, curves, lengths = (5 if quick else 100), {}, {}
     for name, options in (("four moves", {}), ("king's moves", {"king": True})):
         env = grid.make("WindyGridWorld", **options)
@@ -159,7 +159,7 @@ def cliff_walking(quick: bool, picture: Path) -> dict[str, Any]:
 
 
 def blackjack(quick: bool, picture: Path) -> dict[str, Any]:
-    """Examples 5.1 and 5.3: values of a policy that sticks on 20, by episodes; the best policy, by exploring starts."""
+    """Examples 5.1 and 5.3: the values of a policy that sticks on 20, and the optimal policy by exploring starts."""
     env = grid.make("Blackjack-v1")
     stick_on_20 = torch.zeros(env.states, 2, dtype=torch.float64)
     stick_on_20[:, sutton_barto.HIT] = 1.0
@@ -198,7 +198,7 @@ def blackjack(quick: bool, picture: Path) -> dict[str, Any]:
 
 
 def short_corridor(quick: bool, picture: Path) -> dict[str, Any]:
-    """Example 13.1: what a policy earns that cannot tell three cells apart, by its probability of going right."""
+    """Example 13.1: the value of a policy that cannot distinguish three cells, by its probability of going right."""
     env = grid.make("ShortCorridor")
 
     def value(right: float) -> float:
@@ -230,7 +230,7 @@ def short_corridor(quick: bool, picture: Path) -> dict[str, Any]:
     }
 
 
-# World, options, gamma, horizon (None: as long as it takes) -> the exact value of the best policy from the start.
+# Environment, options, gamma, horizon (None: infinite) -> the exact value of the optimal policy from the start.
 EXACT: tuple[tuple[str, dict[str, Any], float, int | None, float], ...] = (
     ("FrozenLake-v1", {}, 1.0, None, 14 / 17),
     ("FrozenLake-v1", {}, 0.99, None, 0.542026),
@@ -258,27 +258,27 @@ PLANNERS: dict[str, dict[str, Any]] = {
 
 
 def exact_dynamic_programming(quick: bool, picture: Path) -> dict[str, Any]:
-    """The toy-text worlds and blackjack by all three kinds of dynamic programming, against values known elsewhere."""
+    """Toy text and blackjack by three kinds of dynamic programming, compared with values from other sources."""
     rows, worst = [], 0.0
-    for world, options, gamma, horizon, known in EXACT[:: 4 if quick else 1]:
-        env = grid.make(world, **options)
+    for name, options, gamma, horizon, known in EXACT[:: 4 if quick else 1]:
+        env = grid.make(name, **options)
         found = {}
         if horizon is not None:
             found["backward_induction"] = bellman.optimal_return(env, gamma, horizon)
         else:
-            for name, fields in PLANNERS.items():
-                module = catalog.module(name)
+            for planner, fields in PLANNERS.items():
+                module = catalog.module(planner)
                 *_, (_, _, state) = module.train(module.Config(gamma=gamma, **fields), env)
-                found[name] = bellman.start_value(env, state.values)
+                found[planner] = bellman.start_value(env, state.values)
         error = max(abs(value - known) for value in found.values())
         worst = max(worst, error)
-        rows.append({"world": world, "options": options, "gamma": gamma, "horizon": horizon, "known": known, **found})
+        rows.append({"env": name, "options": options, "gamma": gamma, "horizon": horizon, "known": known, **found})
     return {
         "what": "Exact dynamic programming: toy text and blackjack, the largest difference from the known values",
         "seeds": 0,
         "largest_error": worst,
         "met": worst < 1e-6,
-        "worlds": len(rows),
+        "environments": len(rows),
         "target": "every value to 1e-6",
         "rows": rows,
     }
@@ -290,19 +290,19 @@ def mean(curves: Any) -> Array:
 
 
 def optimum(name: str, gamma: float = 1.0, **options: Any) -> float:
-    """The exact value of the best policy from the start of a world that always ends."""
+    """The exact value of the optimal policy from the start of an environment that always ends."""
     env = grid.make(name, **options)
     best = tabular.policy_table(env, "optimal", gamma)
     return bellman.expected_return(env, best.argmax(1), gamma)
 
 
 def best_actions(env: Any, gamma: float) -> Tensor:
-    """`[S, A]` bool: every action that is best, exactly."""
+    """`[S, A]` bool: every optimal action."""
     return tabular.policy_table(env, "optimal", gamma) > 0
 
 
 def golden_section(function: Any, low: float, high: float) -> float:
-    """Where a function with one maximum in [low, high] has it, to 1e-9 of its argument or to rounding."""
+    """The maximum of a unimodal function on [low, high], to 1e-9 of its argument or to rounding."""
     ratio = (math.sqrt(5) - 1) / 2
     for _ in range(60):
         a, b = high - ratio * (high - low), low + ratio * (high - low)

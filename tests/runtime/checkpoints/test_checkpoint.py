@@ -293,7 +293,7 @@ def forge(path: Path, name: str, text: str) -> None:
 
     (path / name).write_text(text)
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"][name] = shards.seal(path / name)
+    manifest["files"][name] = shards.digest(path / name)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -369,7 +369,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(UserError, match=r"Cannot write a checkpoint.*The checkpoint .*step-000000001 is whole"):
+        with pytest.raises(UserError, match=r"Cannot write a checkpoint.*The checkpoint .*step-000000001 is intact"):
             checkpoint.save(tmp_path, Box(torch.ones(100_000)), 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

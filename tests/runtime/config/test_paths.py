@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM
 from foresight.errors import UserError
 from foresight.nets.language import lora, pretrained
 from foresight.runtime import run
-from foresight.runtime.config import paths as places
-from foresight.runtime.config import resolve
+from foresight.runtime.config import paths, resolve
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by
 
@@ -38,7 +37,7 @@ def _trained(home: Path, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> run.
     )  # fmt: skip
 
 
-@sabotaged_by("foresight.runtime.config.paths.of", lambda f: lambda env, config, options: {})
+@sabotaged_by("foresight.runtime.config.paths.locate", lambda f: lambda env, config, options: {})
 def test_a_run_resumes_from_another_directory(tmp_path, monkeypatch):
     """The same files, seen from elsewhere.
 
@@ -66,7 +65,7 @@ def test_a_run_resumes_from_another_directory(tmp_path, monkeypatch):
     assert yaml.safe_load((path / "config.yaml").read_text())["env"] == "data/rows.jsonl"
 
 
-@sabotaged_by("foresight.runtime.config.paths.keep", lambda f: lambda places, config, run: None)
+@sabotaged_by("foresight.runtime.config.paths.copy_inputs", lambda f: lambda paths, config, run: None)
 def test_a_run_that_was_moved_has_its_data_and_rewards_with_it(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
@@ -80,7 +79,7 @@ def test_a_run_that_was_moved_has_its_data_and_rewards_with_it(tmp_path, monkeyp
         assert agent.evaluate().n == 2
     except UserError as error:
         raise AssertionError(str(error)) from error
-    assert agent.settings.env == str(tmp_path / "moved" / places.FOLDER / "rows.jsonl")
+    assert agent.settings.env == str(tmp_path / "moved" / paths.FOLDER / "rows.jsonl")
 
 
 def test_an_agent_without_its_data_answers_and_reports_what_is_missing(tmp_path, monkeypatch):
@@ -88,7 +87,7 @@ def test_an_agent_without_its_data_answers_and_reports_what_is_missing(tmp_path,
     home.mkdir()
     done = _trained(home, monkeypatch)
     shutil.rmtree(home / "data")
-    shutil.rmtree(done.path / places.FOLDER)
+    shutil.rmtree(done.path / paths.FOLDER)
     agent = done.load()
     assert isinstance(agent.act("1+1?"), str)
     with pytest.raises(UserError, match=r"rows\.jsonl"):
@@ -104,25 +103,25 @@ def test_copies_of_one_name_do_not_collide(tmp_path):
     found["a/rows.jsonl:x"] = found["a/rows.jsonl"]
     run_directory = tmp_path / "run"
     run_directory.mkdir()
-    places.keep(found, {}, run_directory)
-    assert sorted(p.name for p in (run_directory / places.FOLDER).iterdir()) == ["2-rows.jsonl", "rows.jsonl"]
+    paths.copy_inputs(found, {}, run_directory)
+    assert sorted(p.name for p in (run_directory / paths.FOLDER).iterdir()) == ["2-rows.jsonl", "rows.jsonl"]
     shutil.rmtree(tmp_path / "b")
-    now = places.found(found, run_directory)
+    now = paths.relocate(found, run_directory)
     assert Path(now["b/rows.jsonl"]).read_text() == "b" and now["a/rows.jsonl"] == found["a/rows.jsonl"]
 
 
 def test_large_files_are_not_copied(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "SMALL", 3)
+    monkeypatch.setattr(paths, "SMALL", 3)
     (tmp_path / "rows.jsonl").write_text("1234")
-    places.keep({"rows.jsonl": str(tmp_path / "rows.jsonl")}, {}, tmp_path)
-    assert not (tmp_path / places.FOLDER).exists()
+    paths.copy_inputs({"rows.jsonl": str(tmp_path / "rows.jsonl")}, {}, tmp_path)
+    assert not (tmp_path / paths.FOLDER).exists()
 
 
 def test_bundled_tasks_are_no_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("addition", "smollm2"):
         (tmp_path / name).mkdir()
-    assert resolve.resolve("grpo", task="addition", given={"model": "smollm2"}).places == {}
+    assert resolve.resolve("grpo", task="addition", given={"model": "smollm2"}).paths == {}
 
 
 @sabotaged_by("foresight.runtime.run._remove", lambda f: lambda paths: None)

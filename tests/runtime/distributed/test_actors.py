@@ -66,8 +66,8 @@ def _late(take: Any) -> Any:
     return old
 
 
-@sabotaged_by("foresight.runtime.distributed.actors.take", _late)
-@sabotaged_by("foresight.runtime.distributed.actors.load", lambda f: lambda state, weights: None)
+@sabotaged_by("foresight.runtime.distributed.actors.get_weights", _late)
+@sabotaged_by("foresight.runtime.distributed.actors.load_weights", lambda f: lambda state, weights: None)
 @pytest.mark.parametrize(
     ("module", "config"),
     [(impala, IMPALA), (ppo, PPO), (a2c, A2C), (off_policy_ac, OFF)],
@@ -84,7 +84,7 @@ def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any) -
         assert {key: metrics[key] for key in expected} == expected
 
 
-@sabotaged_by("foresight.runtime.distributed.actors.take", _late)
+@sabotaged_by("foresight.runtime.distributed.actors.get_weights", _late)
 @pytest.mark.parametrize(
     ("module", "config", "task"),
     WITH_REPLAY,
@@ -115,7 +115,7 @@ def _shuffled(messages: Any) -> Any:
     return lambda self: messages(self)[:: -1 if self.version % 2 else 1]
 
 
-@sabotaged_by("foresight.runtime.distributed.learner._Learner.abreast", _shuffled)
+@sabotaged_by("foresight.runtime.distributed.learner._Learner.in_order", _shuffled)
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_in_the_replay_every_stream_is_one_environment(max_lag: int) -> None:
     """Two actors share four envs: at a row that is not cut, CartPole's next position follows from its velocity."""
@@ -142,7 +142,7 @@ def test_a_successor_of_a_dead_actor_begins_new_episodes_in_the_replay() -> None
     assert (obs[:, :-1, 0] + 0.02 * obs[:, :-1, 1] - obs[:, 1:, 0])[inside].abs().max() < 1e-5
 
 
-@sabotaged_by("foresight.runtime.distributed.actors.take", change("version", lambda v: 0, label="never_counts"))
+@sabotaged_by("foresight.runtime.distributed.actors.get_weights", change("version", lambda v: 0, label="never_counts"))
 def test_lag_counts_the_updates_between_acting_and_learning() -> None:
     """Three actors that owe two messages each, one message an update: the seventh is five updates old."""
     config = dataclasses.replace(IMPALA, rollouts_per_update=1, max_lag=None)
@@ -225,7 +225,7 @@ def test_lockstep_with_a_lost_message_learns_the_same() -> None:
 def test_actors_differ_and_another_life_differs_too() -> None:
     """No two actors, and no actor and its successor, see the same environments or draw the same actions."""
     state = impala.build(IMPALA, make("CartPole-v1", num_envs=1).spaces)
-    weights = actors.take(impala, state, 0)
+    weights = actors.get_weights(impala, state, 0)
     first, second = _fleet(impala, IMPALA, 2)._collectors
     reborn = _fleet(impala, IMPALA, 1, lives=1)._collectors[0]
     seen = [c.collect(0, weights).content.rows.obs[:, 0].tolist() for c in (first, second, reborn)]
@@ -278,14 +278,14 @@ def test_ray_needs_actors() -> None:
 
 
 def test_the_watch_counts_time_and_episodes_and_changes_nothing() -> None:
-    plain, watched = choice(), profile.Watch(choice(), episodes=True)
+    plain, watched = choice(), profile.TimedEnv(choice(), episodes=True)
     assert torch.equal(plain.reset(0), watched.reset(0))
     action = torch.arange(8) % 4
     expected, came = plain.step(action), watched.step(action)
     assert torch.equal(came.reward, expected.reward)
     assert watched.seconds > 0 and watched._context is watched.env._context
-    assert watched.taken() == [("Bandit", 1.0, 1)] * 8
-    assert watched.taken() == []
+    assert watched.pop_episodes() == [("Bandit", 1.0, 1)] * 8
+    assert watched.pop_episodes() == []
 
 
 def test_a_profile_adds_up() -> None:

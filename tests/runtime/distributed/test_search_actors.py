@@ -66,7 +66,7 @@ def built(module: Any, config: Any, task: str) -> Any:
     return module.build(config, games.make(task) if task == "tic_tac_toe" else make(task, num_envs=1).spaces)
 
 
-@sabotaged_by("foresight.runtime.distributed.actors.take", _late)
+@sabotaged_by("foresight.runtime.distributed.actors.get_weights", _late)
 @pytest.mark.parametrize(
     ("module", "task"), FAMILY, ids=lambda x: x if isinstance(x, str) else x.__name__.rpartition(".")[2]
 )
@@ -84,7 +84,7 @@ def test_lockstep_is_the_run_of_one_process(module: Any, task: str) -> None:
         assert metrics["lag"] == 0
 
 
-@sabotaged_by("foresight.runtime.distributed.actors.load", lambda f: lambda state, weights: None)
+@sabotaged_by("foresight.runtime.distributed.actors.load_weights", lambda f: lambda state, weights: None)
 def test_actors_may_search_ahead_of_the_learner_with_its_newest_weights() -> None:
     """With a lag of 2 the policy of an actor is that of two rounds ago, not the one that it was built with."""
     config = build_config(muzero.Config, **{**FIELDS, "max_lag": 2})

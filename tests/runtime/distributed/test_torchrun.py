@@ -136,7 +136,7 @@ def test_processes_whose_weights_differ_are_reported(off, monkeypatch):
 
     monkeypatch.setattr(torchrun.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torchrun.distributed, "all_gather", gather)
-    with pytest.raises(RuntimeError, match="not joined") if off else contextlib.nullcontext():
+    with pytest.raises(RuntimeError, match="not averaged") if off else contextlib.nullcontext():
         torchrun.check_equal(state)
 
 
@@ -144,9 +144,9 @@ def test_processes_whose_weights_differ_are_reported(off, monkeypatch):
     ("name", "options", "sentence"),
     [
         ("reinforce", {"env": "CartPole-v1"}, "reinforce does not run under torchrun"),
-        ("ppo", {"env": "CartPole-v1", "normalize_obs": True}, "leave --normalize-obs out"),
-        ("grpo", {"task": "addition", "completer": "http://localhost:1"}, "leave --completer out"),
-        ("grpo", {"task": "addition", "optimizer": "adamw8bit"}, "leave --optimizer out"),
+        ("ppo", {"env": "CartPole-v1", "normalize_obs": True}, "--normalize-obs does not work under torchrun"),
+        ("grpo", {"task": "addition", "completer": "http://localhost:1"}, "--completer does not work under torchrun"),
+        ("grpo", {"task": "addition", "optimizer": "adamw8bit"}, "--optimizer must be adamw under torchrun"),
     ],
 )
 def test_what_cannot_be_joined_is_named(name, options, sentence, tmp_path, monkeypatch):
@@ -160,5 +160,5 @@ def test_what_cannot_be_joined_is_named(name, options, sentence, tmp_path, monke
 def test_what_cannot_be_split_is_named(tmp_path):
     words = ["--task", "addition", "--model", tiny_language.folder(), "--out", str(tmp_path / "run")]
     done = _two("mtp_critic", *words)
-    assert done.returncode != 0 and "mtp_critic has parts that cannot be split" in done.stderr
+    assert done.returncode != 0 and "mtp_critic has parts that cannot be sharded" in done.stderr
     assert not (tmp_path / "run").exists()

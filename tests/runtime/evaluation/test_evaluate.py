@@ -21,7 +21,7 @@ from foresight.envs.base import Feedback, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime.evaluation import returns
-from foresight.runtime.evaluation.evaluate import Evaluation, baseline, evaluate, undisturbed
+from foresight.runtime.evaluation.evaluate import Evaluation, baseline, evaluate, preserve_generators
 from tests.algorithms.policy.small_envs import hidden_choice
 from tests.sabotage import sabotaged_by
 
@@ -114,7 +114,7 @@ def test_lives_are_not_episodes_and_clipped_rewards_are_not_returns() -> None:
 
 
 def test_an_episode_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returns, "LONGEST", 50)
+    monkeypatch.setattr(returns, "MAX_STEPS", 50)
     algorithm, state = control()
     assert evaluate(algorithm, state, Scripted([[10**9], [20]]), 2).values == (50, 20)
 
@@ -139,14 +139,14 @@ def test_generators_stay_where_they_were() -> None:
     algorithm, state = control()
 
     def draws() -> list[float]:
-        with undisturbed(state):
+        with preserve_generators(state):
             numbers = torch.rand(1), torch.rand(1, generator=state.generator)
             return [float(numbers[0]), float(numbers[1]), random.random(), float(np.random.rand())]
 
     before = draws()
     evaluate(algorithm, state, Scripted(LENGTHS), 6)
     assert draws() == before
-    with pytest.raises(ZeroDivisionError), undisturbed(state):
+    with pytest.raises(ZeroDivisionError), preserve_generators(state):
         torch.rand(1, generator=state.generator)
         _ = 1 / 0
     assert draws() == before
@@ -284,7 +284,7 @@ def test_ppo_through_the_whole_runtime(tmp_path: Path) -> None:
     obs, _ = env.reset(seed=0)
     for _ in range(3):
         obs, *_ = env.step(agent.act(obs))
-    with pytest.raises(UserError, match=r"shape \(3,\), but one observation has \(4,\)"):
+    with pytest.raises(UserError, match=r"shape \(3,\)\. It must be \(4,\), or a batch"):
         agent.act([1, 2, 3])
     again = foresight.train("ppo", env="CartPole-v1", steps=1024, out=tmp_path / "b", evaluate_every=256, **options)
     rows = [[row["policy_loss"] for row in one.metrics() if "policy_loss" in row] for one in (run, again)]

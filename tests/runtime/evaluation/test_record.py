@@ -83,7 +83,7 @@ def test_an_episode_is_drawn_from_its_start_to_its_end() -> None:
 def test_what_cannot_be_plotted_is_reported(tmp_path: Path) -> None:
     module = types.ModuleType("agent")
     module.act = always_one  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="'Countdown' cannot be drawn"):
+    with pytest.raises(UserError, match="'Countdown' cannot be recorded"):
         record.write(tmp_path / "x.gif", record.episode(module, None, Countdown(drawn=False)))
     with pytest.raises(UserError, match="nothing to record"):
         record.write(tmp_path / "x.gif", iter(()))

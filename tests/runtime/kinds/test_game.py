@@ -73,7 +73,7 @@ def test_a_preset_is_found_in_any_case() -> None:
         raise AssertionError(str(error)) from error
 
 
-@sabotaged_by("foresight.runtime.monitoring.progress.Progress.head", lambda f: lambda self, text: None)
+@sabotaged_by("foresight.runtime.monitoring.progress.Progress.header", lambda f: lambda self, text: None)
 def test_a_default_preset_is_printed_in_the_first_line(tmp_path: Path, capsys: Any) -> None:
     given = {key: value for key, value in SMALL.items() if key != "show"} | {"steps": 64, "learning_starts": 50}
     run.train("alphazero", env="Tic-Tac-Toe", out=tmp_path / "a", **{**given, "env_options": {"opponent": "random"}})
@@ -97,8 +97,8 @@ def test_what_is_shown_first_is_what_is_played() -> None:
         played = state.game.move_name(position, int(action))
         table = view(agent, position, {"simulations": 16}).splitlines()
         assert table[2].split()[0] == played and table[-1].split()[1] == played
-        assert match.line(extras["tree"], int(action))[0] == int(action)
-        differs += match.line(extras["tree"])[0] != int(action)
+        assert match.principal_variation(extras["tree"], int(action))[0] == int(action)
+        differs += match.principal_variation(extras["tree"])[0] != int(action)
         position = state.game.step(position, action).position
     assert differs
 
@@ -137,7 +137,7 @@ def test_players_with_other_rules_do_not_meet(tmp_path: Path) -> None:
     from foresight.runtime.evaluation import players
 
     _, game = players.player(str(tmp_path / "a"), None)
-    with pytest.raises(UserError, match="was trained with other rules= than the other player"):
+    with pytest.raises(UserError, match="were trained with different rules="):
         players.player(str(tmp_path / "b"), game)
 
 

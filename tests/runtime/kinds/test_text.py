@@ -198,7 +198,7 @@ def test_a_reward_function_from_python_is_found_again_or_reported_missing(tmp_pa
     assert run.resume(made["kept"].path, steps=2, show=False).summary["steps"] == 2
     with pytest.raises(UserError, match=r"The reward function of this run was given from Python .*put it into a file"):
         run.resume(made["lost"].path, steps=2, show=False)
-    with pytest.raises(UserError, match=r"The option 'high' is .*, a object: give a string, a number"):
+    with pytest.raises(UserError, match=r"The option 'high' is .*, a object. It must be a string, a number"):
         run.train("grpo", task="addition", env_options={"high": object()}, out=tmp_path / "none")
 
 

@@ -56,7 +56,7 @@ def test_a_lost_server_ends_the_run_after_a_checkpoint_and_the_rest_is_the_same(
 
 
 def test_a_server_is_only_for_language_runs(tmp_path):
-    with pytest.raises(UserError, match="--completer is for language runs"):
+    with pytest.raises(UserError, match="--completer is for text algorithms"):
         run.train("ppo", env="CartPole-v1", out=tmp_path / "run", completer="http://127.0.0.1:9", show=False)
 
 

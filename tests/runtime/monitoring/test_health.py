@@ -37,7 +37,7 @@ def test_truncation_names_the_share_and_the_cure() -> None:
         ("unscorable", 0.5, 0.0, "50% of the rewards were None"),
         ("grad_norm", 0.0, 1e-9, "gradient is exactly zero"),
         ("kl", 5.0, 0.1, "far from the reference"),
-        ("sampler_error", 0.5, 0.01, "sampling and learning disagree"),
+        ("sampler_error", 0.5, 0.01, "sampling and training disagree"),
         ("equal_reward_groups", 0.95, 0.3, "95% of the groups"),
         ("left_out_groups", 1.0, 0.9, "every completion of this step is truncated or unscorable"),
     ],

@@ -18,7 +18,7 @@ def plain() -> tuple[Console, io.StringIO]:
 
 def test_without_a_terminal_there_are_no_control_codes() -> None:
     console, out = plain()
-    with Progress("grpo on addition", 4, "updates", ("reward",), console=console, calm=0.0) as progress:
+    with Progress("grpo on addition", 4, "updates", ("reward",), console=console, line_every=0.0) as progress:
         for step in range(1, 5):
             progress.update(step, {"reward": step / 4, "samples": [SAMPLE]})
         progress.note("75% of completions hit the token limit")
@@ -65,7 +65,7 @@ def test_the_terminal_shows_bar_metrics_samples_and_notes() -> None:
 
 def test_quiet_is_silent() -> None:
     console, out = plain()
-    with Progress("p", 1, "updates", quiet=True, console=console, calm=0.0) as progress:
+    with Progress("p", 1, "updates", quiet=True, console=console, line_every=0.0) as progress:
         progress.update(1, {"x": 1.0})
         progress.note("n")
         progress.status("saving")

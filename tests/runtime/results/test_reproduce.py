@@ -147,8 +147,8 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
     (tmp_path / "data.jsonl").write_text("")
     reproduce.reproduce("small", tmp_path, missing=True, say=reported.append)
     assert len(made) == 3 and made[2][0] == "third"
-    assert reported == ["later", "  left out: nothing here can run it yet", "first", "  there already", "second",
-                    "  there already", "third"]  # fmt: skip
+    assert reported == ["later", "  skipped: no code can run it yet", "first", "  exists already", "second",
+                    "  exists already", "third"]  # fmt: skip
     made.clear()
     reproduce.reproduce("small", tmp_path, quick=True)
     assert [name for name, *_ in made] == ["first"]
@@ -193,7 +193,7 @@ def test_a_run_that_is_older_than_its_data_is_kept_aside(tmp_path: Path, capsys:
     for i, file in enumerate((data, first), 1):
         os.utime(file, (time.time() + 1, time.time() + 1))
         assert runs() == ["second-0", *(f"second-0-before-{j}" for j in range(1, i + 1))]
-        assert f"older than {file}" in capsys.readouterr().err.replace("\n", "")
+        assert f"older than its input {file}" in capsys.readouterr().err.replace("\n", "")
         os.utime(file, (1, 1))
 
 
@@ -222,14 +222,14 @@ def test_a_command_is_typed_in_the_checkout_and_nowhere_else(tmp_path: Path, mon
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
     monkeypatch.setattr(reproduce, "root", lambda: tmp_path)
     reported: list[str] = []
-    assert reproduce.reproduce("small", quick=True, say=reported.append) == [] and "left out" in reported[1]
+    assert reproduce.reproduce("small", quick=True, say=reported.append) == [] and "skipped" in reported[1]
     (file,) = reproduce.reproduce("small")
     assert file == tmp_path / "results" / "made.json" and file.read_text() == "{}"
     (tmp_path / "benchmarks" / "made.py").write_text("raise SystemExit(3)")
-    with pytest.raises(UserError, match="what it printed says why"):
+    with pytest.raises(UserError, match="See its output"):
         reproduce.reproduce("small")
     (tmp_path / "benchmarks").rename(tmp_path / "gone")
-    with pytest.raises(UserError, match="clone the repository"):
+    with pytest.raises(UserError, match="Clone the repository"):
         reproduce.reproduce("small")
 
 
@@ -238,7 +238,7 @@ def test_experiments_reach_what_is_published(name: str, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     figures: dict[str, Any] = getattr(sutton_barto, name)(True, picture)
     if name == "exact_dynamic_programming":
-        assert figures["met"] and figures["largest_error"] < 1e-6 and figures["worlds"] >= 4
+        assert figures["met"] and figures["largest_error"] < 1e-6 and figures["environments"] >= 4
     elif name == "random_walk_19":
         assert picture.is_file() and figures["best_n"] == 16 and figures["best_rms"] < 0.36
     elif name == "windy_grid_world":

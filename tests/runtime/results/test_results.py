@@ -58,7 +58,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_rows_are_the_targets_and_the_results(few: Path) -> None:
     walk, ppo = results.gather(few)
     assert (walk.value, ppo.value, walk.met, ppo.met) == (None, None, None, None)
-    assert (ppo.seeds, ppo.steps, ppo.unit) == (5, 900, "env steps") and "not run" in ppo.words()
+    assert (ppo.seeds, ppo.steps, ppo.unit) == (5, 900, "env steps") and "not run" in ppo.text()
     (few / "walk.json").write_text(json.dumps({"what": "w", "seeds": 7, "error": {"best": 2.0}}))
     (few / "ppo-CartPole-v1.json").write_text(json.dumps({"what": "ppo on CartPole-v1", **REACHED}))
     (few / "dqn-X.json").write_text(json.dumps({"what": "dqn on X", **REACHED, "metric": "score"}))
@@ -66,13 +66,13 @@ def test_rows_are_the_targets_and_the_results(few: Path) -> None:
     walk, ppo, dqn = results.gather(few)
     assert (walk.value, walk.met, walk.done_seeds) == (2.0, False, 7)
     assert (ppo.done_minutes, ppo.budget, ppo.verdict, walk.verdict) == (2.0, "5 × 900 env steps", "met", "missed")
-    assert walk.words() == "2 on walk, 7 seeds (missed: <= 1)"
+    assert walk.text() == "2 on walk, 7 seeds (missed: <= 1)"
     assert (ppo.value, ppo.met, ppo.interval) == (480.0, True, (470.0, 490.0))
     assert (ppo.done_seeds, ppo.done_steps, ppo.episodes) == (2, 300, 10) and ppo.reached.endswith(", 2 of 5 seeds")
     assert (
-        ppo.words() == "480 [470, 490] on CartPole-v1, 2 seeds (>= 475)" and ppo.file == "results/ppo-CartPole-v1.json"
+        ppo.text() == "480 [470, 490] on CartPole-v1, 2 seeds (>= 475)" and ppo.file == "results/ppo-CartPole-v1.json"
     )
-    assert (dqn.algorithm, dqn.suite, dqn.met, dqn.words()) == (
+    assert (dqn.algorithm, dqn.suite, dqn.met, dqn.text()) == (
         "dqn",
         None,
         None,
@@ -92,7 +92,7 @@ def test_a_row_has_a_limit_of_time_and_may_lean_on_another(few: Path, monkeypatc
         (few / f"{name}.json").write_text(json.dumps({"what": "w", **REACHED, "iqm": value}))
     open_, teacher, late, student = results.gather(few)
     assert (open_.command, open_.verdict, teacher.met, late.met, student.met) == ("", "not run", True, False, False)
-    assert late.words().endswith("(missed: >= 3 × baseline in 1.9 min)")
+    assert late.text().endswith("(missed: >= 3 × baseline in 1.9 min)")
     (few / "teacher.json").unlink()
     assert results.gather(few)[-1].met is None
     with pytest.raises(UserError, match="Did you mean 'student'"):
