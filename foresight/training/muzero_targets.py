@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from gymnasium import Space
@@ -21,18 +21,109 @@ from torch import Tensor
 from foresight import errors
 from foresight.data import trees
 from foresight.data.replay import Replay
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Episodes, Feedback, Spaces, require_end
 from foresight.envs.games import selfplay
 from foresight.envs.games.game import Game, Plays
 from foresight.errors import NotFinite, UserError
 from foresight.nets import encoders
 from foresight.nets.models.muzero import LatentModel
+from foresight.nets.outputs import Output
 from foresight.ops import latent, returns
 from foresight.planning.search import memory, selection
+from foresight.planning.search.mcts import Model
 from foresight.training import optim
+from foresight.training.options import ModelTraining
 
 Named = dict[str, Tensor]
+
+
+class ModelConfig(Protocol):
+    """The fields that the Configs of MuZero and its variants share."""
+
+    @property
+    def steps(self) -> int:
+        """Env steps in all."""
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is drawn."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments, or games, that are stepped together."""
+
+    @property
+    def gamma(self) -> float:
+        """The discount a step."""
+
+    @property
+    def simulations(self) -> int:
+        """Of a search in training."""
+
+    @property
+    def unroll_steps(self) -> int:
+        """K: steps inside the model that are trained."""
+
+    @property
+    def n_steps(self) -> int:
+        """Rewards of a value target before its bootstrap."""
+
+    @property
+    def reanalyze(self) -> float:
+        """The share of the sequences whose policy targets are searched again."""
+
+    @property
+    def training(self) -> ModelTraining:
+        """How the model is trained."""
+
+
+class Playing(Protocol):
+    """The fields of a Config that say how many simulations a search has."""
+
+    @property
+    def simulations(self) -> int:
+        """In training."""
+
+    @property
+    def play_simulations(self) -> int | None:
+        """Otherwise; None: as in training."""
+
+
+class Cooling(ModelConfig, Protocol):
+    """`ModelConfig`, where actions are drawn in proportion to visits."""
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """One after the other."""
+
+
+class Learner(Protocol):
+    """The State of MuZero or one of its variants, as far as the functions here use it."""
+
+    network: Any  # the model that is searched
+    target: Any  # the target network
+    optimizer: torch.optim.Adam
+    replay: Replay
+    generator: torch.Generator
+    shuffler: torch.Generator
+    step: int
+    updates: int
+
+    @property
+    def config(self) -> ModelConfig:
+        """The algorithm's Config."""
+
+
+class CoolingLearner(Learner, Protocol):
+    """A `Learner` that draws actions in proportion to visits."""
+
+    @property
+    def config(self) -> Cooling:
+        """The algorithm's Config."""
+
+
+Searcher = TypeVar("Searcher", bound=Learner)
 
 
 @dataclass
@@ -50,7 +141,7 @@ class State:
     updates: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
     plays: Plays = field(default_factory=Plays)  # the game the weights belong to, if any
-    game: Any = field(default=None, metadata={"save": False})  # `act` then also takes its positions
+    game: Game | None = field(default=None, metadata={"save": False})  # `act` then also takes its positions
 
 
 def check(config: Any, *also: str) -> None:
@@ -95,7 +186,7 @@ def spaces_of(spaces: Spaces | Game) -> tuple[Spaces, Game | None]:
     return (spaces, None) if isinstance(spaces, Spaces) else (selfplay.spaces(spaces), spaces)
 
 
-def observe(state: Any, obs: Any) -> tuple[Any, Tensor | None]:
+def observe(state: Learner, obs: Tree) -> tuple[Tree, Tensor | None]:
     """The network's input for `obs` (or for positions of the State's game), and the legal actions, if given."""
     game = getattr(state, "game", None)
     if game is not None and not isinstance(obs, dict):
@@ -104,7 +195,7 @@ def observe(state: Any, obs: Any) -> tuple[Any, Tensor | None]:
     return obs, obs[encoders.ACTION_MASK] > 0 if isinstance(obs, dict) and encoders.ACTION_MASK in obs else None
 
 
-def latent_model(config: Any, obs: Space[Any], actions: int, policy: int, players: int = 1) -> LatentModel:
+def latent_model(config: ModelConfig, obs: Space[Any], actions: int, policy: int, players: int = 1) -> LatentModel:
     """A model for `actions` action features and a policy output of width `policy`. Equal seeds give equal weights.
 
     With two `players`, who take turns, the discount is -gamma: values are those of the player to move.
@@ -116,7 +207,7 @@ def latent_model(config: Any, obs: Space[Any], actions: int, policy: int, player
         return LatentModel(encoder, actions, policy, training.latent_size, training.hidden, training.support, gamma)
 
 
-def components(config: Any, network: torch.nn.Module, device: str | torch.device) -> dict[str, Any]:
+def components(config: ModelConfig, network: torch.nn.Module, device: str | torch.device) -> dict[str, Any]:
     """The State fields of `network` on `device`: target network, optimizer, replay, generators."""
     network, training = network.to(device), config.training
     rate, decay = training.learning_rate, training.weight_decay
@@ -137,7 +228,7 @@ def num_actions(space: Space[Any], title: str) -> int:
     return int(space.n)
 
 
-def build(config: Any, spaces: Spaces | Game, title: str, device: str | torch.device) -> State:
+def build(config: ModelConfig, spaces: Spaces | Game, title: str, device: str | torch.device) -> State:
     """The State of MuZero for control or a two-player game. Raises UserError as `num_actions` and `require_end` do."""
     spaces, game = spaces_of(spaces)
     require_end(spaces, config.gamma)
@@ -146,20 +237,20 @@ def build(config: Any, spaces: Spaces | Game, title: str, device: str | torch.de
     return State(config, **components(config, network, device), plays=Plays.of(game), game=game)
 
 
-def num_simulations(config: Any, explore: bool, simulations: int | None) -> int:
+def num_simulations(config: Playing, explore: bool, simulations: int | None) -> int:
     """Simulations per search: `simulations` if given, else `play_simulations` (if set) when not exploring."""
     if simulations is not None:
         return simulations
     return config.simulations if explore or config.play_simulations is None else int(config.play_simulations)
 
 
-def temperature(state: Any) -> float:
+def temperature(state: CoolingLearner) -> float:
     """The temperature of acting: the first of `temperatures`, then the next at 1/2 and at 3/4 of training (app. D)."""
     temperatures = state.config.temperatures
     return float(temperatures[min(max(4 * state.step // state.config.steps - 1, 0), len(temperatures) - 1)])
 
 
-def transition(obs: Any, action: Tensor, feedback: Feedback, extras: Named) -> dict[str, Any]:
+def transition(obs: Tree, action: Tensor, feedback: Feedback, extras: Named) -> dict[str, Any]:
     """One step of all envs as fields of a `Trajectory`, `[B, ...]`, on the CPU, with the true successor `next_obs`."""
     extras = {name: x.cpu() for name, x in extras.items()} | {"next_obs": feedback.final_obs}
     return {
@@ -168,7 +259,7 @@ def transition(obs: Any, action: Tensor, feedback: Feedback, extras: Named) -> d
     }  # fmt: skip
 
 
-def due(state: Any) -> bool:
+def due(state: Learner) -> bool:
     """Whether a gradient step is due: one for every `train_every` env steps after `learning_starts`."""
     training = state.config.training
     return bool(
@@ -177,20 +268,20 @@ def due(state: Any) -> bool:
     )
 
 
-def sample(state: Any) -> Trajectory:
+def sample(state: Learner) -> Trajectory:
     """`batch_size` sequences of K + n transitions, drawn uniformly from the replay: `[B, K + n]`."""
     config = state.config
     batch = state.replay.sample(config.training.batch_size, config.unroll_steps + config.n_steps, state.shuffler)
     return batch.map(lambda x: x.to(state.generator.device))
 
 
-def restart(state: Any) -> None:
+def restart(state: Learner) -> None:
     """The envs reset: the newest transitions in the replay have no successors."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
-def targets(state: Any, batch: Trajectory, n: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def targets(state: Learner, batch: Trajectory, n: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`(alive, known, value)` `[B, K + 1]` of sequences `[B, K + n]`.
 
     - `alive`: 1 where a step belongs to the episode of the first one;
@@ -216,7 +307,7 @@ def targets(state: Any, batch: Trajectory, n: int | Tensor) -> tuple[Tensor, Ten
 
 @torch.no_grad()
 def policy_targets(
-    state: Any, batch: Trajectory, reanalyze: Callable[[Any, Any], Named], keep: tuple[str, ...]
+    state: Searcher, batch: Trajectory, reanalyze: Callable[[Searcher, Tree], Named], keep: tuple[str, ...]
 ) -> Named:
     """Policy targets of the first K + 1 steps, `[B, K + 1, ...]`: the extras named by `keep`.
 
@@ -231,7 +322,7 @@ def policy_targets(
     return {name: torch.cat([found[name].unflatten(0, (fresh, steps)), kept[name][fresh:]]) for name in keep}
 
 
-def at_step(obs: Any, k: int) -> Any:
+def at_step(obs: Tree, k: int) -> Tree:
     """Step k of sequences `[B, T, ...]`: observations `[B, ...]`."""
     return trees.tree_map(lambda x: x[:, k], obs)
 
@@ -245,7 +336,7 @@ def summed(terms: Named, unroll: int) -> Named:
     return {name: total(term).mean() for name, term in terms.items()}
 
 
-def descend(state: Any, loss: Tensor) -> None:
+def descend(state: Learner, loss: Tensor) -> None:
     """One gradient step; every `target_every` of them the target network is copied from the network.
 
     Raises UserError, before any step, if the loss is not finite.
@@ -263,7 +354,12 @@ def descend(state: Any, loss: Tensor) -> None:
 
 @torch.no_grad()
 def model_errors(
-    model: Any, batch: Trajectory, actions: Tensor, next_obs: Any, depth: int, policy: Callable[[Tensor], Any]
+    model: Model[Tree, Any],
+    batch: Trajectory,
+    actions: Tensor,
+    next_obs: Tree,
+    depth: int,
+    policy: Callable[[Tensor], Output],
 ) -> dict[str, Tensor]:
     """Errors of a model after 0 to `depth` of its own steps, `[depth + 1]`: means over all start steps.
 
@@ -281,7 +377,7 @@ def model_errors(
     logits, value = logits.unflatten(0, batch.shape), value.unflatten(0, batch.shape)
     follow = getattr(model, "follow", None) or (lambda state, action, *_: model.step(state, action))
 
-    def at(x: Any, k: int) -> Any:
+    def at(x: Tree, k: int) -> Tree:
         """Step k after every start, `[B * starts, ...]`."""
         return trees.tree_map(lambda y: y[:, k : k + starts].flatten(0, 1), x)
 

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from foresight.data import trees
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
 from foresight.nets import encoders
@@ -84,7 +83,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     return State(config, **muzero_targets.components(config, network, device))
 
 
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited action is played.
 
     Extras: `weights` `[B, A]`, the policy target, and `value` `[B]` of the root.
@@ -113,7 +112,7 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
     return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
 
 
-def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
+def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
     """Policy targets of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = muzero_targets.observe(state, obs)
     return {"weights": search(state.target, obs, state.config.simulations, RULE, legal=legal).weights}
@@ -164,7 +163,7 @@ restart = muzero_targets.restart
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
     rows = []
     for _ in range(state.config.training.collect_steps):

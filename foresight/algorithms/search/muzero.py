@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from foresight.data import trees
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env, Spaces, require_num_envs
 from foresight.envs.games import selfplay
 from foresight.envs.games.game import Game
@@ -77,7 +77,7 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
 
 
 def act(
-    state: State, obs: Any, carry: None = None, explore: bool = False, simulations: int | None = None
+    state: State, obs: Tree, carry: None = None, explore: bool = False, simulations: int | None = None
 ) -> tuple[Tensor, dict[str, Any], None]:
     """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited action is played.
 
@@ -106,7 +106,7 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
     return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
 
 
-def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
+def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
     """Policy targets of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = muzero_targets.observe(state, obs)
     return {"weights": search(state.target, obs, state.config.simulations, _rule(state), legal=legal).weights}
@@ -151,7 +151,7 @@ restart = muzero_targets.restart
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
     rows = []
     for _ in range(state.config.training.collect_steps):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from foresight.data import trees
 from foresight.data.replay import Replay
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
@@ -109,7 +109,7 @@ def _head(space: gs.Space[Any]) -> TanhNormalHead | CategoricalHead:
     return TanhNormalHead(space.shape[0], bounds=(-3.0, 1.0))
 
 
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited sample is played.
 
     Extras: the sampled `actions` `[B, N, D]` in (-1, 1), their `weights` `[B, N]`, the `value` `[B]` of the root, and
@@ -122,7 +122,7 @@ def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tu
     return action, {"actions": drawn, "weights": found.weights, "value": found.value, "taken": taken}, carry
 
 
-def _search(state: State, network: LatentModel, obs: Any, explore: bool) -> tuple[SearchResult, Tensor]:
+def _search(state: State, network: LatentModel, obs: Tree, explore: bool) -> tuple[SearchResult, Tensor]:
     config, (obs, legal) = state.config, muzero_targets.observe(state, obs)
     model = SampledActions(network, state.head, config.samples, state.generator, legal, config.sample_temperature)
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
@@ -144,7 +144,7 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
     return alive, known, value, policy["weights"], policy["actions"]
 
 
-def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
+def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
     """Policy targets of observations `[N, ...]`, with new actions sampled by the target network."""
     found, drawn = _search(state, state.target, obs, False)
     return {"weights": found.weights, "actions": drawn}
@@ -189,7 +189,7 @@ restart = muzero_targets.restart
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
     rows = []
     for _ in range(state.config.training.collect_steps):

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from foresight.data import trees
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env, Spaces, require_end, require_num_envs
 from foresight.nets import encoders
 from foresight.nets.models.stochastic_muzero import ChanceModel
@@ -88,7 +87,7 @@ def rule(config: Config) -> PUCT:
     return PUCT(normalize="tree", first_play="parent", chance=config.codes)
 
 
-def act(state: State, obs: Any, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited action is played.
 
     Extras: `weights` `[B, A]`, the policy target, and `value` `[B]` of the root.
@@ -114,7 +113,7 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
     return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
 
 
-def reanalyze(state: State, obs: Any) -> dict[str, Tensor]:
+def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
     """Policy targets of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = _observe(state, obs)
     found = search(state.target, obs, state.config.simulations, rule(state.config), legal=legal)
@@ -169,7 +168,7 @@ restart = muzero_targets.restart
 
 
 @torch.no_grad()
-def rollout(state: State, env: Env, obs: Any) -> tuple[Trajectory, Any]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
     rows = []
     for _ in range(state.config.training.collect_steps):
@@ -206,7 +205,7 @@ def train(
         yield state.step, learn(state, rows), state
 
 
-def _observe(state: State, obs: Any) -> tuple[Any, Tensor | None]:
+def _observe(state: State, obs: Tree) -> tuple[Tree, Tensor | None]:
     """See `muzero_targets.observe`. After the actions come the chance outcomes, all of them legal."""
     obs, legal = muzero_targets.observe(state, obs)
     return obs, None if legal is None else functional.pad(legal, (0, state.config.codes), value=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foresight.nets.mlp import MLP, orthogonal
+from foresight.data.trajectory import Tree
+from foresight.nets.mlp import MLP, Encoder, orthogonal
 from foresight.nets.models.muzero import CategoricalScalar
 from foresight.ops import latent
 
@@ -27,7 +27,7 @@ class PrefixModel(nn.Module):
 
     def __init__(
         self,
-        encoder: Any,
+        encoder: Encoder,
         actions: int,
         latent_size: int = 64,
         hidden: Sequence[int] = (128,),
@@ -51,7 +51,7 @@ class PrefixModel(nn.Module):
         self.predictor = nn.Sequential(*_layer(wide, narrow), nn.Linear(narrow, wide))
         self.register_buffer("eye", torch.eye(actions), persistent=False)
 
-    def represent(self, obs: Any) -> State:
+    def represent(self, obs: Tree) -> State:
         """The state of an observation: its latent, with LSTM and prefix 0."""
         found = latent.unit_interval(self.into(self.encoder(obs)))
         start = found.new_zeros(len(found), self.lstm.hidden_size)
@@ -71,7 +71,7 @@ class PrefixModel(nn.Module):
         wide = kept.unsqueeze(-1)
         return {**state, "h": state["h"] * wide, "c": state["c"] * wide, "prefix": state["prefix"] * kept}
 
-    def root(self, obs: Any) -> tuple[Tensor, Tensor, State]:
+    def root(self, obs: Tree) -> tuple[Tensor, Tensor, State]:
         """`(logits, value, state)`, see `planning.search.mcts.Model`."""
         state = self.represent(obs)
         ahead = self.head(state["latent"])

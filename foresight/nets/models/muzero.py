@@ -6,12 +6,12 @@ It is a `planning.search.mcts.Model` (`root`, `step`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foresight.nets.mlp import MLP, orthogonal
+from foresight.data.trajectory import Tree
+from foresight.nets.mlp import MLP, Encoder, orthogonal
 from foresight.nets.outputs import TwoHot
 from foresight.ops import latent, transforms
 
@@ -52,7 +52,7 @@ class LatentModel(nn.Module):
 
     def __init__(
         self,
-        encoder: Any,
+        encoder: Encoder,
         action_features: int,
         policy_width: int,
         latent_size: int = 64,
@@ -72,7 +72,7 @@ class LatentModel(nn.Module):
         self.value = CategoricalScalar(self.head.size, support)
         self.register_buffer("eye", torch.eye(action_features), persistent=False)
 
-    def represent(self, obs: Any) -> Tensor:
+    def represent(self, obs: Tree) -> Tensor:
         """The latent `[B, D]` of an observation."""
         return latent.unit_interval(self.into(self.encoder(obs)))
 
@@ -81,7 +81,7 @@ class LatentModel(nn.Module):
         features = self.body(torch.cat([state, action], -1))
         return latent.unit_interval(self.next(features) + state), features
 
-    def root(self, obs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def root(self, obs: Tree) -> tuple[Tensor, Tensor, Tensor]:
         """`(logits, value, state)`, see `planning.search.mcts.Model`."""
         state = self.represent(obs)
         features = self.head(state)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresight.nets.mlp import MLP, orthogonal
+from foresight.data.trajectory import Tree
+from foresight.nets.mlp import MLP, Encoder, orthogonal
 from foresight.nets.models.muzero import CategoricalScalar
 from foresight.ops import latent
 
@@ -29,8 +29,8 @@ class ChanceModel(nn.Module):
 
     def __init__(
         self,
-        encoder: Any,
-        watcher: Any,
+        encoder: Encoder,
+        watcher: Encoder,
         actions: int,
         codes: int = 32,
         latent_size: int = 64,
@@ -59,11 +59,11 @@ class ChanceModel(nn.Module):
         self.code = orthogonal(nn.Linear(self.between.size, codes), 1.0)
         self.register_buffer("eye", torch.eye(max(actions, codes)), persistent=False)
 
-    def represent(self, obs: Any) -> Tensor:
+    def represent(self, obs: Tree) -> Tensor:
         """The latent `[B, D]` of an observation."""
         return latent.unit_interval(self.into(self.encoder(obs)))
 
-    def encode_outcome(self, obs: Any, next_obs: Any) -> Tensor:
+    def encode_outcome(self, obs: Tree, next_obs: Tree) -> Tensor:
         """Scores `[B, C]`: the largest is the code of the chance outcome between these observations."""
         return self.code(self.between(torch.cat([self.watcher(obs), self.watcher(next_obs)], -1)))
 
@@ -75,7 +75,7 @@ class ChanceModel(nn.Module):
         """The latent of the state after the outcome `code` `[B, C]`, and the features that the reward is read from."""
         return self.happened(after, code)
 
-    def root(self, obs: Any) -> tuple[Tensor, Tensor, State]:
+    def root(self, obs: Tree) -> tuple[Tensor, Tensor, State]:
         """`(logits, value, state)`, see `planning.search.mcts.Model`."""
         found = self.represent(obs)
         ahead = self.head(found)
@@ -108,7 +108,7 @@ class ChanceModel(nn.Module):
         )
 
     def follow(
-        self, state: State, action: Tensor, obs: Any, next_obs: Any
+        self, state: State, action: Tensor, obs: Tree, next_obs: Tree
     ) -> tuple[State, Tensor, Tensor, Tensor, Tensor]:
         """Two steps: the action, and the chance outcome observed between `obs` and `next_obs`."""
         after, *_ = self.step(state, action)

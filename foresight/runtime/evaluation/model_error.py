@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from foresight.data.trajectory import Tree
 from foresight.envs import collect
 from foresight.envs.base import Episodes
 from foresight.envs.games import selfplay
 from foresight.errors import UserError
-from foresight.nets.outputs import Categorical
+from foresight.nets.outputs import Categorical, Output
 from foresight.runtime import environments, machine, run
+from foresight.runtime.catalog import State
 from foresight.runtime.evaluation.evaluate import EVALUATION_SEED, preserve_generators
 from foresight.runtime.kinds import control
 from foresight.runtime.results import plot
@@ -44,7 +46,7 @@ def measure(
         env = selfplay.env(base_env, control.EVALUATION_ENVS)
         state_device = machine.device_of(state)
 
-        def act(obs: Any, carry: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
+        def act(obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:
             action, extras, _ = module.act(state, obs, explore=env is not base_env)
             return action, {"taken": extras.get("taken", action)}, carry  # the action as the model sees it
 
@@ -65,10 +67,11 @@ def measure(
     return {name: [float(x) for x in values] for name, values in found.items()}
 
 
-def _policy(state: Any) -> Any:
+def _policy(state: State) -> Callable[[Tensor], Output]:
     """A function from the policy's parameters to its Output: the State's head, or a categorical over the actions."""
     if hasattr(state, "head"):
-        return state.head
+        head: Callable[[Tensor], Output] = state.head
+        return head
     actions = getattr(state.network, "actions", None)  # chance outcomes may follow them
     return lambda logits: Categorical(logits[..., :actions])
 
