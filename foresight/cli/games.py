@@ -8,12 +8,19 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from foresight.cli import screen
 from foresight.errors import UserError
+
+if TYPE_CHECKING:  # these import torch
+    from rich.console import Console
+    from torch import Tensor
+
+    from foresight.envs.games.game import Game
+    from foresight.runtime.agent import Agent
 
 HINT = "Type a move; help lists the commands."
 HELP = """a move     a name that `moves` lists, in upper or lower case, or an action number, such as #12
@@ -153,7 +160,7 @@ def _watched(title: str, games: int) -> Iterator[Callable[[int, int], None]]:
             progress.update(counts[0], {"moves": counts[1]})
 
 
-def against(agent: Any, human_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
+def against(agent: Agent, human_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
     """Play one game against `agent`, with the moves and commands of `lines`, until it is over or the lines end."""
     from foresight.envs.games.notation import colors, named
 
@@ -193,7 +200,7 @@ def against(agent: Any, human_first: bool, simulations: int | None, lines: Itera
     console.print({1.0: "You won.", 0.5: "A draw.", 0.0: "The agent won."}.get(mine, f"You scored {mine}."))
 
 
-def board(game: Any, history: list[Any]) -> str:
+def board(game: Game, history: list[Tensor]) -> str:
     """The last position as text, with the cell of the last move in brackets where the picture has room for them."""
     lines = [f" {line} " for line in game.picture(history[-1]).splitlines()]
     if len(history) > 1:
@@ -213,7 +220,13 @@ def board(game: Any, history: list[Any]) -> str:
 
 
 def _execute(
-    line: str, agent: Any, options: dict[str, Any], history: list[Any], human: int, console: Any, named: Any
+    line: str,
+    agent: Agent,
+    options: dict[str, Any],
+    history: list[Tensor],
+    human: int,
+    console: Console,
+    named: Callable[[Game, Tensor, str], int],
 ) -> None:
     """Execute one line of input: a command or a move."""
     game, position = agent.env, history[-1]
@@ -248,7 +261,7 @@ def _execute(
         history.append(game.step(position, torch.tensor([action])).position)
 
 
-def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
+def view(agent: Agent, position: Tensor, options: dict[str, Any]) -> str:
     """The agent's analysis of one position as text: the expected score (1 a win, ½ a draw) of its best move for the
     player to move, visits, prior and value of the moves that it searched, and its principal variation.
     """
@@ -275,7 +288,7 @@ def view(agent: Any, position: Any, options: dict[str, Any]) -> str:
     return "\n".join(words)
 
 
-def draw(agent: Any, position: Any, options: dict[str, Any], out: str) -> str:
+def draw(agent: Agent, position: Tensor, options: dict[str, Any], out: str) -> str:
     """Write the agent's search tree of one position to `out` (.json, .dot for Graphviz, or a picture of its lines).
 
     Returns a message that names the file. Moves have names where a name means the same move in every position, and
@@ -309,7 +322,7 @@ def draw(agent: Any, position: Any, options: dict[str, Any], out: str) -> str:
     return f"Search tree written to {file}"
 
 
-def _names(game: Any, position: Any, actions: list[int]) -> list[str]:
+def _names(game: Game, position: Tensor, actions: list[int]) -> list[str]:
     """The names of the moves, up to the first illegal one: a search in a learned model may continue after the end."""
     import torch
 

@@ -8,13 +8,17 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 
 from foresight.cli import games, screen
 from foresight.errors import UserError
+
+if TYPE_CHECKING:  # these import torch
+    from foresight.runtime.agent import Agent
+    from foresight.runtime.catalog import State
 
 FPS = 30.0
 
@@ -72,7 +76,7 @@ def play(
     return 0
 
 
-def _watch(agent: Any, run: Path, gif: str | None, seed: int) -> None:
+def _watch(agent: Agent, run: Path, gif: str | None, seed: int) -> None:
     from foresight.runtime import environments
     from foresight.runtime.doctor import has_display
     from foresight.runtime.evaluation import record
@@ -90,7 +94,7 @@ def _watch(agent: Any, run: Path, gif: str | None, seed: int) -> None:
         env.close()
 
 
-def _sweeps(agent: Any, run: Path, gif: str | None, seed: int) -> None:
+def _sweeps(agent: Agent, run: Path, gif: str | None, seed: int) -> None:
     """Run the algorithm again from the start, and show the table after every sweep."""
     steps = agent.module.train(agent.config, agent.env)
     if gif is not None:
@@ -121,7 +125,7 @@ def _sweeps(agent: Any, run: Path, gif: str | None, seed: int) -> None:
         _show(console, agent, *last)
 
 
-def _show(console: Console, agent: Any, step: int, metrics: dict[str, Any], state: Any) -> None:
+def _show(console: Console, agent: Agent, step: int, metrics: dict[str, Any], state: State) -> None:
     from foresight.runtime.monitoring.progress import number
 
     words = ", ".join(f"{name} {number(metrics[name])}" for name in agent.module.METRICS if name in metrics)
@@ -129,7 +133,7 @@ def _show(console: Console, agent: Any, step: int, metrics: dict[str, Any], stat
     console.print(agent.module.picture(state, agent.env), markup=False, soft_wrap=True)
 
 
-def _talk(agent: Any, prompt: str | None, tokens: int | None) -> None:
+def _talk(agent: Agent, prompt: str | None, tokens: int | None) -> None:
     if tokens is not None:
         agent.state.config = dataclasses.replace(agent.state.config, max_new_tokens=tokens)
     if prompt is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -14,6 +14,9 @@ from foresight.errors import UserError
 from foresight.runtime import catalog, kinds, legacy
 from foresight.runtime.config import config_fields, resolve
 from foresight.training.options import build_config, flatten
+
+if TYPE_CHECKING:
+    from foresight.runtime.run import Run
 
 ENOUGH = 5  # the fewest points for a curve
 
@@ -139,7 +142,7 @@ def resume(
     return 0
 
 
-def report(finished: Any, json: bool) -> None:
+def report(finished: Run, json: bool) -> None:
     """Print the result, the baseline, and the commands for the trained agent."""
     summary = {"path": str(finished.path), **(finished.summary or {})}
     if json:
@@ -160,7 +163,7 @@ def report(finished: Any, json: bool) -> None:
     console.print(f"\nforesight eval {path}\nforesight play {path}\nforesight plot {path}", style="dim", markup=False)
 
 
-def _curve(finished: Any, console: Console) -> None:
+def _curve(finished: Run, console: Console) -> None:
     """The first metric that the algorithm shows, drawn in the terminal."""
     from foresight.runtime.monitoring.progress import curve
 

@@ -34,11 +34,8 @@ class State(Protocol):
     """The state of an algorithm: a dataclass, saved and restored field by field. Most fields are specific to it."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    config: Any  # the algorithm's Config
     step: int  # in the algorithm's unit
-
-    @property
-    def config(self) -> Any:
-        """The algorithm's Config."""
 
     def __getattr__(self, name: str) -> Any: ...
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foresight.runtime import kinds
 from foresight.runtime.config.settings import Settings
+
+if TYPE_CHECKING:
+    from foresight.envs.text.task import TextTask
+    from foresight.runtime.evaluation.evaluate import Environment
 
 
 def training(resolved: Settings) -> Any:
@@ -16,7 +20,7 @@ def training(resolved: Settings) -> Any:
     return kinds.get(resolved.kind).training_env(resolved)
 
 
-def evaluation(resolved: Settings, env: Any) -> Any:
+def evaluation(resolved: Settings, env: Environment) -> Any:
     """The environment for evaluations: a new one if acting changes it, else `env` itself (an MDP, a text task)."""
     return kinds.get(resolved.kind).evaluation_env(resolved, env)
 
@@ -26,19 +30,19 @@ def single(resolved: Settings, render: bool = False) -> Any:
     return kinds.get(resolved.kind).single_env(resolved, render)
 
 
-def without_data(resolved: Settings) -> Any:
+def without_data(resolved: Settings) -> TextTask:
     """A text task without its data, which were moved or deleted. The model can be prompted but not evaluated."""
     from foresight.envs.text.task import TextTask  # late: only text tasks need it
 
     return TextTask(resolved.typed().env, [], [], None, traced=bool(resolved.env_options.get("trace")))
 
 
-def spaces(env: Any) -> Any:
+def spaces(env: Environment) -> Any:
     """The argument `spaces` of `build`: the spaces of a control environment; an MDP or a text task itself."""
     return getattr(env, "spaces", env)
 
 
-def close(env: Any) -> None:
+def close(env: object) -> None:
     """Close an environment, if it has `close`."""
     if hasattr(env, "close"):
         env.close()

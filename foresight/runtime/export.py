@@ -19,23 +19,30 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import torch
 from torch import Tensor, nn
 
 from foresight import errors
+from foresight.data.trajectory import Tree
 from foresight.errors import UserError
 from foresight.nets.stacked_mlp import StackedMLP
 from foresight.runtime import card, kinds, run
+from foresight.runtime.agent import Agent
+from foresight.runtime.catalog import Algorithm, State
 
 FORMATS = ("torchscript", "onnx", "merged", "adapter")
 FOLDERS = ("merged", "adapter")  # of a language model
 SUFFIXES = {"torchscript": ".pt", "onnx": ".onnx"}
 
 
+Form = bool | dict[str, "Form"]  # of a tree: where it has tensors
+
+
 class Exported(nn.Module):
     """The greedy policy as a function of tensors alone: `(*obs, *carry) -> (action, *carry)`."""
 
-    def __init__(self, module: Any, state: Any, obs: Any, carry: Any) -> None:
+    def __init__(self, module: Algorithm, state: State, obs: Tree, carry: Tree) -> None:
         super().__init__()
         self._act, self._state = getattr(module.act, "__wrapped__", module.act), state
         for field in dataclasses.fields(state):
@@ -103,7 +110,7 @@ def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
     return written
 
 
-def prepare(agent: Any) -> tuple[Exported, tuple[Tensor, ...], dict[str, list[str]]]:
+def prepare(agent: Agent) -> tuple[Exported, tuple[Tensor, ...], dict[str, list[str]]]:
     """The policy of an `Agent`, example inputs (two envs), and the names of its inputs and outputs."""
     space = agent.spaces.obs
     obs, _ = agent.batch(_example(space))
@@ -158,40 +165,40 @@ class _plain:
         for mlp in self._mlps:
             mlp._compiled = False
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         for mlp, before in zip(self._mlps, self._before, strict=True):
             mlp._compiled = before
 
 
-def form(tree: Any) -> Any:
+def form(tree: Tree) -> Form:
     """The structure of a tree of tensors, for `fill`."""
     if isinstance(tree, dict):
         return {key: form(tree[key]) for key in sorted(tree)}
     return tree is not None
 
 
-def fill(shape: Any, left: list[Tensor]) -> Any:
+def fill(shape: Form, left: list[Tensor]) -> Tree:
     """The tree of this structure, filled with tensors popped from the front of `left`."""
     if isinstance(shape, dict):
         return {key: fill(part, left) for key, part in shape.items()}
     return left.pop(0) if shape else None
 
 
-def leaves(tree: Any) -> list[Tensor]:
+def leaves(tree: Tree) -> list[Tensor]:
     """The tensors of a tree, in the order of the sorted keys."""
     if isinstance(tree, dict):
         return [leaf for key in sorted(tree) for leaf in leaves(tree[key])]
     return [] if tree is None else [tree]
 
 
-def paths(tree: Any, name: str) -> list[str]:
+def paths(tree: Tree, name: str) -> list[str]:
     """The names of the leaves: `obs`, or `obs.image`, `carry.shared.hidden`, ..."""
     if isinstance(tree, dict):
         return [path for key in sorted(tree) for path in paths(tree[key], f"{name}.{key}")]
     return [] if tree is None else [name]
 
 
-def _example(space: Any) -> Any:
+def _example(space: gymnasium.Space[Any]) -> Any:
     """Two observations of the space."""
     from gymnasium.vector.utils import batch_space
 

@@ -37,12 +37,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from foresight.data import trees
+from foresight.envs.base import Env
 from foresight.envs.games import selfplay
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments, kinds
+from foresight.runtime.catalog import Algorithm, State
 from foresight.runtime.config.settings import Settings
 from foresight.runtime.monitoring import profile
 from foresight.training.options import build_config
@@ -101,7 +104,7 @@ class Collector:
     """An actor: its envs, a State to act with, and its position in the envs."""
 
     def __init__(
-        self, algorithm: str, config: dict[str, Any], make: Callable[[], Any], index: int, generation: int
+        self, algorithm: str, config: dict[str, Any], make: Callable[[], Env], index: int, generation: int
     ) -> None:
         torch.set_num_threads(1)
         self._module = catalog.module(algorithm)
@@ -169,7 +172,7 @@ class Inline:
         self._requests.clear()
 
 
-def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], Any]]:
+def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], Env]]:
     """The Config fields of one actor, and a function that makes its envs.
 
     Raises UserError for an algorithm without `rollout`, and for envs that cannot be split evenly.
@@ -195,14 +198,14 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], A
     return config, lambda: selfplay.env(environments.training(resolved), config[shared], *begun)
 
 
-def get_weights(module: Any, state: Any, version: int) -> Weights:
+def get_weights(module: Algorithm, state: State, version: int) -> Weights:
     """The weights of `state` that acting needs, as arrays: views of those on the CPU."""
     parts = {name: getattr(state, name).state_dict() for name in acting(module, state)}
     arrays = trees.merge(lambda leaves: to_array(leaves[0]), [parts])
     return Weights(version, state.step, {name: dict(part) for name, part in arrays.items()})
 
 
-def load_weights(state: Any, weights: Weights) -> None:
+def load_weights(state: State, weights: Weights) -> None:
     """Load `weights` into `state`."""
     with torch.no_grad():
         for name, arrays in weights.parts.items():
@@ -211,7 +214,7 @@ def load_weights(state: Any, weights: Weights) -> None:
     state.step = weights.step
 
 
-def acting(module: Any, state: Any) -> Sequence[str]:
+def acting(module: Algorithm, state: State) -> Sequence[str]:
     """The fields of the State that are sent to actors."""
     fields = [field.name for field in dataclasses.fields(state)]
     modules = [name for name in fields if isinstance(getattr(state, name), nn.Module)]
@@ -223,7 +226,7 @@ def to_array(leaf: Any) -> Any:
     return leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf
 
 
-def to_tensor(array: Any) -> Tensor:
+def to_tensor(array: NDArray[Any]) -> Tensor:
     """A tensor that shares the array's memory. Ray's memory is read-only, of which torch can only warn."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from foresight.data import trees
 from foresight.ops import schedules
+from foresight.runtime.catalog import Algorithm, State, Steps
 from foresight.runtime.distributed import actors
 from foresight.runtime.distributed.actors import Fleet, Lost, Message, Weights
 from foresight.runtime.monitoring import profile
@@ -23,9 +24,7 @@ SHOWN = ("lag", "dropped_unrolls")  # shown live, after the algorithm's own METR
 RECENT = 100  # finished episodes whose mean return is reported
 
 
-def train(
-    module: Any, config: Any, state: Any, fleet: Fleet, times: profile.Profile | None = None
-) -> Iterator[tuple[int, dict[str, float], Any]]:
+def train(module: Algorithm, config: Any, state: State, fleet: Fleet, times: profile.Profile | None = None) -> Steps:
     """An algorithm's `train` on data from `fleet`; the State is consistent at every yield.
 
     Adds the metrics `lag` (updates between the policy that acted and the one that is trained, a mean over messages),
@@ -45,7 +44,7 @@ def train(
 
 
 class _Learner:
-    def __init__(self, module: Any, config: Any, state: Any, fleet: Fleet, times: profile.Profile) -> None:
+    def __init__(self, module: Algorithm, config: Any, state: State, fleet: Fleet, times: profile.Profile) -> None:
         self.module, self.config, self.state, self.fleet, self.times = module, config, state, fleet, times
         values = flatten(config)
         self.limit: int | None = values.get("max_lag", 0)

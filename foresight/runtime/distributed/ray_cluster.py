@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from foresight.envs.base import Env
 from foresight.errors import LostError, UserError
 from foresight.runtime.distributed.actors import Collector, Lost, Message, Weights
 
@@ -43,11 +44,11 @@ class Fleet:
         self,
         algorithm: str,
         config: dict[str, Any],
-        make: Callable[[], Any],
+        make: Callable[[], Env],
         count: int,
         address: str | None = None,
         store: int = STORE,
-        say: Callable[[str], Any] = lambda text: None,
+        say: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.size, self.restarts = count, 0
         self._arguments = (algorithm, config, make)
@@ -136,7 +137,7 @@ class Fleet:
             self._shared = weights.version, self._ray.put(weights)
         return self._shared[1]
 
-    def _wait_for_cpus(self, say: Callable[[str], Any]) -> None:
+    def _wait_for_cpus(self, say: Callable[[str], object]) -> None:
         """Wait until there is a free CPU for each actor: Ray itself would wait forever, silently."""
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         if cpus < self.size:
