@@ -165,23 +165,23 @@ restart = muzero_targets.restart
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
-    rows = []
+    transitions = []
     for _ in range(state.config.training.collect_steps):
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())
-        rows.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
+        transitions.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
         state.step += env.num_envs
         state.episodes.note(feedback.info)
         obs = feedback.obs
-    return Trajectory(**trees.stack(rows)), obs
+    return Trajectory(**trees.stack(transitions)), obs
 
 
-def learn(state: State, rows: Trajectory) -> dict[str, float]:
-    """Store transitions `[B, T]`, then take the gradient steps that are due: the means of their metrics."""
-    born = torch.full(rows.shape, state.updates, device=rows.reward.device)  # how old they are, in updates
-    rows = rows.replace(extras={**rows.extras, "born": born})
-    state.replay.add(rows.map(lambda x: x.cpu()))
+def learn(state: State, transitions: Trajectory) -> dict[str, float]:
+    """Store transitions `[B, T]`, then take the gradient steps that are due; returns the means of their metrics."""
+    born = torch.full(transitions.shape, state.updates, device=transitions.reward.device)  # for their age
+    transitions = transitions.replace(extras={**transitions.extras, "born": born})
+    state.replay.add(transitions.map(lambda x: x.cpu()))
     metrics = []
     while muzero_targets.due(state):
         metrics.append(update(state, muzero_targets.sample(state)))
@@ -198,5 +198,5 @@ def train(
     restart(state)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:
-        rows, obs = rollout(state, env, obs)
-        yield state.step, learn(state, rows), state
+        transitions, obs = rollout(state, env, obs)
+        yield state.step, learn(state, transitions), state

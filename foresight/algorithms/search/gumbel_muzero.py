@@ -57,7 +57,7 @@ class Config:
     value_scale: float = 0.1  # c_scale; mctx, the paper's Atari
     max_visit_init: float = 50.0  # c_visit; §3.4
     value_normalization: str = "siblings"  # scale of values: "siblings" (mctx), "tree" (MuZero), or "none"
-    openings: int = 0  # at most so many random moves start a self-play game, not trained on; arXiv:2306.03408
+    openings: int = 0  # maximum random moves at the start of a self-play game, not trained on; arXiv:2306.03408
     forked: float = 0.0  # share of self-play games that start one random move off a recent game; arXiv:1902.10565
     gamma: float = 0.997  # per step; the paper, appendix G
     unroll_steps: int = 5  # K; appendix G
@@ -136,9 +136,9 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     states, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], []
     before = states[0]
     for k in range(steps):
-        after, on_the_way = network.advance(before, actions[:, k])  # the reward is read from `on_the_way`
+        after, intermediate = network.advance(before, actions[:, k])  # the reward is read from `intermediate`
         states.append(after)
-        features.append(on_the_way)
+        features.append(intermediate)
         before = latent.scale_gradient(after, 0.5)
     head = network.head(torch.stack(states, 1))  # all K + 1 at once: faster than K + 1 small calls
     reward = batch.reward[:, :steps] * alive[:, :steps]
@@ -165,21 +165,21 @@ restart = muzero_targets.restart
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
-    rows = []
+    transitions = []
     for _ in range(state.config.training.collect_steps):
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())
-        rows.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
+        transitions.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
         state.step += env.num_envs
         state.episodes.note(feedback.info)
         obs = feedback.obs
-    return Trajectory(**trees.stack(rows)), obs
+    return Trajectory(**trees.stack(transitions)), obs
 
 
-def learn(state: State, rows: Trajectory) -> dict[str, float]:
-    """Store transitions `[B, T]`, then take the gradient steps that are due: the means of their metrics."""
-    state.replay.add(rows.map(lambda x: x.cpu()))
+def learn(state: State, transitions: Trajectory) -> dict[str, float]:
+    """Store transitions `[B, T]`, then take the gradient steps that are due; returns the means of their metrics."""
+    state.replay.add(transitions.map(lambda x: x.cpu()))
     metrics = []
     while muzero_targets.due(state):
         metrics.append(update(state, muzero_targets.sample(state)))
@@ -197,8 +197,8 @@ def train(
     restart(state)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:
-        rows, obs = rollout(state, env, obs)
-        yield state.step, learn(state, rows), state
+        transitions, obs = rollout(state, env, obs)
+        yield state.step, learn(state, transitions), state
 
 
 def _rule(config: Config) -> Gumbel:

@@ -159,9 +159,9 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     states, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], []
     before = states[0]
     for k in range(steps):
-        after, on_the_way = network.advance(before, actions[:, k])  # the reward is read from `on_the_way`
+        after, intermediate = network.advance(before, actions[:, k])  # the reward is read from `intermediate`
         states.append(after)
-        features.append(on_the_way)
+        features.append(intermediate)
         before = latent.scale_gradient(after, 0.5)  # MuZero, appendix G
     head = network.head(torch.stack(states, 1))  # all K + 1 at once: faster than K + 1 small calls
     parameters = network.policy(head)  # [B, K + 1, W]
@@ -191,21 +191,21 @@ restart = muzero_targets.restart
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """Search and act for `collect_steps` steps of every env from `obs`: transitions `[B, T]`, and the next `obs`."""
-    rows = []
+    transitions = []
     for _ in range(state.config.training.collect_steps):
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())
-        rows.append(muzero_targets.transition(obs, action, feedback, {name: extras[name] for name in KEPT}))
+        transitions.append(muzero_targets.transition(obs, action, feedback, {name: extras[name] for name in KEPT}))
         state.step += env.num_envs
         state.episodes.note(feedback.info)
         obs = feedback.obs
-    return Trajectory(**trees.stack(rows)), obs
+    return Trajectory(**trees.stack(transitions)), obs
 
 
-def learn(state: State, rows: Trajectory) -> dict[str, float]:
-    """Store transitions `[B, T]`, then take the gradient steps that are due: the means of their metrics."""
-    state.replay.add(rows.map(lambda x: x.cpu()))
+def learn(state: State, transitions: Trajectory) -> dict[str, float]:
+    """Store transitions `[B, T]`, then take the gradient steps that are due; returns the means of their metrics."""
+    state.replay.add(transitions.map(lambda x: x.cpu()))
     metrics = []
     while muzero_targets.due(state):
         metrics.append(update(state, muzero_targets.sample(state)))
@@ -222,8 +222,8 @@ def train(
     restart(state)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:
-        rows, obs = rollout(state, env, obs)
-        yield state.step, learn(state, rows), state
+        transitions, obs = rollout(state, env, obs)
+        yield state.step, learn(state, transitions), state
 
 
 def _is_discrete(state: State) -> bool:
