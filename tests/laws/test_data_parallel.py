@@ -73,6 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_is_that_of_the_joint_batch(name: str, folder: Path) -> None:
     """To 1e-6; and without the exchange it is not (the sabotage twin)."""

@@ -97,7 +97,7 @@ ENVS = {
 @pytest.mark.parametrize("name", ENVS)
 def test_every_kind_of_action_is_learned(name):
     make, random = ENVS[name]
-    config = ppo.Config(steps=20_000, num_envs=8, rollout_steps=16, learning_rate=3e-3, hidden=(32,), anneal_clip=True)
+    config = ppo.Config(steps=8_000, num_envs=8, rollout_steps=16, learning_rate=1e-2, hidden=(32,), anneal_clip=True)
     state = ppo.build(config, make().spaces)
     env = make()
     untrained = env.reset(0)

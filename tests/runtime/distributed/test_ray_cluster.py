@@ -255,6 +255,7 @@ except UserError as error:
 """
 
 
+@pytest.mark.slow
 def test_when_the_head_is_gone_the_checkpoint_is_saved(nodes: Any, tmp_path: Path) -> None:
     """Last, for it ends the cluster: a learner of its own process, which Ray would otherwise end after a minute."""
     if ray.is_initialized():

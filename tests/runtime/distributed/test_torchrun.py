@@ -46,6 +46,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rank"), [("sft", 0), ("dpo", 0), ("reward_model", 0), ("dpo", 2)])
 def test_two_processes_learn_what_one_does(name, rank, tmp_path):
     data = tmp_path / "rows.jsonl"
@@ -82,6 +83,7 @@ def test_two_processes_learn_what_one_does(name, rank, tmp_path):
     assert run.resume(together.path, 4, show=False).summary["steps"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
 def test_two_processes_sample_and_learn_what_one_does(name, tmp_path):
     data, grades = tmp_path / "rows.jsonl", tmp_path / "grades.py"
@@ -105,6 +107,7 @@ def test_two_processes_sample_and_learn_what_one_does(name, tmp_path):
     assert together.evaluation == alone.evaluation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac_discrete"])
 def test_two_processes_learn_one_policy_in_envs_of_their_own(name, tmp_path):
     options = {"env": "CartPole-v1", "steps": 256, "num_envs": 2, "seed": 3, "evaluation_episodes": 2}

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -41,6 +42,7 @@ def _steps(run: Path) -> list[int]:
     return [row["step"] for row in rows if "reward" in row]
 
 
+@pytest.mark.slow
 def test_a_killed_language_run_resumes_bit_for_bit(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert _start(tmp_path, whole).wait(timeout=120) == 0
