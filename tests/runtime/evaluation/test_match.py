@@ -161,7 +161,7 @@ def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp
     assert main(["match", str(out), "random", "--games", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["simulations"] == [7, None]
     assert main(["match", str(out), "random", "--games", "2", "--simulations", "3"]) == 0
-    assert "(3 simulations a move) against random at tic-tac-toe" in " ".join(capsys.readouterr().out.split())
+    assert "(3 simulations per move) vs. random at tic-tac-toe" in " ".join(capsys.readouterr().out.split())
 
 
 @sabotaged_by(
