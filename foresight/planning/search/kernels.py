@@ -19,10 +19,17 @@ Values are stored as float32 and computed as float64 in both, so that both choos
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 
 EPSILON = 1e-8  # selection.EPSILON
 TINY = 1.1754943508222875e-38  # selection.TINY
@@ -34,20 +41,20 @@ SIBLINGS, TREE, UNCHANGED = range(3)  # selection.NORMALIZE
 class Trees(NamedTuple):
     """The trees of the batch, B rows of N nodes and A actions (see `tree.Tree`), and other inputs of a rule."""
 
-    children: Any  # [B, N, A]
-    logits: Any
-    prior: Any
-    visits: Any  # [B, N]
-    value: Any
-    raw: Any
-    reward: Any
-    discount: Any
-    bounds: Any  # [B, 2]
-    noise: Any  # [B, A], see `selection.Rule.noise`
-    schedule: Any  # [B, S], see `selection.Rule.schedule`; S = 0 without one
-    begun: Any  # [B], visits of the root before this search
-    q: Any  # [A], scratch: action values at the node
-    n: Any  # [A], scratch: visits of the actions
+    children: Ints  # [B, N, A]
+    logits: Floats
+    prior: Floats
+    visits: Ints  # [B, N]
+    value: Floats
+    raw: Floats
+    reward: Floats
+    discount: Floats
+    bounds: Floats  # [B, 2]
+    noise: Floats  # [B, A], see `selection.Rule.noise`
+    schedule: Longs  # [B, S], see `selection.Rule.schedule`; S = 0 without one
+    begun: Ints  # [B], visits of the root before this search
+    q: Doubles  # [A], scratch: action values at the node
+    n: Doubles  # [A], scratch: visits of the actions
 
 
 class Stats(NamedTuple):
@@ -63,11 +70,11 @@ class Stats(NamedTuple):
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _stats(trees: Any, b: int, node: int) -> Any:
+def _stats(trees: Trees, b: int, node: int) -> Stats:
     """Write values and visits of the actions of `node` to `trees.q` and `trees.n` (0 if untried); return `Stats`."""
     count, most, mass, weighted, tried = 0.0, 0.0, 0.0, 0.0, 0.0
-    low: Any = np.float64(trees.value[b, node])
-    high: Any = low
+    low: float = np.float64(trees.value[b, node])
+    high: float = low
     for a in range(trees.children.shape[2]):
         child = trees.children[b, node, a]
         if child >= 0:
@@ -77,7 +84,7 @@ def _stats(trees: Any, b: int, node: int) -> Any:
             count += na
             most = max(most, na)
             low, high = min(low, qa), max(high, qa)
-            p: Any = np.float64(trees.prior[b, node, a])
+            p: float = np.float64(trees.prior[b, node, a])
             tried += p
             p = max(p, TINY)
             mass += p
@@ -111,14 +118,14 @@ def _first_play(how: int, reduction: float, own: float, low: float, tried: float
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
+def _select_puct(parameters: Doubles, trees: Trees, b: int, node: int) -> int:
     """The action with the highest `selection.PUCT.score`; at a chance node, the outcome to try next."""
     c_init, c_base, reduction = parameters[0], parameters[1], parameters[4]
     normalize, first_play, chances = int(parameters[2]), int(parameters[3]), int(parameters[5])
     actions = trees.children.shape[2]
     own, total = np.float64(trees.value[b, node]), np.float64(trees.visits[b, node])
     stats = _stats(trees, b, node)
-    best: Any = -math.inf
+    best: float = -math.inf
     choice = -1
     chance = False
     for a in range(actions - chances, actions):
@@ -143,13 +150,13 @@ def _select_puct(parameters: Any, trees: Any, b: int, node: int) -> int:
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _select_uct(parameters: Any, trees: Any, b: int, node: int) -> int:
+def _select_uct(parameters: Doubles, trees: Trees, b: int, node: int) -> int:
     """The action with the highest `selection.UCT.score`."""
     c, normalize = parameters[0], int(parameters[1])
     stats = _stats(trees, b, node)
     base, spread = _range(normalize, stats.low, stats.high, trees.bounds[b, 0], trees.bounds[b, 1])
     bonus = math.log(np.float64(trees.visits[b, node]))
-    best: Any = -math.inf
+    best: float = -math.inf
     choice = -1
     for a in range(trees.children.shape[2]):
         if trees.logits[b, node, a] == -math.inf:
@@ -165,16 +172,16 @@ def _select_uct(parameters: Any, trees: Any, b: int, node: int) -> int:
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
+def _select_gumbel(parameters: Doubles, trees: Trees, b: int, node: int) -> int:
     """The action with the highest `selection.halving_score` at the root, and `selection.Gumbel.score` below it."""
     value_scale, max_visit_init, normalize = parameters[0], parameters[1], int(parameters[2])
     actions, q, n = trees.children.shape[2], trees.q, trees.n
     stats = _stats(trees, b, node)
     mixed = np.float64(trees.raw[b, node]) + stats.visits * (stats.weighted / stats.mass if stats.mass > 0 else 0.0)
     mixed = mixed / (1 + stats.visits)
-    low: Any = math.inf
-    high: Any = -math.inf
-    top: Any = -math.inf
+    low: float = math.inf
+    high: float = -math.inf
+    top: float = -math.inf
     for a in range(actions):
         if n[a] == 0:
             q[a] = mixed
@@ -184,7 +191,7 @@ def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
     scale = (max_visit_init + stats.most) * value_scale
     for a in range(actions):
         q[a] = (q[a] - base) / spread * scale
-    best: Any = -math.inf
+    best: float = -math.inf
     choice = -1
     if node == 0:
         planned = trees.schedule[b, trees.visits[b, 0] - trees.begun[b]]
@@ -216,7 +223,7 @@ def _select_gumbel(parameters: Any, trees: Any, b: int, node: int) -> int:
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _descend(select: Any, arguments: tuple[Any, ...]) -> None:
+def _descend(select: Callable[[Doubles, Trees, int, int], int], arguments: tuple[Any, ...]) -> None:
     """Descend in each tree of the batch to the node and the action to expand, and the child: -1 if it is new.
 
     They are written to `node_out`, `action_out` and `leaf_out`, and the index of the node's state in the flat memory
@@ -266,9 +273,9 @@ def gumbel(*arguments: Any) -> None:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def expand(
-    slot: int, node_in: Any, action_in: Any, leaf_in: Any, reward_in: Any, discount_in: Any, logits_in: Any,
-    value_in: Any, children: Any, logits: Any, prior: Any, parent: Any, action: Any, visits: Any, value: Any, raw: Any,
-    reward: Any, discount: Any, bounds: Any,
+    slot: int, node_in: Longs, action_in: Longs, leaf_in: Longs, reward_in: Floats, discount_in: Floats,
+    logits_in: Floats, value_in: Floats, children: Ints, logits: Floats, prior: Floats, parent: Ints, action: Ints,
+    visits: Ints, value: Floats, raw: Floats, reward: Floats, discount: Floats, bounds: Floats,
 ) -> int:  # fmt: skip
     """Write the new nodes, then back up in each row. Returns the first row with a value that is not finite, or -1."""
     actions = children.shape[2]
