@@ -223,7 +223,7 @@ def _pruner(trial: Any, metrics: tuple[str, ...], total: Any, optuna: Any) -> An
     reported = [0]
     sign = -1.0 if metrics and (evaluate.lower_is_better(metrics[0]) or "loss" in metrics[0]) else 1.0
 
-    def callback(step: int, row: dict[str, Any], state: Any) -> None:
+    def callback(step: int, row: dict[str, Any], state: catalog.State) -> None:
         value = row.get(metrics[0]) if metrics else None
         mark = int(REPORTS * step / total) if total else step
         if value is None or math.isnan(value) or mark <= reported[0] or mark >= REPORTS:

@@ -69,7 +69,7 @@ class AllGatherSampler:
         return self._copy
 
 
-def attach(state: Any) -> None:
+def attach(state: object) -> None:
     """Let all processes sample for the policy of a State, if it is a language model."""
     policy = getattr(state, "policy", None)
     if isinstance(policy, LanguageModel):

@@ -66,7 +66,7 @@ class Server:
         tries: int = TRIES,
         wait: float = WAIT,
         patience: float = PATIENCE,
-        say: Callable[[str], Any] = lambda text: None,
+        say: Callable[[str], object] = lambda text: None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--completer must be the URL of a server, such as http://localhost:8000/v1, not '{url}'.")
@@ -283,7 +283,7 @@ class Server:
 
 
 def attach(
-    state: Any, url: str, weights: str | Path | None = None, say: Callable[[str], Any] = lambda text: None
+    state: object, url: str, weights: str | Path | None = None, say: Callable[[str], object] = lambda text: None
 ) -> None:
     """Let the server at `url` sample for the policy of a State, see `Server`. Raises UserError if it has none."""
     policy = getattr(state, "policy", None)

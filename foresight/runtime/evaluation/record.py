@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foresight.envs.base import Env
+from foresight.envs.tabular.mdp import MDP
 from foresight.errors import UserError
-from foresight.runtime.catalog import Algorithm, State
+from foresight.runtime.catalog import Algorithm, State, Steps
 
 Frame = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
@@ -75,7 +76,7 @@ def _even(frame: Frame) -> Frame:
     return np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
 
 
-def sweeps(mdp: Any, steps: Iterable[tuple[int, Any, Any]], dense: int = 12, growth: float = 1.2) -> Iterator[Frame]:
+def sweeps(mdp: MDP, steps: Steps, dense: int = 12, growth: float = 1.2) -> Iterator[Frame]:
     """Dynamic programming on a grid, sweep by sweep: values as colors and text, the policy as arrows.
 
     `steps` is what the algorithm's `train` yields. The first `dense` sweeps are all drawn, then fewer and fewer
@@ -85,7 +86,7 @@ def sweeps(mdp: Any, steps: Iterable[tuple[int, Any, Any]], dense: int = 12, gro
     """
     from foresight.envs.tabular import render
 
-    def draw(step: int, state: Any) -> Frame:
+    def draw(step: int, state: State) -> Frame:
         frame = render.image(mdp, state.values, state.policy, title=f"{mdp.name}, sweep {step}")
         if frame is None:
             raise UserError(f"'{mdp.name}' cannot be recorded: it is not a grid.")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.envs.tabular import grid, sutton_barto
+from foresight.envs.tabular.mdp import MDP
 from foresight.planning.dynamic import bellman
 from foresight.runtime import catalog
 from foresight.runtime.results import plot
@@ -25,7 +26,7 @@ from foresight.training import tabular
 Array = NDArray[np.float64]
 
 
-def learn(algorithm: str, env: Any, metric: str, **fields: Any) -> Array:
+def learn(algorithm: str, env: MDP, metric: str, **fields: Any) -> Array:
     """One run that yields at the end of each episode: `metric` by episode `[N]`."""
     module = catalog.module(algorithm)
     config = module.Config(yield_every=1 if algorithm.startswith("m") else 0, **fields)
@@ -296,7 +297,7 @@ def optimum(name: str, gamma: float = 1.0, **options: Any) -> float:
     return bellman.expected_return(env, best.argmax(1), gamma)
 
 
-def best_actions(env: Any, gamma: float) -> Tensor:
+def best_actions(env: MDP, gamma: float) -> Tensor:
     """`[S, A]` bool: every optimal action."""
     return tabular.policy_table(env, "optimal", gamma) > 0
 
