@@ -113,3 +113,13 @@ def test_options_of_before_are_understood_and_their_new_names_printed(capsys: py
     printed = capsys.readouterr().err
     assert "--unroll-steps is called --rollout-steps now" in printed
     assert "--no-anneal is called --no-anneal-lr now" in printed
+
+
+@sabotaged_by("foresight.runtime.legacy.document", lambda f: lambda config: {**f(config), "paths": {}})
+def test_paths_of_files_are_read_under_their_former_name(tmp_path: Path) -> None:
+    path, rows = _copy("ppo", tmp_path), tmp_path / "rows.jsonl"
+    rows.write_text("{}")
+    config = path / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8") + f"places: {{rows.jsonl: {rows}}}\n", encoding="utf-8")
+    found = Settings.read(path)
+    assert found.paths == {"rows.jsonl": str(rows)} and "places" not in found.document()

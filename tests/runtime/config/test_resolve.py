@@ -73,3 +73,9 @@ def test_settings_that_no_run_can_have_are_refused(options: dict[str, Any], repo
     with pytest.raises(UserError) as caught:
         resolve.resolve("dqn", env="CartPole-v1", **options)
     assert str(caught.value) == reported
+
+
+def test_alphazero_starts_at_the_latest_when_its_replay_is_full() -> None:
+    """So a larger `learning_starts` than the run has steps is no mistake there."""
+    given = {"learning_starts": 5000, "replay_size": 200, "steps": 300}
+    assert resolve.resolve("alphazero", env="tic_tac_toe", given=given).config["learning_starts"] == 5000
