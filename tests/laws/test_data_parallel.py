@@ -49,20 +49,20 @@ def learned(name: str, part: slice) -> torch.Tensor:
 
 
 def _learn(rank: int, folder: str, name: str, how: str) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/{name}-{how}", rank=rank, world_size=2)
     if how == "alone":  # the sabotage: each takes a step of its own
         optim.join_ = lambda grads, summed=False: None  # type: ignore[assignment]
     torch.save(learned(name, slice(4 * rank, 4 * rank + 4)), Path(folder) / f"{name}-{how}-{rank}.pt")
-    distributed.destroy_process_group()
 
 
 def _all(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     join = optim.join_
     for how in ("together", "alone"):
         for name in CASES:
             _learn(rank, folder, name, how)
             optim.join_ = join
+    distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
