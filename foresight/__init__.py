@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 # Threads that wait for one another spin, and only then sleep: 300,000 times with GNU's OpenMP, which is longer than the
 # system lets a process run on a machine that others use too, so that a spinning thread keeps out the very one that it
 # waits for. Torch's copy reads this when it is loaded, so it is set before that, and only where the user has not.
-WAITING = {} if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys() else {"GOMP_SPINCOUNT": "1000"}
+WAITING = {} if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys() else {"GOMP_SPINCOUNT": "10000"}
 os.environ.update(WAITING)
 
 __version__ = "0.1.0"
