@@ -19,6 +19,12 @@ from foresight.envs.tabular.mdp import MDP
 from tests.fixed_points import mdps
 
 DECAYING = {"alpha": 1.0, "alpha_power": 0.8}
+# Control by one-step targets: fields, forbidden actions, time limit.
+CONTROL: list[tuple[dict[str, Any], int, int | None]] = [
+    ({"steps": 3_000_000, **DECAYING}, 0, None),
+    ({"gamma": 0.9, "epsilon": 0.5, "steps": 2_000_000, **DECAYING}, 1, 3),
+    ({"gamma": 1.0, "epsilon": 1.0, "steps": 2_000_000, **DECAYING}, 1, None),
+]
 
 
 def env(seed: int, forbidden: int = 0, time_limit: int | None = None, ends: float = 0.25) -> MDP:

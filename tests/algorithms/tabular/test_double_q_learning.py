@@ -10,21 +10,13 @@ import torch
 
 from foresight.algorithms.tabular import double_q_learning, q_learning, sarsa
 from foresight.envs.tabular.mdp import MDP, from_table
-from tests.fixed_points.tabular import DECAYING, converged, env, name, optimal_q
+from tests.fixed_points.tabular import CONTROL, converged, env, name, optimal_q
 from tests.sabotage import change, sabotaged_by
 from tests.small_mdps import last
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(
-    ("fields", "forbidden", "time_limit"),
-    [
-        ({"steps": 3_000_000, **DECAYING}, 0, None),
-        ({"gamma": 0.9, "epsilon": 0.5, "steps": 2_000_000, **DECAYING}, 1, 3),
-        ({"gamma": 1.0, "epsilon": 1.0, "steps": 2_000_000, **DECAYING}, 1, None),
-    ],
-    ids=name,
-)
+@pytest.mark.parametrize(("fields", "forbidden", "time_limit"), CONTROL, ids=name)
 @sabotaged_by("foresight.training.tabular.control", change("walk", lambda _: sarsa.walk))
 @sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_it_converges_to_the_optimal_values(fields: dict[str, Any], forbidden: int, time_limit: int | None) -> None:

@@ -8,20 +8,12 @@ import pytest
 import torch
 
 from foresight.algorithms.tabular import expected_sarsa, q_learning
-from tests.fixed_points.tabular import DECAYING, controlled, name
+from tests.fixed_points.tabular import CONTROL, controlled, name
 from tests.sabotage import change, sabotaged_by
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(
-    ("fields", "forbidden", "time_limit"),
-    [
-        ({"steps": 3_000_000, **DECAYING}, 0, None),
-        ({"gamma": 0.9, "epsilon": 0.5, "steps": 2_000_000, **DECAYING}, 1, 3),
-        ({"gamma": 1.0, "epsilon": 1.0, "steps": 2_000_000, **DECAYING}, 1, None),
-    ],
-    ids=name,
-)
+@pytest.mark.parametrize(("fields", "forbidden", "time_limit"), CONTROL, ids=name)
 @sabotaged_by("foresight.training.tabular.control", change("walk", lambda _: q_learning.walk))
 @sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_it_converges_to_the_best_epsilon_soft_policy(
