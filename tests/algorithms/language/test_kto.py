@@ -79,7 +79,7 @@ def test_a_kto_without_a_reference_point_is_refused(fields, message):
         build(kto, **fields)
 
 
-def _judged(labels: str) -> list[Example]:
+def _labeled(labels: str) -> list[Example]:
     """Rows of the answers 2 and 3, labeled good (+) or bad (-) as often as there are signs for each: "+-:++"."""
     return [
         Example(PROMPT, columns={"prompt": PROMPT, "completion": answer, "label": sign == "+"})
@@ -91,7 +91,7 @@ def _judged(labels: str) -> list[Example]:
 @sabotaged_by("foresight.ops.preference.kto", change("undesirable_weight", lambda w: 1.0))
 def test_an_answer_with_contradictory_labels_rests_at_the_reference():
     """Good once and bad twice, at twice the weight for good: gains and losses cancel wherever r is."""
-    rows = _judged("+--:--+")
+    rows = _labeled("+--:--+")
     config = build_config(
         kto.Config,
         tiny_language.folder(),
@@ -110,7 +110,7 @@ def test_kto_goes_with_the_majority_as_far_as_it_can():
     """Contradictory labels: the paper's proposition is that the answer which most call good wins, and its loss is least
     where that one is certain; half of them would be enough for a log-likelihood to stop at a share.
     """
-    rows = _judged("++-:+--")
+    rows = _labeled("++-:+--")
     config = build_config(
         kto.Config,
         tiny_language.folder(),
