@@ -104,7 +104,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
 
     config, network = state.config, state.network
     unroll = collect.segment(env, obs, choose, config.rollout_steps, state.generator.device, state.episodes)
-    rows = unroll.rows
+    rows = unroll.trajectory
     state.step += rows.reward.numel()
     output, values = network(rows.obs)
     next_value = collect.successors(unroll, values.value, lambda obs, carry: network.value(obs).value)

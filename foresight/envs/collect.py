@@ -23,16 +23,16 @@ Choose = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor], Any]]
 class Rollout:
     """Steps `[B, T]` and what is needed to bootstrap from the successor of each. Batches join along the first dim.
 
-    - `rows`: `obs`, `action`, `reward`, `discount`, `cut`, `mask`, the `logprob` and `extras` of the policy, and in
-      `extras` also `limit`: 1 where a time limit cut and the next step does not show the successor, or not to the same
-      memory;
+    - `trajectory`: `obs`, `action`, `reward`, `discount`, `cut`, `mask`, the `logprob` and `extras` of the policy, and
+      in `extras` also `limit`: 1 where a time limit cut and the next step does not show the successor, or not to the
+      same memory;
     - `last` `[B, ...]`: the observation after the last step, to continue from;
     - `final` `[K, ...]`: the true successors of the steps with a `limit`, in the order of `limit.nonzero()`;
     - `first`, `carry` `[B, ...]`: the memory before the first step and before `last`;
     - `final_carry` `[K, ...]`: the memory before each of `final`. All three are None where there is no memory.
     """
 
-    rows: Trajectory
+    trajectory: Trajectory
     last: Tree
     final: Tree
     first: Tree = None
@@ -49,21 +49,21 @@ def segment(
     Finished episodes are added to `episodes`. A memory (`carry`) is reset where an episode is cut.
     """
     first, home = carry, device.type == "cpu"
-    rows: list[tuple[Any, ...]] = []
+    transitions: list[tuple[Any, ...]] = []
     noted: list[dict[str, Tensor]] = []
     limits = _Limits()
     for _ in range(steps):
         action, extras, carry = choose(obs if home else trees.to(obs, device), carry)
         feedback = env.step(action if home else action.cpu())
-        rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask))
+        transitions.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask))
         if extras:
             noted.append(extras)
         if carry is not None or feedback.final_obs is not feedback.obs:
-            limits.add(len(rows) - 1, feedback.cut * feedback.discount, feedback.final_obs, carry)
+            limits.add(len(transitions) - 1, feedback.cut * feedback.discount, feedback.final_obs, carry)
             carry = trees.forget(carry, feedback.cut)
         episodes.note(feedback.info)
         obs = feedback.obs
-    return _rollout(rows, noted, obs, limits, device, first, carry)
+    return _rollout(transitions, noted, obs, limits, device, first, carry)
 
 
 @torch.no_grad()
@@ -76,10 +76,10 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
     """
     obs = env.reset(seed)
     alive = torch.ones(env.num_envs)
-    rows: list[tuple[Any, ...]] = []
+    transitions: list[tuple[Any, ...]] = []
     limits = _Limits()
     while alive.any():
-        t = len(rows)
+        t = len(transitions)
         action, _, _ = choose(trees.to(obs, device), None)
         feedback = env.step(action.cpu())
         reported = list(zip(*(feedback.info.get(f"episode_{key}", []) for key in ("return", "length")), strict=True))
@@ -92,10 +92,10 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
             limits.add(t, alive, feedback.final_obs, None)
         elif feedback.final_obs is not feedback.obs:
             limits.add(t, feedback.cut * feedback.discount, feedback.final_obs, None)
-        rows.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask * alive))
+        transitions.append((obs, action, feedback.reward, feedback.discount, feedback.cut, feedback.mask * alive))
         alive = alive * (1 - feedback.cut)
         obs = feedback.obs
-    return _rollout(rows, [], obs, limits, device)
+    return _rollout(transitions, [], obs, limits, device)
 
 
 class Buffer(Protocol):
@@ -107,11 +107,11 @@ class Buffer(Protocol):
 
 def remember(replay: Buffer, rollout: Rollout) -> None:
     """Add the steps to `replay`, one stream for each environment."""
-    rows = rollout.rows
-    limited = rows.extras["limit"].any(0).tolist()
+    trajectory = rollout.trajectory
+    limited = trajectory.extras["limit"].any(0).tolist()
     following = successor_obs(rollout) if any(limited) else None
     for t, needed in enumerate(limited):
-        row = {name: tree_map(_step(t), getattr(rows, name)) for name in _REMEMBERED}
+        row = {name: tree_map(_step(t), getattr(trajectory, name)) for name in _REMEMBERED}
         replay.add(row, tree_map(_step(t), following) if needed else None)
 
 
@@ -131,7 +131,7 @@ def successors(rollout: Rollout, value: Tensor, evaluate: Callable[[Any, Any], T
     """
     device = value.device
     next_value = returns.following(value, evaluate(trees.to(rollout.last, device), trees.to(rollout.carry, device)))
-    limit = rollout.rows.extras["limit"] > 0
+    limit = rollout.trajectory.extras["limit"] > 0
     if limit.any():
         next_value[limit] = evaluate(trees.to(rollout.final, device), trees.to(rollout.final_carry, device))
     return next_value
@@ -140,8 +140,8 @@ def successors(rollout: Rollout, value: Tensor, evaluate: Callable[[Any, Any], T
 @torch.no_grad()
 def successor_obs(rollout: Rollout) -> Tree:
     """The true successor of every step, `[B, T, ...]`, for algorithms that evaluate it later or more than once."""
-    limit = rollout.rows.extras["limit"] > 0
-    return _successor(rollout.rows.obs, rollout.last, rollout.final, limit)
+    limit = rollout.trajectory.extras["limit"] > 0
+    return _successor(rollout.trajectory.obs, rollout.last, rollout.final, limit)
 
 
 def _successor(obs: Tree, last: Tree, final: Tree, limit: Tensor) -> Tree:
@@ -165,7 +165,7 @@ class _Limits:
 
 
 def _rollout(
-    rows: list[tuple[Any, ...]],
+    transitions: list[tuple[Any, ...]],
     noted: list[dict[str, Tensor]],
     last: Tree,
     limits: _Limits,
@@ -173,14 +173,14 @@ def _rollout(
     first: Tree = None,
     carry: Tree = None,
 ) -> Rollout:
-    batch = Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*rows, strict=True)))
+    batch = Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*transitions, strict=True)))
     limit = torch.zeros(batch.shape, device=device)
     final, final_carry = tree_map(lambda x: x[:0], last), tree_map(lambda x: x[:0], carry)
     if limits.found:
         envs = torch.cat([envs for _, envs, _, _ in limits.found])
         times = torch.cat([torch.full_like(envs, t) for t, envs, _, _ in limits.found])
         limit[envs, times] = 1
-        order = (envs * len(rows) + times).argsort()
+        order = (envs * len(transitions) + times).argsort()
         final = trees.pick(trees.concat([seen for _, _, seen, _ in limits.found]), order)
         if carry is not None:
             final_carry = trees.pick(trees.concat([held for _, _, _, held in limits.found]), order.to(device))

@@ -34,9 +34,9 @@ def test_a_segment_is_what_the_environment_returned():
         action, _, _ = choose(obs, None)
         feedback = again.step(action)
         for name, value in (("obs", obs), ("action", action)):
-            assert torch.equal(getattr(unroll.rows, name)[:, t], value)
+            assert torch.equal(getattr(unroll.trajectory, name)[:, t], value)
         for name in ("reward", "discount", "cut", "mask"):
-            assert torch.equal(getattr(unroll.rows, name)[:, t], getattr(feedback, name))
+            assert torch.equal(getattr(unroll.trajectory, name)[:, t], getattr(feedback, name))
         ended += feedback.info.get("episode_return", [])
         obs = feedback.obs
     assert torch.equal(unroll.last, obs)
@@ -50,10 +50,10 @@ def test_successors_at_time_limits_are_final_observations(lost):
     env = Clock((0.0, 0.0, 0.0), lost=lost)
     unroll = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
     number = lambda obs: obs.argmax(-1).float()  # noqa: E731
-    found = collect.successors(unroll, number(unroll.rows.obs), lambda obs, _: number(obs))
-    real = unroll.rows.mask > 0
-    assert torch.equal(found[real], ((number(unroll.rows.obs) + 1) % 3)[real])
-    assert unroll.rows.cut[real].sum() >= 16
+    found = collect.successors(unroll, number(unroll.trajectory.obs), lambda obs, _: number(obs))
+    real = unroll.trajectory.mask > 0
+    assert torch.equal(found[real], ((number(unroll.trajectory.obs) + 1) % 3)[real])
+    assert unroll.trajectory.cut[real].sum() >= 16
     assert torch.equal(number(collect.successor_obs(unroll))[real], found[real])
 
 
@@ -61,7 +61,7 @@ def test_successors_at_time_limits_are_final_observations(lost):
 def test_final_observations_are_kept_where_the_next_row_is_another_episode():
     env = Clock((0.0, 0.0, 0.0))
     unroll = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
-    assert len(unroll.final) == unroll.rows.extras["limit"].sum() == unroll.rows.cut.sum() > 0
+    assert len(unroll.final) == unroll.trajectory.extras["limit"].sum() == unroll.trajectory.cut.sum() > 0
     assert (unroll.final.argmax(-1) == 2).all()  # 8 steps from 0
 
 
@@ -69,13 +69,13 @@ def test_parts_of_an_observation_keep_together():
     env = Clock((0.0, 0.0, 0.0))
     plain = collect.segment(env, env.reset(0), _still, 20, CPU, Episodes())
     split = lambda tree: {"a": tree, "b": {"c": -tree}}  # noqa: E731
-    rows = plain.rows.replace(obs=split(plain.rows.obs))
-    parts = dataclasses.replace(plain, rows=rows, last=split(plain.last), final=split(plain.final))
+    rows = plain.trajectory.replace(obs=split(plain.trajectory.obs))
+    parts = dataclasses.replace(plain, trajectory=rows, last=split(plain.last), final=split(plain.final))
     found = collect.successor_obs(parts)
     assert torch.equal(found["a"], collect.successor_obs(plain))
     assert torch.equal(found["b"]["c"], -found["a"])
     value = lambda obs: tree_map(lambda x: x.argmax(-1).float(), obs)["a"]  # noqa: E731
-    assert torch.equal(collect.successors(parts, value(parts.rows.obs), lambda obs, _: value(obs)), value(found))
+    assert torch.equal(collect.successors(parts, value(parts.trajectory.obs), lambda obs, _: value(obs)), value(found))
 
 
 @sabotaged_by("foresight.envs.collect.episodes", change("seed", lambda seed: 7))
@@ -83,7 +83,7 @@ def test_episodes_are_whole_and_one_of_each_environment():
     env = Gymnasium("CartPole-v1", 6)
     seen = Episodes()
     unroll = collect.episodes(env, 3, _random(1), 1000, CPU, seen)
-    batch, lengths = unroll.rows, unroll.rows.mask.sum(1)
+    batch, lengths = unroll.trajectory, unroll.trajectory.mask.sum(1)
     assert sorted(lengths.tolist()) == sorted(seen.returns)
     assert batch.mask.shape[1] == lengths.max() and lengths.min() < lengths.max()
     for row, length in enumerate(lengths.int().tolist()):
@@ -97,9 +97,9 @@ def test_episodes_that_never_end_are_cut():
     env = Corridor(4)
     seen = Episodes()
     unroll = collect.episodes(env, 0, _still, 7, CPU, seen)  # it never leaves cell 0
-    assert unroll.rows.shape == (4, 7)
-    assert unroll.rows.cut[:, -1].all() and not unroll.rows.cut[:, :-1].any()
-    assert unroll.rows.discount.all() and unroll.rows.mask.all()
+    assert unroll.trajectory.shape == (4, 7)
+    assert unroll.trajectory.cut[:, -1].all() and not unroll.trajectory.cut[:, :-1].any()
+    assert unroll.trajectory.discount.all() and unroll.trajectory.mask.all()
     last = collect.successors(unroll, torch.zeros(4, 7), lambda obs, _: obs[:, 0])
     assert last.tolist() == [[0.0] * 6 + [1.0]] * 4
     assert seen.returns == []

@@ -69,7 +69,7 @@ def test_what_is_read_at_once_is_what_acted_step_by_step(
     for kind, backbone in KINDS:
         settings = dataclasses.replace(config, memory=kind, backbone=backbone)
         state, message = _second(module, settings, make("TMazePassive-v0", num_envs=6, length=8, time_limit=6))
-        rows = message if isinstance(message, Trajectory) else message.rows
+        rows = message if isinstance(message, Trajectory) else message.trajectory
         carry = message.extras["carry"] if isinstance(message, Trajectory) else message.first
         found = state.network.read(rows.obs, carry, memory.starts(rows.cut))[0].logps
         assert rows.cut.sum() >= 12

@@ -131,7 +131,7 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
         carry = network.initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, config.rollout_steps, device, state.episodes, carry)
-    steps, start = segment.rows, memory.starts(segment.rows.cut)
+    steps, start = segment.trajectory, memory.starts(segment.trajectory.cut)
     state.step += steps.reward.numel()
     values = network.read(steps.obs, carry, start)[1].value
     next_value = collect.successors(segment, values, lambda obs, carry: network.value(obs, carry).value)

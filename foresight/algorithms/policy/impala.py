@@ -138,7 +138,7 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Roll
         carry = state.network.initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
-    state.step += segment.rows.reward.numel()
+    state.step += segment.trajectory.reward.numel()
     return dataclasses.replace(segment, carry=None), segment.last, segment.carry  # the learner recomputes that carry
 
 
@@ -149,13 +149,13 @@ def update(state: State, segment: Rollout) -> dict[str, float]:
     rate = schedules.linear(progress, config.learning_rate)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
-    steps = segment.rows.map(lambda x: x.to(device))
+    steps = segment.trajectory.map(lambda x: x.to(device))
     mask, behavior = steps.mask, steps.logprob
     assert mask is not None and behavior is not None
     output, values, carry = network.read(steps.obs, trees.to(segment.first, device), memory.starts(steps.cut))
     logprob = output.logp(steps.action)
     with torch.no_grad():
-        ahead = dataclasses.replace(segment, rows=steps, carry=memory.forget(carry, steps.cut[:, -1]))
+        ahead = dataclasses.replace(segment, trajectory=steps, carry=memory.forget(carry, steps.cut[:, -1]))
         next_value = collect.successors(ahead, values.value, lambda obs, carry: network.value(obs, carry).value)
         ratio = policy.ratio(logprob, behavior)
         advantages, target = returns.vtrace(

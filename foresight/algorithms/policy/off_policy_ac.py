@@ -147,8 +147,8 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    state.step += segment.rows.reward.numel()
-    batch = segment.rows
+    state.step += segment.trajectory.reward.numel()
+    batch = segment.trajectory
     cut = batch.cut.clone()
     cut[:, -1] = 1
     logprob = behavior(state, batch.obs).logp(batch.action)

@@ -129,7 +129,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    batch = segment.rows
+    batch = segment.trajectory
     state.step += batch.reward.numel()
     output, values = network(batch.obs)
     next_value = collect.successors(segment, values.value, lambda x, _: network.value(x).value)

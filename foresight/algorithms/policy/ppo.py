@@ -161,7 +161,7 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
     segment = collect.segment(
         env, obs, choose, state.config.rollout_steps, state.generator.device, state.episodes, carry
     )
-    state.step += segment.rows.reward.numel()
+    state.step += segment.trajectory.reward.numel()
     return evaluate(state, segment), segment.last, segment.carry
 
 
@@ -173,7 +173,7 @@ def evaluate(state: State, segment: collect.Rollout) -> Trajectory:
     the first ratio is 1. With a memory, `extras` has its state before the first step, `carry` `[B, ...]`, and where
     episodes begin and it is reset, `start` `[B, T]`.
     """
-    steps, network = segment.rows, state.network
+    steps, network = segment.trajectory, state.network
     extras = {} if segment.first is None else {"carry": segment.first, "start": memory.starts(steps.cut)}
     output, values, _ = network.read(steps.obs, segment.first, extras.get("start"))
     next_value = collect.successors(segment, values.value, lambda obs, carry: network.value(obs, carry).value)

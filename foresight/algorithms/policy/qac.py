@@ -126,12 +126,12 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    state.step += segment.rows.reward.numel()
-    taken = targets.taken(q_values(network, segment.rows.obs), segment.rows.action)
+    state.step += segment.trajectory.reward.numel()
+    taken = targets.taken(q_values(network, segment.trajectory.obs), segment.trajectory.action)
     next_value = collect.successors(
         segment, taken, lambda x, _: targets.expected(q_values(network, x), network.policy(x).mean())
     )
-    return segment.rows.replace(value=taken, next_value=next_value), segment.last
+    return segment.trajectory.replace(value=taken, next_value=next_value), segment.last
 
 
 def actor_loss(state: State, steps: Trajectory) -> tuple[Tensor, Tensor]:

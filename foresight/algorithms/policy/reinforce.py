@@ -122,12 +122,12 @@ def rollout(state: State, env: Env) -> Trajectory:
     config, device = state.config, state.generator.device
     choose = functools.partial(act, state, explore=True)
     segment = collect.episodes(env, config.seed + state.step, choose, config.max_episode_steps, device, state.episodes)
-    state.step += segment.rows.reward.numel()
+    state.step += segment.trajectory.reward.numel()
     if config.form != "baseline":
-        return segment.rows
-    values = state.network.value(segment.rows.obs).value
+        return segment.trajectory
+    values = state.network.value(segment.trajectory.obs).value
     next_value = collect.successors(segment, values, lambda obs, _: state.network.value(obs).value)
-    return segment.rows.replace(value=values, next_value=next_value)
+    return segment.trajectory.replace(value=values, next_value=next_value)
 
 
 def weights(config: Config, batch: Trajectory) -> tuple[Tensor, Tensor]:

@@ -170,7 +170,7 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Roll
         carry = policy_trunk(state).initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
-    state.step += segment.rows.reward.numel()
+    state.step += segment.trajectory.reward.numel()
     return dataclasses.replace(segment, first=None, carry=None, final_carry=None), segment.last, segment.carry
 
 
@@ -236,7 +236,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
     """Store the rollout, then run the updates that are due; returns the metrics of the last one."""
     config = state.config
     metrics: dict[str, float] = {}
-    before = state.step - segment.rows.reward.numel()
+    before = state.step - segment.trajectory.reward.numel()
     collect.remember(state.replay, segment)
     needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence_length + 1
     if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:

@@ -128,10 +128,10 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    state.step += segment.rows.reward.numel()
-    values = network.value(segment.rows.obs).value
+    state.step += segment.trajectory.reward.numel()
+    values = network.value(segment.trajectory.obs).value
     next_value = collect.successors(segment, values, lambda x, _: network.value(x).value)
-    return segment.rows.replace(value=values, next_value=next_value), segment.last
+    return segment.trajectory.replace(value=values, next_value=next_value), segment.last
 
 
 def surrogate(output: Output, steps: Trajectory, old_logprob: Tensor, advantages: Tensor) -> Tensor:

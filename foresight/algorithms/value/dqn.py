@@ -156,7 +156,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Rollout, Tree]:
     """`rollout_steps` of every environment from `obs` on; also the next observation."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
-    state.step += segment.rows.reward.numel()
+    state.step += segment.trajectory.reward.numel()
     return segment, segment.last
 
 
@@ -205,7 +205,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
     """Store the rollout, then run the updates that are due; returns the metrics of the last one."""
     config = state.config
     metrics: dict[str, float] = {}
-    before = state.step - segment.rows.reward.numel()
+    before = state.step - segment.trajectory.reward.numel()
     collect.remember(state.replay, segment)
     if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * config.num_envs:
         for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):

@@ -55,8 +55,8 @@ def measure(
             seen = collect.segment(env, obs, act, steps, state_device, Episodes())
             found = muzero_targets.model_errors(
                 state.network,
-                seen.rows,
-                seen.rows.extras["taken"],
+                seen.trajectory,
+                seen.trajectory.extras["taken"],
                 collect.successor_obs(seen),
                 depth,
                 _policy(state),

@@ -36,7 +36,7 @@ def _definition(state: impala.State, unrolls: list[impala.Rollout]) -> Tensor:
     config, network = state.config, state.network
     total = torch.zeros(())
     for unroll in unrolls:
-        rows = unroll.rows
+        rows = unroll.trajectory
         limits = {(int(i), int(t)): k for k, (i, t) in enumerate(rows.extras["limit"].nonzero())}
         lasts, finals = network.value(unroll.last).value.detach(), network.value(unroll.final).value.detach()
         for i in range(rows.shape[0]):
@@ -117,9 +117,9 @@ def test_a_time_limit_is_not_a_termination() -> None:
 def _without_limits(rollout: Any) -> Any:
     def mutant(*args: Any) -> Any:
         unroll, *position = rollout(*args)
-        rows = unroll.rows
+        rows = unroll.trajectory
         rows = rows.replace(discount=rows.discount * (1 - rows.extras["limit"]))
-        return dataclasses.replace(unroll, rows=rows), *position
+        return dataclasses.replace(unroll, trajectory=rows), *position
 
     return mutant
 
@@ -133,10 +133,10 @@ def test_final_observations_stay_with_their_rows() -> None:
         unroll, obs, _ = impala.rollout(state, env, obs)
         unrolls.append(unroll)
     whole = trees.join(unrolls)
-    where = whole.rows.extras["limit"].nonzero()
+    where = whole.trajectory.extras["limit"].nonzero()
     assert len(where) == len(whole.final) > 8
     for (i, t), final in zip(where.tolist(), whole.final, strict=True):
-        before = int(whole.rows.obs[i, t].argmax())
+        before = int(whole.trajectory.obs[i, t].argmax())
         assert int(final.argmax()) == (before + 1) % 5
 
 

@@ -228,7 +228,7 @@ def test_actors_differ_and_another_life_differs_too() -> None:
     weights = actors.get_weights(impala, state, 0)
     first, second = _fleet(impala, IMPALA, 2)._collectors
     reborn = _fleet(impala, IMPALA, 1, lives=1)._collectors[0]
-    seen = [c.collect(0, weights).content.rows.obs[:, 0].tolist() for c in (first, second, reborn)]
+    seen = [c.collect(0, weights).content.trajectory.obs[:, 0].tolist() for c in (first, second, reborn)]
     assert seen[0] != seen[1] != seen[2] != seen[0]
 
 
