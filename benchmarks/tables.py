@@ -27,9 +27,9 @@ bootstrap intervals. The tables note runs with fewer seeds or steps than the sui
 
 INVARIANTS = """# Invariants
 
-Bugs of reinforcement learning of language models, most of them silent, and the equation that decides each. A row is a
-test on a tiny random model, in float32 and, where it matters, in bfloat16; most run on every algorithm of the family.
-Numbers are issues and pull requests of libraries that had the bug.
+Bugs in reinforcement learning of language models, most of them silent, and the equation that rules out each. Each row
+is a test on a tiny random model, in float32 and, where it matters, in bfloat16; most tests run on every algorithm of
+the GRPO family. Entries such as "TRL 4772" are issues and pull requests of libraries that had the bug.
 
     pytest tests/invariants
 
@@ -133,11 +133,11 @@ def page() -> str:
 
 
 def pitfalls(file: Path) -> list[tuple[str, str, str, str]]:
-    """Pitfall, what goes wrong, what decides, and the test's name, for every test whose docstring has these parts."""
+    """Case, what goes wrong, invariant, and the test's name, for every test whose docstring has these parts."""
     found = []
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
-        parts = re.fullmatch(r"(.*)\n\nWrong: (.*)\nDecides: (.*)", inspect.cleandoc(text or ""), re.DOTALL)
+        parts = re.fullmatch(r"(.*)\n\nWrong: (.*)\nInvariant: (.*)", inspect.cleandoc(text or ""), re.DOTALL)
         if parts and node.name.startswith("test_"):  # type: ignore[attr-defined]
             found.append((*(" ".join(part.split()) for part in parts.groups()), node.name))  # type: ignore[attr-defined]
     return found  # type: ignore[return-value]
@@ -149,12 +149,12 @@ def invariants() -> str:
     files = [file for name in SUITE if (file := tests / "invariants" / f"test_{name}.py").is_file()]
     sections = [(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "", [file]) for file in files]
     others = [file for file in sorted(tests.rglob("test_*.py")) if file.parent.name != "invariants"]
-    sections.append(("Tests that stand with the part they are about.", others))
+    sections.append(("Tests next to the code that they test.", others))
     lines = [INVARIANTS.rstrip()]
     for title, group in sections:
         heading, _, rest = title.partition("\n\n")
         lines += ["", f"## {' '.join(heading.split()).rstrip('.')}", "", *([rest, ""] if rest else [])]
-        lines += ["| pitfall | what goes wrong | what decides | test |", "|---|---|---|---|"]
+        lines += ["| case | what goes wrong | invariant | test |", "|---|---|---|---|"]
         for file in group:
             path = file.relative_to(ROOT).as_posix()
             for *cells, name in pitfalls(file):

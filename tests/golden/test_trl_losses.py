@@ -88,8 +88,8 @@ def _same(name: str, loss: float, grad: torch.Tensor) -> None:
 def test_the_family_of_grpo(name, module, fields, monkeypatch):
     """GRPO and its variants compared with TRL's own functions.
 
-    Wrong: two implementations that cannot both be right.
-    Decides: equal losses and gradients on shared inputs, to 1e-5.
+    Wrong: two implementations disagree, so at least one is wrong.
+    Invariant: equal losses and gradients on shared inputs, to 1e-5.
     """
     _same(name, *_family(module, monkeypatch, **fields))
 

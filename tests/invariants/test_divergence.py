@@ -1,11 +1,12 @@
-"""Which gradient each estimator of the KL has, in each place, in the algorithms that use it: no sampling, all answers.
+"""KL estimators: the exact gradient of each, in the loss and in the reward, in the algorithms that use it.
 
-The vocabulary can be enumerated and an answer has two tokens at most, so every expectation is a sum. Three divergences
-of the policy π from the reference π₀ are distinguished, with d(s) = Π π the chance of coming to a state s:
+The vocabulary can be enumerated and an answer has at most two tokens, so every expectation is an exact sum. Three
+gradients of a divergence between the policy π and the reference π₀ are distinguished; d(s) = Π π is the probability
+of reaching state s:
 
-- whole: ∇ Σ_s d(s) KL(π(·|s) ‖ π₀(·|s)), the KL of answers, which also changes through where the policy goes;
-- by state: Σ_s d(s) ∇ KL(π(·|s) ‖ π₀(·|s)), with d held fixed;
-- reverse: Σ_s d(s) ∇ KL(π₀(·|s) ‖ π(·|s)), with d held fixed.
+- of whole answers: ∇ Σ_s d(s) KL(π(·|s) ‖ π₀(·|s)), in which d depends on π too;
+- per state: Σ_s d(s) ∇ KL(π(·|s) ‖ π₀(·|s)), with d held fixed;
+- per state, reverse: Σ_s d(s) ∇ KL(π₀(·|s) ‖ π(·|s)), with d held fixed.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def _in_the_loss(penalty: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Te
 def test_k1_in_the_loss_has_no_gradient(monkeypatch):
     """k1 = log π − log π₀ as a loss.
 
-    Wrong: it looks like a penalty and is noise around nothing (TRL 3025; slime 1004; verl 2953).
-    Decides: Σ_a π(a) ∇log π(a) = ∇ Σ_a π(a) = 0.
+    Wrong: it looks like a penalty but is noise with mean 0 (TRL 3025; slime 1004; verl 2953).
+    Invariant: Σ_a π(a) ∇log π(a) = ∇ Σ_a π(a) = 0.
     """
     caught, exact = _in_the_loss(kl.k1, monkeypatch)
     size = max(g.abs().max() for g in exact("by state"))
@@ -104,10 +105,11 @@ def test_k1_in_the_loss_has_no_gradient(monkeypatch):
 
 @sabotaged_by("foresight.ops.kl.k2", flip_sign, scaled(2.0), change("logprob", torch.Tensor.detach))
 def test_k2_in_the_loss_has_the_gradient_of_the_kl(monkeypatch):
-    """k2 = ½ (log π − log π₀)² as a loss: biased as a value, right as a gradient.
+    """k2 = ½ (log π − log π₀)² as a loss: a biased value, the exact gradient.
 
-    Wrong: the sign, which then drives the policy away (verl until a65c915), or k1 and k3 in its place.
-    Decides: Σ_a π(a) (log π(a) − log π₀(a)) ∇log π(a) = ∇KL(π ‖ π₀), state by state.
+    Wrong: the wrong sign, which drives the policy away from the reference (verl until a65c915), or k1 or k3 in its
+    place.
+    Invariant: Σ_a π(a) (log π(a) − log π₀(a)) ∇log π(a) = ∇KL(π ‖ π₀), per state.
     """
     caught, exact = _in_the_loss(kl.k2, monkeypatch)
     _same(caught, exact("by state"))
@@ -115,10 +117,10 @@ def test_k2_in_the_loss_has_the_gradient_of_the_kl(monkeypatch):
 
 @sabotaged_by("foresight.ops.kl.k3", flip_sign, scaled(2.0), swap("logprob", "ref_logprob"))
 def test_k3_in_the_loss_has_the_gradient_of_the_other_kl(monkeypatch):
-    """k3 = π₀/π − 1 − log(π₀/π) as a loss, which is the term of GRPO: unbiased as a value, and yet.
+    """k3 = π₀/π − 1 − log(π₀/π) as a loss, the term of GRPO: an unbiased value, another gradient.
 
-    Wrong: it is taken for a penalty of KL(π ‖ π₀); far from π₀ the two pull differently (open-instruct 534; TRL 4638).
-    Decides: Σ_a π(a) ∇k3(a) = ∇KL(π₀ ‖ π), state by state; the two agree only near π₀.
+    Wrong: it is taken for a penalty of KL(π ‖ π₀); far from π₀ the two gradients differ (open-instruct 534; TRL 4638).
+    Invariant: Σ_a π(a) ∇k3(a) = ∇KL(π₀ ‖ π), per state; the two agree only near π₀.
     """
     caught, exact = _in_the_loss(kl.k3, monkeypatch)
     _same(caught, exact("reverse"))
@@ -128,10 +130,10 @@ def test_k3_in_the_loss_has_the_gradient_of_the_other_kl(monkeypatch):
 
 @sabotaged_by("foresight.ops.policy.ratio", flip_sign, change("logprob", torch.Tensor.detach))
 def test_k3_times_the_ratio_has_the_gradient_of_the_kl(monkeypatch):
-    """ρ_t · k3 as a loss: the repair that keeps k3.
+    """ρ_t · k3 as a loss, which corrects the gradient of k3.
 
-    Wrong: without the ratio the gradient is another one even on-policy, where the ratio is 1 (TRL 6503: by 21%).
-    Decides: Σ_a ∇(π(a) k3(a)) = ∇ Σ_a π(a) k3(a) = ∇KL(π ‖ π₀), state by state.
+    Wrong: without the ratio the gradient differs even on-policy, where the ratio is 1 (TRL 6503: by 21%).
+    Invariant: Σ_a ∇(π(a) k3(a)) = ∇ Σ_a π(a) k3(a) = ∇KL(π ‖ π₀), per state.
     """
     caught, exact = _in_the_loss(lambda p, r: ratio(p, p) * kl.k3(p, r), monkeypatch)
     _same(caught, exact("by state"))
@@ -140,11 +142,11 @@ def test_k3_times_the_ratio_has_the_gradient_of_the_kl(monkeypatch):
 @sabotaged_by("foresight.ops.kl.k1", flip_sign, scaled(2.0), change("logprob", torch.Tensor.exp))
 @of(rloo, rlhf_ppo)
 def test_k1_in_the_reward_has_the_gradient_of_the_kl_of_answers(module, monkeypatch):
-    """k1 in the reward: of the whole answer (RLOO), or of each token with what comes after it (PPO, λ = 1).
+    """k1 in the reward: of the whole answer (RLOO), or of each token and those after it (PPO, λ = 1).
 
-    Wrong: the sign, which maximizes the KL (verl until a65c915; Logic-RL 58), or a reward that a later token's
-    distance never reaches.
-    Decides: ∇KL(π ‖ π₀) = E_o[ Σ_t ∇log π(o_t) Σ_{u ≥ t} (log π(o_u) − log π₀(o_u)) ], of whole answers.
+    Wrong: the wrong sign, which maximizes the KL (verl until a65c915; Logic-RL 58), or the KL of later tokens is
+    missing in a token's return.
+    Invariant: ∇KL(π ‖ π₀) = E_o[ Σ_t ∇log π(o_t) Σ_{u ≥ t} (log π(o_u) − log π₀(o_u)) ], of whole answers.
     """
     state, reference = _build(module, whiten=False, gae_lambda=1.0, gamma=1.0)
     batch, chance = _answers(state.policy)
@@ -162,11 +164,11 @@ def test_k1_in_the_reward_has_the_gradient_of_the_kl_of_answers(module, monkeypa
 
 @sabotaged_by("foresight.ops.kl.k3", flip_sign, scaled(2.0), swap("logprob", "ref_logprob"))
 def test_k3_in_the_reward_lacks_the_gradient_of_the_other_kl(monkeypatch):
-    """k3 in the reward: of lower variance than k1, and no substitute for it there.
+    """k3 in the reward: lower variance than k1, but not a substitute for it.
 
-    Wrong: it is put in k1's place because its value is right; but a reward is not differentiated, so that half of
-    the gradient of E[k3] is missing (verl 2953).
-    Decides: Σ_a k3(a) ∇π(a) = ∇KL(π ‖ π₀) − ∇KL(π₀ ‖ π), the first of whole answers and the second state by state.
+    Wrong: it replaces k1 because its value is right; but a reward is not differentiated, so half of the gradient of
+    E[k3] is missing (verl 2953).
+    Invariant: Σ_a k3(a) ∇π(a) = ∇KL(π ‖ π₀) − ∇KL(π₀ ‖ π), the first of whole answers and the second per state.
     """
     monkeypatch.setattr(rloo, "kl", SimpleNamespace(k1=kl.k3))
     monkeypatch.setattr(rloo, "leave_one_out", lambda rewards: rewards)
@@ -181,11 +183,11 @@ def test_k3_in_the_reward_lacks_the_gradient_of_the_other_kl(monkeypatch):
 
 @sabotaged_by("foresight.algorithms.language.distill.kl.k1", flip_sign)
 @sabotaged_by("foresight.ops.policy.reinforce", scaled(2.0))
-def test_a_tokens_own_distance_has_the_gradient_of_the_kl_in_its_state(monkeypatch):
-    """On-policy distillation with discount 0: a token answers for itself alone.
+def test_the_kl_of_a_token_alone_has_the_gradient_of_the_kl_in_its_state(monkeypatch):
+    """On-policy distillation with discount 0: each token is credited with its own reward only.
 
-    Wrong: top-k of the teacher without the rest of the vocabulary (verl 5041), or the sign.
-    Decides: E_o[ Σ_t (log π(o_t) − log π₀(o_t)) ∇log π(o_t) ] = Σ_s d(s) ∇KL(π(·|s) ‖ π₀(·|s)).
+    Wrong: the teacher's top k without the rest of the vocabulary (verl 5041), or the wrong sign.
+    Invariant: E_o[ Σ_t (log π(o_t) − log π₀(o_t)) ∇log π(o_t) ] = Σ_s d(s) ∇KL(π(·|s) ‖ π₀(·|s)).
     """
     state, teacher = _build(distill)
     batch, chance = _answers(state.policy)
@@ -198,8 +200,8 @@ def test_a_tokens_own_distance_has_the_gradient_of_the_kl_in_its_state(monkeypat
 def test_soft_targets_have_the_same_gradient_without_sampling_the_token(monkeypatch):
     """On-policy distillation over the whole vocabulary.
 
-    Wrong: a divergence over the teacher's top k alone, which a student can satisfy by leaving them (verl 5041).
-    Decides: Σ_s d(s) ∇ Σ_a π(a|s) (log π(a|s) − log π₀(a|s)).
+    Wrong: a divergence over the teacher's top k only, which a student can lower by leaving them (verl 5041).
+    Invariant: Σ_s d(s) ∇ Σ_a π(a|s) (log π(a|s) − log π₀(a|s)).
     """
     state, teacher = _build(distill, soft=True)
     batch, _ = _answers(state.policy)

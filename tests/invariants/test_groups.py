@@ -1,4 +1,4 @@
-"""What an answer is compared with: its own group, as far as that has scores."""
+"""Groups: the baseline and the scale of an answer, and answers without a score."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _unchanged(state, before) -> bool:
 @sabotaged_by("foresight.ops.advantage._centered", lambda f: lambda r: (f(r)[0] + 1e-3, f(r)[1]))
 @of(*FAMILY)
 def test_groups_of_equal_rewards_change_nothing(module):
-    """All answers to a question are right, or all wrong.
+    """All answers to a question are right, or all are wrong.
 
-    Wrong: what rounding leaves is divided by a standard deviation of nearly 0 (NeMo 4158); or the step is silent, and
-    nothing reports that nothing is learned (autocontext 1067).
-    Decides: r_i = r for all i gives A_i = 0 exactly; such groups are skipped, and counted.
+    Wrong: rounding error is divided by a standard deviation of nearly 0 (NeMo 4158), or nothing reports that there was
+    no gradient (autocontext 1067).
+    Invariant: r_i = r for all i gives A_i = 0 exactly; such groups are skipped and counted.
     """
     state = subjects.build(module, overlong_penalty=0.0, overlong_filter=False)
     batch, before = subjects.sample(module, state), copy.deepcopy(state.policy.state_dict())
@@ -50,11 +50,11 @@ def test_groups_of_equal_rewards_change_nothing(module):
 @sabotaged_by("foresight.ops.advantage.leave_one_out", change("rewards", lambda r: r * torch.arange(1.0, 9)))
 @pytest.mark.parametrize("reward", [0.1, 1.0, 1 / 3, -7.7e5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_mean_that_rounds_is_no_spread(reward, dtype):
-    """The mean of equal numbers may be another number.
+def test_rounding_of_the_mean_gives_no_advantage(reward, dtype):
+    """The mean of equal numbers may differ from them by rounding.
 
-    Wrong: `std == 0` is false for them, so a group without a difference gets advantages of any size (NeMo 4158).
-    Decides: a group is equal where max r = min r, not where std r = 0.
+    Wrong: `std == 0` is then false, and a group of equal rewards gets advantages of any size (NeMo 4158).
+    Invariant: a group is equal if max r = min r, not if std r = 0.
     """
     rewards = torch.full((3, 8), reward, dtype=dtype)
     for estimator in _estimators():
@@ -64,11 +64,11 @@ def test_a_mean_that_rounds_is_no_spread(reward, dtype):
 
 
 @sabotaged_by("foresight.training.microbatch.descend", change("groups", torch.zeros_like, "skip_them"))
-def test_the_penalty_pulls_where_all_rewards_are_equal():
-    """An advantage of 0 is no reason to skip a group that has a KL term.
+def test_the_penalty_acts_where_all_rewards_are_equal():
+    """A group with advantage 0 still has its KL term.
 
-    Wrong: the penalty is felt only where rewards differ (TRL 5640, 7068).
-    Decides: A = 0 leaves β ∇ 1/N Σ_i 1/|o_i| Σ_t k3_it, over all N answers.
+    Wrong: the penalty acts only where rewards differ (TRL 5640, 7068).
+    Invariant: A = 0 leaves β ∇ 1/N Σ_i 1/|o_i| Σ_t k3_it, over all N answers.
     """
     state = subjects.build(grpo, kl_coef=0.5)
     subjects.disturb(state.reference)
@@ -94,12 +94,13 @@ def by_text(original):
 
 @sabotaged_by("foresight.ops.advantage._centered", by_text)
 @of(*FAMILY)
-def test_groups_are_distinguished_by_place_and_not_by_text(module):
-    """The same question twice in a batch.
+def test_groups_are_distinguished_by_position_and_not_by_text(module):
+    """The same question occurs twice in a batch.
 
-    Wrong: its answers are merged into one group, or a dictionary keeps one of the two (NeMo 3882; d1 19; R1-V 67; TRL
-    2803; Search-R1 88).
-    Decides: A depends on the rewards of the own row of `[P, G]` alone; two equal rows of equal rewards teach nothing.
+    Wrong: its answers are merged into one group, or a dictionary keeps only one of the two (NeMo 3882; d1 19; R1-V 67;
+    TRL 2803; Search-R1 88).
+    Invariant: A depends only on the rewards in its own row of `[P, G]`; two equal rows, each with equal rewards, have
+    no gradient.
     """
     state = subjects.build(module, overlong_penalty=0.0)
     batch = subjects.sample(module, state)
@@ -122,11 +123,11 @@ def without_each(original):
 @sabotaged_by("foresight.ops.advantage.leave_one_out", without_each)
 @sabotaged_by("foresight.ops.advantage.group_scaled", without_each)
 def test_a_group_has_one_baseline_and_one_scale():
-    """Every answer of a group is measured by the same rule.
+    """All answers of a group have the same baseline and the same scale.
 
-    Wrong: an answer that is left out of its own standard deviation gets another scale, or none, than the others, which
-    splits the group (NeMo 3469); rewards that are not 0 or 1 are taken for such (OpenRLHF 1272).
-    Decides: A_i − A_j = (r_i − r_j) / s for all pairs, with one s > 0 a group, and Σ_i A_i = 0.
+    Wrong: an answer that is left out of its own standard deviation gets a scale of its own, or none, which splits the
+    group (NeMo 3469); rewards other than 0 and 1 are treated as 0 or 1 (OpenRLHF 1272).
+    Invariant: A_i − A_j = (r_i − r_j) / s for all pairs, with one s > 0 per group, and Σ_i A_i = 0.
     """
     rewards = torch.tensor([[1.0, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0.5, 0], [0.1, -3, 7, 0.2, 0, 9, 1, 1]])
     apart = rewards[:, :, None] - rewards[:, None]
@@ -143,11 +144,11 @@ def naive(original):
 
 
 @sabotaged_by("foresight.ops.advantage.normalize", naive)
-def test_one_sample_has_no_spread():
+def test_one_sample_has_advantage_zero():
     """A batch or a group with a single score.
 
-    Wrong: its standard deviation is NaN, and then every weight is (MetaClaw 47; verl takes std 1).
-    Decides: A = 0 where there is nothing to compare with.
+    Wrong: its standard deviation is NaN, and then every weight is (MetaClaw 47; verl sets the standard deviation to 1).
+    Invariant: A = 0 if there is nothing to compare with.
     """
     assert advantage.normalize(torch.tensor([[3.0]])).tolist() == [[0.0]]
     assert advantage.normalize(torch.tensor([[3.0, 9.0]]), torch.tensor([[1.0, 0.0]])).tolist() == [[0.0, 0.0]]
@@ -158,11 +159,11 @@ def test_one_sample_has_no_spread():
 
 @sabotaged_by("foresight.training.microbatch.step", lambda f: lambda *a: {**f(*a), "grad_norm": 0.0})
 @of(grpo, dr_grpo, gspo)
-def test_a_loss_of_zero_is_no_gradient_of_zero(module):
+def test_a_loss_of_zero_still_has_a_gradient(module):
     """On-policy and without a penalty, advantages that are centered in each group sum to 0.
 
-    Wrong: a loss of 0 is taken for a bug (TRL 3452; open-r1 239).
-    Decides: at ratio 1, L = −Σ_i w A_i = 0 while ∇L = −Σ_i w A_i ∇log π(o_i) ≠ 0: watch `grad_norm`.
+    Wrong: a loss of 0 is mistaken for a bug (TRL 3452; open-r1 239).
+    Invariant: at ratio 1, L = −Σ_i w A_i = 0, but ∇L = −Σ_i w A_i ∇log π(o_i) ≠ 0: look at `grad_norm`.
     """
     state = subjects.build(module)
     batch = subjects.sample(module, state)
@@ -183,11 +184,11 @@ def _answers(batch: TokenBatch, chosen: list[int]) -> TokenBatch:
 
 @sabotaged_by("tests.invariants.subjects.update", change("rewards", lambda r: r.nan_to_num(), "none_is_zero"))
 @of(*FAMILY, rlhf_ppo)
-def test_an_unscorable_answer_is_left_out_and_is_no_zero(module):
-    """A reward function returns None: it has no score.
+def test_an_unscorable_answer_is_left_out_and_is_not_a_zero(module):
+    """A reward function returns None: the answer has no score.
 
-    Wrong: None counts as 0 and moves the baseline of its group, or NaN reaches the weights (verl 5635; TRL 5281).
-    Decides: ∇L = ∇L of the batch without that answer (Dr. GRPO's constant denominator stays what it was).
+    Wrong: None counts as 0 and shifts the baseline of its group, or NaN reaches the weights (verl 5635; TRL 5281).
+    Invariant: ∇L = ∇L of the batch without that answer (Dr. GRPO's constant denominator does not change).
     """
     fields = {"overlong_penalty": 0.0, "overlong_filter": False}
     batch = subjects.sample(module, subjects.build(module))
@@ -201,10 +202,11 @@ def test_an_unscorable_answer_is_left_out_and_is_no_zero(module):
 @sabotaged_by("tests.invariants.subjects.update", change("rewards", lambda r: torch.rand(r.shape), "guess"))
 @of(*FAMILY, rlhf_ppo)
 def test_a_batch_without_a_score_changes_nothing(module):
-    """Every answer was unscorable.
+    """No answer has a score.
 
-    Wrong: 0/0 in the weights (TRL 5826); or a step on a gradient of 0, which goes where the last ones went.
-    Decides: a sum over nothing is 0 and no step is taken; the share `unscorable` reports it.
+    Wrong: 0/0 reaches the weights (TRL 5826), or the optimizer takes a step with gradient 0, which momentum makes
+    nonzero.
+    Invariant: an empty sum is 0 and no step is taken; the metric `unscorable` gives the share.
     """
     for kl_coef in (0.0, 0.1):
         state = subjects.build(module, kl_coef=kl_coef)
@@ -218,10 +220,10 @@ def test_a_batch_without_a_score_changes_nothing(module):
 
 @sabotaged_by("foresight.training.microbatch.descend", change("groups", torch.ones_like, "step_anyway"))
 def test_a_batch_of_truncated_answers_is_skipped_and_reported():
-    """Every answer hit the limit, and those are not trained on.
+    """Every answer hit the limit, and truncated answers are not trained on.
 
-    Wrong: NaN (TRL 5826), or a step of the optimizer on a gradient of 0 that is not reported (TRL 3248, 4976).
-    Decides: no answer is left, so no step is taken, and `left_out_groups` is 1.
+    Wrong: NaN (TRL 5826), or an unreported optimizer step with gradient 0 (TRL 3248, 4976).
+    Invariant: no answer is left, so no step is taken, and `left_out_groups` is 1.
     """
     state = subjects.build(dapo)
     batch, before = subjects.sample(dapo, state), copy.deepcopy(state.policy.state_dict())

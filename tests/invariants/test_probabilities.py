@@ -1,4 +1,4 @@
-"""The policy that learns is the policy that sampled."""
+"""The sampler and the learner compute the same log-probabilities."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ WIDE = 49_152  # the vocabulary of SmolLM2
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @both
 def test_the_sampler_and_the_learner_agree_on_every_log_probability(precision, temperature):
-    """Two code paths, one with a cache and one without, compute the log-probability of a token.
+    """Two code paths, one with a KV cache and one without, compute the log-probability of a token.
 
-    Wrong: every ratio is off from the first update on, and long answers are clipped or dropped in silence (TRL 4772,
+    Wrong: every ratio is off from the first update on, and long answers are silently clipped or dropped (TRL 4772,
     3867; verl 2953, 3694; NeMo stops where exp|Δ| is above 1.05).
-    Decides: log π_sampler(o_t | q, o_<t) = log π_learner(o_t | q, o_<t), to rounding; exp(mean |Δ|) ≤ 1.05 in bfloat16.
+    Invariant: log π_sampler(o_t | q, o_<t) = log π_learner(o_t | q, o_<t), to rounding; exp(mean |Δ|) ≤ 1.05 in
+    bfloat16.
     """
     state = subjects.build(grpo, precision=precision, temperature=temperature)
     batch = subjects.sample(grpo, state)
@@ -41,11 +42,11 @@ def test_the_sampler_and_the_learner_agree_on_every_log_probability(precision, t
 @both
 @of(*SAMPLED)
 def test_the_temperature_divides_every_log_probability(module, precision):
-    """Temperature: the sampler divides by it, the policy, the old policy, the reference or the teacher does not.
+    """The sampler divides logits by the temperature; the policy, old policy, reference and teacher must too.
 
-    Wrong: the ratio is not 1 and the KL not 0 before anything was learned (TRL 4159: ratio 2 at temperature 0.6; TRL
+    Wrong: the ratio is not 1 and the KL is not 0 before the first update (TRL 4159: ratio 2 at temperature 0.6; TRL
     3029; ms-swift 8427; slime 2686).
-    Decides: log π(a) = log softmax(z / τ)_a with the same τ in all of them.
+    Invariant: log π(a) = log softmax(z / τ)_a with the same τ in all of them.
     """
     state = subjects.build(module, precision=precision, temperature=0.6, kl_coef=0.1, teacher=tiny_language.folder(0))
     metrics = subjects.update(module, state, subjects.sample(module, state))
@@ -67,11 +68,11 @@ def at_temperature_1_where_frozen(original):
 @both
 @of(grpo, rloo, rlhf_ppo)
 def test_the_kl_is_zero_before_the_first_update(module, precision):
-    """The reference is the policy at the start, computed in the same way.
+    """The reference equals the policy at the start and is computed in the same way.
 
-    Wrong: a penalty for a distance that is not there (TRL 454; slime's check at step 0).
-    Decides: KL(π_θ ‖ π_ref) = 0 at θ = θ_ref, exactly where both are computed by one function; where the sampler's
-    log-probability stands for π_θ, to rounding.
+    Wrong: a KL penalty although the two models are equal (TRL 454; slime's check at step 0).
+    Invariant: KL(π_θ ‖ π_ref) = 0 at θ = θ_ref: exactly if one function computes both, to rounding if the sampler's
+    log-probability is used as log π_θ.
     """
     state = subjects.build(module, precision=precision, temperature=0.6, kl_coef=0.1)
     metrics = subjects.update(module, state, subjects.sample(module, state))
@@ -84,11 +85,11 @@ def test_the_kl_is_zero_before_the_first_update(module, precision):
 @sabotaged_by("foresight.algorithms.language.dpo.log_odds", lambda f: lambda *a: f(*a) + 0.1 * torch.arange(2))
 @pytest.mark.parametrize(("loss", "expected"), [("sigmoid", math.log(2)), ("ipo", 25.0), ("hinge", 1.0)])
 @both
-def test_preferences_begin_where_the_reference_is(precision, loss, expected):
-    """DPO's policy and reference are one model at the start, with no dropout in either.
+def test_the_initial_margin_of_dpo_is_zero(precision, loss, expected):
+    """DPO's policy and reference are the same model at the start, both without dropout.
 
-    Wrong: a margin before anything was learned (TRL 744).
-    Decides: D = 0, so the loss is that of an even chance, log 2 (IPO 1/(2β)², hinge 1).
+    Wrong: a nonzero margin before the first update (TRL 744).
+    Invariant: D = 0, so the loss is log 2 (IPO: 1/(2β)², hinge: 1).
     """
     state = subjects.build(dpo, precision=precision, loss=loss)
     metrics = subjects.update(dpo, state, subjects.sample(dpo, state))
@@ -105,10 +106,10 @@ def noisy(original):
 @both
 @of(*(m for m in FAMILY if subjects.has(m, "epochs")), rlhf_ppo)
 def test_the_ratio_is_one_while_the_weights_are_those_that_sampled(module, precision, monkeypatch):
-    """With a learning rate of 0 nothing changes, in however many passes.
+    """With a learning rate of 0, nothing changes, in any number of passes.
 
-    Wrong: tokens are clipped by numerics alone (RLinf 1534: 4.6% of them at lr = 0; verl 6280).
-    Decides: ρ_t = π_θ(o_t) / π_old(o_t) = 1, exactly where π_old is the first pass itself.
+    Wrong: tokens are clipped because of rounding alone (RLinf 1534: 4.6% of them at lr = 0; verl 6280).
+    Invariant: ρ_t = π_θ(o_t) / π_old(o_t) = 1, exactly if π_old comes from the first pass itself.
     """
     name = "sequence_ratio" if hasattr(module, "sequence_ratio") else "ratio"
     original, seen = getattr(module, name), []
@@ -139,11 +140,11 @@ def awake(original):
 @sabotaged_by("foresight.nets.language.model.LanguageModel.__init__", awake)
 @of(grpo, rlhf_ppo, rloo, dpo)
 def test_dropout_is_never_active(module):
-    """A model that has dropout, as many folders say they have.
+    """A model whose config sets dropout, as many configs do.
 
-    Wrong: policy, old policy and reference are three different networks, so the ratio is not 1 and the KL not 0 (TRL
-    3234, 744; trlx 508).
-    Decides: two passes over the same tokens give the same log-probabilities.
+    Wrong: the policy, old policy and reference are three different networks, so the ratio is not 1 and the KL is not 0
+    (TRL 3234, 744; trlx 508).
+    Invariant: two passes over the same tokens give the same log-probabilities.
     """
     state = subjects.build(module, kl_coef=0.1)
     for model in (state.policy, state.reference):
@@ -161,11 +162,11 @@ def in_bfloat16(original):
 
 @sabotaged_by("foresight.ops.tokens._wide", in_bfloat16)
 def test_the_softmax_is_computed_in_float32_whatever_the_logits_are():
-    """The sum over a wide vocabulary, its logarithm and the division by the temperature.
+    """Log-softmax over a large vocabulary, and the division by the temperature.
 
-    Wrong: log-probabilities carry an error of percents, other ones for other batch shapes (verl 6280: 8% of the
+    Wrong: log-probabilities have errors of several percent, which depend on the batch shape (verl 6280: 8% of the
     tokens differ; MiniMax-M1's float32 head; arXiv:2510.26788).
-    Decides: log π(a) = z_a/τ − log Σ_v exp(z_v/τ) in float32 or wider, of the logits as they are.
+    Invariant: log π(a) = z_a/τ − log Σ_v exp(z_v/τ) in float32 or wider, for logits of any dtype.
     """
     generator = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(8, WIDE, generator=generator)).bfloat16()
@@ -180,11 +181,11 @@ def test_the_softmax_is_computed_in_float32_whatever_the_logits_are():
 @sabotaged_by(
     "foresight.planning.generation.sampling.choose", change("logits", lambda z: z.float().log_softmax(-1).bfloat16())
 )
-def test_the_sampler_prices_its_tokens_in_float32_too():
-    """The log-probability that is recorded at sampling.
+def test_the_sampler_computes_log_probabilities_in_float32_too():
+    """The log-probability recorded while sampling.
 
-    Wrong: as above, and the two sides no longer agree (TRL 6266).
-    Decides: the recorded number is log softmax(z/τ) of the token in float32, and finite.
+    Wrong: it has the same error, and differs from the learner's (TRL 6266).
+    Invariant: the recorded value is log softmax(z/τ) of the token in float32, and is finite.
     """
     logits = (4 * torch.randn(8, WIDE, generator=torch.Generator().manual_seed(0))).bfloat16()
     uniform = torch.rand(8, generator=torch.Generator().manual_seed(1))
@@ -200,10 +201,10 @@ def in_place(original):
 
 @sabotaged_by("foresight.ops.tokens._wide", in_place)
 def test_dividing_by_the_temperature_does_not_change_the_logits():
-    """The logits are needed again: for the entropy, for the backward pass, for another temperature.
+    """The logits are used again: for the entropy, the backward pass, or another temperature.
 
-    Wrong: they are divided twice, or autograd refuses (TRL 6554).
-    Decides: ∂ log p(a) / ∂z = (onehot(a) − softmax(z/τ)) / τ at the z that went in.
+    Wrong: they are divided twice, or autograd raises an error (TRL 6554).
+    Invariant: ∂ log p(a) / ∂z = (onehot(a) − softmax(z/τ)) / τ at the original z.
     """
     logits, chosen = torch.randn(5, 11), torch.arange(5)
     given = logits.clone().requires_grad_()
@@ -218,7 +219,7 @@ def test_greedy_is_the_limit_of_low_temperatures():
     """Temperature 0 is greedy, not a division by zero.
 
     Wrong: inf and NaN (TRL 3640), or a greedy answer whose log-probability is 0 everywhere (slime 2686).
-    Decides: the token is argmax z, and its log-probability is the model's own, at τ = 1.
+    Invariant: the token is argmax z, and its log-probability is that of the model at τ = 1.
     """
     logits, uniform = torch.randn(64, 11), torch.rand(64)
     greedy, logprob = sampling.choose(logits, uniform, 0.0)
@@ -240,11 +241,11 @@ def stale(original):
 @sabotaged_by("foresight.nets.language.model.LanguageModel.logits", stale)
 @of(*SAMPLED)
 def test_the_sampler_has_the_weights_of_the_last_update(module):
-    """Weights reach whatever samples, after every update.
+    """The sampler gets the new weights after every update.
 
-    Wrong: answers of an older policy; the error grows slowly and looks like staleness (verl 7495; NeMo: 1 to 2% a
-    step is a sync bug).
-    Decides: log π_sampler = log π_θ after an update that changed θ.
+    Wrong: answers come from an older policy; the error grows slowly and looks like staleness (verl 7495; NeMo: 1 to 2%
+    per step is a sync bug).
+    Invariant: log π_sampler = log π_θ after an update that changed θ.
     """
     state = subjects.build(module, learning_rate=1e-2)
     before = subjects.sample(module, state)

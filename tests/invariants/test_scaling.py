@@ -1,4 +1,4 @@
-"""What a token weighs, however the batch is cut, and in whatever precision it is computed."""
+"""Scaling: the weight of a token, for any split into micro-batches and any precision."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def averaged(original):
 @pytest.mark.parametrize("micro_tokens", [1, 20])
 @of(*ALL)
 def test_the_gradient_does_not_depend_on_the_micro_batches(module, micro_tokens):
-    """A batch that is cut to fit into memory.
+    """A batch is split into micro-batches to fit into memory.
 
-    Wrong: a mean of each part is averaged over the parts, so that tokens in short parts weigh more (TRL 3231, 2881;
-    verl 3332; ms-swift 10117; mlx-lm 1413).
-    Decides: ∇L = Σ_parts ∇ Σ w_it l_it with weights w made of the whole batch before it is cut.
+    Wrong: the means of the parts are averaged, so tokens in short parts weigh more (TRL 3231, 2881; verl 3332; ms-swift
+    10117; mlx-lm 1413).
+    Invariant: ∇L = Σ_parts ∇ Σ w_it l_it with weights w computed from the whole batch before the split.
     """
     fields = {"kl_coef": 0.1, "entropy_coef": 0.1}
     batch = subjects.sample(module, subjects.build(module))
@@ -48,10 +48,10 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(module, micro_tokens)
 
 @sabotaged_by("foresight.ops.aggregate.per_token", change("mask", torch.ones_like, "all_tokens"))
 def test_the_denominator_counts_only_what_is_trained_on():
-    """Answers that hit the limit are filtered out of the loss.
+    """Truncated answers are filtered out of the loss.
 
-    Wrong: they stay in the denominator, so that the more are cut off the smaller the step (TRL 6369, 6439).
-    Decides: L = Σ_kept l_it / Σ_kept |o_i|: a group that was cut off as a whole changes nothing.
+    Wrong: they stay in the denominator, so the step shrinks as more answers are truncated (TRL 6369, 6439).
+    Invariant: L = Σ_kept l_it / Σ_kept |o_i|: a group of truncated answers changes nothing.
     """
     fields = {"overlong_penalty": 0.0}
     batch = subjects.sample(dapo, subjects.build(dapo))
@@ -65,10 +65,10 @@ def test_the_denominator_counts_only_what_is_trained_on():
 @sabotaged_by("foresight.data.text.TokenBatch.scored", change("whole", lambda whole: False, "all_answers"))
 @of(*FAMILY, rlhf_ppo)
 def test_no_gradient_reaches_a_truncated_answer(module):
-    """An answer that was cut off is in its group's baseline, and is not trained on.
+    """A truncated answer counts in the baseline of its group, but is not trained on.
 
-    Wrong: it is punished for what it did not get to say.
-    Decides: ∂L/∂log π(o_t) = 0 for all t of an answer that hit the limit; not so without the filter.
+    Wrong: it is penalized for a missing end.
+    Invariant: ∂L/∂log π(o_t) = 0 for all t of an answer that hit the limit; without the filter it is not.
     """
     state = subjects.build(module, overlong_penalty=0.0, mask_truncated=True)
     batch, caught = subjects.sample(module, state), list[torch.Tensor]()
@@ -92,10 +92,11 @@ def test_no_gradient_reaches_a_truncated_answer(module):
 
 @sabotaged_by("foresight.ops.aggregate.per_budget", lambda f: lambda mask, _: aggregate.per_sequence(mask))
 def test_a_token_of_a_long_answer_weighs_as_much_as_any_other():
-    """Dr. GRPO: no division by the length of the answer, none by the spread of the rewards.
+    """Dr. GRPO divides neither by the length of the answer nor by the standard deviation of the rewards.
 
-    Wrong: 1/|o| punishes a long wrong answer less than a short one, so wrong answers grow (arXiv:2503.20783).
-    Decides: |∂L/∂log π(o_t)| = |A| / (P · G · limit), for every token of every answer.
+    Wrong: 1/|o| penalizes a token of a long wrong answer less than one of a short one, so wrong answers grow
+    (arXiv:2503.20783).
+    Invariant: |∂L/∂log π(o_t)| = |A| / (P · G · limit), for every token of every answer.
     """
     state = subjects.build(dr_grpo, micro_tokens=10_000)
     batch, caught = subjects.sample(dr_grpo, state), list[torch.Tensor]()
@@ -113,11 +114,11 @@ def test_a_token_of_a_long_answer_weighs_as_much_as_any_other():
 
 
 @sabotaged_by("foresight.algorithms.language.dpo.log_odds", lambda f: lambda s, b: f(s, b) * b.length)
-def test_an_answer_gains_nothing_by_its_length():
-    """DPO with `length_normalized`: a mean over tokens and not a sum.
+def test_the_weight_of_an_answer_does_not_depend_on_its_length():
+    """DPO with `length_normalized`: a mean over tokens instead of a sum.
 
-    Wrong: sums of log-ratios grow with the answer, so that the longer one of a pair decides (dpo 35; TRL 2003, 2964).
-    Decides: Σ_t ∂D/∂log π(y_t) = 1 for the chosen and −1 for the rejected answer, whatever their lengths.
+    Wrong: sums of log-ratios grow with the length, so the longer answer of a pair dominates (dpo 35; TRL 2003, 2964).
+    Invariant: Σ_t ∂D/∂log π(y_t) = 1 for the chosen and −1 for the rejected answer, whatever their lengths.
     """
     state = subjects.build(dpo, length_normalized=True)
     batch = subjects.sample(dpo, state)
@@ -142,10 +143,10 @@ def coarse(original):
 @sabotaged_by("foresight.nets.language.model.LanguageModel.states", coarse)
 @of(*ALL)
 def test_the_gradient_in_bfloat16_is_close_to_that_in_float32(module):
-    """Matrix products in bfloat16 over float32 weights.
+    """Matrix products in bfloat16 with float32 weights.
 
-    Wrong: sums, softmax, norms or weights are narrow too, and small gradients are rounded away (arXiv:2510.26788).
-    Decides: of one batch, cos(∇L_bf16, ∇L_fp32) > 0.998, and the norms are within 3%.
+    Wrong: sums, softmax, norms or weights are in bfloat16 too, and small gradients are rounded away (arXiv:2510.26788).
+    Invariant: on one batch, cos(∇L_bf16, ∇L_fp32) > 0.998, and the norms are within 3%.
     """
     batch = subjects.sample(module, subjects.build(module))
     wide, narrow = (

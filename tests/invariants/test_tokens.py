@@ -1,4 +1,4 @@
-"""Which tokens there are: where a row ends, where it begins, and that they are the ones that were sampled."""
+"""Tokens: where a row begins, where it ends, and that the sampled ids are trained on."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def without_the_end(original):
 
 
 @sabotaged_by("foresight.training.corpus.encode", without_the_end)
-def test_the_token_that_ends_an_answer_is_learned_although_it_is_the_padding():
-    """pad = eos, as in most models that have no pad token.
+def test_the_token_that_ends_an_answer_is_trained_although_it_is_the_padding():
+    """pad = eos, as in most models without a pad token.
 
-    Wrong: a mask made from `token == pad` hides the end, so that the model never learns to stop (TRL 4970, 3091, 1623).
-    Decides: mask_t = [t < length], and the token at length − 1 is the one that ends the answer.
+    Wrong: a mask made from `token == pad` also masks the end token, so the model never learns to stop (TRL 4970, 3091,
+    1623).
+    Invariant: mask_t = [t < length], and the token at length − 1 is the one that ends the answer.
     """
     state = subjects.build(sft)
     assert state.policy.tokenizer.pad_token_id == state.policy.tokenizer.eos_token_id == 0
@@ -48,10 +49,10 @@ def test_the_token_that_ends_an_answer_is_learned_although_it_is_the_padding():
 @sabotaged_by("foresight.data.text.length_mask", change("lengths", lambda n: n - 1))
 @of(*SAMPLED)
 def test_the_token_that_stopped_an_answer_has_a_gradient(module):
-    """The same where the model wrote the answer: the decision to stop is an action like any other.
+    """The same for sampled answers: the decision to stop is an action like any other.
 
-    Wrong: stopping is neither rewarded nor punished, so answers grow to the limit (TRL 1623).
-    Decides: ∂L/∂log π(o_t) ≠ 0 at t = length − 1 of an answer that stopped.
+    Wrong: stopping is neither rewarded nor penalized, so answers grow to the limit (TRL 1623).
+    Invariant: ∂L/∂log π(o_t) ≠ 0 at t = length − 1 of an answer that stopped.
     """
     state = subjects.build(module, overlong_penalty=0.0)
     batch, caught = subjects.sample(module, state), []
@@ -77,11 +78,11 @@ def at_the_first_pad(original):
 @sabotaged_by("foresight.nets.language.scorer.Scorer.steps", at_the_first_pad)
 @both
 def test_a_score_is_read_at_the_last_token_whatever_the_padding(precision):
-    """The head of a reward model over rows of different lengths.
+    """A reward model scores rows of different lengths.
 
-    Wrong: the last token is looked for by its id, and is the first pad, or one before or after (transformers 35352;
-    TRL 937; gpt-neox 1285; OpenRLHF 238).
-    Decides: s(x, y) = w · h at position |x| + |y| − 1, the same alone as in a batch.
+    Wrong: the last token is located by its id, which finds the first pad or is off by one (transformers 35352; TRL 937;
+    gpt-neox 1285; OpenRLHF 238).
+    Invariant: s(x, y) = w · h at position |x| + |y| − 1, the same alone and in a batch.
     """
     state = subjects.build(reward_model, precision=precision)
     batch = subjects.sample(reward_model, state)
@@ -94,11 +95,11 @@ def test_a_score_is_read_at_the_last_token_whatever_the_padding(precision):
 
 
 @sabotaged_by("foresight.ops.returns.gae", shift("reward"))
-def test_the_score_is_paid_at_the_last_token():
+def test_the_score_is_added_at_the_last_token():
     """PPO adds the score of an answer to the reward of one token.
 
-    Wrong: it lands on the first pad after the end (TRL 3750, 5338), where the mask drops it, or a discount too early.
-    Decides: r_t = score · [t = length − 1], with no KL.
+    Wrong: it is added at the first pad after the end, where the mask drops it (TRL 3750, 5338), or one token too early.
+    Invariant: r_t = score · [t = length − 1], with no KL.
     """
     state = subjects.build(rlhf_ppo, kl_coef=0.0, gae_lambda=0.0, whiten=False)
     batch = subjects.sample(rlhf_ppo, state)
@@ -119,10 +120,10 @@ def with_the_padding(original):
 @both
 @of(*ALL)
 def test_padding_is_never_attended_to(module, precision):
-    """Rows are padded to the longest, with anything.
+    """Rows are padded to the longest, with arbitrary ids.
 
-    Wrong: a missing attention mask, so that the gradient depends on what a row was batched with (TRL 2708).
-    Decides: ∇L of a batch = ∇L of the same batch with wider padding and other ids in it, bit for bit.
+    Wrong: an attention mask is missing, so the gradient depends on the other rows of the batch (TRL 2708).
+    Invariant: ∇L of a batch = ∇L of the same batch with wider padding and other ids in it, bit for bit.
     """
     batch = subjects.sample(module, subjects.build(module))
 
@@ -179,10 +180,10 @@ def from_the_place_in_the_tree(original):
 )
 @sabotaged_by("foresight.nets.language.tokentree.TokenTree.__init__", from_the_place_in_the_tree)
 def test_positions_begin_at_the_first_token_of_each_row():
-    """Ragged prompts, in the sampler and in the learner.
+    """Prompts of different lengths, in the sampler and in the learner.
 
-    Wrong: positions counted over the padding, or over a packed batch (TRL 6800; transformers 18388).
-    Decides: the position of a token is how many tokens of its own row stand before it: as under left padding with
+    Wrong: positions are counted over padding, or across the rows of a packed batch (TRL 6800; transformers 18388).
+    Invariant: the position of a token is the number of tokens before it in its own row, as under left padding with
     position_ids = cumsum(mask) − 1.
     """
     state = subjects.build(grpo)
@@ -218,12 +219,12 @@ def tokenized_again(original):
 
 @sabotaged_by("foresight.planning.generation.rollout.complete", tokenized_again)
 @of(*SAMPLED)
-def test_what_is_learned_is_what_was_sampled_token_by_token(module, tmp_path, monkeypatch):
-    """An answer is a row of ids; its text is only what the grader reads.
+def test_the_ids_trained_on_are_the_sampled_ids(module, tmp_path, monkeypatch):
+    """An answer is a row of ids; its text is for the grader only.
 
-    Wrong: text is tokenized again, into other ids than were sampled, and their log-probabilities are cut or padded to
+    Wrong: the text is tokenized again, into ids that were not sampled, and their log-probabilities are cut or padded to
     fit (TRL 5224; verl 6854; ART 726; verifiers 37; OpenClaw-RL).
-    Decides: the ids whose log-probability is differentiated are those that the sampler drew.
+    Invariant: the ids whose log-probability is differentiated are the sampled ids.
     """
     folder = two_spellings(tmp_path / "model")
     state = subjects.build(module, model=folder, teacher=folder, overlong_filter=False, overlong_penalty=0.0)
@@ -260,11 +261,12 @@ def without_the_generation_prompt(original):
 
 
 @sabotaged_by("foresight.training.corpus.encode", without_the_generation_prompt)
-def test_prompts_are_tokenized_as_the_sampler_does_it():
-    """A demonstration or a preference has the prompt that the model will be asked with.
+def test_prompts_are_tokenized_as_in_the_sampler():
+    """The prompt of a demonstration or a preference has the tokens that it has in sampling.
 
-    Wrong: another template, a second end, a lost generation prompt: what is learned is not what is sampled (TRL 5224).
-    Decides: ids(prompt + answer) = ids(prompt) + ids(answer), and ids(prompt) are the sampler's.
+    Wrong: another template, a second end token, or a missing generation prompt: training and sampling differ (TRL
+    5224).
+    Invariant: ids(prompt + answer) = ids(prompt) + ids(answer), and ids(prompt) are the sampler's.
     """
     model = tiny_language.model()
     for prompt in ("1+1?", [{"role": "user", "content": "2?"}]):
@@ -287,11 +289,11 @@ def unchecked(original):
 
 
 @sabotaged_by("foresight.training.corpus.encode", unchecked)
-def test_a_chat_template_that_is_no_prefix_is_refused():
-    """A template that writes the prompt otherwise once an answer follows.
+def test_a_chat_template_that_rewrites_the_prompt_is_refused():
+    """A template that renders the prompt differently once an answer follows.
 
     Wrong: it drops the generation prompt, or strips earlier thinking (verl 6719, 6854; NeMo 2821).
-    Decides: ids(prompt) is a prefix of ids(prompt, answer), or it is an error.
+    Invariant: ids(prompt) is a prefix of ids(prompt, answer); otherwise there is an error.
     """
     model = tiny_language.model()
     model.tokenizer.chat_template = TEMPLATE
@@ -335,10 +337,10 @@ def merged(original):
 
 @sabotaged_by("foresight.training.corpus.encode", merged)
 def test_an_answer_that_would_merge_with_the_end_of_the_prompt():
-    """An answer that begins with what the template ends with: code after a newline, most often.
+    """An answer that begins with what the template ends with, most often code after a newline.
 
-    Wrong: a template that only appends is refused, or the answer loses its beginning (the newline of "assistant").
-    Decides: ids(prompt) are the sampler's, and ids(prompt) + ids(answer) read as the template writes both.
+    Wrong: a template that only appends is refused, or the answer loses its beginning (the newline after "assistant").
+    Invariant: ids(prompt) are the sampler's, and ids(prompt) + ids(answer) decode to what the template renders.
     """
     model = tiny_language.model()
     for template in (None, OPENS):
@@ -361,10 +363,10 @@ def unnamed(original):
 
 @sabotaged_by("foresight.training.corpus.corpus", unnamed)
 def test_a_row_that_the_template_refuses_is_named(tmp_path):
-    """One row of many that cannot be written.
+    """The template rejects one row of many.
 
-    Wrong: the template is refused without the row that shows why.
-    Decides: the file and the row in it, as an editor counts them, stand in the error.
+    Wrong: the error does not name the row.
+    Invariant: the error names the file and the row, counted as in an editor.
     """
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{i}?", "completion": "12"[: 1 + i % 2]}) + "\n" for i in range(9)))
@@ -396,11 +398,11 @@ def encoded_twice(original):
 
 
 @sabotaged_by("foresight.nets.language.model.LanguageModel.encode", encoded_twice)
-def test_a_prompt_begins_once():
-    """A tokenizer that adds a token for the beginning, and a template that writes it too.
+def test_a_prompt_has_one_beginning_token():
+    """A tokenizer that adds a token for the beginning, and a template that adds it too.
 
-    Wrong: two of them, as no model has ever seen (OpenRLHF 393).
-    Decides: ids(prompt) has the beginning exactly once.
+    Wrong: the prompt begins with two of them, which no model was trained on (OpenRLHF 393).
+    Invariant: ids(prompt) contain the beginning exactly once.
     """
     model = tiny_language.model()
     model.tokenizer.bos_token = "W"

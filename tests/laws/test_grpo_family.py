@@ -53,10 +53,10 @@ def test_each_slot_decides_the_gradient(module, slot, monkeypatch):
 @pytest.mark.parametrize("minibatches", [1, 2])
 @family
 def test_a_mid_run_state_continues_bit_for_bit(module, minibatches):
-    """A run that was stopped and resumed.
+    """A run is stopped and resumed.
 
-    Wrong: the order of prompts or the sampler is reset, and some are seen twice (TRL 5911; verl 7155).
-    Decides: weights after 2 + 2 updates = weights after 4, bit for bit.
+    Wrong: the order of prompts or the sampler is reset, and some prompts are seen twice (TRL 5911; verl 7155).
+    Invariant: weights after 2 + 2 updates = weights after 4, bit for bit.
     """
     task = TextTask("t", [Example(f"{i}?") for i in range(5)], [Example("6?")], count_a)
     fields = {"minibatches": minibatches, "epochs": minibatches} if module is not rloo else {}  # it has one step
@@ -105,8 +105,9 @@ def of_the_rollout(original):
 def test_each_minibatch_is_the_objective_of_its_own_groups(module):
     """A rollout is trained on in two steps, each on half of its groups.
 
-    Wrong: the denominator is still the rollout's; or the ratio is to the policy before this step, and so always 1.
-    Decides: step k has the gradient of the objective over its own groups, at ρ = π_now / π_before-the-first-step.
+    Wrong: the denominator is still that of the rollout, or the ratio is relative to the policy before this step and so
+    always 1.
+    Invariant: step k has the gradient of the objective of its own groups, at ρ = π_now / π_before-the-first-step.
     """
     fields = {"overlong_penalty": 0.0, "overlong_filter": False}
     fields = {name: value for name, value in fields.items() if hasattr(module.Config, name)}

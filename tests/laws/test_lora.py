@@ -74,11 +74,11 @@ def _plain(model: LanguageModel, batch: TokenBatch) -> tuple[torch.nn.Module, to
 
 @sabotaged_by("foresight.nets.language.lora._forward", lambda f: lambda self, x: self.base_layer(x), scaled(1.01))
 @pytest.mark.parametrize("targets", [(), ("q_proj", "v_proj"), ("layers.1.mlp.down_proj",)])
-def test_the_gradient_is_that_of_pefts_own_forward_pass(targets):
-    """Adapters, by a forward pass of our own.
+def test_the_gradient_is_that_of_pefts_forward_pass(targets):
+    """LoRA adapters in this library's own forward pass.
 
-    Wrong: a scale that is left out, or a layer that is passed by: it learns, and something else (unsloth 8701).
-    Decides: log π and its gradient = those of peft's own model over transformers' own, row by row.
+    Wrong: a missing scale or a skipped layer: the model still learns, but another function (unsloth 8701).
+    Invariant: log π and its gradient = those of peft on the model of transformers, row by row.
     """
     model = _model(targets=targets)
     batch = complete(model, PROMPTS, 3, 6, generator=torch.Generator().manual_seed(2))
@@ -98,11 +98,12 @@ def test_the_gradient_is_that_of_pefts_own_forward_pass(targets):
 
 @sabotaged_by("foresight.nets.language.lora._forward", lambda f: lambda self, x: self.base_layer(x))
 def test_the_sampler_sees_the_adapter():
-    """What samples has the adapter, not only its base.
+    """The sampler uses the adapter, not only its base.
 
-    Wrong: the policy learns and its answers never change, which looks like staleness (unsloth 8701; verl 7495; TRL
+    Wrong: the policy is trained but its answers never change, which looks like staleness (unsloth 8701; verl 7495; TRL
     5975, 5188; AReaL 1385).
-    Decides: with one generator, other tokens with the adapter than without it, where those are the plain model's.
+    Invariant: with one generator, the tokens with the adapter differ from those without it, and the latter are the
+    plain model's.
     """
     model, draw = _model(), torch.Generator()
     with_it = complete(model, PROMPTS, 3, 6, generator=draw.manual_seed(2))
@@ -113,11 +114,11 @@ def test_the_sampler_sees_the_adapter():
 
 
 @sabotaged_by("foresight.nets.language.lora._remove", lambda f: lambda module: None)
-def test_the_reference_is_the_base_itself_and_no_copy():
-    """The reference of a policy with adapters that began as nothing is its base.
+def test_the_reference_is_the_base_itself_and_not_a_copy():
+    """The reference of a policy with newly initialized adapters is its base.
 
-    Wrong: a reference that learns too, or a second model in memory.
-    Decides: log π_ref = log π of the folder, bit for bit, by the very weights that the policy has.
+    Wrong: the reference is trained too, or is a second model in memory.
+    Invariant: log π_ref = log π of the model in the folder, bit for bit, with the same weights as the policy in memory.
     """
     model = _model()
     base = language.frozen(model)
@@ -129,11 +130,12 @@ def test_the_reference_is_the_base_itself_and_no_copy():
 
 
 @sabotaged_by("foresight.nets.language.lora.merge", lambda f: lora._remove)
-def test_a_second_run_is_held_to_what_it_began_from(tmp_path):
-    """A run that begins with the adapter of an earlier one.
+def test_the_reference_of_a_second_run_is_its_initial_policy(tmp_path):
+    """A run that starts from the adapter of an earlier run.
 
-    Wrong: "adapter off" is then the model before both runs, and the penalty pulls back what the first one learned.
-    Decides: log π_ref = log π_θ at the start = log π of the first run's policy.
+    Wrong: without the adapter, the reference is the model before both runs, and the penalty undoes what the first one
+    learned.
+    Invariant: log π_ref = log π_θ at the start = log π of the first run's policy.
     """
     first = _model()
     batch = complete(first, PROMPTS, 3, 6, generator=torch.Generator().manual_seed(2))
@@ -265,10 +267,10 @@ def _weights(state) -> list[torch.Tensor]:
 
 @sabotaged_by("foresight.nets.language.lora.merge", lambda f: lora._remove)
 def test_both_exported_forms_load_and_agree(tmp_path):
-    """A trained adapter is merged into its base, or written alone.
+    """A trained adapter is merged into its base, or exported alone.
 
-    Wrong: the sum is rounded in a narrow weight, and the update is gone (TRL 3466, 7017).
-    Decides: log π of what `transformers` loads = log π_θ, W + α/r · B A being added up in float32.
+    Wrong: the sum is rounded to a narrow dtype, and the update is lost (TRL 3466, 7017).
+    Invariant: log π of what `transformers` loads = log π_θ, with W + α/r · B A summed in float32.
     """
     module, state = _state("grpo")
     _disturb(state.policy)

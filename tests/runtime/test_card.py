@@ -87,10 +87,11 @@ TURNS = (
 )
 @pytest.mark.parametrize("template", [None, TURNS])
 def test_the_card_of_a_reward_model_scores_with_plain_transformers(tmp_path, monkeypatch, template):
-    """Others ask a reward model.
+    """A reward model is used without this library.
 
-    Wrong: no token to fill rows up with, or the end of an answer taken for one, and a text that the reader must guess.
-    Decides: the code in the card, run as it is, gives the scores of the run for a batch of answers of unequal length.
+    Wrong: it has no padding token, or the end token serves as one, or the user must guess how the text is formatted.
+    Invariant: the code in the model card, run as it is, gives the scores of the run for a batch of answers of unequal
+    length.
     """
     folder = tiny_language.write(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -50,10 +50,10 @@ def objective(logprob, rewards, length, stopped, batch) -> torch.Tensor:
 
 @sabotaged_by("foresight.training.microbatch.split", lambda f: lambda *a: [part[:1] for part in f(*a)])
 def test_the_first_gradient_is_that_of_the_papers_objective():
-    """What the algorithm computes, before any clip; so do its variants, each in its own file.
+    """The gradient before any clipping, for GRPO and, in their own test files, its variants.
 
-    Wrong: a loss that looks alike, with another denominator or another baseline (TRL 3021; Dr. GRPO).
-    Decides: at ratio 1, ∇L = −Σ_i w_i A_i ∇log π(o_i) with the paper's own w and A, answer by answer.
+    Wrong: a loss that looks alike but has another denominator or baseline (TRL 3021; Dr. GRPO).
+    Invariant: at ratio 1, ∇L = −Σ_i w_i A_i ∇log π(o_i) with the paper's own w and A, per answer.
     """
     for mine, expected in first_gradients(grpo, objective):
         torch.testing.assert_close(mine, expected, atol=1e-6, rtol=1e-4)
@@ -118,10 +118,10 @@ def steps_anyway(original):
 
 @sabotaged_by("foresight.algorithms.language.grpo.update", steps_anyway)
 def test_a_loss_that_is_not_finite_leaves_the_policy_unchanged():
-    """A reward or a log-probability that is infinite.
+    """An infinite reward or log-probability.
 
     Wrong: one bad answer turns every weight into NaN (TRL 6266).
-    Decides: a step is taken only where L and ‖∇L‖ are finite.
+    Invariant: a step is taken only if L and ‖∇L‖ are finite.
     """
     state, batch, rewards = _rollout()
     rewards[0, 0] = math.inf

@@ -74,8 +74,8 @@ def test_the_targets_are_those_of_the_definition_token_by_token():
 def test_a_value_is_of_the_state_before_its_token(precision):
     """The baseline of a token.
 
-    Wrong: a value that has seen the token is a baseline that depends on the action, and biases the gradient.
-    Decides: V_t is of (q, o_<t): it does not change with o_t.
+    Wrong: a value computed after the token is a baseline that depends on the action, and biases the gradient.
+    Invariant: V_t is a function of (q, o_<t): it does not change with o_t.
     """
     state, batch = _rollout(precision=precision)
     state.critic.reset(0.5, torch.Generator().manual_seed(2))
@@ -165,11 +165,11 @@ def test_an_unscorable_answer_trains_neither_model():
 
 
 @sabotaged_by("foresight.training.microbatch.gather", lambda f: lambda *args: f(*args).flip(-1))
-def test_a_reward_model_scores_the_very_tokens_that_were_sampled(tmp_path):
-    """The reward model reads ids, and not a text that is tokenized for it.
+def test_a_reward_model_scores_the_sampled_ids(tmp_path):
+    """The reward model gets the sampled ids, not a text that is tokenized again.
 
-    Wrong: it reads another answer, without its end or with two (TRL 5224).
-    Decides: score = s(q, o) of the sampled ids, as the reward model itself gives it.
+    Wrong: it scores another answer, without an end token or with two (TRL 5224).
+    Invariant: score = s(q, o) of the sampled ids, equal to the output of the reward model alone.
     """
     scorer = reward_model.build(build_config(reward_model.Config, tiny_language.folder(), seed=3, precision="float32"))
     reward_model.export(scorer, tmp_path / "scorer")

@@ -32,11 +32,11 @@ def test_sft_is_the_mean_over_the_tokens_of_completions(micro_tokens):
 
 @sabotaged_by("foresight.nets.language.tokentree.TokenTree.attend", change("scale", lambda s: 0.5 * s))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_packed_rows_are_what_they_are_alone(precision):
-    """Rows of different lengths laid end to end.
+def test_packed_rows_equal_separate_rows(precision):
+    """Rows of different lengths are packed into one.
 
-    Wrong: attention across rows, or positions that continue from one to the next (TRL 6800).
-    Decides: log π(y_t | x, y_<t) of a packed row = that of the row alone.
+    Wrong: attention across rows, or positions that continue from one row to the next (TRL 6800).
+    Invariant: log π(y_t | x, y_<t) in a packed row = that in the row alone.
     """
     state = build(sft, precision=precision)
     rows = sft._corpus(state, SHOWN)

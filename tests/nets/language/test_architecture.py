@@ -36,10 +36,11 @@ def _blind(find):
 @sabotaged_by("foresight.nets.language.architecture.find", _blind)
 @pytest.mark.parametrize("name", ["diffllama", "lfm2", "gemma2", "gpt_oss", "nemotron"])
 def test_what_cannot_share_is_computed_row_by_row(name):
-    """Architectures whose layers are others than attention, or other attention.
+    """Architectures with layers other than attention, or with another kind of attention.
 
-    Wrong: a raw traceback of the first batch or, worse, samples of another distribution without a warning (DiffLlama).
-    Decides: log π of sampler and of training = those of transformers' own pass over each row alone.
+    Wrong: a raw traceback at the first batch or, worse, samples from another distribution without a warning
+    (DiffLlama).
+    Invariant: log π in sampling and in training = those of transformers' forward pass over each row alone.
     """
     try:
         policy, apart = architectures.tried(name)
@@ -92,11 +93,11 @@ def test_logits_that_are_no_linear_map_of_features_are_taken_whole():
 
 @sabotaged_by("foresight.nets.language.architecture._close", lambda f: lambda pairs: True)
 @pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_what_looks_ahead_is_refused(name):
-    """A model that fills gaps, offered as one that continues a text.
+def test_a_model_that_is_not_causal_is_refused(name):
+    """A masked language model is passed as a causal one.
 
-    Wrong: log π of a token that saw the token itself.
-    Decides: one sentence before anything is sampled.
+    Wrong: log π of a token comes from a position that attended to the token itself.
+    Invariant: an error message before anything is sampled.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

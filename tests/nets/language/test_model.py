@@ -46,10 +46,10 @@ def _plain(batch: TokenBatch, temperature: float = 1.0) -> tuple[torch.Tensor, t
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1], [[1, 2, 3]] * 2, [[5], [6, 7]]])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_tree_equals_the_plain_model(prompts, temperature):
-    """What rows share is computed once.
+    """A prefix that rows share is computed once.
 
-    Wrong: a shared prefix or a cache that changes a number (verl 2953).
-    Decides: log π and entropy of every token = those of transformers' own pass over the row alone.
+    Wrong: a shared prefix or a cache changes a value (verl 2953).
+    Invariant: log π and entropy of every token = those of transformers' forward pass over the row alone.
     """
     batch = _batch(prompts)
     logprob, entropy = tiny_language.model().logprob(batch, temperature)
@@ -60,10 +60,10 @@ def test_the_tree_equals_the_plain_model(prompts, temperature):
 
 @sabotaged_by("foresight.nets.language.tree_attention._scores", drop("blocked"))
 def test_padding_of_the_prompt_is_not_seen():
-    """Ragged prompts in the sampler.
+    """Prompts of different lengths in the sampler.
 
     Wrong: completions of short prompts attend to padding (TRL 2708).
-    Decides: the sampler's log π = that of the row alone.
+    Invariant: the sampler's log π = that of the row alone.
     """
     batch = generate(tiny_language.model(), PROMPTS, 2, 4, 1.0, torch.Generator().manual_seed(0))
     torch.testing.assert_close(batch.logprob, _plain(batch)[0].detach(), atol=1e-5, rtol=0)

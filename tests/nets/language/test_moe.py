@@ -88,12 +88,12 @@ def _spread(layer: MixtureOfExperts, x: torch.Tensor) -> float:
 
 
 @sabotaged_by("foresight.ops.routing.balanced_bias", change("rate", lambda u: -u))
-def test_the_bias_rule_evens_a_skewed_load_and_touches_no_weight():
-    """Load balance of experts without a loss.
+def test_the_bias_rule_balances_a_skewed_load_and_changes_no_weight():
+    """Load balancing of experts without a loss.
 
-    Wrong: the rule reaches the gate's weights, or a loss is let in, and log-probabilities diverge (prime-rl 2953; TRL
-    6083; NeMo).
-    Decides: b_e += u sign(mean load − load_e) moves the choice alone; no weight has changed.
+    Wrong: the rule reaches the weights of the gate, or a balance loss is added, and log-probabilities diverge (prime-rl
+    2953; TRL 6083; NeMo).
+    Invariant: b_e += u sign(mean load − load_e) changes only which experts are chosen; no weight changes.
     """
     layer = _layer(2, 4)
     x = _skewed(layer)

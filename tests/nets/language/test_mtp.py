@@ -124,11 +124,11 @@ def test_a_head_reads_the_trunk_from_as_far_behind_as_its_number():
 
 
 @sabotaged_by("foresight.nets.language.mtp.logits", lambda f: lambda model, x: model.logits(x))
-def test_predicting_tokens_moves_the_heads_and_nothing_of_the_model():
-    """Multi-token prediction beside reinforcement learning.
+def test_predicting_tokens_trains_the_heads_and_not_the_model():
+    """Multi-token prediction during reinforcement learning.
 
-    Wrong: hard labels teach the trunk what was sampled, good or bad, and the entropy collapses (SkyRL 1832; AReno 550).
-    Decides: soft targets, and ∂L_token/∂θ = 0 for all weights of the policy.
+    Wrong: hard labels train the trunk on every sample, good or bad, and the entropy collapses (SkyRL 1832; AReno 550).
+    Invariant: soft targets, and ∂L_token/∂θ = 0 for all weights of the policy.
     """
     model, batch = tiny_language.model(), _batch()
     heads, seen = _heads(model), mtp.view(model, batch)

@@ -49,11 +49,11 @@ def test_rows_end_at_their_stop_token_and_only_there():
     assert (batch.completion[~batch.mask] == 0).all()
 
 
-def test_dropping_ended_rows_changes_no_other_row(monkeypatch):
-    """Rows that ended leave the batch.
+def test_dropping_finished_rows_changes_no_other_row(monkeypatch):
+    """Finished rows leave the batch.
 
-    Wrong: answers depend on what they were batched with (verl 6280).
-    Decides: the same generator gives the same tokens, whether ended rows are carried along or dropped.
+    Wrong: answers depend on the other rows of the batch (verl 6280).
+    Invariant: the same generator gives the same tokens, whether finished rows are kept or dropped.
     """
     model = tiny_language.model()
     model.stop_ids = [0, 5, 9, 14, 20, 21, 22]
@@ -88,10 +88,10 @@ def test_one_uniform_number_gives_exactly_the_distribution():
 
 @sabotaged_by("foresight.planning.generation.sampling.choose", change("uniform", lambda u: 1 - u))
 def test_draws_at_both_ends_stay_inside_the_vocabulary():
-    """The largest and the smallest uniform number.
+    """Uniform random numbers close to 0 and close to 1.
 
-    Wrong: rounding of a cumulative sum gives an id behind the last (NeMo 237).
-    Decides: 0 ≤ token < V, and a token of probability 0 is never drawn.
+    Wrong: rounding in a cumulative sum gives an id beyond the last one (NeMo 237).
+    Invariant: 0 ≤ token < V, and a token of probability 0 is never sampled.
     """
     logits = torch.tensor([[5.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
     token, _ = sampling.choose(logits, torch.tensor([0.0, 1 - 1e-7]), 1.0)
@@ -304,11 +304,11 @@ def one_more(original):
     ("temperature", "top_k", "top_p"), [(1.0, 3, 1.0), (1.0, 0, 0.7), (0.6, 0, 0.8), (1.7, 4, 0.8)]
 )
 def test_samples_have_exactly_the_truncated_distribution(temperature, top_k, top_p):
-    """Sampling from the likeliest tokens alone, by top-k or top-p.
+    """Sampling from the most likely tokens only, by top-k or top-p.
 
-    Wrong: what is recorded is the chance in the whole vocabulary, so every ratio is biased by the mass that was kept
+    Wrong: the recorded probability is that in the whole vocabulary, so every ratio is biased by the mass that was kept
     (TRL 6789, 7269: a mean ratio of 0.896 at top_p 0.8).
-    Decides: p(a) = π(a) [a is kept] / Σ_kept π, which is also what is recorded.
+    Invariant: p(a) = π(a) [a is kept] / Σ_kept π, which is also the recorded probability.
     """
     logits = torch.tensor([0.3, 2.0, -1.0, 1.2, 0.9, -0.2, -torch.inf])
     exact = _truncation((logits.double() / temperature).softmax(-1), top_k, top_p)
@@ -354,10 +354,11 @@ def test_inverting_is_searching_a_running_sum(seed, width, zeros):
 
 @sabotaged_by("foresight.planning.generation.sampling._truncated", one_more)
 def test_generated_rows_stay_in_the_nucleus():
-    """The two log-probabilities of a token that was sampled from a truncated distribution.
+    """A token sampled from a truncated distribution has two log-probabilities.
 
-    Wrong: one is taken for the other in the learner, whose distribution is whole (vLLM 42259).
-    Decides: log p(a) of the sampler ≥ log π(a) of the model, and the latter is that of the learner's own pass.
+    Wrong: the learner, whose distribution is not truncated, uses the wrong one (vLLM 42259).
+    Invariant: log p(a) of the sampler ≥ log π(a) of the model, and the latter equals that of the learner's forward
+    pass.
     """
     model = _model(0)
     batch = decoding.generate(model, PROMPTS, 8, 6, 1.0, _seeded(), top_k=2, slots=5)

@@ -91,8 +91,8 @@ def _heads(seed: int = 5) -> MultiTokenHeads:
 def test_samples_have_the_models_own_distribution(kind):
     """Speculative decoding from multi-token heads or a smaller model.
 
-    Wrong: rejected drafts are replaced from the model's distribution and not from what is left of it.
-    Decides: accept with min(1, p/q), else draw from (p − q)₊ / Σ (p − q)₊: the result has the distribution p.
+    Wrong: rejected drafts are replaced by samples of the model's distribution instead of the residual distribution.
+    Invariant: accept with min(1, p/q), else sample from (p − q)₊ / Σ (p − q)₊: the result has the distribution p.
     """
     model, temperature = _Chain(0), 0.8
     draft = _heads() if kind == "heads" else _Chain(1)

@@ -39,10 +39,10 @@ def _trained(home: Path, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> run.
 
 @sabotaged_by("foresight.runtime.config.paths.locate", lambda f: lambda env, config, options: {})
 def test_a_run_resumes_from_another_directory(tmp_path, monkeypatch):
-    """The same files, seen from elsewhere.
+    """A run is used from another working directory.
 
-    Wrong: resume, eval and play look for the model and the data from where they are called.
-    Decides: all of them work after a change of directory, and the run's own words are those that were typed.
+    Wrong: resume, eval and play look for the model and the data in the current directory.
+    Invariant: all of them work after a change of directory, and `config.yaml` keeps the paths as typed.
     """
     home, away = tmp_path / "home", tmp_path / "away"
     home.mkdir(), away.mkdir()
@@ -126,10 +126,10 @@ def test_bundled_tasks_are_no_folders(tmp_path, monkeypatch):
 
 @sabotaged_by("foresight.runtime.run._remove", lambda f: lambda paths: None)
 def test_a_refused_run_leaves_nothing_behind(tmp_path, monkeypatch):
-    """A run that is refused after its folder was begun.
+    """A run is refused after its directory was created.
 
-    Wrong: a config and empty logs, so that the corrected command is refused as if there were a run already.
-    Decides: the folders that were made are gone, and what was there before is as it was.
+    Wrong: a config and empty logs are left, so the corrected command is refused because a run exists.
+    Invariant: the created directories are removed, and what existed before is unchanged.
     """
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{i}+1?" + "1" * 70, "answer": "1"}) + "\n" for i in range(10)))
@@ -168,10 +168,10 @@ def _adapted(tmp_path: Path) -> tuple[Any, Path]:
 
 @sabotaged_by("foresight.nets.language.lora.merged", change("base", lambda base: None))
 def test_a_merged_export_is_base_and_adapter_to_rounding(tmp_path):
-    """The base is held in few bits while adapters learn.
+    """The base is stored in few bits while adapters are trained.
 
-    Wrong: a merged model whose base is rounded, and whose logits are elsewhere (0.26 in one of SmolLM2).
-    Decides: its logits = those of peft over the folder that learning began from.
+    Wrong: a merged model with a rounded base and different logits (by 0.26 in one of SmolLM2).
+    Invariant: its logits = those of peft on the folder that training started from.
     """
     policy, folder = _adapted(tmp_path)
     model, words = policy.module, policy.tokenizer

@@ -36,13 +36,13 @@ def _train(tmp_path, name, hangs):
     )  # fmt: skip
 
 
-def test_a_reward_function_that_hangs_ends_the_run_after_a_checkpoint_and_the_rest_is_the_same(tmp_path):
-    """A reward function that never answers.
+def test_a_reward_function_that_hangs_stops_the_run_with_a_checkpoint_and_resuming_changes_nothing(tmp_path):
+    """A reward function that never returns.
 
-    Wrong: an alarm that works in the main thread alone, and silently grades 0 elsewhere (verl 5635), or a run that
-    hangs (verl 5839, 6673; TRL 5281; AReaL 1426).
-    Decides: it has a process and a time limit of its own, and weights after a stop and a resume = those without, bit
-    for bit.
+    Wrong: an alarm that works only in the main thread and silently scores 0 elsewhere (verl 5635), or a run that hangs
+    (verl 5839, 6673; TRL 5281; AReaL 1426).
+    Invariant: it has its own process and time limit, and weights after a stop and a resume = those without, bit for
+    bit.
     """
     whole = _train(tmp_path, "whole", 0)
     words = r"'count' did not answer within 3 seconds.*The checkpoint at 1 updates is saved.*foresight resume"
