@@ -1,13 +1,13 @@
 """Double Q-learning: van Hasselt (2010), Sutton & Barto (2018) section 6.7.
 
 Objective: q* as in Q-learning, without its maximization bias: the maximum of noisy estimates is too high on average,
-because the same estimates select the action and evaluate it. Here a fair coin chooses which of two tables is updated,
-i, and the other one, j, evaluates the action that i selects:
+because the same estimates select the action and evaluate it. Here a fair coin chooses the table i that is updated, and
+the other table j evaluates the action that i selects:
 
     q_i(s, a) ← q_i(s, a) + α [r + γ q_j(s', argmax_a' q_i(s', a')) − q_i(s, a)]
 
-Kept: two tables; behavior is ε-greedy for their sum; the target averages over equally good actions of table i. Left
-out: schedules of ε.
+Kept: two tables; the behavior policy is ε-greedy with respect to their sum; the target averages over equally good
+actions of table i. Left out: schedules of ε.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Config:
     """Hyperparameters of Double Q-learning."""
 
     steps: int = 100_000  # env steps, each of them an update
-    seed: int = 0  # of the actions and transitions drawn
+    seed: int = 0  # of the sampled actions and transitions
     gamma: float = 0.99  # discount per action
-    alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
-    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
+    alpha: float = 0.1  # step size; α / m^alpha_power at the m-th visit of a pair
+    alpha_power: float = 0.0  # 0: constant step size; in (1/2, 1] the values converge (Watkins & Dayan 1992)
     epsilon: float = 0.1  # probability of a random action (S&B §2.2)
-    initial: float = 0.0  # initial action values; optimistic ones explore (S&B §2.6)
-    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    initial: float = 0.0  # initial action values; optimistic values encourage exploration (S&B §2.6)
+    episodes: int = 0  # also stop after this many episodes; 0: no limit
     yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
 
 
@@ -79,7 +79,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]` for q_0 + q_1; with `explore`, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]` for q_0 + q_1; with `explore`, one sampled from the ε-greedy policy."""
     q = state.q.sum(0)[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
@@ -90,7 +90,7 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
 def target(
     reward: float, discount: float, q: Floats, table: int, next_state: int, next_action: int, epsilon: float
 ) -> float:
-    """r + γ q_j(s', argmax_a' q_i(s', a')), i being `table`; the mean over ties of the argmax (S&B eq. 6.10)."""
+    """r + γ q_j(s', argmax_a' q_i(s', a')), where i is `table`; the mean over ties of the argmax (S&B eq. 6.10)."""
     selects, evaluates = q[table, next_state], q[1 - table, next_state]
     highest, total, ties = selects.max(), 0.0, 0
     for a in range(len(selects)):
@@ -102,7 +102,7 @@ def target(
 
 @tabular_kernels.compiled
 def walk(*where: Any) -> tabular_kernels.Controlled:
-    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` around `target`."""
+    """Act, and update q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` with this `target`."""
     return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, where)
 
 
@@ -118,5 +118,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The learned values of the greedy policy, and its arrows, side by side."""
+    """The learned values of the greedy policy and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

@@ -1,6 +1,6 @@
 """MC Basic: policy iteration without a model, Zhao, "Mathematical Foundations of Reinforcement Learning" (2025), 5.2.
 
-Objective: q_π(s, a) by sampling instead of the Bellman equation, then π ← greedy for it, repeated:
+Objective: alternately q_π(s, a), by sampling instead of the Bellman equation, and π ← greedy with respect to q:
 
     q(s, a) ← mean of r_1 + γ r_2 + γ² r_3 + ... over episodes that start with (s, a) and follow π
     π(s) ← argmax_a q(s, a)
@@ -8,9 +8,9 @@ Objective: q_π(s, a) by sampling instead of the Bellman equation, then π ← g
 It is `policy_iteration` with experience in place of the model, and deliberately wasteful: each pair has its own
 episodes, and each episode is used for one pair.
 
-Kept: `episodes_per_pair`, at most `max_episode_steps` actions long; ties keep the present action. With a
-`max_episode_steps` below the distance to the goal, the values of far states do not include it (Zhao, figures 5.2 and
-5.3). Left out: nothing; `mc_exploring_starts` uses each episode for all of its pairs.
+Kept: `episodes_per_pair` episodes of at most `max_episode_steps` actions; in a tie, the current action stays. With a
+`max_episode_steps` below the distance to the goal, the values of distant states do not include the goal's reward (Zhao,
+figures 5.2 and 5.3). Left out: nothing; `mc_exploring_starts` uses each episode for all of its pairs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Config:
     """Hyperparameters of MC Basic."""
 
     steps: int = 20  # maximum number of policy iterations; stops when an improvement changes no action
-    seed: int = 0  # of the episodes drawn
+    seed: int = 0  # of the sampled episodes
     gamma: float = 0.9  # discount per action (Zhao section 5.2)
     episodes_per_pair: int = 30  # per iteration; 1 is enough if environment and policy are deterministic
     max_episode_steps: int = 100  # actions after which an episode is truncated
@@ -81,7 +81,7 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
 
 
 def update(state: State, batch: Trajectory, pairs: Tensor) -> dict[str, float]:
-    """q(s, a) ← the mean return of its episodes; π ← greedy. `batch` `[1, N]`: those of `pairs` `[P, 2]` in order.
+    """q(s, a) ← the mean return of its episodes; π ← greedy. `batch` `[1, N]`: episodes of `pairs` `[P, 2]`, in order.
 
     An action is replaced only by a better one, otherwise equally good actions may alternate forever.
     """

@@ -1,12 +1,12 @@
 """MC ε-greedy: on-policy Monte Carlo control, Sutton & Barto (2018) section 5.4.
 
-Objective: q_π(s, a) of an ε-greedy policy π, and π made ε-greedy for it, in turn:
+Objective: alternately q_π(s, a) of an ε-greedy policy π, and π made ε-greedy with respect to q:
 
     G_t = r_{t+1} + γ G_{t+1}        q(s_t, a_t) ← q(s_t, a_t) + α (G_t − q(s_t, a_t))
-    π(a|s) = 1 − ε + ε / A for a best action, ε / A for the others
+    π(a|s) = 1 − ε + ε / A for the best action, ε / A for the others
 
-Every pair is visited again and again without exploring starts. The price is that it converges to the best of the ε-soft
-policies, not to the optimal policy.
+Exploration visits every pair again and again, without exploring starts. In exchange, the policy converges to the best
+of the ε-soft policies, not to the optimal policy.
 
 Kept: first or every visit; a constant α, or means with `alpha_power` 1 (S&B p. 101); `improve_every` episodes between
 improvements, 1 in S&B. Left out: off-policy Monte Carlo control (S&B section 5.7); schedules of ε.
@@ -38,10 +38,10 @@ class Config:
     """Hyperparameters of MC ε-greedy."""
 
     steps: int = 100_000  # episodes
-    seed: int = 0  # of the episodes drawn
+    seed: int = 0  # of the sampled episodes
     gamma: float = 0.99  # discount per action
-    first_visit: bool = True  # count only the first visit of a pair in an episode; else every visit
-    alpha: float = 0.01  # step size; at the m-th visit of a pair α / m^alpha_power
+    first_visit: bool = True  # count only the first visit of a pair in an episode, not every visit
+    alpha: float = 0.01  # step size; α / m^alpha_power at the m-th visit of a pair
     alpha_power: float = 0.0  # 0: returns of newer policies weigh more; 1, with α 1: the mean of all returns
     epsilon: float = 0.1  # probability of a random action
     initial: float = 0.0  # initial action values
@@ -81,7 +81,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]`; with `explore`, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]`; with `explore`, one sampled from the ε-greedy policy."""
     q = state.q[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.rng), {}, carry
@@ -118,5 +118,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The learned values of the greedy policy, and its arrows, side by side."""
+    """The learned values of the greedy policy and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

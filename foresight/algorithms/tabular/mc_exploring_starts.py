@@ -1,14 +1,14 @@
 """MC Exploring Starts: Sutton & Barto (2018) section 5.3.
 
-Objective: q*(s, a), by q(s, a) ← the mean of the returns that followed (s, a), and π greedy for q. Each episode starts
-with a random state and a random action, so that every pair is visited although π itself never explores:
+Objective: q*(s, a), by q(s, a) ← the mean of the returns that followed (s, a), and π greedy with respect to q. Each
+episode starts with a random state and a random action, so that every pair is visited although π itself never explores:
 
     G_t = r_{t+1} + γ G_{t+1}        q(s_t, a_t) ← q(s_t, a_t) + (G_t − q(s_t, a_t)) / n(s_t, a_t)
 
-Kept: means over all returns so far, those of older policies too (S&B p. 99), or with `alpha_power` below 1 means that
-weigh older returns less; first or every visit; `improve_every` episodes between improvements, 1 in S&B. An episode that
-a greedy policy never ends is truncated after `max_episode_steps` actions. Left out: nothing. Where the start of an
-episode cannot be chosen, use `mc_epsilon_greedy`.
+Kept: means over all returns so far, including those of older policies (S&B p. 99), or with `alpha_power` below 1 means
+that weight older returns less; first or every visit; `improve_every` episodes between improvements, 1 in S&B. An
+episode that the greedy policy would never end is truncated after `max_episode_steps` actions. Left out: nothing. Where
+the start of an episode cannot be chosen, use `mc_epsilon_greedy`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Config:
     """Hyperparameters of MC Exploring Starts."""
 
     steps: int = 100_000  # episodes
-    seed: int = 0  # of the episodes drawn
+    seed: int = 0  # of the sampled episodes
     gamma: float = 0.99  # discount per action
-    first_visit: bool = True  # count only the first visit of a pair in an episode; else every visit
-    alpha: float = 1.0  # step size; at the m-th visit of a pair α / m^alpha_power
+    first_visit: bool = True  # count only the first visit of a pair in an episode, not every visit
+    alpha: float = 1.0  # step size; α / m^alpha_power at the m-th visit of a pair
     alpha_power: float = 1.0  # 1: the mean of all returns; below 1: returns of newer policies weigh more
     initial: float = 0.0  # initial action values
     improve_every: int = 100  # episodes between improvements of the policy; 1 in S&B p. 99
@@ -79,7 +79,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]`; with `explore`, one of the best at random."""
+    """The greedy action in states `obs` `[B]`; with `explore`, ties are broken at random."""
     q = state.q[obs]
     return tabular.sample(targets.greedy(q), state.rng) if explore else q.argmax(-1), {}, carry
 
@@ -99,7 +99,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 
 
 def starts(pairs: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-    """`count` pairs (s, a) of `pairs` `[P, 2]`, each equally likely."""
+    """`count` pairs (s, a), sampled uniformly from `pairs` `[P, 2]`."""
     return pairs[torch.from_numpy(rng.integers(len(pairs), size=count)).to(pairs.device)]
 
 
@@ -121,5 +121,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The learned values of the greedy policy, and its arrows, side by side."""
+    """The learned values of the greedy policy and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

@@ -4,11 +4,12 @@ Objective: v_π(s) = E[r_1 + γ r_2 + γ² r_3 + ... | s], as the mean return af
 
     G_t = r_{t+1} + γ G_{t+1}        v(s_t) ← v(s_t) + (G_t − v(s_t)) / n(s_t)
 
-The target does not bootstrap: no update before the episode ends, and errors of v do not spread to other states.
+The target does not bootstrap: there is no update before the episode ends, and errors of v do not spread to other
+states.
 
 Kept: the first visit of an episode only, or every visit (`first_visit`); sample means, or a constant α (`alpha_power`
-0, S&B eq. 6.1); the error against the exact v_π. An episode truncated by a time limit or by `max_episode_steps` counts
-with its return up to there. Left out: off-policy prediction by importance sampling (S&B section 5.5).
+0, S&B eq. 6.1); the error against the exact v_π. An episode that is truncated by a time limit or by `max_episode_steps`
+counts with its return up to there. Left out: off-policy prediction by importance sampling (S&B section 5.5).
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class Config:
     """Hyperparameters of Monte Carlo prediction."""
 
     steps: int = 10_000  # episodes
-    seed: int = 0  # of the episodes drawn
+    seed: int = 0  # of the sampled episodes
     gamma: float = 0.99  # discount per action
-    first_visit: bool = True  # count only the first visit of a state in an episode; else every visit
-    alpha: float = 1.0  # step size; at the m-th visit of a state α / m^alpha_power
-    alpha_power: float = 1.0  # 1: the mean of all returns; 0: constant steps
+    first_visit: bool = True  # count only the first visit of a state in an episode, not every visit
+    alpha: float = 1.0  # step size; α / m^alpha_power at the m-th visit of a state
+    alpha_power: float = 1.0  # 1: the mean of all returns; 0: constant step size
     initial: float = 0.0  # initial values
     policy: str = "uniform"  # the policy to evaluate: "uniform" (all actions equally likely) or "optimal"
     max_episode_steps: int = 10_000  # actions after which an episode is truncated
@@ -86,7 +87,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore` a sampled one."""
+    """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore`, a sampled one."""
     policy = state.probabilities[obs]
     return tabular.sample(policy, state.rng) if explore else policy.argmax(-1), {}, carry
 
@@ -107,7 +108,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Sample episodes, then average their returns (S&B p. 92). `policy` `[S, A]` replaces the Config's, if given."""
+    """Sample episodes, average their returns (S&B p. 92). `policy` `[S, A]`, if given, replaces `config.policy`."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)

@@ -1,13 +1,13 @@
 """n-step Sarsa: Sutton & Barto (2018) section 7.2.
 
-Objective: q_π(s, a) of the ε-greedy policy π that is followed, from n rewards and then a bootstrap:
+Objective: q_π(s, a) of the ε-greedy policy π that is followed, with targets of n rewards and then a bootstrap:
 
     q(s_t, a_t) ← q(s_t, a_t) + α [r_{t+1} + γ r_{t+2} + ... + γⁿ q(s_{t+n}, a_{t+n}) − q(s_t, a_t)]
 
 n = 1 is Sarsa, n beyond the length of an episode is Monte Carlo. A reward reaches the n preceding pairs at once.
 
-Kept: the update comes n steps late; at the end of the episode, the steps that still wait get the rewards there are.
-Left out: off-policy forms with importance weights, tree backup and Q(σ) (S&B sections 7.3 to 7.6).
+Kept: a pair is updated n steps late; at the end of the episode, the pending pairs use the rewards up to there. Left
+out: off-policy forms with importance weights, tree backup and Q(σ) (S&B sections 7.3 to 7.6).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Config:
     """Hyperparameters of n-step Sarsa."""
 
     steps: int = 100_000  # env steps, each of them an update
-    seed: int = 0  # of the actions and transitions drawn
+    seed: int = 0  # of the sampled actions and transitions
     gamma: float = 0.99  # discount per action
-    alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
-    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
+    alpha: float = 0.1  # step size; α / m^alpha_power at the m-th visit of a pair
+    alpha_power: float = 0.0  # 0: constant step size; in (1/2, 1] the values converge (Watkins & Dayan 1992)
     epsilon: float = 0.1  # probability of a random action (S&B §2.2)
-    initial: float = 0.0  # initial action values; optimistic ones explore (S&B §2.6)
-    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    initial: float = 0.0  # initial action values; optimistic values encourage exploration (S&B §2.6)
+    episodes: int = 0  # also stop after this many episodes; 0: no limit
     yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
     n_steps: int = 4  # rewards before the bootstrap (S&B fig. 7.4)
 
@@ -80,7 +80,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]`; with `explore`, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]`; with `explore`, one sampled from the ε-greedy policy."""
     q = state.q[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
@@ -91,13 +91,13 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
 def target(
     reward: float, discount: float, q: Floats, table: int, next_state: int, next_action: int, epsilon: float
 ) -> float:
-    """r_1 + γ r_2 + ... + γⁿ q(s_n, a_n): `reward` is the sum of the n, `discount` is γⁿ (S&B eq. 7.4)."""
+    """r_1 + γ r_2 + ... + γⁿ q(s_n, a_n); `reward`: discounted sum of the n rewards, `discount`: γⁿ (S&B eq. 7.4)."""
     return reward + discount * q[table, next_state, next_action]
 
 
 @tabular_kernels.compiled
 def walk(*where: Any) -> tabular_kernels.Controlled:
-    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` around `target`."""
+    """Act, and update q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` with this `target`."""
     return tabular_kernels.control(target, tabular_kernels.ACTION_FIRST, where)
 
 
@@ -113,5 +113,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The learned values of the greedy policy, and its arrows, side by side."""
+    """The learned values of the greedy policy and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

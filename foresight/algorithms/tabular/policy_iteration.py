@@ -1,8 +1,8 @@
 """Policy iteration: Howard (1960), Sutton & Barto (2018) section 4.3, Puterman (1994) section 6.4.
 
-Objective: a policy π with v_π = L v_π, by alternating evaluation, v ← v_π, and improvement, π ← greedy for v. Each
-policy is at least as good as the last in every state, so it terminates after at most as many iterations as there are
-policies (in practice a handful).
+Objective: a policy π with v_π = L v_π, by alternating evaluation, v ← v_π, and improvement, π ← greedy with respect to
+v. Each policy is at least as good as the previous one in every state, so the iteration terminates after at most as many
+iterations as there are policies (in practice a handful).
 
 Kept: exact evaluation by a linear solve, or iterative by sweeps (`evaluation`); the first policy evaluated is the
 equiprobable one (S&B example 4.1), which ends every episode that can end, so that gamma = 1 works too; an action is
@@ -38,13 +38,13 @@ class Config:
     seed: int = 0  # unused: the algorithm is deterministic
     gamma: float = 0.99  # discount per action
     evaluation: str = "exact"  # "exact" (linear solve) or "sweeps" (S&B p. 80)
-    tolerance: float = 1e-10  # "sweeps" only: evaluate until no value changes by this much (S&B p. 80: θ)
+    tolerance: float = 1e-10  # "sweeps" only: evaluate until no value changes by this much (θ in S&B p. 80)
     yield_every: int = 1  # sweeps between yields; 1 shows every sweep, more is faster
 
 
 @dataclass
 class State:
-    """The policy, its value as far as it is evaluated, and the position in the alternation."""
+    """The policy, its values as evaluated so far, and the position in the alternation."""
 
     config: Config
     values: Tensor  # v [S] float64
@@ -125,7 +125,7 @@ def picture(state: State, env: MDP) -> str:
 
 
 def _slack(config: Config) -> float | None:
-    """How much better an action must be where values are exact to `tolerance` only; None: allow for rounding alone."""
+    """How much better an action must be if values are exact only to `tolerance`; None: allow for rounding only."""
     if config.evaluation == "exact":
         return None
     return 2.0 * config.tolerance / max(1.0 - config.gamma, 1e-3)

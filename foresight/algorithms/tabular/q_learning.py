@@ -4,7 +4,7 @@ Objective: q*(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) max_a' q*(s', a'). Each st
 
     q(s, a) ← q(s, a) + α [r + γ max_a' q(s', a') − q(s, a)]
 
-Off-policy: it learns the values of the greedy policy while another policy explores. It converges with probability 1 if
+Off-policy: it learns the values of the greedy policy while another policy explores. q converges with probability 1 if
 every pair is visited infinitely often and the step sizes α_m have Σ α_m = ∞ and Σ α_m² < ∞ (Watkins & Dayan 1992).
 
 Kept: one table, an ε-greedy policy, ties broken at random, step size α or α / m^p. A time limit ends the episode, but
@@ -38,13 +38,13 @@ class Config:
     """Hyperparameters of Q-learning."""
 
     steps: int = 100_000  # env steps, each of them an update
-    seed: int = 0  # of the actions and transitions drawn
+    seed: int = 0  # of the sampled actions and transitions
     gamma: float = 0.99  # discount per action
-    alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
-    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
+    alpha: float = 0.1  # step size; α / m^alpha_power at the m-th visit of a pair
+    alpha_power: float = 0.0  # 0: constant step size; in (1/2, 1] the values converge (Watkins & Dayan 1992)
     epsilon: float = 0.1  # probability of a random action (S&B §2.2)
-    initial: float = 0.0  # initial action values; optimistic ones explore (S&B §2.6)
-    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    initial: float = 0.0  # initial action values; optimistic values encourage exploration (S&B §2.6)
+    episodes: int = 0  # also stop after this many episodes; 0: no limit
     yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
 
 
@@ -81,7 +81,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]`; with `explore`, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]`; with `explore`, one sampled from the ε-greedy policy."""
     q = state.q[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
@@ -98,7 +98,7 @@ def target(
 
 @tabular_kernels.compiled
 def walk(*where: Any) -> tabular_kernels.Controlled:
-    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` around `target`."""
+    """Act, and update q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` with this `target`."""
     return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, where)
 
 
@@ -114,5 +114,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The learned values of the greedy policy, and its arrows, side by side."""
+    """The learned values of the greedy policy and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

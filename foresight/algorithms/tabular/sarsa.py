@@ -4,8 +4,8 @@ Objective: q_π(s, a) of the ε-greedy policy π that is followed (on-policy). E
 
     q(s, a) ← q(s, a) + α [r + γ q(s', a') − q(s, a)]
 
-toward the reward plus the value of the next action *that will be taken*. So its values include the cost of exploring,
-and it keeps away from the cliff. With ε → 0 slowly enough it converges to q* (Singh et al. 2000).
+toward the reward plus the value of the next action *that will be taken*. So the values include the cost of exploration,
+and on CliffWalking the agent stays away from the cliff. If ε → 0 slowly enough, q converges to q* (Singh et al. 2000).
 
 Kept: one table, an ε-greedy policy, ties broken at random, step size α or α / m^p. A time limit ends the episode, but
 the target still bootstraps from its last state. Left out: schedules of ε; eligibility traces.
@@ -37,13 +37,13 @@ class Config:
     """Hyperparameters of Sarsa."""
 
     steps: int = 100_000  # env steps, each of them an update
-    seed: int = 0  # of the actions and transitions drawn
+    seed: int = 0  # of the sampled actions and transitions
     gamma: float = 0.99  # discount per action
-    alpha: float = 0.1  # step size; at the m-th visit of a pair α / m^alpha_power
-    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge (Watkins & Dayan 1992)
+    alpha: float = 0.1  # step size; α / m^alpha_power at the m-th visit of a pair
+    alpha_power: float = 0.0  # 0: constant step size; in (1/2, 1] the values converge (Watkins & Dayan 1992)
     epsilon: float = 0.1  # probability of a random action (S&B §2.2)
-    initial: float = 0.0  # initial action values; optimistic ones explore (S&B §2.6)
-    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    initial: float = 0.0  # initial action values; optimistic values encourage exploration (S&B §2.6)
+    episodes: int = 0  # also stop after this many episodes; 0: no limit
     yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
 
 
@@ -80,7 +80,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action in states `obs` `[B]`; with `explore`, one of the ε-greedy policy."""
+    """The greedy action in states `obs` `[B]`; with `explore`, one sampled from the ε-greedy policy."""
     q = state.q[obs]
     if explore:
         return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
@@ -91,13 +91,13 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
 def target(
     reward: float, discount: float, q: Floats, table: int, next_state: int, next_action: int, epsilon: float
 ) -> float:
-    """r + γ q(s', a'), a' being the action that will be taken there (S&B eq. 6.7)."""
+    """r + γ q(s', a'), where a' is the action that will be taken in s' (S&B eq. 6.7)."""
     return reward + discount * q[table, next_state, next_action]
 
 
 @tabular_kernels.compiled
 def walk(*where: Any) -> tabular_kernels.Controlled:
-    """Act, and move q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` around `target`."""
+    """Act, and update q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` with this `target`."""
     return tabular_kernels.control(target, tabular_kernels.ACTION_FIRST, where)
 
 
@@ -113,5 +113,5 @@ def train(
 
 
 def picture(state: State, env: MDP) -> str:
-    """The learned values of the greedy policy, and its arrows, side by side."""
+    """The learned values of the greedy policy and its arrows, side by side."""
     return render.text(env, state.values, state.policy)

@@ -1,7 +1,7 @@
 """Soft value iteration: Ziebart (2010), Haarnoja et al. 2017 (arXiv:1702.08165), section 3.
 
 Objective: the policy that maximizes reward *and* entropy, max_π E Σ γᵗ [r + α H(π(·|s))]. The soft Bellman operator
-replaces the maximum of value iteration by a soft maximum, and is also a contraction by γ:
+replaces the maximum of value iteration with a soft maximum, and is also a contraction by γ:
 
     q(s, a) = r(s, a) + γ Σ_s' p(s' | s, a) v(s')        v(s) ← α log Σ_a exp(q(s, a) / α)        π ∝ exp(q / α)
 
@@ -41,7 +41,7 @@ class Config:
     seed: int = 0  # unused: the algorithm is deterministic
     gamma: float = 0.99  # discount per action
     entropy_temperature: float = 0.01  # α: reward per nat of entropy; 0 is value iteration
-    tolerance: float = 1e-8  # stop when no value changes by this much in a sweep (S&B p. 83: θ), in units of reward
+    tolerance: float = 1e-8  # stop when no value changes by this much in a sweep (θ in S&B p. 83), in units of reward
     yield_every: int = 1  # sweeps between yields; 1 shows every sweep, more is faster
 
 

@@ -8,8 +8,8 @@ without waiting for them. Each state has an eligibility trace z, and one TD erro
 
     z(s_t) ← z(s_t) + 1        v ← v + α [r + γ v(s') − v(s_t)] z        z ← γ λ z
 
-λ = 0 is TD(0); λ = 1 is an online Monte Carlo. If v were constant within an episode, the sum of its updates would be
-that of G^λ − v at each visit (S&B section 12.2); the tests check this.
+λ = 0 is TD(0); λ = 1 is an online form of Monte Carlo. If v were constant within an episode, the updates of a state
+would add up to α Σ (G^λ − v) over its visits (S&B section 12.2); the tests check this.
 
 Kept: accumulating and replacing traces (`replacing`); the error against the exact v_π. Left out: true online TD(λ)
 (van Seijen & Sutton 2014); function approximation.
@@ -41,15 +41,15 @@ class Config:
     """Hyperparameters of TD(λ)."""
 
     steps: int = 100_000  # env steps
-    seed: int = 0  # of the actions and transitions drawn
+    seed: int = 0  # of the sampled actions and transitions
     gamma: float = 0.99  # discount per action
     trace_lambda: float = 0.8  # λ: decay of the trace (S&B fig. 12.6: best on the 19-state random walk)
     replacing: bool = False  # a visit sets the trace to 1 instead of adding 1 (Singh & Sutton 1996)
-    alpha: float = 0.1  # step size; at the m-th visit of a state α / m^alpha_power
-    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge
+    alpha: float = 0.1  # step size; α / m^alpha_power at the m-th visit of a state
+    alpha_power: float = 0.0  # 0: constant step size; in (1/2, 1] the values converge
     initial: float = 0.0  # initial values
     policy: str = "uniform"  # the policy to evaluate: "uniform" (all actions equally likely) or "optimal"
-    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    episodes: int = 0  # also stop after this many episodes; 0: no limit
     yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
 
 
@@ -90,7 +90,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore` a sampled one."""
+    """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore`, a sampled one."""
     policy = state.probabilities[obs]
     return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
 
@@ -101,7 +101,7 @@ def walk(
     cumulative: Floats, reward: Floats, discount: Floats, start: Floats, limit: int, gamma: float, lam: float,
     replacing: bool, alpha: float, power: float, rng: np.random.Generator, s: int, length: int, earned: float,
 ) -> tuple[int, int, int, float, int, float, int, float]:  # fmt: skip
-    """Follow `policy` (cumulative `[S, A]`) and update v `[S]` at each step by the `trace` `[S]` (S&B p. 293)."""
+    """Follow `policy` (cumulative `[S, A]`) and update v `[S]` at each step with the `trace` `[S]` (S&B p. 293)."""
     taken, ended, returned, lengths, errors = 0, 0, 0.0, 0, 0.0
     while taken < steps:
         if s < 0:
@@ -153,7 +153,7 @@ def follow(state: State, tables: tabular.Tables) -> dict[str, float]:
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Follow the policy and update at each step (S&B p. 293). `policy` `[S, A]` replaces the Config's, if given."""
+    """Follow the policy and update at each step (S&B p. 293). `policy` `[S, A]`, if given, replaces `config.policy`."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)

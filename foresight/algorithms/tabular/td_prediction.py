@@ -1,16 +1,16 @@
 """TD prediction: Sutton (1988), Sutton & Barto (2018) sections 6.1 and 7.1.
 
-Objective: v_π, the values of a fixed policy. The value of the state n steps back moves toward n rewards plus the value
-of the state they lead to:
+Objective: v_π, the values of a fixed policy. The value of the state n steps back is updated toward the n rewards since
+then plus the value of the state reached:
 
     v(s_t) ← v(s_t) + α [r_{t+1} + γ r_{t+2} + ... + γⁿ v(s_{t+n}) − v(s_t)]
 
 n = 1 is TD(0): v(s) ← v(s) + α [r + γ v(s') − v(s)]. n beyond the length of an episode is constant-α Monte Carlo. An
 intermediate n is best: the U-shaped curves of S&B's figure 7.2 (`foresight reproduce sutton-barto`).
 
-Kept: the online form, n steps late; the error against the exact v_π, which the MDP gives. A time limit ends the
-episode, but the target still bootstraps from its last state. Left out: off-policy prediction (S&B section 7.3); the
-mixture of all n (`td_lambda`).
+Kept: the online form, in which a state is updated n steps late; the error against the exact v_π, computed from the MDP.
+A time limit ends the episode, but the target still bootstraps from its last state. Left out: off-policy prediction
+(S&B section 7.3); the mixture of all n (`td_lambda`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Config:
     """Hyperparameters of TD prediction."""
 
     steps: int = 100_000  # env steps
-    seed: int = 0  # of the actions and transitions drawn
+    seed: int = 0  # of the sampled actions and transitions
     gamma: float = 0.99  # discount per action
     n_steps: int = 1  # rewards before the bootstrap; 1 is TD(0)
-    alpha: float = 0.1  # step size; at the m-th visit of a state α / m^alpha_power
-    alpha_power: float = 0.0  # 0: constant; above 1/2 up to 1: the values converge
+    alpha: float = 0.1  # step size; α / m^alpha_power at the m-th visit of a state
+    alpha_power: float = 0.0  # 0: constant step size; in (1/2, 1] the values converge
     initial: float = 0.0  # initial values
     policy: str = "uniform"  # the policy to evaluate: "uniform" (all actions equally likely) or "optimal"
-    episodes: int = 0  # stop after this many episodes, if sooner; 0: no limit
+    episodes: int = 0  # also stop after this many episodes; 0: no limit
     yield_every: int = 1_000  # env steps between yields; 0: at the end of each episode
 
 
@@ -85,27 +85,27 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore` a sampled one."""
+    """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore`, a sampled one."""
     policy = state.probabilities[obs]
     return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
 
 
 @tabular_kernels.compiled
 def target(reward: float, discount: float, v: Floats, next_state: int) -> float:
-    """r_1 + γ r_2 + ... + γⁿ v(s_n): `reward` is the sum of the n, `discount` is γⁿ (S&B eq. 7.1)."""
+    """r_1 + γ r_2 + ... + γⁿ v(s_n); `reward`: discounted sum of the n rewards, `discount`: γⁿ (S&B eq. 7.1)."""
     return reward + discount * v[next_state]
 
 
 @tabular_kernels.compiled
 def walk(*where: Any) -> tabular_kernels.Predicted:
-    """Follow the policy, and move v(s) ← v(s) + α [target − v(s)]: `tabular_kernels.predict` around `target`."""
+    """Follow the policy, and update v(s) ← v(s) + α [target − v(s)]: `tabular_kernels.predict` with this `target`."""
     return tabular_kernels.predict(target, where)
 
 
 def train(
     config: Config, env: MDP, state: State | None = None, device: str = "cpu", policy: Tensor | None = None
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Follow the policy and update n steps late (S&B p. 144). `policy` `[S, A]` replaces the Config's, if given."""
+    """Follow the policy and update n steps late (S&B p. 144). `policy` `[S, A]`, if given, replaces `config.policy`."""
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)

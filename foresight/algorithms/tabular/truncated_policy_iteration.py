@@ -1,12 +1,13 @@
 """Truncated (modified) policy iteration: Puterman & Shin (1978), Puterman (1994) section 6.5, S&B (2018) section 4.6.
 
-Objective: v* = L v*, by v ← (L_π)^m L v with π greedy for v. (L v)(s) = max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ],
-and L_π is the same for the action π(s). m = 0 is value iteration, m = ∞ policy iteration.
+Objective: v* = L v*, by v ← (L_π)^m L v, where (L v)(s) = max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ], π is greedy
+with respect to v, and L_π is L with the action π(s) instead of the maximum. m = 0 is value iteration, m = ∞ policy
+iteration.
 
-Kept: a fixed m (`evaluation_sweeps`), the sup-norm stop, and as an option the span stop with MacQueen's bounds
-(Puterman 6.6.3), which needs only the *differences* between states to converge, not their level. Left out: an m that
-grows with the iterations. An improvement skips comparisons whose outcome is certain (`planning.dynamic.bellman.Sweeps`;
-Puterman 6.7.3), which changes no iterate.
+Kept: a fixed m (`evaluation_sweeps`), stopping on the sup norm, and as an option stopping on the span with MacQueen's
+bounds (Puterman 6.6.3), which needs only the *differences* between states to converge, not their common offset. Left
+out: an m that grows with the iterations. An improvement skips comparisons whose outcome is certain
+(`planning.dynamic.bellman.Sweeps`; Puterman 6.7.3); this changes no iterate.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ METRICS = ("residual", "value", "switched")
 class Config:
     """Hyperparameters of truncated policy iteration."""
 
-    steps: int = 100_000  # maximum number of sweeps, improvements and evaluations together
+    steps: int = 100_000  # maximum number of sweeps, improvement and evaluation sweeps together
     seed: int = 0  # unused: the algorithm is deterministic
     gamma: float = 0.99  # discount per action
-    tolerance: float = 1e-8  # stop when an improvement's residual is below, in units of reward
-    evaluation_sweeps: int = 10  # m: evaluation sweeps after each improvement (Puterman 6.5: m_n)
-    span_bounds: bool = False  # the residual is half the span of the change, and bounds correct v (needs gamma < 1)
+    tolerance: float = 1e-8  # stop when an improvement's residual is below this, in units of reward
+    evaluation_sweeps: int = 10  # m: evaluation sweeps after each improvement (m_n in Puterman 6.5)
+    span_bounds: bool = False  # stop on half the span of the change, and correct v by its bounds (needs gamma < 1)
     yield_every: int = 1  # sweeps between yields; 1 shows every sweep, more is faster
 
 
@@ -49,7 +50,7 @@ class State:
 
     config: Config
     values: Tensor  # v [S] float64
-    policy: Tensor  # greedy for the values at the last improvement [S]
+    policy: Tensor  # greedy with respect to the values at the last improvement [S]
     residual: float = math.inf  # of the last improvement
     evaluations_left: int = 0  # before the next improvement
     step: int = 0
@@ -76,7 +77,7 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
 
 
 def improve(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
-    """π ← greedy for v, v ← L v: one sweep gives both (Puterman 6.5, steps 2 and 3a)."""
+    """π ← greedy with respect to v, v ← L v: one sweep gives both (Puterman 6.5, steps 2 and 3a)."""
     state.values, state.policy, change = sweeps.improve(state.values, state.policy)
     state.residual = change.half_span if state.config.span_bounds else change.norm
     if state.residual >= state.config.tolerance:
@@ -94,7 +95,7 @@ def evaluate(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
 
 
 def update(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
-    """The next sweep: an improvement, or one of the evaluations that follow it."""
+    """The next sweep: an improvement sweep, or one of the evaluation sweeps that follow it."""
     metrics = evaluate(state, sweeps) if state.evaluations_left else improve(state, sweeps)
     state.step += 1
     return metrics

@@ -3,9 +3,9 @@
 Objective: v* = L v*, where (L v)(s) = max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ]. L is a contraction by γ in the sup
 norm, so the iterates v ← L v converge to v* from any v, and ‖v - v*‖∞ ≤ γ / (1 - γ) ‖Δ‖∞ for the last change Δ.
 
-Kept: synchronous sweeps over all states, stopped at a sup-norm change below `tolerance`; the greedy policy that
-comes with every sweep. Left out: asynchronous (Gauss-Seidel, prioritized) order. The sweep skips comparisons whose
-outcome is certain (`planning.dynamic.bellman.Sweeps`), which changes no iterate.
+Kept: synchronous sweeps over all states, stopped at a sup-norm change below `tolerance`; the greedy policy of every
+sweep. Left out: asynchronous (Gauss-Seidel, prioritized) order. A sweep skips comparisons whose outcome is certain
+(`planning.dynamic.bellman.Sweeps`); this changes no iterate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Config:
     steps: int = 100_000  # maximum number of sweeps
     seed: int = 0  # unused: the algorithm is deterministic
     gamma: float = 0.99  # discount per action
-    tolerance: float = 1e-8  # stop when no value changes by this much in a sweep (S&B p. 83: θ), in units of reward
+    tolerance: float = 1e-8  # stop when no value changes by this much in a sweep (θ in S&B p. 83), in units of reward
     yield_every: int = 1  # sweeps between yields; 1 shows every sweep, more is faster
 
 
