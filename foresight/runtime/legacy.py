@@ -72,14 +72,26 @@ def fields(algorithm: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {renamed.get(name, name): value for name, value in values.items() if renamed.get(name) not in values}
 
 
+TD = (
+    "double_q_learning", "expected_sarsa", "n_step_sarsa", "q_learning", "sarsa", "td_lambda", "td_prediction",
+)  # fmt: skip
+
 # Fields of a State: the old and the present name.
-_STATES: Mapping[str, Mapping[str, str]] = {"rlhf_ppo": {"judge": "reward_model"}}
+_STATES: Mapping[str, Mapping[str, str]] = {
+    "rlhf_ppo": {"judge": "reward_model"},
+    **{name: {"walk": "actor"} for name in TD},
+}
 
 
 def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
     """The saved fields of a State of class `kind` under their present names."""
     renamed = _STATES.get(kind.__module__.rpartition(".")[2], {}) if kind.__name__ == "State" else {}
     return {renamed.get(name, name): value for name, value in nodes.items()}
+
+
+def sections(seconds: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of a run's profile, by the present name of each section."""
+    return {"loop" if name == "walking" else name: value for name, value in seconds.items()}
 
 
 # Modules that were moved: a checkpoint names its classes by module and name.
@@ -186,6 +198,8 @@ _MODULES = {
     "runtime.worlds": "runtime.environments",
 }
 
+# Classes that were renamed, in their present modules.
+_CLASSES = {"foresight.training.tabular:Walk": "foresight.training.tabular:ActorState"}
 
 # Modules of networks that were renamed: the names of weights have them between dots.
 _SUBMODULES = {"tower": "trunk", "towers": "mlp"}
@@ -200,7 +214,8 @@ def address(text: str) -> str:
     """The present `module:Class` of a class named in a checkpoint."""
     module, _, name = text.partition(":")
     short = module.removeprefix("foresight.")
-    return f"foresight.{_MODULES[short]}:{name}" if short in _MODULES else text
+    found = f"foresight.{_MODULES[short]}:{name}" if short in _MODULES else text
+    return _CLASSES.get(found, found)
 
 
 def document(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Tabular TD and Monte Carlo: the state of a run, and the calls of the compiled loops.
 
-`Tables` holds the MDP as arrays to sample from, `Walk` the position of the agent. `control`, `predict` and `episodes`
-run the loops of `tabular_kernels` and return metrics or experience. Sutton & Barto (2018), chapters 5 to 7 and 12.
+`Tables` holds the MDP as arrays to sample from, `ActorState` where the agent is. `control`, `predict` and
+`episodes` run the loops of `tabular_kernels` and return metrics or experience. Sutton & Barto (2018), chapters 5 to 7
+and 12.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass
-class Walk:
-    """The position of the agent: everything its next step depends on besides its tables. It is saved with the State."""
+class ActorState:
+    """Where the agent is: everything its next step depends on besides its tables. It is saved with the State."""
 
     rng: np.random.Generator
     pairs: NDArray[np.int64]  # [n, 2]: states and actions of the steps that wait for their target
@@ -84,7 +85,7 @@ class Learner(Protocol):
     """The fields of a State that the functions here use."""
 
     visits: Tensor
-    walk: Walk
+    actor: ActorState
     step: int
 
     @property
@@ -108,11 +109,11 @@ class Controller(Learner, Protocol):
         """The algorithm's Config."""
 
 
-def start(seed: int, n: int = 1) -> Walk:
-    """A `Walk` at its beginning, with space for the n steps of an n-step target. Raises UserError if n < 1."""
+def start(seed: int, n: int = 1) -> ActorState:
+    """The `ActorState` of the first step, with space for the n steps of an n-step target. Raises UserError if n < 1."""
     if n < 1:
         raise UserError(f"n_steps must be at least 1, not {n}: it counts the rewards before the bootstrap.")
-    return Walk(np.random.default_rng(seed), np.zeros((n, 2), np.int64), np.zeros((n, 2)))
+    return ActorState(np.random.default_rng(seed), np.zeros((n, 2), np.int64), np.zeros((n, 2)))
 
 
 class Tables:
@@ -191,44 +192,50 @@ def check(config: object) -> None:
 def unfinished(state: Learner) -> bool:
     """Whether steps and episodes are left."""
     config = state.config
-    return bool(state.step < config.steps and (not config.episodes or state.walk.episodes < config.episodes))
+    return bool(state.step < config.steps and (not config.episodes or state.actor.episodes < config.episodes))
 
 
-def control(tables: Tables, state: Controller, walk: Callable[..., tabular_kernels.Controlled]) -> dict[str, float]:
+def control(
+    tables: Tables, state: Controller, act_and_update: Callable[..., tabular_kernels.Controlled]
+) -> dict[str, float]:
     """Act and update `state.q` `[S, A]` or `[N, S, A]` in place until the next yield; returns the metrics.
 
-    `walk` is `tabular_kernels.control` compiled around an algorithm's target. `state.walk` has space for n steps: the
-    value of a pair is updated once its target is complete, after n steps or at the end of the episode.
+    `act_and_update` is `tabular_kernels.control` compiled around an algorithm's target. `state.actor` has space for n
+    steps: the value of a pair is updated once its target is complete, after n steps or at the end of the episode.
     """
-    config, at = state.config, state.walk
+    config, actor = state.config, state.actor
     if state.step == 0:
         state.q.masked_fill_(tables.forbidden.to(state.q.device), -torch.inf)
     steps, most = until(state)
     with arrays(state.q, state.visits) as (q, visits):
-        found = walk(
-            len(at.pairs), steps, most, *(x if x.ndim == 3 else x[None] for x in (q, visits)), *tables.arrays,
-            tables.limit, tables.gamma, config.alpha, config.alpha_power, config.epsilon, at.rng, at.pairs, at.rewards,
-            at.state, at.action, at.length, at.earned, at.pending,
+        found = act_and_update(
+            len(actor.pairs), steps, most, *(x if x.ndim == 3 else x[None] for x in (q, visits)), *tables.arrays,
+            tables.limit, tables.gamma, config.alpha, config.alpha_power, config.epsilon, actor.rng, actor.pairs,
+            actor.rewards, actor.state, actor.action, actor.length, actor.earned, actor.pending,
         )  # fmt: skip
-    taken, at.state, at.action, at.length, at.earned, at.pending, ended, returned, lengths, errors = found
+    (
+        taken, actor.state, actor.action, actor.length, actor.earned, actor.pending,
+        ended, returned, lengths, errors,
+    ) = found  # fmt: skip
     return report(state, taken, ended, returned, lengths, errors)
 
 
 def predict(
-    tables: Tables, state: Predictor, policy: Tensor, walk: Callable[..., tabular_kernels.Predicted]
+    tables: Tables, state: Predictor, policy: Tensor, act_and_update: Callable[..., tabular_kernels.Predicted]
 ) -> dict[str, float]:
     """Follow `policy` `[S, A]` and update `state.v` `[S]` in place until the next yield; returns the metrics.
 
-    `walk` is `tabular_kernels.predict` compiled around an algorithm's target.
+    `act_and_update` is `tabular_kernels.predict` compiled around an algorithm's target.
     """
-    config, at = state.config, state.walk
+    config, actor = state.config, state.actor
     steps, most = until(state)
     with arrays(state.v, state.visits) as (v, visits):
-        found = walk(
-            len(at.pairs), steps, most, v, visits, cumulative(policy), *tables.arrays, tables.limit, tables.gamma,
-            config.alpha, config.alpha_power, at.rng, at.pairs, at.rewards, at.state, at.length, at.earned, at.pending,
+        found = act_and_update(
+            len(actor.pairs), steps, most, v, visits, cumulative(policy), *tables.arrays, tables.limit, tables.gamma,
+            config.alpha, config.alpha_power, actor.rng, actor.pairs, actor.rewards, actor.state, actor.length,
+            actor.earned, actor.pending,
         )  # fmt: skip
-    taken, at.state, at.length, at.earned, at.pending, ended, returned, lengths, errors = found
+    taken, actor.state, actor.length, actor.earned, actor.pending, ended, returned, lengths, errors = found
     return report(state, taken, ended, returned, lengths, errors)
 
 
@@ -252,14 +259,14 @@ def until(state: Learner) -> tuple[int, int]:
     """(steps, episodes) until the next yield; 0 episodes: no limit by episodes."""
     config = state.config
     steps = min(config.yield_every or UNLIMITED, config.steps - state.step)
-    return steps, 1 if config.yield_every == 0 else max(0, config.episodes - state.walk.episodes)
+    return steps, 1 if config.yield_every == 0 else max(0, config.episodes - state.actor.episodes)
 
 
 def report(state: Learner, taken: int, ended: int, returned: float, lengths: int, errors: float) -> dict[str, float]:
     """Add to the counts of steps and episodes; returns the metrics."""
     state.step += taken
-    state.walk.episodes += ended
-    metrics = {"episodes": float(state.walk.episodes), "td_error": errors / max(1, taken)}
+    state.actor.episodes += ended
+    metrics = {"episodes": float(state.actor.episodes), "td_error": errors / max(1, taken)}
     return metrics | ({"return": returned / ended, "length": lengths / ended} if ended else {})
 
 

@@ -7,12 +7,12 @@
         return reward + discount * q[table, next_state].max()
 
     @tabular_kernels.compiled
-    def walk(*where):                                                              # the loop around it
-        return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, where)
+    def act_and_update(*args):                                                     # the loop around it
+        return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, args)
 
-`control` and `predict` are inlined into each `walk`. Called with `target` as an argument instead, they could not be
-cached: numba identifies a function by its address, which differs in each process. For the same reason `where` stays one
-tuple: unpacked into arguments beside `target`, it would turn `target` into a pointer.
+`control` and `predict` are inlined into each `act_and_update`. Called with `target` as an argument instead, they could
+not be cached: numba identifies a function by its address, which differs in each process. For the same reason `args`
+stays one tuple: unpacked into arguments beside `target`, it would turn `target` into a pointer.
 """
 
 from __future__ import annotations
@@ -147,19 +147,19 @@ def _rewards(rewards: Floats, first: int, pending: int) -> tuple[float, float]:
 
 
 @njit(inline="always")
-def control(target: Callable[..., float], action_first: bool, where: tuple[Any, ...]) -> Controlled:
+def control(target: Callable[..., float], action_first: bool, args: tuple[Any, ...]) -> Controlled:
     """Act ε-greedily and move q(s, a) toward `target`, n steps late: S&B p. 147, which for n = 1 is p. 130 or 131.
 
     `q` and `visits` `[N, S, A]`: of N > 1 tables one is drawn uniformly to be updated, and their sum acts. `target` is
     called with Σ γ^k r and γⁿ of the n rewards, `q`, the table to update, the state and (with `action_first`) the
     action that follow, and ε. It is not called at the end of an episode, where the target is the rewards alone. `pairs`
-    and `rewards` hold the `pending` steps that wait for their target; `tabular.Walk` documents them and the other
-    returned values.
+    and `rewards` hold the `pending` steps that wait for their target; `tabular.ActorState` documents them and the
+    other returned values.
     """
     (
         n, steps, most, q, visits, next_state, cumulative, reward, discount, start, limit, gamma, alpha, power,
         epsilon, rng, pairs, rewards, s, a, length, earned, pending,
-    ) = where  # fmt: skip
+    ) = args  # fmt: skip
     taken, ended, returned, lengths, errors = 0, 0, 0.0, 0, 0.0
     by_outcome, ends = reward.shape[2] > 1, discount.shape[0] > 0
     while taken < steps:
@@ -204,7 +204,7 @@ def control(target: Callable[..., float], action_first: bool, where: tuple[Any, 
 
 
 @njit(inline="always")
-def predict(target: Callable[..., float], where: tuple[Any, ...]) -> Predicted:
+def predict(target: Callable[..., float], args: tuple[Any, ...]) -> Predicted:
     """Follow `policy` (cumulative `[S, A]`) and move v(s) `[S]` toward `target`, n steps late: S&B p. 144.
 
     `target` is called with Σ γ^k r and γⁿ of the n rewards, `v` and the next state; the rest is as in `control`.
@@ -212,7 +212,7 @@ def predict(target: Callable[..., float], where: tuple[Any, ...]) -> Predicted:
     (
         n, steps, most, v, visits, policy, next_state, cumulative, reward, discount, start, limit, gamma, alpha, power,
         rng, pairs, rewards, s, length, earned, pending,
-    ) = where  # fmt: skip
+    ) = args  # fmt: skip
     taken, ended, returned, lengths, errors = 0, 0, 0.0, 0, 0.0
     by_outcome, ends = reward.shape[2] > 1, discount.shape[0] > 0
     while taken < steps:

@@ -21,7 +21,11 @@ PPO = str(EXAMPLES / "ppo_kl_penalty.py")
 
 @sabotaged_by(
     "foresight.training.tabular.control",
-    change("walk", lambda walk: walk if walk is expected_sarsa.walk else sarsa.walk, "another_target"),
+    change(
+        "act_and_update",
+        lambda f: f if f is expected_sarsa.act_and_update else sarsa.act_and_update,
+        "another_target",
+    ),
 )
 def test_one_step_of_it_is_expected_sarsa_to_the_last_bit() -> None:
     mdp, found = small_mdp(1, 10), []

@@ -245,7 +245,7 @@ def in_order(path: str, source: str) -> list[str]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names = [node.target.id]
         for name in names:
-            name = "update" if name == "walk" else name  # a compiled loop that acts and updates
+            name = "update" if name == "act_and_update" else name  # one compiled loop
             if name in SECTIONS:
                 found[name], nodes[name] = node.lineno, node
     bad = [f"{path}: has no {name}" for name in SECTIONS if name not in found]

@@ -122,7 +122,7 @@ ALL = [
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal to the last bit: tensors, arrays, generators, and a Walk of these."""
+    """Equal to the last bit: tensors, arrays, generators, and an ActorState of these."""
     if isinstance(one, torch.Tensor | np.ndarray):
         return bool((one == other).all())
     if isinstance(one, np.random.Generator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from foresight.algorithms.language import rlhf_ppo
 from foresight.cli import train as command
 from foresight.errors import UserError
 from foresight.runtime import catalog, legacy, run
+from foresight.runtime.checkpoints import shards
 from foresight.runtime.config import config_fields, settings
 from foresight.runtime.config.settings import Settings
 from foresight.training.options import field_types
@@ -96,6 +98,26 @@ def test_a_state_of_before_is_read_under_its_present_names() -> None:
     present = legacy.state_fields(rlhf_ppo.State, saved)
     assert set(present) == {field.name for field in dataclasses.fields(rlhf_ppo.State)}
     assert present["reward_model"] == "reward_model"
+
+
+@sabotaged_by("foresight.runtime.legacy.address", lambda f: lambda text: text)
+def test_a_checkpoint_of_before_is_restored_into_renamed_fields_and_classes(tmp_path: Path) -> None:
+    run.train("q_learning", env="GridWorld4x4", steps=200, out=tmp_path / "run", show=False)
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("*/state.json")
+    text = saved.read_text(encoding="utf-8")
+    for present, old in (('"actor": {', '"walk": {'), ("training.tabular:ActorState", "planning.walks:Walk")):
+        assert text.count(present) == 1
+        text = text.replace(present, old)
+    saved.write_text(text.replace('"loop"', '"walking"'), encoding="utf-8")
+    manifest = saved.with_name("manifest.json")
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    content["files"][saved.name] = shards.digest(saved)
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+    try:
+        finished = run.resume(tmp_path / "run", 300, show=False)
+    except UserError as error:
+        raise AssertionError(error) from error
+    assert finished.summary is not None and set(finished.summary["profile"]) == {"loop"}
 
 
 @sabotaged_by("foresight.runtime.legacy.document", lambda f: lambda config: dict(config))

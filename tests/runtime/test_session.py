@@ -75,9 +75,9 @@ def test_a_run_reports_where_its_time_went(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "env", "sections"),
     [
-        ("value_iteration", "GridWorld4x4", {"learning", "walking"}),
-        ("monte_carlo_prediction", "RandomWalk5", {"learning", "walking"}),
-        ("q_learning", "CliffWalking-v1", {"walking"}),  # one compiled loop
+        ("value_iteration", "GridWorld4x4", {"learning", "loop"}),
+        ("monte_carlo_prediction", "RandomWalk5", {"learning", "loop"}),
+        ("q_learning", "CliffWalking-v1", {"loop"}),  # one compiled loop
     ],
 )
 def test_a_tabular_run_reports_where_its_time_went(name: str, env: str, sections: set[str], tmp_path: Path) -> None:

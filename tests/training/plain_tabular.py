@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foresight.ops import returns, targets
 from foresight.training import tabular
-from foresight.training.tabular import Tables, Walk
+from foresight.training.tabular import ActorState, Tables
 
 
 class Rows(NamedTuple):
@@ -62,7 +62,7 @@ def q_learning(state: Any, rows: Rows) -> float:
 
 
 def double_q_learning(state: Any, rows: Rows) -> float:
-    i = 0 if state.walk.rng.random() < 0.5 else 1
+    i = 0 if state.actor.rng.random() < 0.5 else 1
     one, other = state.q[i][rows.next_state], state.q[1 - i][rows.next_state]
     target = targets.double_q_learning(rows.reward, rows.discount, one, other)
     return move(state.q[i], state.visits[i], (rows.state[0], rows.action[0]), target[0], state.config)
@@ -123,28 +123,28 @@ def control(env: Tables, state: Any, act: Any, update: Any, on_policy: bool) -> 
     if state.step == 0:
         state.q.masked_fill_(env.forbidden, -torch.inf)
     steps, most = tabular.until(state)
-    walk, taken, ended, returned, lengths, errors = state.walk, 0, 0, 0.0, 0, 0.0
+    actor, taken, ended, returned, lengths, errors = state.actor, 0, 0, 0.0, 0, 0.0
 
     def choose(s: int) -> int:
         return int(act(state, torch.tensor([s]), explore=True)[0])
 
     while taken < steps:
-        if walk.state < 0:
-            walk.state, walk.action, walk.length, walk.earned, walk.pending = begin(env, walk.rng), -1, 0, 0.0, 0
-        if walk.action < 0:
-            walk.action = choose(walk.state)
-        after, reward, going = step(env, walk.rng, walk.state, walk.action)
-        taken, walk.length, walk.earned = taken + 1, walk.length + 1, walk.earned + reward
-        cut = going == 0 or (env.limit > 0 and walk.length >= env.limit)
+        if actor.state < 0:
+            actor.state, actor.action, actor.length, actor.earned, actor.pending = begin(env, actor.rng), -1, 0, 0.0, 0
+        if actor.action < 0:
+            actor.action = choose(actor.state)
+        after, reward, going = step(env, actor.rng, actor.state, actor.action)
+        taken, actor.length, actor.earned = taken + 1, actor.length + 1, actor.earned + reward
+        cut = going == 0 or (env.limit > 0 and actor.length >= env.limit)
         chosen = choose(after) if on_policy and going else -1
-        remember(walk, walk.state, walk.action, reward, env.gamma * going)
-        if cut or walk.pending == len(walk.pairs):
-            errors += update(state, recall(walk, cut, after, chosen))
-            forget(walk)
-        walk.state, walk.action = after, chosen
+        remember(actor, actor.state, actor.action, reward, env.gamma * going)
+        if cut or actor.pending == len(actor.pairs):
+            errors += update(state, recall(actor, cut, after, chosen))
+            forget(actor)
+        actor.state, actor.action = after, chosen
         if cut:
-            returned, lengths, ended = returned + walk.earned, lengths + walk.length, ended + 1
-            walk.state, walk.action, walk.pending = -1, -1, 0
+            returned, lengths, ended = returned + actor.earned, lengths + actor.length, ended + 1
+            actor.state, actor.action, actor.pending = -1, -1, 0
             if ended == most:
                 break
     return tabular.report(state, taken, ended, returned, lengths, errors)
@@ -152,40 +152,40 @@ def control(env: Tables, state: Any, act: Any, update: Any, on_policy: bool) -> 
 
 def predict(env: Tables, state: Any, policy: Tensor, update: Any) -> dict[str, float]:
     steps, most = tabular.until(state)
-    walk, taken, ended, returned, lengths, errors = state.walk, 0, 0, 0.0, 0, 0.0
+    actor, taken, ended, returned, lengths, errors = state.actor, 0, 0, 0.0, 0, 0.0
     running = np.cumsum(policy.numpy(), axis=1)
     while taken < steps:
-        if walk.state < 0:
-            walk.state, walk.length, walk.earned, walk.pending = begin(env, walk.rng), 0, 0.0, 0
+        if actor.state < 0:
+            actor.state, actor.length, actor.earned, actor.pending = begin(env, actor.rng), 0, 0.0, 0
             if hasattr(state, "trace"):
                 state.trace.zero_()
-        action = tabular.draw(running[walk.state], walk.rng.random())
-        after, reward, going = step(env, walk.rng, walk.state, action)
-        taken, walk.length, walk.earned = taken + 1, walk.length + 1, walk.earned + reward
-        cut = going == 0 or (env.limit > 0 and walk.length >= env.limit)
-        remember(walk, walk.state, action, reward, env.gamma * going)
-        if cut or walk.pending == len(walk.pairs):
-            errors += update(state, recall(walk, cut, after, -1))
-            forget(walk)
-        walk.state = after
+        action = tabular.draw(running[actor.state], actor.rng.random())
+        after, reward, going = step(env, actor.rng, actor.state, action)
+        taken, actor.length, actor.earned = taken + 1, actor.length + 1, actor.earned + reward
+        cut = going == 0 or (env.limit > 0 and actor.length >= env.limit)
+        remember(actor, actor.state, action, reward, env.gamma * going)
+        if cut or actor.pending == len(actor.pairs):
+            errors += update(state, recall(actor, cut, after, -1))
+            forget(actor)
+        actor.state = after
         if cut:
-            returned, lengths, ended = returned + walk.earned, lengths + walk.length, ended + 1
-            walk.state, walk.pending = -1, 0
+            returned, lengths, ended = returned + actor.earned, lengths + actor.length, ended + 1
+            actor.state, actor.pending = -1, 0
             if ended == most:
                 break
     return tabular.report(state, taken, ended, returned, lengths, errors)
 
 
-def remember(walk: Walk, s: int, a: int, reward: float, discount: float) -> None:
-    walk.pairs[walk.pending] = s, a
-    walk.rewards[walk.pending] = reward, discount
-    walk.pending += 1
+def remember(actor: ActorState, s: int, a: int, reward: float, discount: float) -> None:
+    actor.pairs[actor.pending] = s, a
+    actor.rewards[actor.pending] = reward, discount
+    actor.pending += 1
 
 
-def recall(walk: Walk, cut: bool, after: int, chosen: int) -> Rows:
+def recall(actor: ActorState, cut: bool, after: int, chosen: int) -> Rows:
     """The steps that wait, the last of which led to state `after`, where `chosen` will be done."""
-    state, action = torch.from_numpy(walk.pairs[: walk.pending].T.copy())[:, None]
-    reward, discount = torch.from_numpy(walk.rewards[: walk.pending].T.copy())[:, None]
+    state, action = torch.from_numpy(actor.pairs[: actor.pending].T.copy())[:, None]
+    reward, discount = torch.from_numpy(actor.rewards[: actor.pending].T.copy())[:, None]
     ends = torch.zeros_like(reward)
     ends[0, -1] = float(cut)
     last = torch.tensor([[after], [max(chosen, 0)]])
@@ -193,9 +193,9 @@ def recall(walk: Walk, cut: bool, after: int, chosen: int) -> Rows:
     return Rows(state, action, reward, discount, ends, following[0], following[1])
 
 
-def forget(walk: Walk) -> None:
-    walk.pairs[:-1], walk.rewards[:-1] = walk.pairs[1:].copy(), walk.rewards[1:].copy()
-    walk.pending -= 1
+def forget(actor: ActorState) -> None:
+    actor.pairs[:-1], actor.rewards[:-1] = actor.pairs[1:].copy(), actor.rewards[1:].copy()
+    actor.pending -= 1
 
 
 def move(table: Tensor, visits: Tensor, index: tuple[Tensor, ...], target: Tensor, config: Any) -> float:

@@ -33,7 +33,7 @@ from tests.sabotage import change, flip_sign, sabotaged_by, scaled
 from tests.small_mdps import small_mdp
 from tests.training import plain_tabular
 
-WALKERS: list[tuple[Any, dict[str, Any]]] = [
+LEARNERS: list[tuple[Any, dict[str, Any]]] = [
     (sarsa, {}),
     (expected_sarsa, {}),
     (q_learning, {"alpha": 0.9, "alpha_power": 0.7}),
@@ -55,7 +55,7 @@ def table(state: Any) -> torch.Tensor:
     return state.q if hasattr(state, "q") else state.v
 
 
-def walk(module: Any, mdp: MDP, compiled: bool, **fields: Any) -> tuple[list[Any], torch.Tensor]:
+def run(module: Any, mdp: MDP, compiled: bool, **fields: Any) -> tuple[list[Any], torch.Tensor]:
     """What a run yields, and its table; `compiled` False is the definition in `tests.training.plain_tabular`."""
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
@@ -74,29 +74,29 @@ def limited(seed: int, limit: int | None) -> MDP:
 @sabotaged_by("foresight.ops.targets.moved", scaled(1.001), flip_sign)
 @sabotaged_by(
     "foresight.training.tabular.control",
-    change("walk", lambda walk: (q_learning if walk is not q_learning.walk else sarsa).walk),
+    change("act_and_update", lambda f: (q_learning if f is not q_learning.act_and_update else sarsa).act_and_update),
 )
-@pytest.mark.parametrize(("module", "fields"), WALKERS[:6], ids=name)
+@pytest.mark.parametrize(("module", "fields"), LEARNERS[:6], ids=name)
 @pytest.mark.parametrize("limit", [None, 4])
-def test_the_compiled_walk_is_the_definition(module: Any, fields: dict[str, Any], limit: int | None) -> None:
+def test_the_compiled_loop_is_the_definition(module: Any, fields: dict[str, Any], limit: int | None) -> None:
     mdp = limited(3, limit)
     common = {"steps": 240, "yield_every": 100, "gamma": 0.9, "alpha": 0.3, "epsilon": 0.2, "seed": 5, **fields}
-    agree(walk(module, mdp, True, **common), walk(module, mdp, False, **common))
+    agree(run(module, mdp, True, **common), run(module, mdp, False, **common))
 
 
 @sabotaged_by("foresight.training.tabular.cumulative", change("policy", lambda p: p.roll(1, 1) * torch.arange(3)))
-@pytest.mark.parametrize(("module", "fields"), WALKERS[6:], ids=name)
+@pytest.mark.parametrize(("module", "fields"), LEARNERS[6:], ids=name)
 @pytest.mark.parametrize("limit", [None, 4])
 def test_the_compiled_prediction_is_the_definition(module: Any, fields: dict[str, Any], limit: int | None) -> None:
     common = {"steps": 240, "yield_every": 100, "gamma": 0.9, "alpha": 0.3, "seed": 5, **fields}
-    agree(*(walk(module, limited(3, limit), compiled, **common) for compiled in (True, False)))
+    agree(*(run(module, limited(3, limit), compiled, **common) for compiled in (True, False)))
 
 
 @pytest.mark.parametrize("module", [monte_carlo_prediction, mc_epsilon_greedy, mc_exploring_starts], ids=name)
 @sabotaged_by("foresight.ops.targets.moved", scaled(1.001))
 def test_compiled_episodes_are_the_definition(module: Any) -> None:
     common = {"steps": 60, "gamma": 0.9, "alpha": 0.5, "alpha_power": 0.5, "max_episode_steps": 30, "seed": 5}
-    one, other = (walk(module, small_mdp(3, 10), compiled, **common) for compiled in (True, False))
+    one, other = (run(module, small_mdp(3, 10), compiled, **common) for compiled in (True, False))
     agree(one, other)
     # and the compiled rule is the definition
     config, generator = module.Config(alpha=0.5, alpha_power=0.5), np.random.default_rng(0)
@@ -116,26 +116,26 @@ def agree(one: tuple[list[Any], torch.Tensor], other: tuple[list[Any], torch.Ten
     torch.testing.assert_close(one[1], other[1], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("module", "fields"), WALKERS, ids=name)
+@pytest.mark.parametrize(("module", "fields"), LEARNERS, ids=name)
 def test_where_the_yields_fall_changes_nothing(module: Any, fields: dict[str, Any]) -> None:
     mdp, common = small_mdp(4, 10), {"steps": 150, "gamma": 0.9, **fields}
-    whole = walk(module, mdp, True, yield_every=150, **common)[1]
+    whole = run(module, mdp, True, yield_every=150, **common)[1]
     for every in (1, 7, 0):
-        assert torch.equal(walk(module, mdp, True, yield_every=every, **common)[1], whole)
+        assert torch.equal(run(module, mdp, True, yield_every=every, **common)[1], whole)
 
 
 @pytest.mark.parametrize("every", [0, 1, 1_000])
 def test_the_number_of_episodes_is_kept(every: int) -> None:
     for module in (sarsa, td_prediction):
-        steps, _ = walk(module, small_mdp(4, 10), True, yield_every=every, steps=10**6, episodes=7, gamma=0.9)
+        steps, _ = run(module, small_mdp(4, 10), True, yield_every=every, steps=10**6, episodes=7, gamma=0.9)
         assert steps[-1][1]["episodes"] == 7
-    steps, _ = walk(sarsa, small_mdp(4, 10), True, yield_every=every, steps=20, episodes=7_000, gamma=0.9)
+    steps, _ = run(sarsa, small_mdp(4, 10), True, yield_every=every, steps=20, episodes=7_000, gamma=0.9)
     assert steps[-1][0] == 20
 
 
 def test_zero_yields_at_the_end_of_each_episode() -> None:
     mdp = small_mdp(4, 10)
-    steps, _ = walk(q_learning, mdp, True, yield_every=0, steps=10**6, episodes=20, gamma=0.9)
+    steps, _ = run(q_learning, mdp, True, yield_every=0, steps=10**6, episodes=20, gamma=0.9)
     assert [metrics["episodes"] for _, metrics in steps] == list(range(1, 21))
     lengths = np.diff([0, *(step for step, _ in steps)])
     assert lengths.tolist() == [metrics["length"] for _, metrics in steps]

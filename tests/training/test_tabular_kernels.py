@@ -23,12 +23,12 @@ def target(x):
     return x + {number}
 
 @tabular_kernels.compiled
-def walk(*where):
-    return twice(target, where)
+def act_and_update(*args):
+    return twice(target, args)
 
 @tabular_kernels.compiled
-def twice(target, where):
-    return target(2.0 * where[0])
+def twice(target, args):
+    return target(2.0 * args[0])
 """
 
 
@@ -54,10 +54,10 @@ def from_cache(function: Any) -> bool:
 def test_the_next_process_does_not_compile_again() -> None:
     mdp = grid.make("GridWorld4x4")
     first, again = q_learning, load(q_learning.__file__)
-    assert again.walk is not first.walk
+    assert again.act_and_update is not first.act_and_update
     for module in (first, again):
         *_, (_, _, state) = module.train(module.Config(steps=200), mdp)
-    assert from_cache(again.walk)
+    assert from_cache(again.act_and_update)
     assert state.step == 200
 
 
@@ -66,13 +66,13 @@ def test_what_has_changed_is_compiled_again(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "mine.py"
     path.write_text(FILE.format(number=1))
     module = load(path)
-    assert module.walk(3.0) == 7.0 and not from_cache(module.walk)
+    assert module.act_and_update(3.0) == 7.0 and not from_cache(module.act_and_update)
     module = load(path)
-    assert module.walk(3.0) == 7.0 and from_cache(module.walk)
-    path.write_text(FILE.format(number=10))  # the target, which `walk` has compiled into itself
+    assert module.act_and_update(3.0) == 7.0 and from_cache(module.act_and_update)
+    path.write_text(FILE.format(number=10))  # the target, which `act_and_update` has compiled into itself
     module = load(path)
-    assert module.walk(3.0) == 16.0 and not from_cache(module.walk)
+    assert module.act_and_update(3.0) == 16.0 and not from_cache(module.act_and_update)
     source = inspect.getsource
     monkeypatch.setattr(inspect, "getsource", lambda module: source(module) + "# another loop")
     module = load(path)
-    assert module.walk(3.0) == 16.0 and not from_cache(module.walk)
+    assert module.act_and_update(3.0) == 16.0 and not from_cache(module.act_and_update)

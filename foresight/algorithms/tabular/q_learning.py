@@ -55,7 +55,7 @@ class State:
     config: Config
     q: Tensor  # q [S, A] float64
     visits: Tensor  # updates of each pair [S, A]
-    walk: tabular.Walk
+    actor: tabular.ActorState
     step: int = 0
 
     @property
@@ -84,7 +84,7 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
     """The greedy action in states `obs` `[B]`; with `explore`, one sampled from the ε-greedy policy."""
     q = state.q[obs]
     if explore:
-        return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.walk.rng), {}, carry
+        return tabular.sample(targets.epsilon_greedy(q, state.config.epsilon), state.actor.rng), {}, carry
     return q.argmax(-1), {}, carry
 
 
@@ -97,9 +97,9 @@ def target(
 
 
 @tabular_kernels.compiled
-def walk(*where: Any) -> tabular_kernels.Controlled:
+def act_and_update(*args: Any) -> tabular_kernels.Controlled:
     """Act, and update q(s, a) ← q(s, a) + α [target − q(s, a)]: `tabular_kernels.control` with this `target`."""
-    return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, where)
+    return tabular_kernels.control(target, tabular_kernels.UPDATE_FIRST, args)
 
 
 def train(
@@ -109,7 +109,7 @@ def train(
     tables = tabular.Tables(env, config.gamma)
     state = state or build(config, env.spaces, device)
     while tabular.unfinished(state):
-        metrics = tabular.control(tables, state, walk)
+        metrics = tabular.control(tables, state, act_and_update)
         yield state.step, metrics, state
 
 

@@ -62,7 +62,7 @@ class State:
     visits: Tensor  # updates of each state [S]
     trace: Tensor  # z [S]: eligibility traces
     probabilities: Tensor  # π(a|s) [S, A]
-    walk: tabular.Walk
+    actor: tabular.ActorState
     step: int = 0
 
     @property
@@ -85,18 +85,18 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
     states, actions = tabular.sizes(spaces)
     v = torch.full((states,), config.initial, dtype=torch.float64, device=device)
     uniform = torch.full((states, actions), 1.0 / actions, dtype=torch.float64, device=device)
-    visits, walk = torch.zeros_like(v, dtype=torch.int64), tabular.start(config.seed)
-    return State(config, v, visits, torch.zeros_like(v), uniform, walk)
+    visits, actor = torch.zeros_like(v, dtype=torch.int64), tabular.start(config.seed)
+    return State(config, v, visits, torch.zeros_like(v), uniform, actor)
 
 
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore`, a sampled one."""
     policy = state.probabilities[obs]
-    return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
+    return tabular.sample(policy, state.actor.rng) if explore else policy.argmax(-1), {}, carry
 
 
 @tabular_kernels.compiled
-def walk(
+def act_and_update(
     steps: int, most: int, v: Floats, visits: Ints, trace: Floats, policy: Floats, next_state: Ints,
     cumulative: Floats, reward: Floats, discount: Floats, start: Floats, limit: int, gamma: float, lam: float,
     replacing: bool, alpha: float, power: float, rng: np.random.Generator, s: int, length: int, earned: float,
@@ -138,15 +138,15 @@ def walk(
 
 def follow(state: State, tables: tabular.Tables) -> dict[str, float]:
     """Run until the next yield, and return the metrics."""
-    config, at = state.config, state.walk
+    config, actor = state.config, state.actor
     steps, most = tabular.until(state)
     with tabular.arrays(state.v, state.visits, state.trace) as (v, visits, trace):
-        found = walk(
+        found = act_and_update(
             steps, most, v, visits, trace, tabular.cumulative(state.probabilities), *tables.arrays, tables.limit,
-            tables.gamma, config.trace_lambda, config.replacing, config.alpha, config.alpha_power, at.rng, at.state,
-            at.length, at.earned,
+            tables.gamma, config.trace_lambda, config.replacing, config.alpha, config.alpha_power, actor.rng,
+            actor.state, actor.length, actor.earned,
         )  # fmt: skip
-    taken, at.state, at.length, at.earned, ended, returned, lengths, errors = found
+    taken, actor.state, actor.length, actor.earned, ended, returned, lengths, errors = found
     return tabular.report(state, taken, ended, returned, lengths, errors)
 
 

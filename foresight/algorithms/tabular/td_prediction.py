@@ -58,7 +58,7 @@ class State:
     v: Tensor  # v [S] float64
     visits: Tensor  # updates of each state [S]
     probabilities: Tensor  # π(a|s) [S, A]
-    walk: tabular.Walk
+    actor: tabular.ActorState
     step: int = 0
 
     @property
@@ -87,7 +87,7 @@ def build(config: Config, spaces: Spaces, device: str = "cpu") -> State:
 def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
     """An action of the policy in states `obs` `[B]`: the most likely one, or with `explore`, a sampled one."""
     policy = state.probabilities[obs]
-    return tabular.sample(policy, state.walk.rng) if explore else policy.argmax(-1), {}, carry
+    return tabular.sample(policy, state.actor.rng) if explore else policy.argmax(-1), {}, carry
 
 
 @tabular_kernels.compiled
@@ -97,9 +97,9 @@ def target(reward: float, discount: float, v: Floats, next_state: int) -> float:
 
 
 @tabular_kernels.compiled
-def walk(*where: Any) -> tabular_kernels.Predicted:
+def act_and_update(*args: Any) -> tabular_kernels.Predicted:
     """Follow the policy, and update v(s) ← v(s) + α [target − v(s)]: `tabular_kernels.predict` with this `target`."""
-    return tabular_kernels.predict(target, where)
+    return tabular_kernels.predict(target, args)
 
 
 def train(
@@ -111,7 +111,7 @@ def train(
     state.probabilities = tabular.policy_table(tables.mdp, config.policy, config.gamma, policy).to(device)
     exact = bellman.policy_value(tables.mdp, state.probabilities.cpu(), config.gamma)
     while tabular.unfinished(state):
-        metrics = tabular.predict(tables, state, state.probabilities, walk)
+        metrics = tabular.predict(tables, state, state.probabilities, act_and_update)
         metrics["rms_error"] = tabular.root_mean_square(tables.mdp, state.v, exact)
         yield state.step, metrics, state
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _profile(module: Algorithm, env: MDP, times: Profile) -> Profiled[MDP]:
     from foresight.runtime.monitoring import profile
 
-    return profile.time_updates(module, times), env, "walking"
+    return profile.time_updates(module, times), env, "loop"
 
 
 def _evaluate(module: Algorithm, state: State, env: MDP, episodes: int | None, seed: int) -> Evaluation:

@@ -1,6 +1,6 @@
 """Where the time of a run goes: environment, inference (the rest of acting), learning, waiting.
 
-Tabular runs have two sections: learning, and walking (acting, the environment and, in a compiled loop, also learning).
+Tabular runs have two sections: learning, and loop (acting, the environment and, in a compiled loop, also learning).
 Text runs have sampling, grading, learning, and other, which is the rest: reading data, preparing batches.
 """
 
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Feedback
+from foresight.runtime import legacy
 
 Item = TypeVar("Item")
 
 SECTIONS = (
-    "environment", "inference", "learning", "waiting", "actors_waiting", "walking", "sampling", "grading", "other"
+    "environment", "inference", "learning", "waiting", "actors_waiting", "loop", "sampling", "grading", "other"
 )  # fmt: skip
 LANGUAGE = ("sampling", "grading", "learning")  # shown for every text run, also if one takes no time
 RATES = ("completions_per_second", "tokens_per_second")
@@ -80,7 +81,7 @@ class Profile:
     """Seconds by section since the start. `shares` and `throughput` are over the time since the last call."""
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float, seconds or {})
+        self.seconds: defaultdict[str, float] = defaultdict(float, legacy.sections(seconds or {}))
         self._before = dict(self.seconds)
         self._counts: dict[str, tuple[int, int]] = {}  # completions and tokens: sampled, learned
 

@@ -17,7 +17,7 @@ from tests.small_mdps import last
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("fields", "forbidden", "time_limit"), CONTROL, ids=name)
-@sabotaged_by("foresight.training.tabular.control", change("walk", lambda _: sarsa.walk))
+@sabotaged_by("foresight.training.tabular.control", change("act_and_update", lambda _: sarsa.act_and_update))
 @sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_it_converges_to_the_optimal_values(fields: dict[str, Any], forbidden: int, time_limit: int | None) -> None:
     mdp = env(1, forbidden, time_limit)

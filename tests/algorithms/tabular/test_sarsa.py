@@ -14,7 +14,7 @@ from tests.sabotage import change, sabotaged_by
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("fields", "forbidden", "time_limit"), CONTROL, ids=name)
-@sabotaged_by("foresight.training.tabular.control", change("walk", lambda _: q_learning.walk))
+@sabotaged_by("foresight.training.tabular.control", change("act_and_update", lambda _: q_learning.act_and_update))
 @sabotaged_by("foresight.training.tabular.Tables.__init__", change("gamma", lambda gamma: 0.8 * gamma))
 def test_it_converges_to_the_best_epsilon_soft_policy(
     fields: dict[str, Any], forbidden: int, time_limit: int | None
