@@ -188,7 +188,7 @@ def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
         }
         spent = sum(run["training_seconds"] for run in runs)
         title = {"alphazero": "AlphaZero", "muzero": "MuZero", "gumbel_muzero": "Gumbel MuZero"}[name]
-        where = "Hex 3x3, beginning," if preset == "hex3" else game.title
+        where = "Hex 3x3, moving first," if preset == "hex3" else game.title
         write(f"{name}-{preset}", f"{title} at {where} against every possible opponent", document, spent)
 
 
@@ -258,7 +258,7 @@ def ladder(
         "rises": all(after > before for before, after in itertools.pairwise(elo)), "openings": openings,
         "simulations": simulations, "games_per_pair": games, **measured,
     }  # fmt: skip
-    title = f"AlphaZero at {game.title}: Elo of its checkpoints, the first being 0"
+    title = f"AlphaZero at {game.title}: Elo of its checkpoints relative to the first"
     write(f"alphazero-{preset}-ladder", title, document, seconds_of(one))
 
 
@@ -334,7 +334,7 @@ def bounds(preset: str, seeds: list[int], steps: int, games: int) -> None:
         muzero.BOARD = rules["known"]
         runs.append({**found, "training_seconds": round(seconds, 1)})
         document = {"seeds": seeds[: len(runs)], "steps": steps, "games": games, "openings": OPENINGS, "runs": runs}
-        title = f"MuZero at {game.title}: values by known bounds and by the tree's"
+        title = f"MuZero at {game.title}: values normalized by known bounds and by the bounds of the tree"
         write(f"muzero-bounds-{preset}", title, document, sum(run["training_seconds"] for run in runs))
 
 
@@ -376,7 +376,7 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
     seconds = seconds_of(run)
     stages = {"steps": agent.step, "steps_of_all_stages": agent.config.steps}
     document = {"seeds": [seed], "training_seconds": seconds, **stages, **found}
-    write(f"alphago-{preset}-parts", f"The parts of the AlphaGo pipeline, {preset}", document, seconds)
+    write(f"alphago-{preset}-parts", f"The stages of AlphaGo's pipeline, {preset}", document, seconds)
 
 
 def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: int = 2000) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GRPO on SmolLM2-135M, alone and next to two busy processes: 8 prompts x 8 completions x 16 new tokens an update.
+"""GRPO on SmolLM2-135M, alone and next to two busy processes: 8 prompts x 8 completions x 16 new tokens per update.
 
 The result depends on what threads do while they wait: a spinning thread occupies a core that others need, among them
 the other thread of the same matrix product. `rate` is measured next to the busy processes; `alone` is measured before,

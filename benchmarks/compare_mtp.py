@@ -111,7 +111,7 @@ def collect(runs: Path, arms: list[str], seeds: list[int], command: str) -> dict
         figures[f"{name}_peak_gib"] = max(run["peak_gib"] for run in done.values())
     firsts = [run["curve"][0][1] for done in cells.values() for run in done.values()]
     return {
-        "what": "GRPO, PPO and the multi-token critic at equal sampled tokens",
+        "what": "GRPO, PPO and the multi-token critic with equal numbers of sampled tokens",
         "command": command,
         "seeds": seeds,
         "tokens": budget,

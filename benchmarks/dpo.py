@@ -1,4 +1,4 @@
-"""DPO of SmolLM2-135M: 16 pairs an update, answers of one to eight sentences, a frozen reference, beta 0.1.
+"""DPO of SmolLM2-135M: 16 pairs per update, answers of one to eight sentences, a frozen reference, beta 0.1.
 
 Both sides train on the same rows from the same model folder: learning rate 1e-5, AdamW, float32 weights and bfloat16
 products where the processor supports them. The first update is warm-up; five are measured. The tokens of a row are

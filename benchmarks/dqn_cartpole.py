@@ -1,4 +1,4 @@
-"""DQN on CartPole-v1: 256x256 networks, batches of 256, one update a step, 12,000 steps.
+"""DQN on CartPole-v1: 256x256 networks, batches of 256, one update per step, 12,000 steps.
 
 Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, a target copied every 500 steps, Huber's loss,
 gradient norm 10, a replay of 100,000 steps, ε from 1 to 0.05 over the first 3,000 steps, one environment. Threads: all

@@ -1,4 +1,4 @@
-"""GRPO on SmolLM2-135M: 8 prompts x 8 completions x 16 new tokens, temperature 1, one update a rollout.
+"""GRPO on SmolLM2-135M: 8 prompts x 8 completions x 16 new tokens, temperature 1, one update per rollout.
 
 Both sides are trained on `addition` from the same model folder: learning rate 1e-5, AdamW, clip 0.2, no KL term,
 float32 weights and bfloat16 matrix products where the processor supports them. The first update is warm-up; six are

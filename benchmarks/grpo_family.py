@@ -209,7 +209,7 @@ def collect(runs: Path, names: list[str], seeds: list[int], command: str) -> dic
     }
     cells = {name: done for name, done in cells.items() if done}
     return {
-        "what": "GRPO and its family on addition, side by side",
+        "what": "GRPO and its variants on addition",
         "command": command,
         "seeds": seeds,
         "seconds": round(sum(run["seconds"] for done in cells.values() for run in done.values()), 1),

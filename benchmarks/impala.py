@@ -1,4 +1,4 @@
-"""IMPALA on CartPole-v1 with two actors on Ray: 16 environments each, rollouts of 50, 800 steps an update, 64x64 tanh.
+"""IMPALA on CartPole-v1 with two actors on Ray: 16 environments each, rollouts of 50, 800 steps per update, 64x64 tanh.
 
 Equal settings on both sides: Adam, a learning rate of 5e-4 (RLlib's default), gamma 0.99, ρ̄ = c̄ = 1, entropy 0.01,
 value loss 0.5 of the half squared error, gradient norm 40, no annealing. One thread per process. The first 20% of the

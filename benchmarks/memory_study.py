@@ -194,7 +194,7 @@ def measure(ppo: Any, state: Any, name: str, length: int) -> float:
 def load() -> dict[str, Any]:
     """The result so far."""
     if not FILE.is_file():
-        return {"what": "success of memories against length, under PPO", "cells": []}
+        return {"what": "success rate of PPO by kind of memory and length", "cells": []}
     result = dict(json.loads(FILE.read_text(encoding="utf-8")))
     for found in result["cells"]:
         if "world" in found:  # the former name

@@ -1,4 +1,4 @@
-"""Tabular n-step Sarsa (n = 4) on the cliff: updates per second of the compiled loop, one thread.
+"""Tabular n-step Sarsa (n = 4) on CliffWalking: updates per second of the compiled loop, one thread.
 
 As in benchmarks/q_learning.py, an update is a whole step: an action, an outcome and a target with four rewards.
 """

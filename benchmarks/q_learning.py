@@ -1,4 +1,4 @@
-"""Tabular Q-learning on the cliff: updates per second of the compiled loop, one thread.
+"""Tabular Q-learning on CliffWalking: updates per second of the compiled loop, one thread.
 
 Each update is a whole step: an ε-greedy action, an outcome sampled from the tables, and the update of one value. 20
 million updates are measured. Compilation is a separate warm-up, reported as `warmup_seconds` (numba's cache makes it

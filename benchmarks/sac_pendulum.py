@@ -1,4 +1,4 @@
-"""SAC on Pendulum-v1: 256x256 networks, batches of 256, one update a step, 2,000 steps.
+"""SAC on Pendulum-v1: 256x256 networks, batches of 256, one update per step, 2,000 steps.
 
 Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, tau 0.005, learned temperature, two critics,
 100 random steps at first, one environment. Threads: all cores, the faster choice for both. The first 1,000 steps are

@@ -46,7 +46,7 @@ def main() -> None:
             difference, differ = difference_of(compiled, tensor)
             between, visits, nodes = max(between, difference), visits + differ, nodes + len(expected)
     result = {
-        "what": "Search trees of PUCT and Gumbel against mctx's on shared inputs, and of both backends",
+        "what": "PUCT and Gumbel trees compared with mctx on shared inputs, and the two backends with each other",
         "command": "python benchmarks/search_trees.py",
         "seeds": 0,
         "largest_difference": to_mctx,

@@ -1,4 +1,4 @@
-"""Self-play of AlphaZero: positions per second at tic-tac-toe and Connect Four, and where the time goes.
+"""Self-play of AlphaZero: positions per second in tic-tac-toe and Connect Four, and a time profile.
 
 The presets unchanged, an untrained network, one thread, no training: 64 games of tic-tac-toe with 25 simulations per
 move, 128 of Connect Four with 16. `rate` is Connect Four's. Shares: `rules` is playing moves, legal moves and planes;

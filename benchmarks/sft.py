@@ -1,4 +1,4 @@
-"""SFT of SmolLM2-135M: 16 demonstrations an update, one to eight sentences each, no packing.
+"""SFT of SmolLM2-135M: 16 demonstrations per update, one to eight sentences each, no packing.
 
 Both sides train on the same rows from the same model folder: learning rate 1e-5, AdamW, float32 weights and bfloat16
 products where the processor supports them. The first update is warm-up; five are measured. The tokens of a row are

@@ -1,4 +1,4 @@
-"""Speculative decoding of SmolLM2-135M at batch 1, with its own multi-token heads and one prompt at a time.
+"""Speculative decoding of SmolLM2-135M at batch size 1 with its own multi-token heads.
 
 First the heads are trained on a frozen trunk to predict the model's answers to the task `addition`. Then held-out
 prompts are answered greedily, alternately without and with speculation; `rate` is with speculation. The peer is

@@ -20,9 +20,9 @@ from foresight.runtime.results.suites import suites
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Results
 
-Made by `python benchmarks/tables.py` from the files in [results](../results), which have the seeds, versions and
-machine. The baseline is the untrained model, or random actions. Scores are interquartile means over seeds, with
-bootstrap intervals. The tables note runs with fewer seeds or steps than the suite requires.
+Made by `python benchmarks/tables.py` from the files in [results](../results), which also record seeds, versions and
+machine. A score is the interquartile mean (IQM) over seeds, with a bootstrap interval. The baseline is the untrained
+model or a random policy. "3 of 5" marks results with fewer seeds or steps than the suite specifies.
 """
 
 INVARIANTS = """# Invariants
@@ -48,9 +48,9 @@ def targets(rows: list[Row]) -> list[str]:
         lines += [
             f"## {suite.name}: {suite.title}",
             "",
-            f"Rerun by `foresight reproduce {suite.name}`, a row by `--only ROW`.",
+            f"Rerun all rows with `foresight reproduce {suite.name}`, some of them with `--only ROW ...`.",
             "",
-            "| row | algorithm | what | target | reached [95% interval] | verdict | seeds | steps a seed | minutes |",
+            "| row | algorithm | task | target | reached [95% interval] | verdict | seeds | steps per seed | minutes |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
         for row in (row for row in rows if row.suite == suite.name):
@@ -76,9 +76,9 @@ def part(done: int | None, planned: int | None) -> str:
 def reached(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """The table of trained presets: interquartile mean over seeds, 95% bootstrap interval, worst seed."""
     lines = [
-        "## What was reached",
+        "## Scores",
         "",
-        "| task | metric | seeds × n | IQM [95% interval] | worst seed | baseline | steps | minutes a seed | command |",
+        "| task | metric | seeds × n | IQM [95% interval] | worst seed | baseline | steps | minutes each | command |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, r in results:
@@ -94,7 +94,7 @@ def reached(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
 def speed(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """The table of benchmarks: medians over rounds that alternate with those of the peer."""
     lines = [
-        "## Speed, side by side",
+        "## Speed compared with peer libraries",
         "",
         "| workload | ours | peer | ratio | target | command |",
         "|---|---|---|---|---|---|",
@@ -113,7 +113,7 @@ def speed(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 def other(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """All other results, as pairs of name and value."""
-    lines = ["## Other measurements", "", "| what | figures | command |", "|---|---|---|"]
+    lines = ["## Other measurements", "", "| measurement | figures | command |", "|---|---|---|"]
     for name, r in results:
         shown = {k: v for k, v in r.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         figures = ", ".join(f"{key.replace('_', ' ')} {figure(value)}" for key, value in shown.items())

@@ -1,4 +1,4 @@
-"""Ten million states solved exactly within 6 GiB: a random sparse MDP, 4 actions × 5 successors, gamma 0.99.
+"""Exact solution of ten million states within 6 GiB: a random sparse MDP, 4 actions × 5 successors, gamma 0.99.
 
 Truncated policy iteration with span bounds, to a guaranteed error ‖v - v*‖∞ ≤ 1e-4; 200 million outcomes, 2 threads.
 `peak_mib` is the peak resident memory of the whole process, including the construction of the MDP.

@@ -1,4 +1,4 @@
-"""Truncated policy iteration compared with value iteration, at the same true error.
+"""Truncated policy iteration compared with value iteration at the same true error.
 
 The MDP is that of benchmarks/value_iteration.py. The peer is QuantEcon's value iteration to a sup-norm change of 1e-6;
 ours stops at the same residual. `true_error` is ‖v - v*‖∞ with an exact v* (a linear solve, checked to be a fixed point

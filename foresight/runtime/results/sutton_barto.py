@@ -121,7 +121,7 @@ def windy_grid_world(quick: bool, picture: Path) -> dict[str, Any]:
     plot.save(figure, picture)
     four = curves["four moves"][:, -1]
     return {
-        "what": "Windy grid world (S&B example 6.5): steps that Sarsa needs for 170 episodes",
+        "what": "Windy grid world (S&B example 6.5): steps of Sarsa for 170 episodes",
         "seeds": runs,
         "steps_for_170_episodes": float(four.mean()),
         "steps_std": float(four.std()),
@@ -186,7 +186,7 @@ def blackjack(quick: bool, picture: Path) -> dict[str, Any]:
     value, optimal = bellman.expected_return(env, learned.policy), optimum("Blackjack-v1")
     _draw_blackjack(picture, {"exact": best.double().argmax(1), f"{steps:,} episodes": learned.policy})
     return {
-        "what": "Blackjack (S&B examples 5.1, 5.3): Monte Carlo prediction and exploring starts against exact values",
+        "what": "Blackjack (S&B examples 5.1, 5.3): Monte Carlo prediction and exploring starts vs. exact values",
         "seeds": 1,
         "prediction_rms": {f"{k}": v for k, v in errors.items()},
         "example_5_4_exact": float(exact[sutton_barto.blackjack_state(13, 2, 1)]),
@@ -220,7 +220,7 @@ def short_corridor(quick: bool, picture: Path) -> dict[str, Any]:
     axes.set(xlabel="probability of right", ylabel="value of the start", ylim=(-100, 0), title="Short corridor, exact")
     plot.save(figure, picture)
     return {
-        "what": "Short corridor (S&B example 13.1): the best probability of going right and its value, exactly",
+        "what": "Short corridor (S&B example 13.1): exact optimal probability of going right and its value",
         "seeds": 0,
         "best_probability": best,
         "best_value": value(best),
@@ -275,7 +275,7 @@ def exact_dynamic_programming(quick: bool, picture: Path) -> dict[str, Any]:
         worst = max(worst, error)
         rows.append({"env": name, "options": options, "gamma": gamma, "horizon": horizon, "known": known, **found})
     return {
-        "what": "Exact dynamic programming: toy text and blackjack, the largest difference from the known values",
+        "what": "Exact dynamic programming on toy text and blackjack: largest difference from known values",
         "seeds": 0,
         "largest_error": worst,
         "met": worst < 1e-6,
