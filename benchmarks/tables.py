@@ -78,7 +78,7 @@ def reached(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     lines = [
         "## Scores",
         "",
-        "| task | metric | seeds × n | IQM [95% interval] | worst seed | baseline | steps | minutes each | command |",
+        "| task | metric | seeds × n | IQM [95% interval] | worst seed | baseline | steps | minutes/seed | command |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, r in results:

@@ -1,4 +1,4 @@
-"""What `make demo` shows after training: held-out answers before and after, the reward curve, and the export.
+"""What `make demo` prints after training: held-out answers before and after, the reward curve, and the export.
 
 python examples/demo.py RUN [--picture FILE.png]
 """
@@ -24,7 +24,7 @@ from foresight.runtime.run import Run
 
 
 def answers(model_name: str, examples: Sequence[Example], max_new_tokens: int) -> list[str]:
-    """Greedy completions of a model that is loaded, used and dropped."""
+    """Greedy completions of a model, which is loaded, used and freed."""
     model = pretrained.load(model_name)
     batch = generate(model, [model.encode(e.prompt) for e in examples], 1, max_new_tokens, temperature=0.0)
     rows = zip(batch.completion[:, 0].tolist(), batch.length[:, 0].tolist(), strict=True)
@@ -35,7 +35,7 @@ def answers(model_name: str, examples: Sequence[Example], max_new_tokens: int) -
 
 
 def table(task: TextTask, before: Sequence[str], after: Sequence[str], rows: int = 12) -> Table:
-    """The first held-out questions with both answers, right ones ticked."""
+    """The first held-out questions with both answers, each marked right or wrong."""
     shown = Table(title=f"{rows} of {len(task.test)} held-out questions, greedy decoding")
     for column in ("question", "before training", "after training"):
         shown.add_column(column, overflow="fold")
@@ -57,7 +57,7 @@ def main() -> None:
     run, console = Run(arguments.run), Console()
     export = run.path / "export"
     task = make(run.settings.env, **run.settings.env_options)
-    with console.status("reading both models on the held-out questions"):
+    with console.status("answering the held-out questions with both models"):
         before = answers(run.config.model, task.test, run.config.max_new_tokens)
         after = answers(str(export), task.test, run.config.max_new_tokens)
     console.print(table(task, before, after))
@@ -70,7 +70,7 @@ def main() -> None:
     shares = [sum(task.grade(task.test, texts)) / len(task.test) for texts in (before, after)]
     summary, peak = run.summary, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     console.print(
-        f"Held-out accuracy, never trained on, greedy: [bold]{shares[0]:.0%} before, {shares[1]:.0%} after[/] "
+        f"Greedy accuracy on held-out questions: [bold]{shares[0]:.0%} before, {shares[1]:.0%} after[/] "
         f"{summary['steps']} updates in {summary['seconds']:.0f} s of training.\n"
         f"Reward curve: {picture}\n"
         f"Hugging Face checkpoint (loads with transformers alone): {export}\n"

@@ -6,8 +6,8 @@ where ρ_t = π(a_t|s_t) / π_old(a_t|s_t), A is generalized advantage estimatio
 update d = E_t[KL(π_old ‖ π)] is measured; β is halved if d < d_targ / 1.5 and doubled if d > 1.5 d_targ.
 
 Kept: the adaptation of β with the paper's constants; several epochs of minibatches. The KL is estimated by k3 from the
-actions taken, which were drawn from π_old: unbiased as a value and as a gradient. Left out: what `ppo` has beyond the
-paper's loss (normalized observations, memory, annealing).
+actions taken, which were sampled from π_old: an unbiased value and an unbiased gradient. Left out: the options of `ppo`
+beyond the paper's loss (normalized observations, memory, annealing).
 
     foresight train examples/ppo_kl_penalty.py --env CartPole-v1
 """
@@ -37,12 +37,12 @@ METRICS = ("return", "length", "approx_kl", "kl_coef", "explained_variance")
 class Config:
     """Defaults: small control tasks such as CartPole."""
 
-    steps: int = 100_000  # env steps, all envs together
+    steps: int = 100_000  # env steps, summed over all envs
     seed: int = 0
     num_envs: int = 8  # envs stepped in parallel
     rollout_steps: int = 128  # steps of each env between two updates (the paper's T)
     epochs: int = 10  # passes over each rollout; table 3
-    minibatches: int = 4  # gradient steps in a pass
+    minibatches: int = 4  # gradient steps per epoch
     learning_rate: float = 1e-3  # Adam; chosen on CartPole
     gamma: float = 0.99  # discount per step; table 3
     gae_lambda: float = 0.95  # table 3
@@ -62,8 +62,8 @@ class State:
     config: Config
     network: actor_critic.ActorCritic
     optimizer: torch.optim.Adam
-    generator: torch.Generator  # draws the actions
-    shuffler: torch.Generator  # draws the minibatches, on the CPU
+    generator: torch.Generator  # samples the actions
+    shuffler: torch.Generator  # shuffles the minibatches, on the CPU
     kl_coef: float  # β
     step: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 that finished
@@ -117,8 +117,8 @@ def loss(state: State, batch: Trajectory) -> tuple[Tensor, Tensor]:
     assert old_logprob is not None
     output, values = state.network(batch.obs)
     logprob = output.logp(batch.action)
-    gain = advantage.normalize(batch.extras["advantage"])
-    policy_loss = -(policy.ratio(logprob, old_logprob) * gain).mean()
+    advantages = advantage.normalize(batch.extras["advantage"])
+    policy_loss = -(policy.ratio(logprob, old_logprob) * advantages).mean()
     divergence = kl.k3(old_logprob, logprob).mean()
     value_loss = value.squared_loss(values.value, target).mean()
     entropy = output.entropy().mean()
@@ -130,18 +130,18 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     """Epochs of gradient steps on one rollout, then one adaptation of β."""
     config, mask = state.config, batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
-    gain, target = returns.gae(
+    advantages, target = returns.gae(
         batch.reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
-    rows = batch.replace(mask=None, next_value=None, extras={"advantage": gain, "target": target})
+    rows = batch.replace(mask=None, next_value=None, extras={"advantage": advantages, "target": target})
     real = mask.flatten() > 0
     rows = rows.map(lambda x: x.flatten(0, 1)[real])
 
-    watched = []
+    recorded = []
     for _ in range(config.epochs):
         for minibatch in rows.minibatches(config.minibatches, state.shuffler):
-            total, seen = loss(state, minibatch)
-            watched.append(seen)
+            total, terms = loss(state, minibatch)
+            recorded.append(terms)
             optim.descend(state.optimizer, total.backward, config.max_grad_norm)
 
     with torch.no_grad():
@@ -153,7 +153,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     elif divergence > config.kl_target * 1.5:
         state.kl_coef *= 2
 
-    policy_loss, value_loss, entropy, _ = torch.stack(watched).mean(0).tolist()
+    policy_loss, value_loss, entropy, _ = torch.stack(recorded).mean(0).tolist()
     explained = diagnostics.explained_variance(batch.value[mask > 0], target[mask > 0]).item()
     return {
         "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
