@@ -10,6 +10,7 @@ import tyro
 
 from foresight.cli import fields, screen
 from foresight.errors import UserError
+from foresight.runtime import legacy
 
 
 def data(
@@ -65,12 +66,15 @@ def data(
         raise UserError(f"--temperature must be at least 0, not {temperature:g}.")
     if completer is not None and len(model) > 1:
         raise UserError(f"One server has one model's weights, but --model names {len(model)}: name one.")
-    env = make(task, "text", **fields.options(env_options))
+    options, renamed = legacy.env_options(task, fields.options(env_options))
+    if renamed:
+        screen.note(renamed)
+    env = make(task, "text", **options)
     machine.keep_memory(machine.POOL)
     where = machine.pick_device(device)
     policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
     if completer is not None:
-        policies[0].completer = server.Server(completer, policies[0], say=screen.say)
+        policies[0].completer = server.Server(completer, policies[0], report=screen.note)
     generator = torch.Generator().manual_seed(seed)
     count = done = 0
     total = len(model) * min(len(env.train), prompts or len(env.train))

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{error.strerror}: {error.filename or 'the disk'}")
     except KeyboardInterrupt as stop:
         if str(stop):  # a stopped run prints how to resume it
-            _say(str(stop))
+            _print(str(stop))
         return int(getattr(stop, "exit_code", INTERRUPTED))
     except SystemExit as stop:  # tyro has printed its message
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
@@ -103,11 +103,11 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _fail(message: str) -> int:
-    _say(message, "error: ")
+    _print(message, "error: ")
     return MISUSE
 
 
-def _say(message: str, head: str = "") -> None:
+def _print(message: str, head: str = "") -> None:
     from rich.text import Text
 
     from foresight.cli.screen import stderr

@@ -24,7 +24,7 @@ def stderr() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else WIDE, highlight=False)
 
 
-def say(text: str) -> None:
+def note(text: str) -> None:
     """A line on stderr."""
     stderr().print(Text(text), soft_wrap=True)
 

@@ -47,7 +47,12 @@ def bench(
         return 0
     errors = screen.stderr()
     result = benches.run(
-        name, against, rounds, out, python=peer_python, say=lambda text: errors.print(text, style="dim", markup=False)
+        name,
+        against,
+        rounds,
+        out,
+        python=peer_python,
+        report=lambda text: errors.print(text, style="dim", markup=False),
     )
     if json:
         screen.emit(result)

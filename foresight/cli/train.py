@@ -201,8 +201,9 @@ def measured(evaluation: Mapping[str, Any]) -> str:
 
         return str(Evaluation.read(dict(evaluation)))
     spread = f" ± {evaluation['std']:.4g} (n = {evaluation['n']})" if evaluation["n"] > 1 else ""
-    also = "".join(f", {name} {value:.6g}" for name, value in evaluation.get("also", {}).items())
-    return f"{evaluation['metric']} {evaluation['mean']:.6g}{spread}{also}"
+    extra = legacy.evaluation(evaluation).get("extra_metrics", {})
+    others = "".join(f", {name} {value:.6g}" for name, value in extra.items())
+    return f"{evaluation['metric']} {evaluation['mean']:.6g}{spread}{others}"
 
 
 def _go(name: str, options: Options, given: dict[str, Any]) -> int:

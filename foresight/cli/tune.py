@@ -52,7 +52,8 @@ def tune(
     errors = screen.stderr()
     found = tuning.tune(
         name, preset=preset, env=env, task=task, trials=trials, steps=steps, seed=seed, out=out, only=only,
-        ranges=ranges, prune=prune, device=device, say=lambda text: errors.print(text, markup=False, highlight=False),
+        ranges=ranges, prune=prune, device=device,
+        report=lambda text: errors.print(text, markup=False, highlight=False),
     )  # fmt: skip
     if json:
         keys = ("trials", "complete", "value", "fields", "command")

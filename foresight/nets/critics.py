@@ -79,7 +79,7 @@ class SquashedActor(nn.Module):
     """
 
     center: Tensor
-    reach: Tensor
+    scale: Tensor
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class SquashedActor(nn.Module):
             )
         low, high = torch.from_numpy(space.low.astype(np.float32)), torch.from_numpy(space.high.astype(np.float32))
         self.register_buffer("center", (high + low) / 2)
-        self.register_buffer("reach", (high - low) / 2)
+        self.register_buffer("scale", (high - low) / 2)
         self.head = TanhNormalHead(space.shape[0])
         self.mlp = StackedMLP(features if own is None else own.size, hidden, [self.head.width], [0.01], activation)
         self.dims = int(space.shape[0])
@@ -114,11 +114,11 @@ class SquashedActor(nn.Module):
 
     def to_env(self, action: Tensor) -> Tensor:
         """Actions `[..., dims]` in (-1, 1), scaled to the bounds of the environment."""
-        return self.center + self.reach * action
+        return self.center + self.scale * action
 
     def from_env(self, action: Tensor) -> Tensor:
         """The inverse of `to_env`."""
-        return (action - self.center) / self.reach
+        return (action - self.center) / self.scale
 
 
 class CategoricalActor(nn.Module):

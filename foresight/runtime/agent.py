@@ -52,7 +52,7 @@ class Agent:
         if completer is not None:
             from foresight.planning.generation import server  # late: only language models have one
 
-            server.attach(self.state, completer, say=lambda text: print(text, file=sys.stderr, flush=True))
+            server.attach(self.state, completer, report=lambda text: print(text, file=sys.stderr, flush=True))
         self._carry: Tree = None
 
     def act(self, obs: Any, explore: bool = False) -> Any:

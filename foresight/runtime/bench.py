@@ -85,7 +85,7 @@ def run(
     out: str | Path | None = None,
     directory: Path | None = None,
     python: str | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Measure `name` (with `against`, alternating with its peer) `rounds` times; write and return the result.
 
@@ -111,10 +111,10 @@ def run(
     sides: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []} if against else {"ours": []}
     for index in range(rounds):
         for side, results in sides.items():
-            say(f"round {index + 1} of {rounds}: {bench.peer if side == 'peer' else 'foresight'}")
+            report(f"round {index + 1} of {rounds}: {bench.peer if side == 'peer' else 'foresight'}")
             interpreter = python if side == "peer" and python else sys.executable
             results.append(_measure(bench, side, interpreter))
-            say(f"  {results[-1]['rate']:,.1f} {bench.unit}")
+            report(f"  {results[-1]['rate']:,.1f} {bench.unit}")
     summary: dict[str, Any] = {
         "what": f"{name}: {bench.title}",
         "command": _command(name, against, rounds),

@@ -79,6 +79,7 @@ TD = (
 # Fields of a State: the old and the present name.
 _STATES: Mapping[str, Mapping[str, str]] = {
     "rlhf_ppo": {"judge": "reward_model"},
+    "alphazero": {"owed": "samples_due"},
     **{name: {"walk": "actor"} for name in TD},
 }
 
@@ -201,8 +202,8 @@ _MODULES = {
 # Classes that were renamed, in their present modules.
 _CLASSES = {"foresight.training.tabular:Walk": "foresight.training.tabular:ActorState"}
 
-# Modules of networks that were renamed: the names of weights have them between dots.
-_SUBMODULES = {"tower": "trunk", "towers": "mlp"}
+# Modules and parameters of networks that were renamed: the names of weights have them between dots.
+_SUBMODULES = {"tower": "trunk", "towers": "mlp", "reach": "scale", "worth": "value_weight"}
 
 
 def weight(name: str) -> str:
@@ -227,7 +228,37 @@ def document(config: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("paths", found.pop("places"))
     if found.get("kind") == "mdp":
         found["kind"] = "tabular"
+    if found.get("preset"):
+        found["preset"], _ = preset(str(found.get("algorithm")), found["preset"])
+    if found.get("env_options"):
+        found["env_options"], _ = env_options(str(found.get("env") or found.get("task")), found["env_options"])
     return found
+
+
+# Presets: the old and the present name, by algorithm.
+_PRESETS: Mapping[str, Mapping[str, str]] = {"pretrain": {"stories-foresee": "stories-multi-token"}}
+
+
+def preset(algorithm: str, name: str) -> tuple[str, str]:
+    """The present name of a preset of `algorithm`, and a note if it was renamed (else "")."""
+    now = _PRESETS.get(algorithm, {}).get(name, name)
+    return now, f"preset '{name}' is called '{now}' now" if now != name else ""
+
+
+# Options of environments and tasks: the old and the present name, by environment.
+_ENV_OPTIONS: Mapping[str, Mapping[str, str]] = {"addition": {"reach": "train_high"}}
+
+
+def env_options(env: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The `options` of the environment or task `env` by their present names, and a note on those that were renamed."""
+    renamed = {name: now for name, now in _ENV_OPTIONS.get(env, {}).items() if name in options}
+    note = "; ".join(f"option '{name}' of {env} is called '{now}' now" for name, now in renamed.items())
+    return {renamed.get(name, name): value for name, value in options.items()}, note
+
+
+def evaluation(document: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation in a `summary.json`, with the present names of its entries."""
+    return {"extra_metrics" if name == "also" else name: value for name, value in document.items()}
 
 
 def arguments(algorithm: str, args: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -209,7 +209,12 @@ class Session:
             self.progress.status("starting the actors")
             fields, make = actors.plan(self.settings, self.settings.actors)
             fleet = ray_cluster.Fleet(
-                self.settings.algorithm, fields, make, self.settings.actors, self.settings.ray, say=self.progress.note
+                self.settings.algorithm,
+                fields,
+                make,
+                self.settings.actors,
+                self.settings.ray,
+                report=self.progress.note,
             )
             self.progress.status("")
             with profile.time_updates(self.module, self.profile):
@@ -258,8 +263,8 @@ class Session:
         if not any(name in row and row["step"] == step for row in log.read(self.path)[-2:]):
             # A run that was killed between its last evaluation and its summary has the row already.
             self.log.row(step, self.seconds, {name: result.mean, f"{name}_std": result.std})
-        if result.worth > self.best:
-            self.best = result.worth
+        if result.score > self.best:
+            self.best = result.score
             if self.saved == step:
                 checkpoint.mark_best(self.path / "checkpoints", step)
             else:

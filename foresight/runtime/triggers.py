@@ -37,9 +37,9 @@ class Interruption:
     signals, this does nothing.
     """
 
-    def __init__(self, say: Callable[[str], Any]) -> None:
+    def __init__(self, report: Callable[[str], Any]) -> None:
         self.signal = 0
-        self._say = say
+        self._report = report
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -57,4 +57,4 @@ class Interruption:
             raise KeyboardInterrupt
         self.signal = number
         with contextlib.suppress(RuntimeError):  # the signal may interrupt a write to the terminal
-            self._say("stopping after this step and saving; press Ctrl-C again to stop at once")
+            self._report("stopping after this step and saving; press Ctrl-C again to stop at once")

@@ -76,7 +76,7 @@ def tune(
     ranges: str | Path | None = None,
     prune: bool = True,
     device: str = "auto",
-    say: Callable[[str], Any] = lambda text: None,
+    report: Callable[[str], Any] = lambda text: None,
     **env: str | None,
 ) -> TuneResult:
     """Search until there are `trials` in total, including those already in `out`. `env`: preset, env or task.
@@ -126,13 +126,13 @@ def tune(
         )  # fmt: skip
         assert finished.evaluation is not None  # the run has ended
         trial.set_user_attr("mean", float(finished.evaluation.mean))
-        say(f"trial {trial.number}: {finished.evaluation}  {_format({k: given[k] for k in space})}")
-        return float(finished.evaluation.worth)
+        report(f"trial {trial.number}: {finished.evaluation}  {_format({k: given[k] for k in space})}")
+        return float(finished.evaluation.score)
 
     def report_end(study: Any, trial: Any) -> None:
         if trial.state.name != "COMPLETE":
             reason = trial.system_attrs.get("why") or trial.user_attrs.get("why", "")
-            say(f"trial {trial.number}: {trial.state.name.lower()} {reason}".rstrip())
+            report(f"trial {trial.number}: {trial.state.name.lower()} {reason}".rstrip())
 
     study.optimize(_record_failure(objective), max(0, trials - len(ended)), catch=(UserError,), callbacks=[report_end])
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]

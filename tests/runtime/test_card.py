@@ -124,7 +124,7 @@ def test_a_model_from_nothing_has_no_base(tmp_path):
     assert found.data.model_name == "pretrain" and (done.path / "export" / "heads.safetensors").is_file()
     after = done.summary["evaluation"]
     assert after["metric"] == "nats per character" and after["mean"] < done.summary["baseline"]["mean"]
-    assert set(after["also"]) == {"bits per character", "accuracy"}
+    assert set(after["extra_metrics"]) == {"bits per character", "accuracy"}
 
 
 def test_origin_and_license_go_from_card_to_card(tmp_path):

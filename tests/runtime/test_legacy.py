@@ -8,15 +8,20 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from foresight.algorithms.language import rlhf_ppo
 from foresight.cli import train as command
 from foresight.errors import UserError
+from foresight.nets.language import pretrained
+from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.runtime import catalog, legacy, run
 from foresight.runtime.checkpoints import shards
-from foresight.runtime.config import config_fields, settings
+from foresight.runtime.config import config_fields, resolve, settings
 from foresight.runtime.config.settings import Settings
+from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.training.options import field_types
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
@@ -145,3 +150,52 @@ def test_paths_of_files_are_read_under_their_former_name(tmp_path: Path) -> None
     config.write_text(config.read_text(encoding="utf-8") + f"places: {{rows.jsonl: {rows}}}\n", encoding="utf-8")
     found = Settings.read(path)
     assert found.paths == {"rows.jsonl": str(rows)} and "places" not in found.document()
+
+
+@sabotaged_by("foresight.runtime.legacy.preset", lambda f: lambda algorithm, name: (name, ""))
+def test_a_preset_is_found_by_its_former_name() -> None:
+    try:
+        found = resolve.resolve("pretrain", preset="stories-foresee")
+    except UserError as error:
+        raise AssertionError(error) from error
+    assert (found.preset, found.config["predict_tokens"]) == ("stories-multi-token", 4)
+    assert found.note == "preset 'stories-foresee' is called 'stories-multi-token' now"
+    before = {"algorithm": "pretrain", "preset": "stories-foresee"}
+    assert legacy.document(before) == {"algorithm": "pretrain", "preset": "stories-multi-token"}
+
+
+def test_every_renamed_preset_is_one_that_there_is() -> None:
+    for algorithm, renamed in legacy._PRESETS.items():
+        known = catalog.presets(algorithm)
+        assert set(renamed.values()) <= set(known) and not set(renamed) & set(known)
+
+
+@sabotaged_by("foresight.runtime.legacy.env_options", lambda f: lambda env, options: (dict(options), ""))
+def test_options_of_a_task_are_read_under_their_former_names() -> None:
+    found = resolve.resolve("grpo", preset="smollm2-addition", env_options={"reach": 29})
+    assert found.env_options.get("train_high") == 29 and "reach" not in found.env_options
+    assert found.note == "option 'reach' of addition is called 'train_high' now"
+    before = legacy.document({"env": "addition", "env_options": {"reach": 49}})
+    assert before["env_options"] == {"train_high": 49}
+
+
+@sabotaged_by("foresight.runtime.legacy.evaluation", lambda f: lambda document: dict(document))
+def test_an_evaluation_of_before_is_read() -> None:
+    before = {"metric": "score", "mean": 0.5, "std": 0.5, "n": 2, "also": {"won": 1.0}}
+    try:
+        found = Evaluation.read(before)
+    except TypeError as error:
+        raise AssertionError(error) from error
+    assert found.extra_metrics == {"won": 1.0} and "also" not in found.document()
+    assert command.measured(before) == "score 0.5 ± 0.5 (n = 2), won 1"
+
+
+@sabotaged_by("foresight.runtime.legacy.weight", lambda f: lambda name: name)
+def test_weights_are_read_under_their_former_names(tmp_path: Path) -> None:
+    heads = MultiTokenHeads(8, 2)
+    before = {name.replace("value_weight", "worth"): x for name, x in heads.state_dict().items()}
+    assert {legacy.weight(name) for name in before} == set(heads.state_dict())
+    save_file(before, tmp_path / pretrained.HEADS)
+    again = pretrained.load_heads(str(tmp_path))
+    assert again is not None and torch.equal(again.value_weight, heads.value_weight)
+    assert legacy.weight("actor.reach") == "actor.scale"

@@ -148,7 +148,7 @@ class State:
     replay: Replay
     running: Running
     step: int = 0
-    owed: float = 0.0  # positions still to be trained on, so that `reuse` holds exactly
+    samples_due: float = 0.0  # positions still to be trained on, so that `reuse` holds exactly
     finished: int = 0  # games
     lengths: list[int] = field(default_factory=list)  # of the last 100 games
     scores: list[float] = field(default_factory=list)  # of the first player in them
@@ -336,7 +336,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Played, Tree]:
 
 def learn(state: State, played: Played) -> dict[str, float]:
     """Store the actors' games, then take the gradient steps that are due; returns the means of their metrics."""
-    return _summary(state, _due(state, remember(state, played)), len(played.lengths) > 0)
+    return _summary(state, _train_due(state, remember(state, played)), len(played.lengths) > 0)
 
 
 def train(
@@ -352,7 +352,7 @@ def train(
         updates: list[dict[str, float]] = []
         for _ in range(_moves_per_log(config)):
             position = self_play(state, position)
-            updates += _due(state, config.num_games * min(config.full_share, 1.0))
+            updates += _train_due(state, config.num_games * min(config.full_share, 1.0))
         yield state.step, _summary(state, updates, state.finished > before), state
 
 
@@ -361,13 +361,13 @@ def _moves_per_log(config: Config) -> int:
     return max(1, 512 // config.num_games)
 
 
-def _due(state: State, positions: float) -> list[dict[str, float]]:
+def _train_due(state: State, positions: float) -> list[dict[str, float]]:
     """Take the gradient steps that are due after `positions` new ones; returns their metrics."""
     config, updates = state.config, []
     if len(state.replay) >= min(config.learning_starts, config.replay_size):
-        state.owed += config.reuse * positions
-        while state.owed >= config.batch_size:
-            state.owed -= config.batch_size
+        state.samples_due += config.reuse * positions
+        while state.samples_due >= config.batch_size:
+            state.samples_due -= config.batch_size
             updates.append(update(state, state.replay.sample(config.batch_size, generator=state.generator)))
     return updates
 

@@ -18,15 +18,18 @@ THINGS = ("figs", "nuts", "eggs", "keys", "hats", "pens")
 STORIES = 8 * 7 * 6 * 40 * 9 * 2  # who, with whom, which things, how many, how many moved, in which direction
 
 
-def addition(low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0, reach: int | None = None) -> TextTask:
+def addition(
+    low: int = 0, high: int = 19, held_out: int = 100, seed: int = 0, train_high: int | None = None
+) -> TextTask:
     """Questions like "What is 7 + 12?": every pair of addends in [low, high], `held_out` of them chosen by the seed.
 
-    With `reach`, pairs with a larger addend, up to `reach`, are trained on too; the held-out questions stay the same.
+    With `train_high`, pairs with a larger addend, up to `train_high`, are trained on too; the held-out questions stay
+    the same.
     The last number in the completion is the answer. The difficulty is the sum.
     """
-    top = high if reach is None else reach
+    top = high if train_high is None else train_high
     if top < high:
-        raise UserError(f"reach must be at least high, which is {high}, but is {reach}.")
+        raise UserError(f"train_high must be at least high, which is {high}, not {train_high}.")
     examples = {
         (a, b): Example(f"What is {a} + {b}?", str(a + b), {"difficulty": a + b})
         for a, b in itertools.product(range(low, top + 1), repeat=2)

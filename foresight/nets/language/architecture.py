@@ -25,7 +25,7 @@ CLOSE = 1e-3  # tolerance, in standard deviations: rounding errors are a tenth o
 TOKENS = 12  # of the longest row tested
 MEMORY = 2048  # default context, for configs without one
 # Config fields that limit how far back a token attends, and the kind of layers that each applies to.
-REACH = {
+WINDOWS = {
     "sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention", "attention_window_size": None,
     "window_size": None, "local_attention": None, "keep_window_size": None, "index_topk": None,
 }  # fmt: skip
@@ -103,10 +103,10 @@ def context(config: Any, shared: bool) -> tuple[int, str]:
     places = int(getattr(config, "max_position_embeddings", None) or MEMORY)
     limits: list[tuple[int, str]] = []
     kinds = getattr(config, "layer_types", None)
-    for name, kind in REACH.items():
-        reach = getattr(config, name, None)
-        if shared and isinstance(reach, int) and reach > 0 and (kinds is None or kind is None or kind in kinds):
-            limits.append((int(reach), f"its layers attend to {reach} tokens back ({name})"))
+    for name, kind in WINDOWS.items():
+        window = getattr(config, name, None)
+        if shared and isinstance(window, int) and window > 0 and (kinds is None or kind is None or kind in kinds):
+            limits.append((int(window), f"its layers attend to {window} tokens back ({name})"))
     turns = getattr(config, "rope_parameters", None) or {}
     for one in (turns, *(x for x in turns.values() if isinstance(x, dict))):
         first = one.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)

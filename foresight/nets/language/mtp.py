@@ -34,7 +34,7 @@ from foresight.nets.language.tokentree import ROOT
 from foresight.nets.mlp import orthogonal
 from foresight.nets.sequence.transformer import MLP, TransformerConfig
 
-REACH = 100.0  # scale of the values: an Adam step at 1e-3 changes one by at most 0.1 for any width of the trunk
+VALUE_SCALE = 100.0  # scale of the values: an Adam step at 1e-3 changes one by at most 0.1 for any width of the trunk
 
 
 class _Link(nn.Module):
@@ -76,11 +76,11 @@ class MultiTokenHeads(nn.Module):
             raise ValueError(f"There must be at least 1 head, not {heads}.")
         self.links = nn.ModuleList(_Link(dim, hidden or 2 * dim, gain) for _ in range(heads - 1))
         self.read = orthogonal(nn.Linear(dim, hidden or 2 * dim))
-        self.worth = nn.Parameter(torch.zeros(heads, hidden or 2 * dim))
+        self.value_weight = nn.Parameter(torch.zeros(heads, hidden or 2 * dim))
 
     def __len__(self) -> int:
         """K."""
-        return len(self.worth)
+        return len(self.value_weight)
 
     def extend(self, head: int, features: Tensor, token: Tensor) -> Tensor:
         """The features `[..., D]` of head `head` (2 .. K) from those of the one before it and an embedded token."""
@@ -103,7 +103,7 @@ class MultiTokenHeads(nn.Module):
         """The values `[K, N]` of features `[K, N, D]`, always in float32."""
         with torch.autocast(features.device.type, enabled=False):
             read = functional.silu(self.read(functional.rms_norm(features.float(), features.shape[-1:])))
-            return REACH * (read * self.worth[:, None]).mean(-1)
+            return VALUE_SCALE * (read * self.value_weight[:, None]).mean(-1)
 
 
 def heads_for(model: LanguageModel, heads: int, hidden: int | None = None) -> MultiTokenHeads:

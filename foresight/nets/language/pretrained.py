@@ -176,9 +176,9 @@ def load_heads(name: str, device: torch.device | str = "cpu") -> MultiTokenHeads
     file = Path(name) / HEADS
     if not file.is_file():
         return None
-    weights = load_file(file)
+    weights = {"value_weight" if name == "worth" else name: x for name, x in load_file(file).items()}  # 0.1.0: worth
     hidden, dim = weights["read.weight"].shape
-    heads = MultiTokenHeads(dim, len(weights["worth"]), hidden)
+    heads = MultiTokenHeads(dim, len(weights["value_weight"]), hidden)
     heads.load_state_dict(weights)
     return heads.to(device)
 

@@ -58,15 +58,15 @@ def _solve(
 ) -> int:
     """Negamax over signs, for positions without an immediate win. `order` has space for the moves of every ply."""
     order[-1, 0, 0] += 1  # the number of positions searched
-    reach = (mask + BOTTOM) & BOARD
+    playable = (mask + BOTTOM) & BOARD
     theirs = _threats(mask ^ stones, mask)
-    forced = reach & theirs
+    forced = playable & theirs
     if forced:
         if forced & (forced - 1):
             return -1  # two threats to block
-        reach = forced
-    reach &= ~(theirs >> 1)  # not below a winning cell of the opponent
-    if reach == 0:
+        playable = forced
+    playable &= ~(theirs >> 1)  # not below a winning cell of the opponent
+    if playable == 0:
         return -1
     if moves >= WIDTH * HEIGHT - 2:
         return 0
@@ -81,7 +81,7 @@ def _solve(
         upper, lower = 1, -1
     chosen, scores, count = order[moves, 0], order[moves, 1], 0
     for i in range(7):
-        move = reach & (COLUMN << (7 * CENTER_FIRST[i]))
+        move = playable & (COLUMN << (7 * CENTER_FIRST[i]))
         if move:
             score = _count(_threats(stones | move, mask | move))
             place = count
@@ -129,9 +129,9 @@ def _moves(rows: boards.Ints, out: Longs, keys: Longs, values: NDArray[np.uint8]
                 if rows[b, cell] == rows[b, cells + boards.TURN] + 1:
                     stones |= bit
         moves = rows[b, cells + boards.MOVES]
-        reach, wins = (mask + BOTTOM) & BOARD, _threats(stones, mask)
+        playable, wins = (mask + BOTTOM) & BOARD, _threats(stones, mask)
         for c in range(WIDTH):
-            move = reach & (COLUMN << (7 * c))
+            move = playable & (COLUMN << (7 * c))
             if move == 0 or rows[b, cells + boards.RESULT] != boards.PLAYING:
                 out[b, c] = -2
             elif move & wins:

@@ -54,8 +54,8 @@ class Server:
     """A `Completer` at `url`, for the model whose tokenizer is that of `policy`.
 
     With a folder `weights`, readable by the server, the policy's weights are sent before any completion with older
-    ones. `say` is called with a message when the server stops answering and when it answers again. Raises UserError if
-    there is no server or it refuses, ServerError if it stops answering.
+    ones. `report` is called with a message when the server stops answering and when it answers again. Raises UserError
+    if there is no server or it refuses, ServerError if it stops answering.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Server:
         tries: int = TRIES,
         wait: float = WAIT,
         patience: float = PATIENCE,
-        say: Callable[[str], object] = lambda text: None,
+        report: Callable[[str], object] = lambda text: None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--completer must be the URL of a server, such as http://localhost:8000/v1, not '{url}'.")
         self.root = url.rstrip("/").removesuffix("/v1")
         self.policy, self.weights = policy, None if weights is None else Path(weights).resolve()
-        self.tries, self.wait, self.patience, self.say = tries, wait, patience, say
+        self.tries, self.wait, self.patience, self.report = tries, wait, patience, report
         self._gone, self._lock, self._waited = threading.Event(), threading.Lock(), 0
         self._delivered: list[float] | None = None
         try:
@@ -270,7 +270,7 @@ class Server:
             self._waited = number
             rest = sum(self.wait * 2 ** (n - 1) for n in range(number, self.tries))
             most = max(0.0, min(rest, end - time.monotonic()))
-            self.say(
+            self.report(
                 f"The server at {self.root} does not answer ({reason}), after {_tries(number)}: waiting "
                 f"{min(self.wait * 2 ** (number - 1), most):.3g} s, then trying again, for {most:.0f} s in all."
             )
@@ -279,17 +279,17 @@ class Server:
         with self._lock:
             if self._waited:
                 self._waited = 0
-                self.say(f"The server at {self.root} answers again.")
+                self.report(f"The server at {self.root} answers again.")
 
 
 def attach(
-    state: object, url: str, weights: str | Path | None = None, say: Callable[[str], object] = lambda text: None
+    state: object, url: str, weights: str | Path | None = None, report: Callable[[str], object] = lambda text: None
 ) -> None:
     """Let the server at `url` sample for the policy of a State, see `Server`. Raises UserError if it has none."""
     policy = getattr(state, "policy", None)
     if not isinstance(policy, LanguageModel):
         raise UserError("--completer is for algorithms with a language model that samples: leave it out.")
-    policy.completer = Server(url, policy, weights, say=say)
+    policy.completer = Server(url, policy, weights, report=report)
 
 
 def _tries(count: int) -> str:

@@ -25,7 +25,7 @@ import torch
 
 from foresight.errors import UserError
 from foresight.runtime.checkpoints import shards
-from foresight.runtime.checkpoints.tree import Decoder, Encoder, Misfit, saved_fields
+from foresight.runtime.checkpoints.tree import Decoder, Encoder, MismatchError, saved_fields
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
@@ -88,7 +88,7 @@ def restore(path: str | Path, state: Any, device: str | torch.device = "cpu") ->
         with torch.no_grad():
             decode.fields(tree["state"], state)
             extra = decode(tree["extra"], None, "extra")
-    except (Misfit, ValueError) as error:
+    except (MismatchError, ValueError) as error:
         raise UserError(
             f"Checkpoint {path} does not match: {error}. It was made with another Config or version of the algorithm."
         ) from error

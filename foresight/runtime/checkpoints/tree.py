@@ -37,7 +37,7 @@ Node = Any  # what JSON holds: the form of a value, see `Encoder`
 Generator = torch.Generator | np.random.Generator | random.Random
 
 
-class Misfit(ValueError):
+class MismatchError(ValueError):
     """A checkpoint does not match the State that it is restored into; the message names the field."""
 
 
@@ -167,7 +167,7 @@ class Decoder:
         self._shared: dict[tuple[str, str], Tensor] = {}
 
     def __call__(self, node: Node, template: object, path: str) -> Any:
-        """Decode `node` at `path`. Raises Misfit if it does not match the template."""
+        """Decode `node` at `path`. Raises MismatchError if it does not match the template."""
         if isinstance(node, list):
             old = template if isinstance(template, list) and len(template) == len(node) else [None] * len(node)
             return [self(part, t, f"{path}.{i}") for i, (part, t) in enumerate(zip(node, old, strict=True))]
@@ -176,7 +176,7 @@ class Decoder:
         kind = next(iter(node))
         method = getattr(self, "_of_" + kind.replace(".", "_").lower(), None)
         if method is None:
-            raise Misfit(f"{path} is of kind '{kind}', which this version does not know")
+            raise MismatchError(f"{path} is of kind '{kind}', which this version does not know")
         return method(node, template, path)
 
     def _of_float(self, node: Node, template: object, path: str) -> float:
@@ -195,7 +195,7 @@ class Decoder:
         file, name = node["tensor"]
         if isinstance(template, Tensor) and template.requires_grad and template.is_leaf:
             if list(template.shape) != self._reader.shape(file, name):
-                raise Misfit(f"{path} has shape {self._reader.shape(file, name)}, not {list(template.shape)}")
+                raise MismatchError(f"{path} has shape {self._reader.shape(file, name)}, not {list(template.shape)}")
             self._reader.read_into(file, name, template)
             return template
         if (file, name) in self._shared:  # two fields that were one tensor are one tensor again
@@ -234,7 +234,7 @@ class Decoder:
         generator = template if isinstance(template, np.random.Generator) else None
         if generator is None or type(generator.bit_generator).__name__ != name:
             if name not in BIT_GENERATORS:
-                raise Misfit(f"{path} is a numpy generator of the unknown kind {name}")
+                raise MismatchError(f"{path} is a numpy generator of the unknown kind {name}")
             generator = np.random.Generator(getattr(np.random, name)())
         generator.bit_generator.state = state
         return generator
@@ -285,45 +285,49 @@ class Decoder:
         return new
 
     def fields(self, nodes: dict[str, Node], target: DataclassInstance, path: str = "") -> None:
-        """Set the fields of the dataclass `target`. Raises Misfit unless the names are the same."""
+        """Set the fields of the dataclass `target`. Raises MismatchError unless the names are the same."""
         names = [field.name for field in saved_fields(target)]
         nodes = legacy.state_fields(type(target), nodes)
         if set(names) != set(nodes):
             missing, extra = set(names) - set(nodes), set(nodes) - set(names)
-            raise Misfit(f"{path or 'State'} has other fields (missing {sorted(missing)}, surplus {sorted(extra)})")
+            raise MismatchError(
+                f"{path or 'State'} has other fields (missing {sorted(missing)}, surplus {sorted(extra)})"
+            )
         for name in names:
             old = getattr(target, name, None)
             object.__setattr__(target, name, self(nodes[name], old, f"{path}.{name}".removeprefix(".")))
 
     def _of_object(self, node: Node, template: Any, path: str) -> Any:
         if not callable(getattr(template, "load_state_dict", None)):
-            raise Misfit(f"{path} was an object with a state, but build() made {type(template).__name__}")
+            raise MismatchError(f"{path} was an object with a state, but build() made {type(template).__name__}")
         state = self(node["object"], None, path)
         try:
             template.load_state_dict(state)
         except (KeyError, ValueError, RuntimeError) as error:
-            raise Misfit(f"{path}: {error}") from error
+            raise MismatchError(f"{path}: {error}") from error
         if isinstance(template, torch.optim.Optimizer):
             _keep_dtypes(template, state)
         return template
 
     def _of_module(self, node: Node, template: object, path: str) -> nn.Module:
         if not isinstance(template, nn.Module):
-            raise Misfit(f"{path} was a module, but build() made {type(template).__name__}")
+            raise MismatchError(f"{path} was a module, but build() made {type(template).__name__}")
         own = template.state_dict()
         nodes = {name if name in own else legacy.weight(name): part for name, part in node["module"]}
         if set(own) != set(nodes):
-            raise Misfit(f"{path} has other weights: {sorted(set(own) ^ set(nodes))[:4]}")
+            raise MismatchError(f"{path} has other weights: {sorted(set(own) ^ set(nodes))[:4]}")
         if not _plain(template, own):
             try:
                 template.load_state_dict({name: self(part, None, f"{path}.{name}") for name, part in nodes.items()})
             except RuntimeError as error:
-                raise Misfit(f"{path}: {error}") from error
+                raise MismatchError(f"{path}: {error}") from error
             return template
         for name, target in own.items():  # one tensor at a time: a whole state_dict would double the memory
             file, key = nodes[name]["tensor"]
             if list(target.shape) != self._reader.shape(file, key):
-                raise Misfit(f"{path}.{name} has shape {self._reader.shape(file, key)}, not {list(target.shape)}")
+                raise MismatchError(
+                    f"{path}.{name} has shape {self._reader.shape(file, key)}, not {list(target.shape)}"
+                )
             self._reader.read_into(file, key, target)
         return template
 
@@ -360,13 +364,13 @@ def _find(address: str, path: str) -> Any:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise Misfit(f"{path} needs {address}, which cannot be imported") from error
+            raise MismatchError(f"{path} needs {address}, which cannot be imported") from error
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields")):
         return found
-    raise Misfit(f"{path} needs the class {address}, which does not exist here")
+    raise MismatchError(f"{path} needs the class {address}, which does not exist here")
 
 
 def generators(value: object, depth: int = 6) -> Iterator[Generator]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, kinds
+from foresight.runtime import catalog, kinds, legacy
 from foresight.runtime.config import config_fields, paths
 from foresight.runtime.config.settings import Settings
 from foresight.runtime.kinds.kind import fold
@@ -56,7 +56,9 @@ def resolve(
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
     config_fields.written(env_options or {})  # raises if an option cannot be written to config.yaml
     known = catalog.presets(algorithm)
-    found = None
+    found, renamed = None, ""
+    if preset is not None:
+        preset, renamed = legacy.preset(entry.name, preset)
     if preset is None and name is not None:
         preset = found = _preset_for(name, given.get("model"), known, ignore_case=declared.ignore_case)
     elif preset is not None and preset not in known:
@@ -77,7 +79,8 @@ def resolve(
     base = (
         config_fields.fields(algorithm, chosen) if config is None else config_fields.coerce(algorithm, flatten(config))
     )
-    if "num_envs" in base and "num_envs" in (env_options or {}):
+    env_options, renamed_options = legacy.env_options(name, env_options or {})
+    if "num_envs" in base and "num_envs" in env_options:
         raise UserError(f"num_envs is a Config field of {entry.name}, not an environment option. Use --num-envs.")
     config = {**base, **config_fields.coerce(algorithm, given)}
     config_fields.check(config, entry.unit)
@@ -86,24 +89,24 @@ def resolve(
     other, name = kinds.get(kind).resolve_name(name, entry)
     kind = other or kind
     own = dict(chosen.get("env_options") or {})
-    if "board_size" in (env_options or {}):  # another name for size
+    if "board_size" in env_options:  # another name for size
         own.pop("size", None)
-    note = _applied(found, env_option, algorithm, chosen, given, env_options) if found else ""
+    applied = _applied(found, env_option, algorithm, chosen, given, env_options) if found else ""
     return Settings(
         algorithm=str(entry.path) if algorithm.endswith(".py") else algorithm,  # absolute: found from any directory
         kind=kind,
         env=name,
         preset=preset,
-        env_options={**own, **(env_options or {})},
+        env_options={**own, **env_options},
         episodes=episodes if episodes is not None else evaluation.get("episodes", kinds.get(kind).episodes),
         evaluate_every=evaluate_every if evaluate_every is not None else evaluation.get("every"),
         device=device,
         config=config,
-        note=note,
+        note="; ".join(note for note in (renamed, renamed_options, applied) if note),
         actors=actors,
         ray=ray,
         completer=completer,
-        paths=paths.locate(name, config, {**own, **(env_options or {})}) if kinds.get(kind).files else {},
+        paths=paths.locate(name, config, {**own, **env_options}) if kinds.get(kind).files else {},
     )
 
 
@@ -113,12 +116,12 @@ def _applied(
     algorithm: str,
     chosen: dict[str, Any],
     given: dict[str, Any],
-    options: dict[str, Any] | None,
+    options: dict[str, Any],
 ) -> str:
     """A note on an automatically chosen preset: the values that differ from the defaults and were not given."""
     defaults, mine = config_fields.fields(algorithm, {}), config_fields.fields(algorithm, chosen)
     sets = [f"{name}={config_fields.plain(x)}" for name, x in mine.items() if x != defaults[name] and name not in given]
-    overridden = set(options or {}) | ({"size"} if "board_size" in (options or {}) else set())
+    overridden = set(options) | ({"size"} if "board_size" in options else set())
     preset_options = chosen.get("env_options") or {}
     env = [f"{name}={config_fields.plain(x)}" for name, x in preset_options.items() if name not in overridden]
     values = ", ".join(env + sets) or "only defaults"

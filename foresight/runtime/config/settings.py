@@ -26,7 +26,7 @@ class Settings:
     evaluate_every: int | None  # in the algorithm's unit; None: at the end only
     device: str
     config: dict[str, Any]  # every field of the algorithm's Config
-    note: str = ""  # printed at the start: which preset was chosen automatically, and what it sets
+    note: str = ""  # printed at the start: renamed options; the preset that was chosen automatically, and what it sets
     actors: int = 0  # actor processes; 0: one process acts and trains
     ray: str | None = None  # address of the Ray cluster of the actors; None: this machine
     completer: str | None = None  # URL of the server that samples for a language model; None: the model itself

@@ -34,7 +34,7 @@ class Fleet:
     Without an `address` a new Ray instance starts here (no dashboard, loopback address) and ends with `close`. With
     one, or if Ray already runs in this process, that cluster is used and left running.
 
-    Every actor takes one CPU. If others hold them, `say` reports it, and the fleet waits up to a minute.
+    Every actor takes one CPU. If others hold them, `report` is called, and the fleet waits up to a minute.
 
     Raises UserError if Ray is missing, nothing runs at the address, or the cluster has too few CPUs, and FleetError
     if too few become free.
@@ -48,13 +48,13 @@ class Fleet:
         count: int,
         address: str | None = None,
         store: int = STORE,
-        say: Callable[[str], object] = lambda text: None,
+        report: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.size, self.restarts = count, 0
         self._arguments = (algorithm, config, make)
         self._ray, self._owned = _connect(count, address, store)
         self._errors = self._ray.exceptions
-        self._wait_for_cpus(say)
+        self._wait_for_cpus(report)
         self._class = self._ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Collector)
         self._generations, self._deaths = [0] * count, [0] * count
         self._answers: queue.SimpleQueue[tuple[int, int, int, Any]] = queue.SimpleQueue()
@@ -137,7 +137,7 @@ class Fleet:
             self._shared = weights.version, self._ray.put(weights)
         return self._shared[1]
 
-    def _wait_for_cpus(self, say: Callable[[str], object]) -> None:
+    def _wait_for_cpus(self, report: Callable[[str], object]) -> None:
         """Wait until there is a free CPU for each actor: Ray itself would wait forever, silently."""
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         if cpus < self.size:
@@ -154,7 +154,7 @@ class Fleet:
                     "Stop other programs there, or give fewer --actors."
                 )
             if waited >= REPORT_AFTER and not reported:
-                say(f"{missing}: waiting {TIMEOUT - waited:.0f} seconds more")
+                report(f"{missing}: waiting {TIMEOUT - waited:.0f} seconds more")
                 reported = True
             time.sleep(POLL / 2)
 

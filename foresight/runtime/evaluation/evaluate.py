@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from foresight.errors import UserError
-from foresight.runtime import kinds
+from foresight.runtime import kinds, legacy
 from foresight.runtime.checkpoints.tree import Generator, generators
 from foresight.runtime.kinds.kind import Kind
 
@@ -39,7 +39,7 @@ class Evaluation:
     std: float
     n: int
     values: tuple[float, ...] = dataclasses.field(default=(), repr=False)
-    also: dict[str, float] = dataclasses.field(default_factory=dict)  # other metrics of the same policy
+    extra_metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # other metrics of the same policy
 
     @classmethod
     def of(cls, metric: str, values: list[float]) -> Evaluation:
@@ -51,23 +51,23 @@ class Evaluation:
         return cls(metric, mean, std, len(values), tuple(values))
 
     @property
-    def worth(self) -> float:
+    def score(self) -> float:
         """The mean as a score where more is better: the negative of an error; minus infinity without results."""
         if not self.n:
             return -math.inf
         return -self.mean if lower_is_better(self.metric) else self.mean
 
     def document(self) -> dict[str, Any]:
-        """`{"metric", "mean", "std", "n"}` for JSON, and `"also"` if there are other metrics; NaN is None."""
+        """`{"metric", "mean", "std", "n"}` for JSON, and `"extra_metrics"` if there are any; NaN is None."""
         mean, std = (self.mean, self.std) if self.n else (None, None)
         document = {"metric": self.metric, "mean": mean, "std": std, "n": self.n}
-        return {**document, "also": self.also} if self.also else document
+        return {**document, "extra_metrics": self.extra_metrics} if self.extra_metrics else document
 
     @classmethod
     def read(cls, document: dict[str, Any]) -> Evaluation:
         """The evaluation from its `document`."""
         unknown = {} if document["n"] else {"mean": math.nan, "std": math.nan}
-        return cls(**{**document, **unknown})
+        return cls(**{**legacy.evaluation(document), **unknown})
 
     def __str__(self) -> str:
         if not self.n:
@@ -111,8 +111,8 @@ def baseline(
 
 def from_measure(module: Algorithm, state: State, env: Environment) -> Evaluation:
     """The evaluation by an algorithm's own `measure(state, env)`."""
-    metric, value, *also = module.measure(state, env)
-    return Evaluation(metric, value, 0.0, 1, (value,), *also)
+    metric, value, *extra = module.measure(state, env)
+    return Evaluation(metric, value, 0.0, 1, (value,), *extra)
 
 
 def _kind(module: Algorithm, env: Environment) -> Kind[Any]:

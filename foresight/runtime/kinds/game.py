@@ -50,8 +50,10 @@ def _score(
         if hasattr(state, "game"):
             state.game = mine
     won, drawn, lost = result.counts
-    also = {"won": float(won), "drawn": float(drawn), "lost": float(lost)}
-    return dataclasses.replace(Evaluation.of(f"score against {game.opponent}", list(result.scores)), also=also)
+    extra = {"won": float(won), "drawn": float(drawn), "lost": float(lost)}
+    return dataclasses.replace(
+        Evaluation.of(f"score against {game.opponent}", list(result.scores)), extra_metrics=extra
+    )
 
 
 def _act(agent: Agent, obs: Any, explore: bool) -> Any:

@@ -62,7 +62,7 @@ def unlearned(resolved: Settings, step: int, updates: int | None, before: Any, a
     if updates == 0:
         starts, every = resolved.config["learning_starts"], resolved.config["train_every"]
         why = f"no gradient step was due: learning_starts is {starts:,} env steps, and train_every {every:,}"
-    elif after.worth <= before.worth + noise:
+    elif after.score <= before.score + noise:
         why = f"{after.metric} {after.mean:.4g} is no better than the {before.mean:.4g} of random play"
     else:
         return None

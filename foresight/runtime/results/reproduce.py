@@ -22,7 +22,7 @@ from foresight.runtime.results.results import gather
 from foresight.runtime.results.suites import Experiment, Trained, made_by, suites
 
 QUICK = 100  # --quick trains a hundredth of the steps
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def root() -> Path:
@@ -35,7 +35,7 @@ def reproduce(
     name: str,
     out: str | Path | None = None,
     quick: bool = False,
-    say: Say = lambda text: None,
+    report: Report = lambda text: None,
     *,
     only: tuple[str, ...] = (),
     missing: bool = False,
@@ -62,7 +62,7 @@ def reproduce(
             raise UserError(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
     written: list[Path] = []
     for row in rows:
-        say(row.result)
+        report(row.result)
         names = only if row.result in only else (row.result,)  # a row that another one needs names itself
         command = shlex.join(
             ["foresight", "reproduce", name]
@@ -71,22 +71,22 @@ def reproduce(
             + (["--quick"] if quick else [])
         )
         if missing and (results / f"{row.result}.json").is_file():
-            say("  exists already")
+            report("  exists already")
             continue
         if reason := _skip_reason(row, out is not None, quick):
-            say(f"  skipped: {reason}")
+            report(f"  skipped: {reason}")
             continue
         if row.needs:
-            prepare(row.needs.format(runs=shlex.quote(str(runs))), say)
+            prepare(row.needs.format(runs=shlex.quote(str(runs))), report)
         if isinstance(row, Trained):
-            written.append(trained(row, results, runs, command, quick, say, seeds))
+            written.append(trained(row, results, runs, command, quick, report, seeds))
         elif row.is_command:
             written.append(run_command(row))
         else:
             written += experiment(row, results, media, command, quick)
         for found in gather(results):
             if (found.suite, found.name) == (name, row.result):
-                say(f"  {found.text()}")
+                report(f"  {found.text()}")
     return written
 
 
@@ -109,10 +109,10 @@ def _skip_reason(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str
     return ""
 
 
-def prepare(command: str, say: Say = lambda text: None) -> None:
+def prepare(command: str, report: Report = lambda text: None) -> None:
     """Run a command that makes a file, unless the file exists. Raises UserError if it fails."""
     if not made_by(command).is_file():
-        say(f"  {command}")
+        report(f"  {command}")
         _run(command, Path.cwd())
 
 
@@ -160,7 +160,7 @@ def trained(
     runs: Path,
     command: str,
     quick: bool,
-    say: Say = lambda text: None,
+    report: Report = lambda text: None,
     seeds: int | None = None,
 ) -> Path:
     """Train a preset with its first `seeds` seeds (None: all) and write the JSON."""
@@ -188,7 +188,7 @@ def trained(
         if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
             raise UserError(f"{out} has no result: the grader could score none of the answers.")
         summaries.append({**summary, "last": last(what.algorithm, out)})
-        say(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
+        report(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
     file = results / f"{what.result}.json"
     document = collect(what.algorithm, what.preset, summaries, command)
     checkpoint.write_whole(file, json.dumps(document, indent=2) + "\n")

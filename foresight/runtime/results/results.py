@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foresight.runtime import catalog
+from foresight.runtime import catalog, legacy
 from foresight.runtime.results.suites import Suite, met, suites
 
 INDEX = Path(__file__).with_name("results.json")
@@ -161,6 +161,7 @@ def _other(stem: str, result: dict[str, Any]) -> Row | None:
     algorithm, _, task = result.get("what", "").partition(" on ")
     if "iqm" not in result or algorithm not in catalog.algorithms():
         return None
+    task, _ = legacy.preset(algorithm, task)
     return _with_result(Row(algorithm, task, stem, command=result["command"]), {stem: result})
 
 

@@ -65,7 +65,7 @@ def _row(state, batch, b: int, heads, hidden: torch.Tensor, embedded: torch.Tens
 def _values(heads, features: torch.Tensor) -> torch.Tensor:
     unit = features / features.square().mean(-1, keepdim=True).sqrt()
     read = unit @ heads.read.weight.T + heads.read.bias
-    return 100 * (read * read.sigmoid() * heads.worth[:, None]).mean(-1)
+    return 100 * (read * read.sigmoid() * heads.value_weight[:, None]).mean(-1)
 
 
 def _literal(state, batch, rewards=REWARDS, module=None):

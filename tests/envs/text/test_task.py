@@ -30,14 +30,14 @@ def test_addition_reserves_the_same_hundred_questions_for_a_seed():
 
 
 def test_larger_sums_are_trained_on_and_the_held_out_questions_stay():
-    plain, wide = text.make("addition", high=9, held_out=20), text.make("addition", high=9, held_out=20, reach=12)
+    plain, wide = text.make("addition", high=9, held_out=20), text.make("addition", high=9, held_out=20, train_high=12)
     assert [e.question for e in wide.test] == [e.question for e in plain.test]
     assert len(wide.train) == 13**2 - len(wide.test)
     assert {e.question for e in plain.train} < {e.question for e in wide.train}
     assert not {e.question for e in wide.train} & {e.question for e in wide.test}
     assert "What is 12 + 12?" in {e.question for e in wide.train}
-    with pytest.raises(UserError, match="reach must be at least high"):
-        text.make("addition", reach=18)
+    with pytest.raises(UserError, match="train_high must be at least high"):
+        text.make("addition", train_high=18)
 
 
 def test_largest_has_four_different_numbers_and_their_answer():
@@ -207,7 +207,11 @@ def test_unknown_names_give_the_nearest():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("addition", {"reach": "29,held_out=50"}, "'reach' of the task 'addition' must be int.*Separate options by"),
+        (
+            "addition",
+            {"train_high": "29,held_out=50"},
+            "'train_high' of the task 'addition' must be int.*Separate options by",
+        ),
         ("addition", {"held_out": True}, "must be int, not True"),
         ("addition", {"curriculum": "25%"}, "'curriculum' .* must be float"),
         ("addition", {"trace": 1}, "'trace' .* must be bool"),

@@ -89,7 +89,7 @@ def test_the_heads_of_a_tree_are_those_of_the_definition():
                     logp = (module.lm_head.weight @ one).log_softmax(-1)[row[n + 1]]
                     torch.testing.assert_close(chosen[place], logp, atol=1e-4, rtol=1e-4)
                     read = heads.read.weight @ (one / one.square().mean().sqrt()) + heads.read.bias
-                    value = 100 * (functional.silu(read) @ heads.worth[head - 1]) / 64
+                    value = 100 * (functional.silu(read) @ heads.value_weight[head - 1]) / 64
                     torch.testing.assert_close(values[place], value, rtol=1e-3, atol=1e-3)
     assert missing == 3 * (2 + 1)  # the short prompt: head 2 at its first token, head 3 at its first two
     assert (values[:, ~seen.mask] == 0).all()

@@ -197,7 +197,7 @@ def test_a_fault_that_stays_ends_the_rollout_in_words(stub, fault):
 
 
 def in_silence(original):
-    def mutant(self, *given, say=None, **options):
+    def mutant(self, *given, report=None, **options):
         return original(self, *given, **options)
 
     return mutant
@@ -206,7 +206,7 @@ def in_silence(original):
 @sabotaged_by("foresight.planning.generation.server.Server.__init__", in_silence)
 def test_waiting_for_a_server_is_reported_once_for_all_requests(stub):
     reported: list[str] = []
-    server = _server(stub, say=reported.append)
+    server = _server(stub, report=reported.append)
     server(PROMPTS, 1, 4, 1.0, _seeded())
     assert reported == []
     stub.faults = [503, 503, 503, 503]  # three requests are under way
@@ -216,7 +216,7 @@ def test_waiting_for_a_server_is_reported_once_for_all_requests(stub):
     assert "waiting 0.01 s, then trying again, for 0 s in all" in waits[0] and reported[-1].endswith("answers again.")
     reported.clear()
     with pytest.raises(ServerError):
-        Server("http://127.0.0.1:9", _model(), tries=3, wait=0.3, say=reported.append)
+        Server("http://127.0.0.1:9", _model(), tries=3, wait=0.3, report=reported.append)
     assert [text.partition("after ")[2] for text in reported] == [
         "1 try: waiting 0.3 s, then trying again, for 1 s in all.",
         "2 tries: waiting 0.6 s, then trying again, for 1 s in all.",

@@ -208,13 +208,15 @@ def test_cpus_in_use_are_waited_for(nodes: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ray_cluster, "TIMEOUT", 3.0)
     missing = "2 actors need as many free CPUs, but the Ray cluster has 1 of 4"
     with pytest.raises(ray_cluster.FleetError) as caught:
-        ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=reported.append)
+        ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, report=reported.append)
     assert str(caught.value) == (
         f"{missing}, and no more became free in 3 seconds. Stop other programs there, or give fewer --actors."
     )
     assert len(reported) == 1 and reported[0].startswith(f"{missing}: waiting ") and not started
     monkeypatch.setattr(ray_cluster, "TIMEOUT", 300.0)
-    fleet = ray_cluster.Fleet("impala", {}, lambda: None, 2, nodes.address, say=lambda _: remove_placement_group(held))
+    fleet = ray_cluster.Fleet(
+        "impala", {}, lambda: None, 2, nodes.address, report=lambda _: remove_placement_group(held)
+    )
     assert started == [0, 1]
     fleet.close()
 

@@ -133,7 +133,7 @@ def _wins(rows: Any, held: int) -> list[int]:
     return (rows.reward[0, :held] == 1).nonzero().flatten().tolist()
 
 
-@sabotaged_by("foresight.algorithms.search.alphazero._due", change("positions", lambda n: 3 * n))
+@sabotaged_by("foresight.algorithms.search.alphazero._train_due", change("positions", lambda n: 3 * n))
 def test_positions_of_actors_are_trained_on_as_often_as_configured() -> None:
     """`reuse` 1: as many gradient steps as batches fit into what came after learning began; two actors, one dies."""
     state, taken = built(alphazero, ZERO, "tic_tac_toe"), 0

@@ -217,7 +217,7 @@ def test_a_table_is_evaluated_exactly_and_left_unchanged() -> None:
     tables = [tensor.clone() for tensor in (env.next_state, env.prob, env.reward)]
     stay, leave = mdp_module([0, 0], 0.9), mdp_module([1, 0], 0.9)
     assert evaluate(*stay, env).mean == pytest.approx(10) and evaluate(*leave, env).mean == pytest.approx(4.5)
-    assert evaluate(*stay, env).also == {"return": pytest.approx(4)} and evaluate(*leave, env).n == 1
+    assert evaluate(*stay, env).extra_metrics == {"return": pytest.approx(4)} and evaluate(*leave, env).n == 1
     # v = 0.5 (1 + 0.9 v) + 0.5 (0.9 · 5)
     assert baseline(*stay, env).mean == pytest.approx(2.75 / 0.55)
     # Undiscounted, a policy that never ends has no value; what it earns within the limit is reported instead.
@@ -258,7 +258,7 @@ def test_unscorable_is_not_zero() -> None:
     assert result.mean == 0.5 and result.n == 2
     nothing = dataclasses.replace(task, grader=lambda e, c: [math.nan] * len(e))
     unknown = evaluate(*text_module({}), nothing)
-    assert unknown.n == 0 and math.isnan(unknown.mean) and unknown.worth == -math.inf
+    assert unknown.n == 0 and math.isnan(unknown.mean) and unknown.score == -math.inf
     assert str(unknown) == "reward unknown: the grader could score none of the answers"
     assert '"mean": null' in json.dumps(unknown.document())
     assert math.isnan(Evaluation.read(unknown.document()).mean)

@@ -172,7 +172,7 @@ def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path, cap
         "grpo", task=prompts(tmp_path), env_options=rewarded(tmp_path, "nothing"), model=tiny_language.folder(),
         out=tmp_path / "run", steps=2, group=2, **SMALL,
     )  # fmt: skip
-    assert made.evaluation.n == 0 and math.isnan(made.evaluation.mean) and made.evaluation.worth == -math.inf
+    assert made.evaluation.n == 0 and math.isnan(made.evaluation.mean) and made.evaluation.score == -math.inf
     assert "the grader could score none" in str(made.evaluation)
     assert (tmp_path / "run" / "export" / "config.json").is_file()
     assert run.resume(tmp_path / "run", steps=3, show=False).evaluation.n == 0

@@ -81,7 +81,7 @@ def test_a_suite_is_run_and_its_presets_are_read_the_second_time(
     suite = suites.Suite("small", "t", (CORRIDOR,), runs)
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
     reported: list[str] = []
-    files = reproduce.reproduce("small", tmp_path, say=reported.append)
+    files = reproduce.reproduce("small", tmp_path, report=reported.append)
     assert [file.name for file in files] == ["short-corridor.json", "short-corridor.png", "sarsa-CliffWalking-v1.json"]
     assert reported[0] == "short-corridor" and len(reported) == 4
     corridor, trained = (json.loads(files[i].read_text()) for i in (0, 2))
@@ -145,7 +145,7 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
     with pytest.raises(UserError, match=r"foresight brew.* failed"):
         reproduce.reproduce("small", tmp_path, missing=True)
     (tmp_path / "data.jsonl").write_text("")
-    reproduce.reproduce("small", tmp_path, missing=True, say=reported.append)
+    reproduce.reproduce("small", tmp_path, missing=True, report=reported.append)
     assert len(made) == 3 and made[2][0] == "third"
     assert reported == ["later", "  skipped: no code can run it yet", "first", "  exists already", "second",
                     "  exists already", "third"]  # fmt: skip
@@ -222,7 +222,7 @@ def test_a_command_is_typed_in_the_checkout_and_nowhere_else(tmp_path: Path, mon
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
     monkeypatch.setattr(reproduce, "root", lambda: tmp_path)
     reported: list[str] = []
-    assert reproduce.reproduce("small", quick=True, say=reported.append) == [] and "skipped" in reported[1]
+    assert reproduce.reproduce("small", quick=True, report=reported.append) == [] and "skipped" in reported[1]
     (file,) = reproduce.reproduce("small")
     assert file == tmp_path / "results" / "made.json" and file.read_text() == "{}"
     (tmp_path / "benchmarks" / "made.py").write_text("raise SystemExit(3)")
