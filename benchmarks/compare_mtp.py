@@ -34,7 +34,7 @@ ARMS = {
     "grpo": ["grpo"],
     "rlhf_ppo": ["rlhf_ppo", "--value-learning-rate", "2e-5"],
     "mtp_critic": ["mtp_critic"],
-    "mtp_critic, one head": ["mtp_critic", "--heads", "1"],
+    "mtp_critic, one head": ["mtp_critic", "--predict-tokens", "1"],
     "mtp_critic, values detached": ["mtp_critic", "--detach-value"],
     "mtp_critic, TD(0.95)": ["mtp_critic", "--td-lambda", "0.95"],
 }

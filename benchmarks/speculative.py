@@ -43,7 +43,7 @@ def ours() -> dict[str, Any]:
         mtp_critic.Config,
         steps=UPDATES,
         prompts=32,
-        heads=HEADS,
+        predict_tokens=HEADS,
         max_new_tokens=TOKENS,
         learning_rate=0.0,  # of the model, which is frozen
         value_coef=0.0,

@@ -43,7 +43,7 @@ _FIELDS: Sequence[tuple[tuple[str, ...], Mapping[str, str]]] = (
     (("alphazero",), {"batch": "batch_size", "buffer": "replay_size", "learn_from": "learning_starts"}),
     (("alphago",), {"batch": "batch_size"}),
     (LANGUAGE, {"warmup": "lr_warmup", "anneal": "anneal_lr", "batch": "batch_size"}),
-    (("mtp_critic",), {"polyak": "tau", "value_clip": "clip_value"}),
+    (("mtp_critic",), {"polyak": "tau", "value_clip": "clip_value", "heads": "predict_tokens"}),
     (("rlhf_ppo",), {"critic_learning_rate": "value_learning_rate"}),
     (("reward_model",), {"centring": "centering"}),
     (("dpo",), {"length_normalised": "length_normalized"}),

@@ -76,8 +76,8 @@ class Config:
     """Subtracted from the reward of a truncated completion (TRL: 1)."""
     temperature: float = 1.0
     """Of sampling and of the trained policy."""
-    heads: int = 3
-    """K; 1: only a value head on the trunk (DeepSeek-V3: 2; MiniMax-M2: 4)."""
+    predict_tokens: int = 3
+    """K: prediction heads; 1: only a value head on the trunk (DeepSeek-V3: 2; MiniMax-M2: 4)."""
     learning_rate: float = 1e-5
     """Of the trunk's AdamW (grpo's)."""
     head_learning_rate: float = 1e-3
@@ -124,17 +124,19 @@ class State:
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, its heads or new ones, and make their averages and the optimizers."""
-    if config.heads < 1:
-        raise UserError(f"heads must be at least 1 (a value on the trunk), not {config.heads}.")
+    if config.predict_tokens < 1:
+        raise UserError(f"predict_tokens must be at least 1 (a value on the trunk), not {config.predict_tokens}.")
     check_minibatches(config)
     policy, optimizer, generator = language.build(config, device)
     heads = pretrained.load_heads(config.model, device)
-    if heads is not None and len(heads) != config.heads:
-        raise UserError(f"{config.model} has {len(heads)} heads, not {config.heads}: give --heads {len(heads)}.")
+    if heads is not None and len(heads) != config.predict_tokens:
+        raise UserError(
+            f"{config.model} has {len(heads)} heads, not {config.predict_tokens}: give --predict-tokens {len(heads)}."
+        )
     if heads is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            heads = mtp.heads_for(policy, config.heads)
+            heads = mtp.heads_for(policy, config.predict_tokens)
     averaged = copy.deepcopy(heads).requires_grad_(False)
     head_optimizer = language.adamw(heads, config.head_learning_rate, config.tuning)
     return State(config, policy, heads, averaged, optimizer, head_optimizer, generator)

@@ -139,7 +139,7 @@ def test_the_gradient_is_that_of_the_definition(extra):
 
 @sabotaged_by("foresight.ops.value.huber_loss", scaled(2.0))
 def test_with_one_head_it_is_a_value_on_the_trunk():
-    _compare(heads=1)
+    _compare(predict_tokens=1)
 
 
 @sabotaged_by("foresight.ops.returns.gae", change("lam", lambda x: 1.0))
@@ -348,8 +348,8 @@ def test_its_export_brings_the_heads_back(tmp_path):
     again = mtp_critic.build(dataclasses.replace(state.config, model=str(tmp_path / "export")))
     for a, b in zip(state.heads.parameters(), again.heads.parameters(), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(UserError, match="has 3 heads, not 2: give --heads 3"):
-        mtp_critic.build(dataclasses.replace(state.config, model=str(tmp_path / "export"), heads=2))
+    with pytest.raises(UserError, match="has 3 heads, not 2: give --predict-tokens 3"):
+        mtp_critic.build(dataclasses.replace(state.config, model=str(tmp_path / "export"), predict_tokens=2))
 
 
 @sabotaged_by("foresight.nets.language.pretrained.save_folder", drop("heads"))
@@ -375,8 +375,8 @@ def test_adapters_leave_the_trunk_as_it_is(precision):
 
 
 def test_no_heads_are_refused():
-    with pytest.raises(UserError, match="heads must be at least 1"):
-        _rollout(heads=0)
+    with pytest.raises(UserError, match="predict_tokens must be at least 1"):
+        _rollout(predict_tokens=0)
 
 
 @sabotaged_by("foresight.training.microbatch.split", change("tokens", lambda n: 1))
