@@ -13,10 +13,10 @@ COLORS = {"gru": "#1f77b4", "lstm": "#17becf", "gtrxl": "#d62728", "transformer"
 NAMES = {"gru": "GRU", "lstm": "LSTM", "gtrxl": "GTrXL", "transformer": "transformer", "none": "no memory"}
 HEAD = """# Memory
 
-Which memory lets PPO act on old observations? GTrXL (Parisotto et al. 2019,
-[arXiv:1910.06764](https://arxiv.org/abs/1910.06764)), a plain causal transformer over a window, LSTM and GRU, in
-networks of about the same size (encoder, memory and heads together), with the same step budget and settings, compared
-with a policy without memory. Code: [`nets/sequence/memory.py`](../foresight/nets/sequence/memory.py),
+Which memory lets PPO act on old observations? This study compares GTrXL (Parisotto et al. 2019,
+[arXiv:1910.06764](https://arxiv.org/abs/1910.06764)), a plain causal transformer over a window, LSTM and GRU with a
+policy without memory. The networks have about the same size (encoder, memory and heads together), the same step budget
+and the same settings. Code: [`nets/sequence/memory.py`](../foresight/nets/sequence/memory.py),
 [`nets/sequence/gtrxl.py`](../foresight/nets/sequence/gtrxl.py),
 [`nets/sequence/window.py`](../foresight/nets/sequence/window.py),
 [`nets/sequence/recurrent.py`](../foresight/nets/sequence/recurrent.py); environments:
@@ -26,47 +26,49 @@ with a policy without memory. Code: [`nets/sequence/memory.py`](../foresight/net
     foresight train ppo --env RepeatFirst-v0 --memory gru
 
 {made}
-The settings were tuned on `{env}` of length {length}, with {kinds}, on seed {seed}. Seed {seed} is excluded from this
-page, the column of that length is marked †, and {kinds} should be compared by the other columns.
+The settings were tuned on `{env}` of length {length} with {kinds} on seed {seed}. This page excludes seed {seed} and
+marks the column of that length with †; compare {kinds} by the other columns.
 """
-MADE = """![Success against length](media/memory.png)
+MADE = """![Success rate by length](media/memory.png)
 
 Made by `{command}` in {minutes:,.0f} minutes on one core. Seeds: {seeds}; each table
 lists its own. Every value is the mean over seeds of a greedy evaluation on {episodes} new episodes. A run stops early
-once the mean return of the last 100 episodes was nearly optimal after three consecutive updates.
+when the mean return of the last 100 episodes is nearly optimal after three consecutive updates.
 """
 TAIL = """
-## How a memory is a carry
+## Memory as a carry
 
-`network(obs, carry)` reads one step of every environment and returns the next carry; `network(obs, carry, start)`
-reads sequences, where `start` is 1 at the first step of an episode. Both compute the same: a step sees its own
-episode, and attention the `memory_window` steps before it, in the carry or in the sequence. A carry is a tree
-of tensors in which zeros mean empty, so `memory.forget(carry, cut)` resets the rows whose episode ended, for any kind
-of memory. Tests check each kind across episode boundaries, and that PPO's first ratio is 1.
+`network(obs, carry)` processes one step of every environment and returns the next carry; `network(obs, carry, start)`
+processes sequences, where `start` is 1 at the first step of an episode. The results are the same: a step depends only
+on its own episode, and attention covers the `memory_window` steps before it, in the carry or in the sequence. A carry
+is a tree of tensors in which zeros mean empty, so `memory.forget(carry, cut)` resets the rows whose episode ended,
+for any kind of memory. Tests check each kind across episode boundaries, and that PPO's first ratio is 1.
 
 | setting of `ppo` | meaning |
 |---|---|
-| `memory` | `gru`, `lstm`, `gtrxl`, `transformer`; none if left out |
+| `memory` | `gru`, `lstm`, `gtrxl` or `transformer`; by default no memory |
 | `memory_size`, `memory_layers` | width and depth |
-| `memory_heads`, `memory_window` | of the attention; recurrent nets have neither |
-| `backbone` | `shared`: one trunk for both; `separate`: one each; `actor`, `critic`: only that one has a memory |
+| `memory_heads`, `memory_window` | heads and window of the attention; not used by recurrent nets |
+| `backbone` | `shared`: one trunk for actor and critic; `separate`: one each; `actor`, `critic`: memory in one only |
 
 ## What to know
 
-- In longer mazes, more of the budget goes into learning to walk: an agent that falls behind is penalized to the end. A
-  policy that never reaches the end gets 0, below the ceiling without memory.
-- The control of the T-maze has other settings: in 300,000 steps it did not learn to walk, and with the others' entropy
-  bonus (0.003) and a million steps one seed of three walked and never turned (0.30 at 20 and 0.33 at 30 on average).
-  With 0.01 only one does, at 25. These choices were made on the reported seeds; a control should reach its ceiling.
-- The window is at least as long as the episode. With a shorter window than the cue needs, one attention layer cannot
-  exceed the ceiling without memory; deeper stacks see `memory_layers` windows back.
-- A segment (`rollout_steps`) is two episodes long, but at most 128 steps. The gradient of an episode across its end
-  is cut there; only the carry transports the cue.
-- The T-maze is the one of Ni et al. 2023 ([arXiv:2307.03864](https://arxiv.org/abs/2307.03864)): a step that falls
-  behind costs 1 / length: walking is learned first and memory second. Repeat-first is POPGym's
-  ([arXiv:2303.01859](https://arxiv.org/abs/2303.01859)) with cards drawn with replacement instead of from a deck.
-- CartPole shows positions only; velocities are differences of two steps. Settings are those of the `ppo` preset, not
-  tuned for any memory. In MiniGrid-Memory the object to find again is in the first room; attention sees 64 steps back.
+- In longer mazes, more of the budget goes into learning to walk down the corridor: an agent that falls behind is
+  penalized until the end. A policy that never reaches the junction gets 0, which is below the ceiling without memory.
+- The policy without memory has its own settings in the T-maze, because it should reach its ceiling. In 300,000 steps
+  it did not learn to walk down the corridor. In a million steps with the entropy coefficient of the others (0.003),
+  one seed of three reached the junction but never turned (0.30 at length 20 and 0.33 at length 30 on average). With
+  0.01, this happens for one seed at length 25 only. These settings were chosen on the reported seeds.
+- The window is at least as long as the episode. If the window is shorter than the distance to the cue, one attention
+  layer cannot exceed the ceiling without memory; deeper stacks see `memory_layers` windows back.
+- A segment (`rollout_steps`) is two episodes long, but at most 128 steps. The gradient is cut at the end of a segment;
+  beyond it, only the carry transports the cue.
+- The T-maze is that of Ni et al. 2023 ([arXiv:2307.03864](https://arxiv.org/abs/2307.03864)): each step by which the
+  agent falls behind costs 1 / length, so walking is learned before memory. Repeat-first is that of POPGym
+  ([arXiv:2303.01859](https://arxiv.org/abs/2303.01859)), with cards drawn with replacement instead of from a deck.
+- CartPole shows only positions; velocities are differences of two steps. The settings are those of the `ppo` preset and
+  were not tuned for any memory. In MiniGrid-Memory the object to remember is in the first room; attention sees 64 steps
+  back.
 """
 
 
@@ -111,7 +113,7 @@ def _undone(cells: list[dict[str, Any]]) -> str:
     if not lines:
         return ""
     return (
-        "\nThese runs were stopped as solved, but their last update made the policy worse:\n\n"
+        "\nThese runs stopped early as solved, but their last update made the policy worse:\n\n"
         + "\n".join(lines)
         + "\n"
     )
@@ -132,11 +134,11 @@ def _rows(table: Table, name: str, env: Any, kinds: tuple[str, ...], marked: int
     control = ""
     if env.control:
         fields = ", ".join(f"{field} {value:,}" for field, value in env.control.items())
-        control = f" (the control without memory: {fields})"
+        control = f" (without memory: {fields})"
     return (
-        f"`{name}`, at most {env.steps:,} steps a run{control}{run}.\n\n"
+        f"`{name}`, at most {env.steps:,} steps per run{control}{run}.\n\n"
         + "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        + "\n\nIn brackets: thousands of steps after which the run could stop, where all seeds could.\n"
+        + "\n\nIn brackets: thousands of steps until the run stopped early, if all seeds did.\n"
     )
 
 

@@ -47,14 +47,14 @@ PRESET = "smollm2-addition"
 PLAIN = "dr_grpo"  # the shortest one, with which the others are compared
 SHOWN = {
     "reward": "accuracy: sampled (line),\ngreedy on held-out prompts (dots)",
-    "length": "tokens an answer",
+    "length": "tokens per answer",
     "entropy": "entropy, nats",
 }
-HEAD = """# The family of GRPO
+HEAD = """# The GRPO family
 
 A group of answers to one question is its own baseline. Five slots, each a function of `ops`, define an algorithm: the
-importance ratio, its clip, the advantage, the aggregation over tokens, and the KL from a reference. This page is made
-from the code by `python benchmarks/grpo_family.py --page`.
+importance ratio, its clip, the advantage, the aggregation over tokens, and the KL to a reference. This page is
+generated from the code by `python benchmarks/grpo_family.py --page`.
 
 ## The five slots
 """
@@ -117,30 +117,31 @@ def page(result: dict[str, Any] | None) -> str:
         lines.append(f"| [`{name}`]({name}.md) | {' | '.join(slots(name).values())} |")
     lines += [
         "",
-        "A KL is 0 by default. DAPO and GSPO clip asymmetrically; CISPO clips the weight of a token and drops none.",
-        "DAPO also samples until every group differs (`planning.generation.rollout.sample_until`).",
+        "The KL coefficient is 0 by default. DAPO and GSPO clip asymmetrically; CISPO clips the weight of a token and",
+        "so drops no token. DAPO also samples until the rewards of every group differ",
+        "(`planning.generation.rollout.sample_until`).",
         "",
-        "With one gradient step per rollout (`epochs` and `minibatches` 1, as in all presets) ratios are 1: clips have",
-        "no effect, and GSPO's gradient is GRPO's. The papers of DAPO and CISPO take 16 per rollout, GSPO's 4, each",
-        "on a part of it: `--minibatches 16`. A minibatch has whole groups, shuffled once per rollout, and its own",
-        "denominator; `--epochs 2` is two passes. Ratios are relative to the policy before the first step.",
-        "`rloo` has no ratio, so it takes one step.",
+        "With one gradient step per rollout (`epochs` and `minibatches` 1, as in all presets), ratios are 1: clips",
+        "have no effect, and GSPO's gradient equals GRPO's. The papers of DAPO and CISPO take 16 gradient steps per",
+        "rollout, that of GSPO takes 4, each on a part of the rollout: `--minibatches 16`. A minibatch consists of",
+        "whole groups, shuffled once per rollout, and has its own denominator; `--epochs 2` makes two passes. Ratios",
+        "are relative to the policy before the first step. `rloo` has no ratio, so it takes one step.",
         "",
-        f"## Line by line, from `{PLAIN}`",
+        f"## Differences from `{PLAIN}`, line by line",
         "",
-        "The lines of `loss` and `update` that differ from the shortest algorithm of the family.",
+        f"The lines of `loss` and `update` that differ from those of `{PLAIN}`, the shortest algorithm of the family.",
         "",
     ]
     for name in FAMILY:
         if name != PLAIN:
             lines += [f"### {name}", "", "```diff", *difference(name), "```", ""]
-    lines += ["## Side by side", ""]
+    lines += ["## Results", ""]
     if result is None:
         lines.append("Not run yet: `python benchmarks/grpo_family.py --seeds 0 1 2`.")
         return "\n".join(lines) + "\n"
     lines += [
         f"Made by `{result['command']}`, figures in [results](../results/{FILE.name}): greedy accuracy on held-out "
-        "prompts before and after, per seed; length and entropy of the last update, mean over seeds.",
+        "prompts before training and, for each seed, after it; length and entropy of the last update, mean over seeds.",
         "",
         "| | before | after, each seed | updates | minutes per seed | length | entropy |",
         "|---|---|---|---|---|---|---|",

@@ -58,21 +58,21 @@ class Env:
 
 ENVS = {
     "TMazePassive-v0": Env(
-        "Passive T-maze: the right arm",
+        "Passive T-maze: success rate",
         (10, 20, 25, 30),
         300_000,
         control={"steps": 1_000_000, "entropy_coef": 0.01},
         ceiling=lambda length: 0.5,
     ),
     "RepeatFirst-v0": Env(
-        "Repeat-first: the right suit",
+        "Repeat-first: share of correct suits",
         (16, 32, 64),
         200_000,
         ceiling=lambda length: (1 + (length - 1) / 4) / length,  # a guess, but the first of its steps shows the answer
         graded=True,
     ),
     "CartPole-v1-positions": Env(
-        "CartPole without velocities: the share of steps that it stands",
+        "CartPole without velocities: share of the time limit survived",
         (500,),  # the time limit; only the previous step must be remembered
         100_000,
         good=480.0,
@@ -80,7 +80,7 @@ ENVS = {
         preset="CartPole-v1-positions",
     ),
     "MiniGrid-Memory": Env(
-        "MiniGrid-Memory: the right object",
+        "MiniGrid-Memory: success rate",
         (7,),  # the size of the maze
         1_000_000,
         ceiling=lambda length: 0.5,

@@ -137,26 +137,26 @@ def expected(module: Any, batch: TokenBatch) -> torch.Tensor:
 
 HEAD = """# Architectures
 
-`--model` accepts any causal language model of `transformers`. When a model is loaded, a few tokens are computed in
-every way that will be used and compared with the model's own forward pass over each row alone
-([`foresight/nets/language/architecture.py`](../foresight/nets/language/architecture.py)). The fastest way that is exact
+`--model` accepts any causal language model of `transformers`. When a model is loaded, a few tokens are computed in the
+ways below, the fastest first, and compared with the model's own forward pass over each row alone
+([`foresight/nets/language/architecture.py`](../foresight/nets/language/architecture.py)). The first way that is exact
 is used:
 
 - **shared**: a prefix that rows share is computed once ([generation](generation.md)). This is the fastest way.
-- **row by row**: as in `transformers`, with its own KV cache for sampling. A shared prompt is computed again for each
-  answer, and the run warns about it at the start. Speculative decoding is not supported.
-- **row by row, no cache**: each answer is computed again from its start for every token.
-- **refused**: with an error message before the run starts. A model that is not causal (a masked language model) is not
-  a policy over tokens.
+- **row by row**: as in `transformers`, with its KV cache for sampling. A shared prompt is computed again for each
+  answer; the run warns about this at the start. Speculative decoding is not supported.
+- **row by row, no cache**: for every new token, the whole row is computed again.
+- **refused**: an error message before the run starts. A model that is not causal (a masked language model) is not a
+  policy over tokens.
 
-With shared prefixes a token attends to all tokens before it. The context therefore ends at the sliding window of the
-model (`sliding_window`, `attention_chunk_size`), or at the length at which its rotary angles change (`dynamic`,
+With shared prefixes, a token attends to all tokens before it. The context is therefore limited to the sliding window of
+the model (`sliding_window`, `attention_chunk_size`), or to the length at which its rotary angles change (`dynamic`,
 `longrope`), and the run warns about it. Logits that a model scales or caps (Cohere, Granite, Gemma 2) are computed as
 in that model.
 
 `python -m tests.architectures` makes the table. It builds random models with a few thousand weights and compares the
-log-probabilities of their answers, from the sampler and from the training pass, with the plain forward pass. The
-difference is the largest, in nats.
+log-probabilities of their answers, in sampling and in training, with the plain forward pass. `difference` is the
+largest difference, in nats.
 """
 
 
@@ -187,7 +187,7 @@ def main() -> None:
         print(name, way, apart, flush=True)
         lines.append(f"| `{name}` | `{kind}` | {way} | {apart} |")
     table = ["| architecture | class | computed | difference |", "|---|---|---|---|", *lines]
-    words = f"Not tried, as they need images or audio, or cannot be made small: {', '.join(untried)}."
+    words = f"Not tested, because they need images or audio or cannot be made small: {', '.join(untried)}."
     PAGE.write_text("\n".join([HEAD, *table, "", words, ""]), encoding="utf-8")
 
 

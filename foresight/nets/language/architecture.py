@@ -63,7 +63,7 @@ def find(model: Any, attention: str) -> Way:
             pairs = [(_whole(model, [rows[i]])[0], alone[i]) for i in (0, len(rows) - 1)]  # one of each prompt
         except Exception as error:  # any failure makes the model unusable
             raise UserError(
-                f"{type(module).__name__} cannot read a text by itself ({type(error).__name__}: {error}): choose a "
+                f"{type(module).__name__} cannot run on text alone ({type(error).__name__}: {error}): choose a "
                 "causal language model (Llama, Qwen, SmolLM)."
             ) from error
         if not _close(pairs):
