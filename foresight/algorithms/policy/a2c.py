@@ -2,13 +2,13 @@
 
     maximize  E_t[ log π(a_t|s_t) A_t ]  -  c₁ E_t[ ½ (V(s_t) - G_t)² ]  +  c₂ E_t[ H(π(·|s_t)) ]
 
-where G_t = r_t + γ r_{t+1} + ... + γᵏ V(s_{t+k}) extends to the end of the segment and A_t = G_t - V(s_t) is constant.
+where G_t = r_t + γ r_{t+1} + ... + γᵏ V(s_{t+k}) extends to the end of the segment; A_t = G_t - V(s_t) has no gradient.
 
 What is kept (§4, algorithm S3): segments of a few steps; every step bootstraps from the end of its segment; one
-gradient step per segment; the entropy bonus; RMSProp without momentum. Instead of asynchronous threads, all
-environments step together and one update waits for all of them: the A2C of OpenAI's baselines (2017), which found it
-no worse. `gae_lambda` below 1 is generalized advantage estimation
-(Schulman et al. 2016, arXiv:1506.02438); 1 is the paper.
+gradient step per segment; the entropy bonus; RMSProp without momentum. Instead of running asynchronous threads, all
+environments step together and one update waits for all of them, as in the A2C of OpenAI's baselines (2017), which found
+it no worse. `gae_lambda` below 1 is generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438); 1 is the
+paper's estimator.
 
 A time limit is not a termination: its step bootstraps with the value of its final observation. With `memory` (the
 paper's LSTM, §5.1, or another) the policy has a recurrent state, the carry, which is reset where an episode ends, in
@@ -49,28 +49,28 @@ class Config:
     num_envs: int = 8  # parallel environments; the paper has 16 threads
     rollout_steps: int = 5  # steps of each environment between two updates; §5.1 (t_max)
     learning_rate: float = 7e-4  # RMSProp; SB3
-    anneal_lr: bool = False  # learning rate linearly to 0; the paper's Atari setting (§8)
+    anneal_lr: bool = False  # anneal the learning rate linearly to 0; the paper's Atari setting (§8)
     decay: float = 0.99  # of RMSProp's mean square; §8
     optimizer_epsilon: float = 1e-5  # added to RMSProp's root mean square; SB3
     gamma: float = 0.99  # discount per step; §8
-    gae_lambda: float = 1.0  # 1 is the paper's n-step return
-    normalize_advantage: bool = False  # SB3
+    gae_lambda: float = 1.0  # λ of GAE; 1 is the paper's n-step return
+    normalize_advantage: bool = False  # to mean 0 and std 1 over the batch; SB3
     entropy_coef: float = 0.0  # c₂; 0.01 on Atari (§8)
     value_coef: float = 1.0  # c₁ of ½ squared error; SB3's vf_coef 0.5 (no ½ there)
-    max_grad_norm: float = 0.5  # SB3
-    normalize_obs: bool = False  # running mean and std, clip to ±10
-    normalize_reward: bool = False  # running std of the discounted return, clip to ±10
+    max_grad_norm: float = 0.5  # bound of the global gradient norm; SB3
+    normalize_obs: bool = False  # subtract the running mean, divide by the running std, clip to ±10
+    normalize_reward: bool = False  # divide by the running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; SB3
     activation: str = "tanh"  # SB3
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.sequence.memory
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory
-    memory_heads: int = 4  # heads of its attention
+    memory_heads: int = 4  # attention heads of the memory
     memory_window: int = 64  # past env steps in the attention window
-    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
-    log_std: float = 0.0  # of continuous actions, initial value
-    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
+    backbone: str = "shared"  # one "shared" memory, two "separate" ones, or one for the "actor" or "critic" only
+    log_std: float = 0.0  # initial log standard deviation of continuous actions
+    threads: int = 1  # torch threads on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
 
 
 @dataclass
@@ -121,10 +121,10 @@ reset_carry = memory.forget
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Trajectory, Tree, Tree]:
-    """`rollout_steps` of every environment from `obs` on, with values; also the next observation and the memory.
+    """`rollout_steps` steps of every environment from `obs` on, with values; also the next observation and the memory.
 
-    With a memory, `extras` has its state before the first step, `carry` `[B, ...]`, and where episodes begin and it is
-    reset, `start` `[B, T]`.
+    With a memory, `extras` has `carry` `[B, ...]`, its state before the first step, and `start` `[B, T]`, 1 where an
+    episode begins and the memory is reset.
     """
     config, network = state.config, state.network
     if carry is None:
@@ -174,7 +174,7 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Collect a segment, update once, until `steps`. A given state resumes with new episodes."""
+    """Collect a segment, update once, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

@@ -17,7 +17,7 @@ Kept: V-trace with separate ρ̄ and c̄, and v_{t+1} (not V) in the policy's ad
 over steps (appendix D), RMSProp with ε = 0.01 and no momentum, a global gradient norm of 40, the learning rate annealed
 linearly to 0 (table D.1), the deep residual trunk over pixels (figure 3, right), several tasks at once (§5.3).
 
-Differences: a time limit is not a termination, its step bootstraps with the value of its final observation. torch adds
+Differences: a time limit is not a termination: its step bootstraps with the value of its final observation. torch adds
 RMSProp's ε outside the square root, TensorFlow inside. Left out: the instruction LSTM of DMLab's language levels,
 population based training and PopArt.
 """
@@ -49,7 +49,7 @@ from foresight.training import optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "lag", "explained_variance")
-ACTING = ("network",)  # the fields of State that actors are sent
+ACTING = ("network",)  # the fields of State that are sent to actors
 OPTIMIZERS = {"rmsprop": 0.01, "adam": 1e-8}  # and the default ε of each
 
 
@@ -64,15 +64,15 @@ class Config:
     rollouts_per_update: int = 4  # with 8 environments in each, the paper's batch of 32
     gamma: float = 0.99  # discount per step, table D.1
     learning_rate: float = 6e-4  # table D.1
-    anneal_lr: bool = True  # learning rate linearly to 0, table D.1
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0, table D.1
     optimizer: str = "rmsprop"  # table D.1; or "adam"
     optimizer_epsilon: float | None = None  # None: 0.01 for RMSProp (table D.1), 1e-8 for Adam
     entropy_coef: float = 0.01  # c₂, table D.1
     value_coef: float = 0.5  # c₁ of ½ squared error, table D.1
-    max_grad_norm: float = 40.0  # of the gradient of the summed loss, table D.1
+    max_grad_norm: float = 40.0  # bound of the gradient norm of the summed loss, table D.1
     clip_rho: float = 1.0  # ρ̄: bounds ρ; it sets the fixed point, between V^μ and V^π; §5.2.2 compares 1, 10 and 100
-    clip_c: float = 1.0  # c̄: bounds the traces, how far TD errors propagate back; at most ρ̄
-    clip_pg: float = 1.0  # ρ̄ of the policy gradient
+    clip_c: float = 1.0  # c̄: bounds the traces, and so how far TD errors propagate back; at most ρ̄
+    clip_pg: float = 1.0  # ρ̄ in the policy gradient
     trace_lambda: float = 1.0  # λ of the traces, remark 2
     max_lag: int | None = None  # updates by which the policy of a rollout may lag; None: no limit; 0: actors wait
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; the paper has none
@@ -81,11 +81,11 @@ class Config:
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; an LSTM of 256 in figure 3
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory
-    memory_heads: int = 4  # heads of its attention
+    memory_heads: int = 4  # attention heads of the memory
     memory_window: int = 64  # past env steps in the attention window
-    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
-    precision: str = "float32"  # or "bfloat16", or "auto", the faster one: the trunk over pixels runs under autocast
-    threads: int = 1  # of torch, on a CPU
+    backbone: str = "shared"  # one "shared" memory, two "separate" ones, or one for the "actor" or "critic" only
+    precision: str = "float32"  # "float32", "bfloat16" (autocast of the trunk over pixels) or "auto" (the faster one)
+    threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
 @dataclass
@@ -133,7 +133,7 @@ reset_carry = memory.forget
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
-    """`rollout_steps` of every environment from `obs` on; also the next observation and the memory."""
+    """`rollout_steps` steps of every environment from `obs` on; also the next observation and the memory."""
     if carry is None:
         carry = state.network.initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
@@ -181,7 +181,7 @@ def update(state: State, segment: Rollout) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Collect rollouts, update once, until `steps`: a single actor, which waits for the learner."""
+    """Collect rollouts, update once, until `steps`: a single actor that waits for the learner."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

@@ -10,14 +10,14 @@ and ρ_t = π_θ(a_t|s_t) / b(a_t|s_t), so with λ = 0 both updates are along ρ
 Zhao 2025, *Mathematical Foundations of Reinforcement Learning*, algorithm 10.3).
 
 What is kept: the objective J(θ) = Σ_s d_b(s) V^π(s), states weighted as b visits them; the approximate gradient of the
-paper's theorem 1, which leaves out ∇Q; separate learning rates. The behavior is b = (1 - ε) π + ε · uniform over the
-actions that are allowed, with its probabilities known exactly: `epsilon` 1 is the paper's uniform behavior, 0 is
+paper's theorem 1, which leaves out ∇Q; separate learning rates. The behavior policy is b = (1 - ε) π + ε · uniform over
+the allowed actions, so its probabilities are known exactly: `epsilon` 1 is the paper's uniform behavior policy, 0 is
 on-policy, where every ρ is 1. Old segments stay in a replay with their behavior probabilities, and each new segment is
-followed by updates on `replay_ratio` batches of old ones: π has changed since, and ρ corrects for that too.
+followed by updates on `replay_ratio` batches of old ones: π has changed since then, and ρ corrects for that too.
 
 Differences: the forward view of V-trace (`ops.returns.vtrace`; Espeholt et al. 2018, arXiv:1802.01561), whose traces
-are bounded by 1, in place of eligibility traces with unbounded ρ, and `max_ratio` bounds ρ, as the replay may be far
-from π. So V is the value of π where no ρ is above `max_ratio`, and otherwise of the policy ∝ min(`max_ratio` b, π).
+are bounded by 1, in place of eligibility traces with unbounded ρ; and `max_ratio` bounds ρ, as the replay may be far
+from π. So V is the value of π if no ρ exceeds `max_ratio`, and otherwise that of the policy ∝ min(`max_ratio` b, π).
 Left out: the gradient correction of GTD(λ), whose second weights assume linear features; continuous actions.
 
 A time limit is not a termination: its step bootstraps with the value of its final observation.
@@ -52,27 +52,27 @@ METRICS = ("return", "length", "entropy", "value_loss", "ratio")
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's environments are small and its features linear: defaults are ours, tuned on CartPole-v1."""
+    """The paper has small environments and linear features: defaults are ours, tuned on CartPole-v1."""
 
     steps: int = 200_000  # env steps, summed over all environments
     seed: int = 0
     num_envs: int = 8  # parallel environments
     rollout_steps: int = 16  # steps of each environment between two updates
-    epsilon: float = 0.1  # weight of the uniform policy in the behavior: 1 as in the paper's §4, 0 is on-policy
+    epsilon: float = 0.1  # weight of the uniform policy in the behavior policy: 1 in the paper's §4, 0 is on-policy
     replay_segments: int = 64  # segments kept per environment
-    replay_ratio: int = 2  # updates on batches of old segments after each new one, of its size
+    replay_ratio: int = 2  # updates on replayed segments after each new segment, in batches of the same size
     max_ratio: float = 2.0  # bound of ρ, for actor and critic; traces are bounded by 1
     learning_rate: float = 1e-3  # Adam, of the actor
-    anneal_lr: bool = False  # learning rate of the actor linearly to 0
+    anneal_lr: bool = False  # anneal the actor's learning rate linearly to 0
     value_learning_rate: float = 3e-3  # Adam, of the critic
     gamma: float = 0.99  # discount per step
     trace_lambda: float = 0.9  # λ of the traces
     entropy_coef: float = 0.0  # weight of the target policy's entropy
-    max_grad_norm: float = 0.5  # of each of the two gradients
-    hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors
+    max_grad_norm: float = 0.5  # bound of the norm of each of the two gradients
+    hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two networks over vectors
     activation: str = "tanh"  # of the two networks over vectors
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU
+    threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
 @dataclass
@@ -87,7 +87,7 @@ class State:
     generator: torch.Generator  # samples the actions
     sampler: torch.Generator  # samples the replay, on the CPU
     step: int = 0
-    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones, of the behavior
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones, of the behavior policy
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -134,16 +134,16 @@ def behavior(state: State, obs: Tree) -> Categorical:
 
 @torch.inference_mode()
 def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """An action for every row of `obs`: sampled from the behavior if `explore`, else the mode of π."""
+    """An action for every row of `obs`: sampled from the behavior policy if `explore`, else the mode of π."""
     return behavior(state, obs).sample(state.generator) if explore else state.network.policy(obs).mode(), {}, carry
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
-    """`rollout_steps` of every environment from `obs` on, by the behavior; also the next observation.
+    """`rollout_steps` steps of every environment from `obs` on, by the behavior policy; also the next observation.
 
-    The steps have the behavior's `logprob` and their successors, `extras["next_obs"]`. The last one has `cut` 1, so
-    that no trace leaves the segment, wherever it is in the replay.
+    The steps have the `logprob` of the behavior policy and their successors, `extras["next_obs"]`. The last one has
+    `cut` 1, so that no trace leaves the segment, wherever it is in the replay.
     """
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -206,7 +206,7 @@ def learn(state: State, batch: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Collect a segment, update on it and on stored ones, until `steps`. A given state resumes with new episodes."""
+    """Collect a segment, update on it and on old ones, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

@@ -1,7 +1,7 @@
 """PPG: Phasic Policy Gradient, Cobbe et al. 2020 (arXiv:2009.04416).
 
 Policy and value have separate networks, so that neither objective interferes with the other. A separate phase distills
-the features of the value into the policy's network, through a second value head on it:
+the value's features into the policy network, through a second value head on that network:
 
     policy phase, N_π times (algorithm 1; each is an iteration of PPO with two networks):
         maximize over π  E_t[ min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) ] + β_S E_t[ H(π(·|s_t)) ],   E_π epochs
@@ -59,20 +59,20 @@ class Config:
     value_epochs: int = 1  # E_V
     auxiliary_epochs: int = 6  # E_aux
     minibatches: int = 8  # gradient steps per epoch of the policy phase
-    auxiliary_minibatches: int = 16  # gradient steps per epoch of the auxiliary phase, times its iterations
+    auxiliary_minibatches: int = 16  # gradient steps per epoch of the auxiliary phase, per rollout of the policy phase
     learning_rate: float = 5e-4  # Adam, of all three optimizers
     gamma: float = 0.999  # discount per step
     gae_lambda: float = 0.95  # of the advantages
     clip_ratio: float = 0.2  # ε
     entropy_coef: float = 0.01  # β_S
     clone_coef: float = 1.0  # β_clone
-    max_grad_norm: float = 0.5  # PPO's; the authors' code does not clip
-    normalize_reward: bool = True  # running std of the discounted return, clip to ±10
-    hidden: tuple[int, ...] = (64, 64)  # layers of the two trunks over vectors
+    max_grad_norm: float = 0.5  # bound of the gradient norm; PPO's, the authors' code does not clip
+    normalize_reward: bool = True  # divide by the running std of the discounted return, clip to ±10
+    hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two trunks over vectors
     activation: str = "tanh"  # of the two trunks over vectors
     images: str = "impala"  # the trunks over pixels: "nature", "nips" or "impala"
-    log_std: float = 0.0  # of continuous actions, at the start
-    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
+    log_std: float = 0.0  # initial log standard deviation of continuous actions
+    threads: int = 1  # torch threads on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
 
 
 @dataclass
@@ -125,7 +125,7 @@ def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> t
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
-    """`rollout_steps` of every environment from `obs` on, with `logprob` and values; also the next observation."""
+    """`rollout_steps` steps of every environment from `obs` on, with `logprob`, values; also the next observation."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -156,7 +156,7 @@ def value_loss(state: State, obs: Tree, target: Tensor) -> Tensor:
 
 
 def joint_loss(state: State, old: ActorCritic, obs: Tree, target: Tensor) -> tuple[Tensor, Tensor]:
-    """`(auxiliary value loss of the policy's network, KL(π_old ‖ π))` over steps `[N]`; `old` is the network before."""
+    """`(loss of V_π, KL(π_old ‖ π))` over steps `[N]`; `old` is the network before the auxiliary phase."""
     auxiliary = state.network.value_head(state.network.body.policy.only(1, obs))  # type: ignore[union-attr, operator]
     with torch.no_grad():
         before = old.policy(obs)
@@ -201,9 +201,9 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 
 
 def auxiliary_phase(state: State) -> dict[str, float]:
-    """Distill the values of all steps since the last phase into the policy's network, while cloning the policy.
+    """Distill the values of all steps since the last phase into the policy network, while cloning the policy.
 
-    Returns means over the last epoch: the loss of the auxiliary head, and `clone_kl` from the policy before the phase.
+    Returns means over the last epoch: the loss of the auxiliary head, and `clone_kl`, the KL from the policy before.
     """
     config = state.config
     obs, target = (trees.concat([part[key] for part in state.remembered]) for key in ("obs", "target"))
@@ -227,7 +227,7 @@ def auxiliary_phase(state: State) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Iterations of the policy phase, with auxiliary phases between them, until `steps`. A given state resumes."""
+    """Iterations of the policy phase, with auxiliary phases between them, until `steps`. A given `state` resumes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

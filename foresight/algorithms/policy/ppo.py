@@ -27,7 +27,7 @@ What is kept of "The 37 Implementation Details of PPO" (Huang et al. 2022), by t
 and of their further details: clip range annealing, early stopping on a KL target, masks of invalid actions (the key
 `action_mask` of a dict observation).
 
-Differences: a time limit is not a termination, its step bootstraps with the value of its final observation.
+Differences: a time limit is not a termination: its step bootstraps with the value of its final observation.
 Steps on which an environment only reset (`Feedback.mask` 0) are left out of losses and statistics. The running
 statistics change between iterations only, so the policy that acts is the one that is updated.
 
@@ -74,31 +74,31 @@ class Config:
     epochs: int = 4  # passes over each rollout
     minibatches: int = 4  # gradient steps per epoch
     learning_rate: float = 3e-4  # Adam, table 3
-    anneal_lr: bool = True  # learning rate linearly to 0; detail 4
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0; detail 4
     gamma: float = 0.99  # discount per step, table 3
-    gae_lambda: float = 0.95  # table 3
+    gae_lambda: float = 0.95  # λ of GAE, table 3
     clip_ratio: float = 0.2  # ε, table 3
     anneal_clip: bool = False  # ε linearly to 0; the paper's Atari setting (table 5)
     clip_value: float | None = None  # range of the value clip, in units of the return; detail 9 has it equal to ε
     entropy_coef: float = 0.0  # c₂; 0.01 on Atari (table 5)
     value_coef: float = 0.5  # c₁ of ½ squared error; stable-baselines3's vf_coef 0.5 (no ½ there) is 1.0 here
-    max_grad_norm: float = 0.5  # detail 11
-    target_kl: float | None = None  # stop the epochs where the k3 estimate passes 1.5 times this, in nats
-    normalize_advantage: bool = True  # detail 7
-    normalize_obs: bool = False  # details 28 and 29: running mean and std, clip to ±10
-    normalize_reward: bool = False  # details 30 and 31: running std of the discounted return, clip to ±10
+    max_grad_norm: float = 0.5  # bound of the global gradient norm; detail 11
+    target_kl: float | None = None  # stop the epochs when the k3 estimate exceeds 1.5 times this, in nats
+    normalize_advantage: bool = True  # to mean 0 and std 1 in every minibatch; detail 7
+    normalize_obs: bool = False  # subtract the running mean, divide by the running std, clip to ±10; details 28 and 29
+    normalize_reward: bool = False  # divide by the running std of the discounted return, clip to ±10; details 30 and 31
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; §6.1
-    activation: str = "tanh"  # §6.1
+    activation: str = "tanh"  # of the hidden layers; §6.1
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.sequence.memory
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory
-    memory_heads: int = 4  # heads of its attention
+    memory_heads: int = 4  # attention heads of the memory
     memory_window: int = 64  # past env steps in the attention window
-    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
-    log_std: float = 0.0  # initial value; detail 24
-    precision: str = "float32"  # or "bfloat16", or "auto", the faster one: the trunks run under autocast
-    threads: int = 1  # of torch, on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
+    backbone: str = "shared"  # one "shared" memory, two "separate" ones, or one for the "actor" or "critic" only
+    log_std: float = 0.0  # initial log standard deviation of continuous actions; detail 24
+    precision: str = "float32"  # "float32", "bfloat16" (the trunks run under autocast) or "auto" (the faster one)
+    threads: int = 1  # torch threads on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
 
 
 @dataclass
@@ -150,7 +150,7 @@ reset_carry = memory.forget
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Trajectory, Tree, Tree]:
-    """`rollout_steps` of every environment from `obs` on, evaluated; also the next observation and the memory."""
+    """`rollout_steps` steps of every environment from `obs` on, evaluated; also the next observation and the memory."""
     if carry is None:
         carry = state.network.initial(env.num_envs)
 
@@ -170,8 +170,8 @@ def evaluate(state: State, segment: collect.Rollout) -> Trajectory:
     """The rollout with `logprob`, `value` and `next_value`.
 
     One pass over the batch instead of one at every step: cheaper, and the same computation as in `objective`, so that
-    the first ratio is 1. With a memory, `extras` has its state before the first step, `carry` `[B, ...]`, and where
-    episodes begin and it is reset, `start` `[B, T]`.
+    the first ratio is 1. With a memory, `extras` has `carry` `[B, ...]`, its state before the first step, and
+    `start` `[B, T]`, 1 where an episode begins and the memory is reset.
     """
     steps, network = segment.trajectory, state.network
     extras = {} if segment.first is None else {"carry": segment.first, "start": memory.starts(steps.cut)}
@@ -251,7 +251,7 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, evaluate, update, until `steps`. A given state resumes with new episodes."""
+    """Act, evaluate, update, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

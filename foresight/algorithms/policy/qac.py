@@ -52,17 +52,17 @@ class Config:
     num_envs: int = 8  # parallel environments
     rollout_steps: int = 16  # steps of each environment between two updates
     learning_rate: float = 1e-3  # Adam, of the actor: the slower time scale
-    anneal_lr: bool = False  # learning rate of the actor linearly to 0
+    anneal_lr: bool = False  # anneal the actor's learning rate linearly to 0
     value_learning_rate: float = 3e-3  # Adam, of the critic: the faster one
     gamma: float = 0.99  # discount per step
     trace_lambda: float = 0.0  # λ of the critic's target; 0 is Sarsa
     all_actions: bool = False  # the actor's gradient summed over all actions; Allen et al. 2017
-    entropy_coef: float = 0.0  # weight of the entropy
-    max_grad_norm: float = 0.5  # of each of the two gradients
-    hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    max_grad_norm: float = 0.5  # bound of the norm of each of the two gradients
+    hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two networks over vectors
     activation: str = "tanh"  # of the two networks over vectors
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU
+    threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
 @dataclass
@@ -122,7 +122,10 @@ def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> t
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
-    """`rollout_steps` of every environment from `obs` on; `value` is q(s_t, a_t), `next_value` q of the next pair."""
+    """`rollout_steps` steps of every environment from `obs` on; also the next observation.
+
+    `value` is q(s_t, a_t), `next_value` that of the next pair.
+    """
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -135,7 +138,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
 
 
 def actor_loss(state: State, steps: Trajectory) -> tuple[Tensor, Tensor]:
-    """`(loss, mean entropy)` over steps `[N]`; minus the gradient of the first is the policy gradient."""
+    """`(loss, mean entropy)` over steps `[N]`; minus the gradient of the loss is the policy gradient."""
     config = state.config
     output = state.network.policy(steps.obs)
     with torch.no_grad():
@@ -176,7 +179,7 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Collect a segment, update both once, until `steps`. A given state resumes with new episodes."""
+    """Collect a segment, update both once, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

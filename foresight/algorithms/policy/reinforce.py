@@ -15,8 +15,8 @@ What is kept: every batch is whole episodes of the current policy, one per envir
 factor γᵗ of the discounted objective is an option (`weigh_time`): in practice it is left out, so that late and early
 states have equal weight (Nota & Thomas 2020, arXiv:1906.07073).
 
-A time limit ends the episode in the first two forms, which have no value to bootstrap from. The third bootstraps with
-its baseline's value of the final observation.
+A time limit ends the episode in the first two forms, which have no value to bootstrap from. The third bootstraps from
+the baseline of the final observation.
 
 Left out: eligibility traces for steps within an episode, and the REINFORCE of stochastic units inside a network.
 """
@@ -55,19 +55,19 @@ class Config:
     form: str = "baseline"  # "trajectory", "reward_to_go" or "baseline"
     max_episode_steps: int = 1000  # steps after which an episode is truncated, as by a time limit
     gamma: float = 0.99  # discount per step
-    weigh_time: bool = False  # the factor γᵗ; Sutton & Barto 2018, §13.3
-    normalize_advantage: bool = False  # ψ to mean 0 and standard deviation 1 over the batch; practice, biased
+    weigh_time: bool = False  # keep the factor γᵗ; Sutton & Barto 2018, §13.3
+    normalize_advantage: bool = False  # normalize ψ to mean 0 and std 1 over the batch; common, but biased
     learning_rate: float = 3e-3  # Adam, of the policy
-    anneal_lr: bool = False  # learning rate of the policy linearly to 0
+    anneal_lr: bool = False  # anneal the policy's learning rate linearly to 0
     value_learning_rate: float = 1e-2  # Adam, of the baseline
     value_steps: int = 10  # gradient steps of the baseline, on the whole batch, after each step of the policy
-    entropy_coef: float = 0.0  # weight of the entropy of every step
-    max_grad_norm: float = 0.5  # SLM-Lab's reinforce_cartpole
-    hidden: tuple[int, ...] = (64, 64)  # layers of the trunks over vectors
+    entropy_coef: float = 0.0  # weight of the entropy bonus of every step
+    max_grad_norm: float = 0.5  # bound of the gradient norm; as in SLM-Lab's reinforce_cartpole
+    hidden: tuple[int, ...] = (64, 64)  # hidden layers of the trunks over vectors
     activation: str = "tanh"  # of the trunks over vectors
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
-    log_std: float = 0.0  # of continuous actions, at the start
-    threads: int = 1  # of torch, on a CPU
+    log_std: float = 0.0  # initial log standard deviation of continuous actions
+    threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
 @dataclass
@@ -155,7 +155,7 @@ def loss(state: State, steps: Trajectory, psi: Tensor, episodes: int) -> tuple[T
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
-    """One step of the policy on a batch of episodes, then of the baseline; `progress` anneals the rate."""
+    """A step of the policy on a batch of episodes, then steps of the baseline; `progress` anneals the policy's rate."""
     config, mask = state.config, batch.mask
     assert mask is not None
     rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
@@ -181,7 +181,7 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Whole episodes, then one step of the policy, until `steps`. A given state resumes with new episodes."""
+    """Collect whole episodes, then update, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

@@ -13,7 +13,7 @@ above 1 the target has n rewards, and the entropy of the policy at every state b
 
     y = r_0 + Σ_k γᵏ (r_k - α log π(a'_k|s_k)) + γⁿ (...),  k = 1 .. n - 1,  a'_k ~ π(s_k) freshly sampled, as a' is
 
-Differences: the temperature's loss is in log α (as in the authors' code); a time limit is not a termination, its target
+Differences: the temperature's loss is in log α (as in the authors' code); a time limit is not a termination: its target
 bootstraps from the final observation; before `learning_starts` actions are uniformly random. On pixels the policy uses
 the critics' convolutions, and its gradient does not reach them. With a `memory` the replay yields sequences, and the
 `burn_in` steps before them warm up the memory (R2D2, Kapturowski et al. 2019, §3). Left out: the value network of the
@@ -46,7 +46,7 @@ from foresight.training.twins import twin
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "q", "alpha", "entropy")
-ACTING = ("actor", "critics")  # the fields of State that actors are sent
+ACTING = ("actor", "critics")  # the fields of State that are sent to actors
 REPORT = 1_000  # env steps between two yields
 
 
@@ -58,9 +58,9 @@ class Config:
     seed: int = 0
     num_envs: int = 1  # parallel environments
     rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
-    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
+    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait for every update
     learning_rate: float = 3e-4  # Adam, for critics, policy and temperature; table 1
-    anneal_lr: bool = False  # learning rate linearly to 0
+    anneal_lr: bool = False  # anneal the learning rate linearly to 0
     batch_size: int = 256  # transitions per gradient step; table 1
     replay_size: int = 1_000_000  # transitions kept; table 1
     learning_starts: int = 10_000  # env steps with random actions, before the first update; the authors' code
@@ -72,18 +72,18 @@ class Config:
     entropy_temperature: float = 1.0  # α: initial temperature, in reward per nat
     learn_temperature: bool = True  # whether α is learned; §5
     target_entropy: float | None = None  # H̄ in nats; None: -1 per action dim (table 1)
-    hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics; table 1
-    activation: str = "relu"  # of those layers; table 1
+    hidden: tuple[int, ...] = (256, 256)  # hidden layers of policy and critics; table 1
+    activation: str = "relu"  # of the hidden layers; table 1
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory
-    memory_heads: int = 4  # heads of its attention
+    memory_heads: int = 4  # attention heads of the memory
     memory_window: int = 64  # past env steps in the attention window
-    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
-    sequence_length: int = 16  # steps per sequence of a batch, if there is a memory
-    burn_in: int = 16  # steps before these that only warm up the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
-    threads: int = 1  # of torch, on a CPU; 0: one per core
+    backbone: str = "shared"  # one "shared" memory, two "separate" ones, or one for the "actor" or "critic" only
+    sequence_length: int = 16  # steps per sequence in a batch, if there is a memory
+    burn_in: int = 16  # steps before a sequence that only warm up the memory (R2D2: 40 before sequences of 80)
+    threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
 @dataclass
@@ -159,13 +159,13 @@ reset_carry = memory.forget
 
 
 def restart(state: State) -> None:
-    """The environments were reset: the successors of the newest transitions are unknown."""
+    """Call this when the environments were reset: the successors of the newest transitions are then unknown."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
-    """`rollout_steps` of every environment from `obs` on; also the next observation and the memory."""
+    """`rollout_steps` steps of every environment from `obs` on; also the next observation and the memory."""
     if carry is None:
         carry = policy_trunk(state).initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
@@ -248,7 +248,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, store, update, until `steps`. A given state resumes with new episodes."""
+    """Act, store, update, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

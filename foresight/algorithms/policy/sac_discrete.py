@@ -5,7 +5,7 @@
     temperature  minimize  E[ -log α Σ_a π(a|s) (log π(a|s) + H̄) ]
 
 where (s, a, r, s') come from replay and Q⁻ is an older copy of Q. Expectations over actions are sums, so no action is
-sampled in the losses and no gradient flows through one; otherwise it is `sac`.
+sampled in the losses and no gradient flows through one; otherwise the algorithm is `sac`.
 
 What is kept: two critics that output the values of all actions, their minimum (§4), and the automatic temperature,
 whose target H̄ is a fraction of the maximum entropy log A (0.98 in the paper's code, 0.89 in CleanRL's).
@@ -44,19 +44,19 @@ from foresight.training import optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "q", "alpha", "entropy")
-ACTING = ("actor", "critics")  # the fields of State that actors are sent
+ACTING = ("actor", "critics")  # the fields of State that are sent to actors
 REPORT = 1_000  # env steps between two yields
 
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: those of `sac`, as the paper's table is for Atari; see the presets for tasks."""
+    """Defaults: those of `sac`, because the paper's table is for Atari; see the presets for tasks."""
 
     steps: int = 1_000_000  # env steps, summed over all environments
     seed: int = 0
     num_envs: int = 1  # parallel environments
     rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
-    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
+    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait for every update
     learning_rate: float = 3e-4  # Adam, for critics, policy and temperature; appendix B
     batch_size: int = 256  # transitions per gradient step; 64 on Atari (appendix B)
     replay_size: int = 1_000_000  # transitions kept; appendix B
@@ -65,23 +65,23 @@ class Config:
     gradient_steps: int = 1  # gradient steps per update
     gamma: float = 0.99  # discount per step; appendix B
     target_every: int = 1  # gradient steps between two updates of the target critics; 8,000 on Atari (appendix B)
-    tau: float = 0.005  # fraction by which they move; 1 copies
+    tau: float = 0.005  # fraction by which the target critics move; 1 copies
     n_steps: int = 1  # rewards, and entropies between them, before the bootstrap
     entropy_temperature: float = 1.0  # α: initial temperature, in reward per nat
     learn_temperature: bool = True  # whether α is learned; §4
-    target_entropy: float = 0.89  # H̄ / log A, A the number of allowed actions: 0.98 by the authors, 0.89 in CleanRL
-    hidden: tuple[int, ...] = (256, 256)  # layers of policy and critics
-    activation: str = "relu"  # of those layers
+    target_entropy: float = 0.89  # H̄ / log A for A allowed actions; 0.98 in the authors' code, 0.89 in CleanRL
+    hidden: tuple[int, ...] = (256, 256)  # hidden layers of policy and critics
+    activation: str = "relu"  # of the hidden layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory
-    memory_heads: int = 4  # heads of its attention
+    memory_heads: int = 4  # attention heads of the memory
     memory_window: int = 64  # past env steps in the attention window
-    backbone: str = "shared"  # whose memory: one "shared", two "separate", or of the "actor" or "critic" only
-    sequence_length: int = 16  # steps per sequence of a batch, if there is a memory
-    burn_in: int = 16  # steps before these that only warm up the memory (R2D2, Kapturowski et al. 2019: 40 before 80)
-    threads: int = 1  # of torch, on a CPU; 0: one per core
+    backbone: str = "shared"  # one "shared" memory, two "separate" ones, or one for the "actor" or "critic" only
+    sequence_length: int = 16  # steps per sequence in a batch, if there is a memory
+    burn_in: int = 16  # steps before a sequence that only warm up the memory (R2D2: 40 before sequences of 80)
+    threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
 @dataclass
@@ -155,13 +155,13 @@ reset_carry = memory.forget
 
 
 def restart(state: State) -> None:
-    """The environments were reset: the successors of the newest transitions are unknown."""
+    """Call this when the environments were reset: the successors of the newest transitions are then unknown."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
-    """`rollout_steps` of every environment from `obs` on; also the next observation and the memory."""
+    """`rollout_steps` steps of every environment from `obs` on; also the next observation and the memory."""
     if carry is None:
         carry = policy_trunk(state).initial(env.num_envs)
     choose, device = functools.partial(act, state, explore=True), state.generator.device
@@ -221,7 +221,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, store, update, until `steps`. A given state resumes with new episodes."""
+    """Act, store, update, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

@@ -10,10 +10,10 @@ One step of the paper (appendix C):
      if there is none, θ_old is restored
 
 What is kept: the single-path estimate of the objective (§5.1), the average KL (eq. 12), the line search on the true
-constraint. Differences: advantages by GAE with a value network fitted by Adam between the steps (Schulman et
-al. 2016, arXiv:1506.02438, fits it by a trust region too), normalized over the batch as in all later codes; the Fisher
-matrix is the Hessian of the KL by double differentiation, which equals the paper's JᵀMJ at θ_old. Left out: the "vine"
-estimate (§5.2), which needs an environment that can be set to a state.
+constraint. Differences: advantages by GAE with a value network fitted by Adam between the steps (Schulman et al. 2016,
+arXiv:1506.02438, fits it with a trust region too), normalized over the batch as in all later implementations; the
+Fisher matrix is the Hessian of the KL by double differentiation, which equals the paper's JᵀMJ at θ_old. Left out: the
+"vine" estimate (§5.2), which needs an environment that can be reset to a given state.
 
 A time limit is not a termination: its step bootstraps with the value of its final observation.
 """
@@ -53,24 +53,24 @@ class Config:
     num_envs: int = 2  # parallel environments
     rollout_steps: int = 1024  # steps of each environment between two updates
     gamma: float = 0.99  # discount per step; the paper, table 1
-    gae_lambda: float = 0.95  # contrib
+    gae_lambda: float = 0.95  # λ of GAE; contrib
     target_kl: float = 0.01  # δ, in nats; the paper, table 1
     damping: float = 0.1  # added to the diagonal of the Fisher matrix; contrib
-    cg_iterations: int = 15  # of the conjugate gradients; contrib (the paper: 10)
+    cg_iterations: int = 15  # conjugate gradient iterations; contrib (the paper: 10)
     subsample: int = 1  # the Fisher matrix uses every n-th step; the paper: 10 (appendix C.1)
     backtracks: int = 10  # points of the line search
     backtrack_factor: float = 0.8  # factor between these points; contrib
-    normalize_advantage: bool = True  # contrib
+    normalize_advantage: bool = True  # to mean 0 and std 1 over the batch; contrib
     value_learning_rate: float = 1e-3  # Adam, of the value network; contrib
     value_epochs: int = 10  # epochs of the value network on each rollout; contrib
-    value_batch: int = 128  # minibatch size of these; contrib
-    normalize_obs: bool = False  # running mean and std, clip to ±10
-    normalize_reward: bool = False  # running std of the discounted return, clip to ±10
-    hidden: tuple[int, ...] = (64, 64)  # layers of the two networks over vectors; contrib
+    value_batch: int = 128  # minibatch size of these epochs; contrib
+    normalize_obs: bool = False  # subtract the running mean, divide by the running std, clip to ±10
+    normalize_reward: bool = False  # divide by the running std of the discounted return, clip to ±10
+    hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two networks over vectors; contrib
     activation: str = "tanh"  # the paper, appendix D
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
-    log_std: float = 0.0  # of continuous actions, at the start
-    threads: int = 1  # of torch, on a CPU
+    log_std: float = 0.0  # initial log standard deviation of continuous actions
+    threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
 @dataclass
@@ -78,10 +78,10 @@ class State:
     """Everything that is saved. `network` includes the observation statistics, so a policy is saved with them."""
 
     config: Config
-    network: ActorCritic  # policy and value share no weights: fitting the value must not move the policy
+    network: ActorCritic  # policy and value share no weights: fitting the value must not change the policy
     value_optimizer: torch.optim.Adam
     generator: torch.Generator  # samples the actions
-    shuffler: torch.Generator  # draws the value network's minibatches, on the CPU
+    shuffler: torch.Generator  # shuffles the value network's minibatches, on the CPU
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
@@ -124,7 +124,7 @@ def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> t
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
-    """`rollout_steps` of every environment from `obs` on, with values; also the next observation."""
+    """`rollout_steps` steps of every environment from `obs` on, with values; also the next observation."""
     network = state.network
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
@@ -140,7 +140,7 @@ def surrogate(output: Output, steps: Trajectory, old_logprob: Tensor, advantages
 
 
 def step_direction(config: Config, gradient: Tensor, fisher: natural.Product) -> Tensor:
-    """The full step β x `[N]`, along F⁻¹g up to the KL limit of the quadratic model; 0 without an ascent direction."""
+    """The full step β x `[N]`: along F⁻¹g, up to a KL of δ in the quadratic model; 0 if there is no such step."""
     x = natural.conjugate_gradient(fisher, gradient, config.cg_iterations)
     curvature = (x @ fisher(x)).item()
     if not (curvature > 0 and math.isfinite(curvature)):
@@ -209,7 +209,7 @@ def fit_value(state: State, steps: Trajectory, target: Tensor) -> float:
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
-    """One step of the policy on one rollout with values, then a fit of the value."""
+    """One step of the policy on one rollout with values, then a fit of the value network."""
     config, mask = state.config, batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
     reward = normalize.scaled(state.reward_scaler, batch)
@@ -234,7 +234,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Roll out, step the policy, fit the value, until `steps`. A given state resumes with new episodes."""
+    """Roll out, step the policy, fit the value, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

@@ -2,7 +2,7 @@
 
     p_σ:  maximize  log p_σ(a | s)              over the moves of experts
     p_ρ:  Δρ ∝ Σ_t ∇ log p_ρ(a_t | s_t) (z_t - b)     over games against earlier p_ρ, initialized at p_σ
-    v_θ:  minimize  (z - v_θ(s))²               over one position of every game that p_ρ ends
+    v_θ:  minimize  (z - v_θ(s))²               over one position of every game that p_ρ finishes
     V(leaf) = (1 - λ) v_θ(leaf) + λ z_rollout,   prior p_σ,   u = c_puct P √ΣN / (1 + N)
 
 The whole pipeline, one stage after the other; a step is one gradient step of the current stage. Kept: three separate
@@ -45,29 +45,29 @@ CONSTANT = float("inf")  # PUCT's c_base: exploration does not grow with the vis
 class Config:
     """Defaults for small boards and minutes on two cores; the paper's values in parentheses."""
 
-    steps: int = 2_400  # gradient steps of all three stages; fewer stop early
+    steps: int = 2_400  # gradient steps of the three stages together; fewer stop the run early
     seed: int = 0
-    supervised: int = 1_000  # steps of the first stage (340 million)
-    reinforce: int = 400  # steps of the second, each a batch of games (10,000)
-    regress: int = 1_000  # steps of the third (50 million)
-    games: str = ""  # an SGF or PGN file, or a folder of them; empty: games of the expert below
-    expert_games: int = 600  # played by the expert against itself (160,000 games of strong players on KGS)
+    supervised: int = 1_000  # gradient steps of the first stage, supervised learning (340 million)
+    reinforce: int = 400  # gradient steps of the second stage, REINFORCE, each on a batch of games (10,000)
+    regress: int = 1_000  # gradient steps of the third stage, value regression (50 million)
+    games: str = ""  # an SGF or PGN file, or a folder of them; empty: the expert plays against itself
+    expert_games: int = 600  # games of the expert against itself (160,000 games of strong players on KGS)
     expert_simulations: int = 400  # random playouts of the expert per move
-    random_moves: int = 2  # at the start of expert games, for variety
+    random_moves: int = 2  # random moves at the start of each expert game, for variety
     held_out: float = 0.1  # share of expert games and value positions used only for evaluation
-    channels: int = 32  # of each network (192)
+    channels: int = 32  # channels of each network (192)
     blocks: int = 2  # residual blocks (13 plain convolutions)
-    batch_size: int = 128  # of supervised and value steps (16, 32)
+    batch_size: int = 128  # positions per supervised and per value step (16, 32)
     learning_rate: float = 2e-3  # AdamW, supervised and value steps (SGD 0.003)
-    rl_games: int = 64  # per REINFORCE step (128)
-    rl_learning_rate: float = 5e-4  # AdamW
+    rl_games: int = 64  # games per REINFORCE step (128)
+    rl_learning_rate: float = 5e-4  # AdamW, REINFORCE steps
     pool_every: int = 20  # REINFORCE steps between additions to the pool (500)
-    value_games: int = 6_000  # each gives one position (30 million)
+    value_games: int = 6_000  # games for the value network; each gives one position (30 million)
     per_game: int = 1  # positions per game: 1, or 0 for all (which overfits: the paper, figure 1b)
     weight_decay: float = 1e-4  # decoupled; not reported in the paper
-    max_grad_norm: float = 5.0  # not reported in the paper
-    play_simulations: int = 400  # per move in play; 0 is p_σ alone
-    mix: float = 0.5  # λ: 0 is the value network, 1 the rollout
+    max_grad_norm: float = 5.0  # bound of the gradient norm; not reported in the paper
+    play_simulations: int = 400  # simulations per move in play; 0 is p_σ alone
+    mix: float = 0.5  # λ, weight of the playout in the value of a leaf: 0 is the value network alone
     c_puct: float = 5.0  # exploration in the tree
     softmax_temperature: float = 0.67  # of the prior; extended data table 5 (β)
     threads: int = 1  # torch CPU threads
@@ -86,7 +86,7 @@ class State:
     rl_optimizer: torch.optim.Optimizer
     value_optimizer: torch.optim.Optimizer
     generator: torch.Generator
-    random: np.ndarray  # of rollouts
+    random: np.ndarray  # random stream of the playouts
     step: int = 0
     expert: Tensor | None = None  # actions of expert games, int64 [games, longest], -1 after the end
     pool: list[dict[str, Tensor]] = field(default_factory=list)  # weights of earlier p_ρ
@@ -162,12 +162,12 @@ def sampled(state: State, network: PolicyNet, position: Tensor) -> Tensor:
     return torch.multinomial(prior, 1, generator=state.generator).squeeze(-1)
 
 
-# --- stage 1: the policy of experts
+# --- stage 1: supervised learning on expert moves
 
 
 @torch.inference_mode()
 def expert_games(state: State) -> Tensor:
-    """Games from the user's files, or of a search with random playouts against itself: actions, -1 after the end."""
+    """Games from the user's files, or self-play of a search with random playouts: actions, -1 after the end."""
     config, game = state.config, state.game
     if config.games:
         games = records.read(game, config.games)
@@ -279,7 +279,7 @@ def reinforce(state: State) -> dict[str, float]:
     }
 
 
-# --- stage 3: the value of positions
+# --- stage 3: value regression
 
 
 @torch.inference_mode()
@@ -372,7 +372,7 @@ def train(
 
 
 def _training(owners: Tensor, held_out: float) -> Tensor:
-    """Whether a row belongs to a training game: one game in `1 / held_out` is held out."""
+    """Whether each position belongs to a training game: one game in `1 / held_out` is held out."""
     kept = owners % round(1 / held_out) != 0 if held_out > 0 else torch.ones_like(owners, dtype=torch.bool)
     return kept if kept.any() else ~kept  # a single game is used for training
 

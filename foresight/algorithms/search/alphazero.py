@@ -7,7 +7,7 @@ result of the game for the player to move at s. The search plays many games agai
 of f_θ per simulation for all of them.
 
 Kept: one network with two heads, no human games, no rollouts, Dirichlet noise and moves sampled from the visits early
-in the game (PUCT), no gating, self-play and training alternating at a fixed ratio, the most visited move in play.
+in the game (PUCT), no gating, self-play and training in alternation at a fixed ratio, the most visited move in play.
 Options: the search of Gumbel AlphaZero (Danihelka et al. 2022), which improves the policy with as few as 2 simulations
 and needs neither noise nor temperature (the default, as simulations are expensive on a CPU); board symmetries in
 training (as AlphaGo Zero; AlphaZero has none); λ-returns over the search's values instead of z (λ = 1 is z); short
@@ -57,33 +57,33 @@ class Config:
 
     steps: int = 100_000  # positions of self-play (chess: 44 million games)
     seed: int = 0
-    num_games: int = 64  # played in parallel; one network call serves all of them
-    simulations: int = 32  # per move of self-play (800)
-    play_simulations: int = 200  # per move in play and evaluation; 0 is the raw policy
-    rule: str = "gumbel"  # "gumbel" (Danihelka et al. 2022) or "puct" (the paper's)
+    num_games: int = 64  # games played in parallel; one network call serves all of them
+    simulations: int = 32  # simulations per move of self-play (800)
+    play_simulations: int = 200  # simulations per move in play and evaluation; 0 is the raw policy
+    rule: str = "gumbel"  # search: "gumbel" (Danihelka et al. 2022) or "puct" (the paper's)
     considered: int = 16  # root actions that Gumbel compares; appendix of Danihelka et al.
-    value_scale: float = 0.25  # Gumbel's weight of values (in [-1, 1]); 0.5 is the paper's Go
-    c_init: float = 1.25  # PUCT's; pseudocode of the paper
-    dirichlet_alpha: float = 1.0  # PUCT's root noise, about 10 / legal moves (chess 0.3)
-    dirichlet_fraction: float = 0.25  # ε of that noise; methods of the paper
+    value_scale: float = 0.25  # Gumbel's weight of values (in [-1, 1]); 0.5 for Go in Danihelka et al.
+    c_init: float = 1.25  # PUCT's exploration constant; pseudocode of the paper
+    dirichlet_alpha: float = 1.0  # of PUCT's root noise, about 10 / legal moves (chess 0.3)
+    dirichlet_fraction: float = 0.25  # ε, weight of that noise; methods of the paper
     temperature_moves: int = 30  # first moves that PUCT samples by visits; then it plays the most visited
-    full_share: float = 1.0  # of moves with a full search, which are trained on; KataGo 0.25
-    cheap_simulations: int = 8  # of the other searches
-    playout_steps: int = 0  # positions at the start of training that use a search with random playouts; 0 is the paper
-    playout_simulations: int = 200  # playouts of that search
-    channels: int = 32  # of the trunk (256)
+    full_share: float = 1.0  # share of moves with a full search, the ones that are trained on; 0.25 in KataGo
+    cheap_simulations: int = 8  # simulations of the other, short searches
+    playout_steps: int = 0  # positions at the start of training that use a search with random playouts; 0 in the paper
+    playout_simulations: int = 200  # playouts per move of that search
+    channels: int = 32  # channels of the trunk (256)
     blocks: int = 2  # residual blocks (19)
     replay_size: int = 100_000  # newest positions kept (the last million games)
     learning_starts: int = 2_000  # positions in the replay before the first gradient step
     batch_size: int = 256  # positions per gradient step (4096)
-    reuse: float = 4.0  # times a position is trained on, on average; open_spiel's tic-tac-toe has 4
+    reuse: float = 4.0  # how often a position is trained on, on average; 4 in OpenSpiel's tic-tac-toe
     learning_rate: float = 2e-3  # AdamW, cosine to a tenth; AlphaZero.jl's Connect Four
     weight_decay: float = 1e-4  # c, decoupled; methods of the paper
-    max_grad_norm: float = 5.0  # none in the paper; a new network in a large game has large gradients
+    max_grad_norm: float = 5.0  # bound of the gradient norm, which is large at first in large games (paper: none)
     value_coef: float = 1.0  # weight of the value loss; the paper's equal weight
     td_lambda: float = 1.0  # λ of the value target: 1 is the result z, 0 the next search's value
-    max_lag: int = 1  # rounds of updates by which the actors' weights may be old; 0: synchronous
-    symmetries: bool = True  # train each position under a random symmetry of the board
+    max_lag: int = 1  # rounds of updates by which the actors' weights may lag; 0: synchronous
+    symmetries: bool = True  # train on each position under a random symmetry of the board
     precision: str = "float32"  # of the network in self-play: "float32", "bfloat16", or "auto" (the faster)
     threads: int = 1  # torch CPU threads
 
@@ -143,13 +143,13 @@ class State:
     plays: Plays
     network: PolicyValueNet
     optimizer: torch.optim.Optimizer
-    generator: torch.Generator  # search, noise, batches, symmetries
+    generator: torch.Generator  # for search, noise, batches and symmetries
     random: np.ndarray  # `playouts.stream`
     replay: Replay
     running: Running
     step: int = 0
     samples_due: float = 0.0  # positions still to be trained on, so that `reuse` holds exactly
-    finished: int = 0  # games
+    finished: int = 0  # number of finished games
     lengths: list[int] = field(default_factory=list)  # of the last 100 games
     scores: list[float] = field(default_factory=list)  # of the first player in them
     game: Any = field(default=None, metadata={"save": False})
@@ -183,7 +183,7 @@ def act(
     """Search from each position of `obs`.
 
     Extras: `value` `[B]` for the player to move, `visits`, `prior` `[B, A]`, and `tree`. `explore` searches as in
-    self-play; otherwise with `play_simulations` (or `simulations`) and nothing random.
+    self-play; otherwise with `play_simulations` (or `simulations`) and without randomness.
     """
     if explore:
         found = run_search(state, obs, state.config.simulations, state.generator)
@@ -218,7 +218,7 @@ def run_search(
 
 
 def begin(state: State) -> Tensor:
-    """The positions of the unfinished games; new games at the start of a run."""
+    """The positions of the unfinished games; at the start of a run, those of new games."""
     config, running = state.config, state.running
     if len(running.actions) != config.num_games:
         running.actions = [[] for _ in range(config.num_games)]
@@ -322,7 +322,7 @@ def transformed(state: State, planes: Tensor, policy: Tensor, legal: Tensor) -> 
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Played, Tree]:
     """A few moves in every game, for an actor. Returns the games that ended; `env` is unused, `obs` unchanged.
 
-    The positions are in the State.
+    The positions of the games are in `state`.
     """
     over: list[Played] = []
     position = begin(state)

@@ -43,22 +43,22 @@ RULE = PUCT(normalize="tree", first_play="parent")  # untried actions have their
 class Config:
     """Defaults: LightZero's CartPole unless noted, with the paper's coefficients."""
 
-    steps: int = 50_000  # env steps, all envs together
+    steps: int = 50_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # envs stepped together, one batched search for all of them
-    simulations: int = 25  # per search; LightZero
-    gamma: float = 0.997  # per step; the paper, appendix G
-    unroll_steps: int = 5  # K; appendix G
-    n_steps: int = 5  # of the returns of new transitions; the paper, appendix A
-    shrink: float = 0.3  # share of training after which a transition's return is one step shorter; the paper's code
+    num_envs: int = 8  # parallel environments; one batched search serves all of them
+    simulations: int = 25  # simulations per search; LightZero
+    gamma: float = 0.997  # discount per step; MuZero, appendix G
+    unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
+    n_steps: int = 5  # n: rewards before the bootstrap, for new transitions; the paper, appendix A
+    shrink: float = 0.3  # share of training after which n is 1 less for a transition; the paper's code
     reanalyze: float = 0.99  # share of policy targets that are recomputed; the paper's code
     value_coef: float = 0.25  # c_v; the paper, appendix A
     consistency_coef: float = 2.0  # c_s; the paper, appendix A
     lstm_horizon: int = 5  # steps between resets of the value prefix; the paper's code
-    lstm_size: int = 64  # its width; 512 on Atari
-    dirichlet_alpha: float = 0.25  # appendix C; muzero-general's CartPole
-    dirichlet_fraction: float = 0.25  # appendix C
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, 1/2 and 3/4 of training; appendix D
+    lstm_size: int = 64  # width of the value prefix's LSTM; 512 on Atari
+    dirichlet_alpha: float = 0.25  # of the root noise; muzero-general's CartPole
+    dirichlet_fraction: float = 0.25  # weight of the root noise; MuZero, appendix C
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # at the start, from 1/2, from 3/4 of training; MuZero, app. D
     training: ModelTraining = ModelTraining()  # model, replay, optimizer (`training.options`)
 
 

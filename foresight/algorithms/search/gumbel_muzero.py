@@ -1,6 +1,6 @@
 """Gumbel MuZero: Policy improvement by planning with Gumbel, Danihelka et al. 2022 (ICLR; openreview bERaNdoegnO).
 
-    play      argmax_a  g(a) + logits(a) + σ(q̂(a))           among the m actions of highest g + logits, g ~ Gumbel
+    play      argmax_a  g(a) + logits(a) + σ(q̂(a))           among the m actions with the highest g + logits, g ~ Gumbel
     minimize  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v + KL(π'_{t+k} ‖ p^k) ] + Σ_{k=1..K} l(r^k, u_{t+k})
 
 where π' = softmax(logits + σ(completedQ)) improves the policy with any number of simulations, and Sequential Halving
@@ -48,20 +48,20 @@ ACTING = ("network",)  # State fields sent to actors
 class Config:
     """Defaults: LightZero's CartPole unless noted, with the paper's search."""
 
-    steps: int = 50_000  # env steps, all envs together
+    steps: int = 50_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # envs stepped together, one batched search for all of them
-    simulations: int = 8  # per search; 2 to 16 in the paper's figure 2
-    play_simulations: int | None = None  # per search in play and evaluation; None: as in training
-    considered: int = 16  # m, actions sampled at the root; §3 of the paper
-    value_scale: float = 0.1  # c_scale; mctx, the paper's Atari
-    max_visit_init: float = 50.0  # c_visit; §3.4
+    num_envs: int = 8  # parallel environments; one batched search serves all of them
+    simulations: int = 8  # simulations per search; 2 to 16 in the paper's figure 2
+    play_simulations: int | None = None  # simulations per search in play and evaluation; None: as in training
+    considered: int = 16  # m: actions sampled at the root; §3 of the paper
+    value_scale: float = 0.1  # c_scale: weight of the values; mctx, the paper's Atari
+    max_visit_init: float = 50.0  # c_visit: added to the most visits; §3.4
     value_normalization: str = "siblings"  # scale of values: "siblings" (mctx), "tree" (MuZero), or "none"
     openings: int = 0  # maximum random moves at the start of a self-play game, not trained on; arXiv:2306.03408
     forked: float = 0.0  # share of self-play games that start one random move off a recent game; arXiv:1902.10565
-    gamma: float = 0.997  # per step; the paper, appendix G
-    unroll_steps: int = 5  # K; appendix G
-    n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
+    gamma: float = 0.997  # discount per step; MuZero, appendix G
+    unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
+    n_steps: int = 5  # n: rewards before the bootstrap; 10 on Atari in MuZero, 5 in reanalysis and LightZero
     reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
     training: ModelTraining = ModelTraining()  # model, replay, optimizer (`training.options`)
@@ -71,7 +71,7 @@ State = muzero_targets.State  # network, target network, optimizer, replay, gene
 
 
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer, replay. Raises UserError if actions are not discrete or `openings` or `forked` too large."""
+    """Networks, optimizer, replay. Raises UserError for actions that are not discrete, or invalid hyperparameters."""
     muzero_targets.check(config, "considered")
     _rule(config)  # raises if invalid
     errors.at_least(0, config, "openings")

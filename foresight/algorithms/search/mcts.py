@@ -50,7 +50,7 @@ class State:
 
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
-    """Raises UserError for fewer than 1 simulation or more than memory holds."""
+    """The State. Raises UserError for fewer than 1 simulation, or more simulations than fit into memory."""
     if config.simulations < 1:
         raise UserError(
             f"simulations must be at least 1, not {config.simulations}: MCTS has no policy without a search."

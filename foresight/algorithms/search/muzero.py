@@ -51,19 +51,19 @@ BOARD = PUCT(c_init=2.5, normalize="none", first_play="parent")
 class Config:
     """Defaults: LightZero's CartPole unless noted, with the paper's search."""
 
-    steps: int = 50_000  # env steps, all envs together
+    steps: int = 50_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # envs stepped together, one batched search for all of them
-    simulations: int = 25  # per search; LightZero
-    play_simulations: int | None = None  # per search in play and evaluation; None: as in training
-    gamma: float = 0.997  # per step; the paper, appendix G
-    unroll_steps: int = 5  # K; appendix G
-    n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
+    num_envs: int = 8  # parallel environments; one batched search serves all of them
+    simulations: int = 25  # simulations per search; LightZero
+    play_simulations: int | None = None  # simulations per search in play and evaluation; None: as in training
+    gamma: float = 0.997  # discount per step; MuZero, appendix G
+    unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
+    n_steps: int = 5  # n: rewards before the bootstrap; 10 on Atari in MuZero, 5 in reanalysis and LightZero
     reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
-    dirichlet_alpha: float = 0.25  # appendix C; muzero-general's CartPole
-    dirichlet_fraction: float = 0.25  # appendix C
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, 1/2 and 3/4 of training; appendix D
+    dirichlet_alpha: float = 0.25  # of the root noise; muzero-general's CartPole
+    dirichlet_fraction: float = 0.25  # weight of the root noise; MuZero, appendix C
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # at the start, from 1/2, from 3/4 of training; MuZero, app. D
     training: ModelTraining = ModelTraining()  # model, replay, optimizer (`training.options`)
 
 

@@ -3,11 +3,11 @@
     minimize  Σ_{k=0..K} [ l(v^k, z_{t+k}) · c_v - Σ_i π̂(a_i) ln p^k(a_i) - c_e H(p^k) ] + Σ_{k=1..K} l(r^k, u_{t+k})
 
 where a_1 … a_N are sampled from the policy at every node of the search, and π̂ are the visits of those at the root. The
-rest is MuZero (arXiv:1911.08265), for continuous actions and for discrete ones too many to search.
+rest is MuZero (arXiv:1911.08265), for continuous actions and for discrete actions that are too many to search.
 
 Kept: actions sampled at every node from β = π^(1/τ), the search prior (β̂/β) π over them, Dirichlet noise over those of
 the root while exploring, a policy fitted to the visits of the sampled actions, MuZero's model, returns and unroll;
-reanalysis of a share of the targets, with newly sampled actions, by a target network.
+reanalysis of a share of the targets by a target network, with newly sampled actions.
 
 Different here: the policy over continuous actions is a tanh-squashed normal; a time limit is not a termination;
 uniform replay; Adam; an entropy bonus (LightZero).
@@ -48,21 +48,21 @@ RULE = PUCT(normalize="tree", first_play="parent")  # untried actions have their
 class Config:
     """Defaults: LightZero's Pendulum unless noted, with the paper's search."""
 
-    steps: int = 50_000  # env steps, all envs together
+    steps: int = 50_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # envs stepped together, one batched search for all of them
-    simulations: int = 50  # per search; appendix A of the paper
-    samples: int = 20  # N, actions sampled at every node; appendix A
+    num_envs: int = 8  # parallel environments; one batched search serves all of them
+    simulations: int = 50  # simulations per search; appendix A of the paper
+    samples: int = 20  # N: actions sampled at every node; appendix A
     sample_temperature: float = 1.0  # τ: actions are sampled from π^(1/τ); 1, the policy itself, in LightZero
-    gamma: float = 0.997  # per step; the paper, appendix G
-    unroll_steps: int = 5  # K; appendix G
-    n_steps: int = 5  # of the returns; 10 on Atari in the paper, 5 in reanalysis and LightZero
+    gamma: float = 0.997  # discount per step; MuZero, appendix G
+    unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
+    n_steps: int = 5  # n: rewards before the bootstrap; 10 on Atari in MuZero, 5 in reanalysis and LightZero
     reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
-    entropy_coef: float = 5e-3  # c_e, nats; LightZero
-    dirichlet_alpha: float = 0.3  # noise over the root's samples; LightZero
-    dirichlet_fraction: float = 0.25  # its weight there; LightZero
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, 1/2 and 3/4 of training
+    entropy_coef: float = 5e-3  # c_e: weight of the entropy bonus, per nat; LightZero
+    dirichlet_alpha: float = 0.3  # of the noise over the root's sampled actions; LightZero
+    dirichlet_fraction: float = 0.25  # weight of that noise; LightZero
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # at the start, from 1/2, from 3/4 of training; MuZero, app. D
     training: ModelTraining = ModelTraining(support=40)  # model, replay, optimizer (`training.options`)
 
 

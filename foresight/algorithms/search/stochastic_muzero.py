@@ -4,16 +4,17 @@ X6D9bAHhBQ1).
     minimize  MuZero's loss + Σ_{k<K} [ l(Q^k, z_{t+k}) · c_v + CE(σ^k, c_{t+k+1}) + β ‖c_{t+k+1} - e_{t+k+1}‖² ]
 
 where an action leads from a state to an afterstate, as^k = φ(s^k, a_{t+k}); (σ^k, Q^k) = ψ(as^k) are the distribution
-of chance outcomes and the value there; and the code c of an outcome leads to the next state, (s^{k+1}, r^{k+1}) =
-g(as^k, c_{t+k+1}). Codes are learned: c_t is the one-hot maximum of e_t = e(o_{t-1}, o_t), with the gradient of e. The
-rest is MuZero (arXiv:1911.08265).
+of chance outcomes and the value of the afterstate; and the code c of an outcome leads to the next state, (s^{k+1},
+r^{k+1}) = g(as^k, c_{t+k+1}). Codes are learned: c_t is the one-hot argmax of e_t = e(o_{t-1}, o_t), and its gradient
+is passed to e_t. The rest is MuZero (arXiv:1911.08265).
 
 Kept: chance nodes in the tree, where codes are tried in proportion to σ; a fixed set of one-hot codes, the
 straight-through gradient into their encoder, and the commitment term; afterstate values; MuZero's search, returns and
 unroll, and reanalysis of a share of the targets with a target network.
 
-Different here: e gets the two newest observations (LightZero), in the paper all of them; no Gumbel noise on e; a time
-limit is not a termination; uniform replay; Adam. A simulation adds one node of either kind, so one env step takes two.
+Different here: e gets the two newest observations (as in LightZero; in the paper, all of them); no Gumbel noise on e; a
+time limit is not a termination; uniform replay; Adam. A simulation adds one node of either kind, so one env step of
+lookahead takes two simulations.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ ACTING = ("network",)  # State fields sent to actors
 class Config:
     """Defaults: those of `muzero`, with the paper's codes."""
 
-    steps: int = 50_000  # env steps, all envs together
+    steps: int = 50_000  # env steps, summed over all environments
     seed: int = 0
-    num_envs: int = 8  # envs stepped together, one batched search for all of them
-    simulations: int = 50  # per search, two per env step; 100 for 2048 in the paper
-    codes: int = 32  # chance outcomes; the paper
-    gamma: float = 0.997  # per step; MuZero, appendix G
-    unroll_steps: int = 5  # K; MuZero, appendix G
-    n_steps: int = 5  # of the returns; 10 in the paper's 2048
+    num_envs: int = 8  # parallel environments; one batched search serves all of them
+    simulations: int = 50  # simulations per search, two per env step of lookahead; 100 for 2048 in the paper
+    codes: int = 32  # codes of chance outcomes; the paper
+    gamma: float = 0.997  # discount per step; MuZero, appendix G
+    unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
+    n_steps: int = 5  # n: rewards before the bootstrap; 10 in the paper's 2048
     reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
     value_coef: float = 0.25  # c_v; arXiv:2104.06294
-    commitment_coef: float = 1.0  # β; LightZero
-    dirichlet_alpha: float = 0.25  # MuZero, appendix C; muzero-general's CartPole
-    dirichlet_fraction: float = 0.25  # MuZero, appendix C; 0.1 in the paper's 2048
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # from the start, 1/2 and 3/4 of training
+    commitment_coef: float = 1.0  # β: weight of the commitment term; LightZero
+    dirichlet_alpha: float = 0.25  # of the root noise; muzero-general's CartPole
+    dirichlet_fraction: float = 0.25  # weight of the root noise; MuZero, appendix C; 0.1 in the paper's 2048
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # at the start, from 1/2, from 3/4 of training; MuZero, app. D
     training: ModelTraining = ModelTraining()  # model, replay, optimizer (`training.options`)
 
 
@@ -83,7 +84,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 def rule(config: Config) -> PUCT:
-    """MuZero's, with chance nodes. Untried actions have their parent's value (LightZero)."""
+    """MuZero's selection rule, with chance nodes. Untried actions have their parent's value (LightZero)."""
     return PUCT(normalize="tree", first_play="parent", chance=config.codes)
 
 

@@ -5,8 +5,8 @@
 where Q⁻ is the target network, an older copy of Q: copied every `target_every` env steps, or, with `tau` below 1, moved
 a fraction `tau` toward Q every `target_every` gradient steps.
 
-What is kept: uniform replay, the target network, ε-greedy exploration annealed linearly, the clipped error (Huber's
-loss with δ = 1), one network for all actions. Each of these papers changes one line, and is an option:
+What is kept: uniform replay, the target network, ε-greedy exploration annealed linearly, the clipped error (Huber loss
+with δ = 1), one network for all actions. Each of these papers changes one line, and is an option:
   Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)  `double`: Q selects a', Q⁻ evaluates it
   Dueling networks (Wang et al. 2016, arXiv:1511.06581)   `dueling`: Q = V + A - mean A
   n-step targets (Sutton & Barto 2018, §7.1)              `n_steps`: γⁿ max Q⁻ after n rewards of one episode
@@ -14,7 +14,7 @@ loss with δ = 1), one network for all actions. Each of these papers changes one
   QR-DQN (Dabney et al. 2018, arXiv:1710.10044)           `values="quantiles"`: each value is 200 quantiles
 All of them together, with prioritized replay and noisy networks, are `rainbow`.
 
-Differences: Adam instead of RMSProp; a time limit is not a termination, its target bootstraps from the final
+Differences: Adam instead of RMSProp; a time limit is not a termination: its target bootstraps from the final
 observation; evaluation is greedy (ε is 0, not 0.05). Left out: recurrent Q-networks.
 """
 
@@ -42,7 +42,7 @@ from foresight.training.twins import twin
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "loss", "q", "epsilon")
-ACTING = ("network",)  # the fields of State that actors are sent
+ACTING = ("network",)  # the fields of State that are sent to actors
 REPORT = 1_000  # env steps between two yields
 
 
@@ -54,32 +54,32 @@ class Config:
     seed: int = 0
     num_envs: int = 1  # parallel environments
     rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
-    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
+    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait for every update
     learning_rate: float = 1e-4  # Adam (the paper: RMSProp, 2.5e-4)
-    adam_epsilon: float = 1e-8  # of Adam, added to the root mean square (Rainbow: 1.5e-4)
-    anneal_lr: bool = False  # learning rate linearly to 0
+    adam_epsilon: float = 1e-8  # Adam's ε, added to the root mean square (Rainbow: 1.5e-4)
+    anneal_lr: bool = False  # anneal the learning rate linearly to 0
     batch_size: int = 32  # transitions per gradient step; extended data table 1
     replay_size: int = 1_000_000  # transitions kept; extended data table 1
     learning_starts: int = 100  # env steps before the first update; 50,000 in table 1
     train_every: int = 4  # env steps between updates; table 1
     gradient_steps: int = 1  # gradient steps per update
     target_every: int = 10_000  # env steps between two copies of the network (table 1); gradient steps if tau < 1
-    tau: float = 1.0  # how far the target moves: 1 copies; 0.005 with target_every 1 is Polyak averaging
+    tau: float = 1.0  # fraction by which the target moves: 1 copies; 0.005 with target_every 1 is Polyak averaging
     gamma: float = 0.99  # discount per step; table 1
     epsilon_start: float = 1.0  # probability of a random action at the start; table 1
-    epsilon_end: float = 0.05  # and at the end; 0.1 in table 1
+    epsilon_end: float = 0.05  # probability of a random action at the end; 0.1 in table 1
     epsilon_fraction: float = 0.1  # fraction of the run over which it is annealed
-    max_grad_norm: float = 10.0  # of the global gradient norm
+    max_grad_norm: float = 10.0  # bound of the global gradient norm
     double: bool = False  # the online network selects the next action (arXiv 1509.06461, eq. 4)
     dueling: bool = False  # streams of state value and advantage (arXiv 1511.06581, eq. 9)
     n_steps: int = 1  # rewards before the bootstrap; 3 in Rainbow (arXiv 1710.02298, table 1)
     values: str = "points"  # representation of a value: "points", "atoms" (C51) or "quantiles" (QR-DQN)
-    atoms: int = 51  # atoms per value of C51, §5 of its paper; 200 quantiles in QR-DQN
-    value_range: tuple[float, float] = (-10.0, 10.0)  # range of the atoms of C51, as returns; §5 of its paper
-    hidden: tuple[int, ...] = (256, 256)  # layers over vectors
-    activation: str = "relu"  # of those layers
+    atoms: int = 51  # atoms or quantiles per value: 51 in C51 (§5 of its paper), 200 in QR-DQN
+    value_range: tuple[float, float] = (-10.0, 10.0)  # range of C51's atoms, in units of return; §5 of its paper
+    hidden: tuple[int, ...] = (256, 256)  # hidden layers over vectors
+    activation: str = "relu"  # of the hidden layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU; 0: one per core
+    threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
 @dataclass
@@ -99,7 +99,7 @@ class State:
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
-    """Networks, optimizer and replay. Raises UserError for spaces and settings that DQN does not support."""
+    """Networks, optimizer and replay. Raises UserError for spaces and hyperparameters that DQN does not support."""
     _check(config)
     require_end(spaces, config.gamma)
     actions = q_network.actions_of(spaces.action, "DQN", "sac or ppo")
@@ -147,13 +147,13 @@ def epsilon(state: State) -> float:
 
 
 def restart(state: State) -> None:
-    """The environments were reset: the successors of the newest transitions are unknown."""
+    """Call this when the environments were reset: the successors of the newest transitions are then unknown."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Rollout, Tree]:
-    """`rollout_steps` of every environment from `obs` on; also the next observation."""
+    """`rollout_steps` steps of every environment from `obs` on; also the next observation."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
     state.step += segment.trajectory.reward.numel()
@@ -189,7 +189,7 @@ def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], T
 
 
 def update(state: State, batch: Transitions) -> dict[str, float]:
-    """One gradient step; with `tau` below 1 also the update of the target network, when it is due."""
+    """One gradient step; with `tau` below 1 also the update of the target network when it is due."""
     config = state.config
     if config.anneal_lr:
         state.optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
@@ -218,7 +218,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, store, update, until `steps`. A given state resumes with new episodes."""
+    """Act, store, update, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

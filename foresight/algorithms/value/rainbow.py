@@ -10,9 +10,9 @@ DQN with six extensions, each of which is one line here:
   C51 (Bellemare et al. 2017, arXiv:1707.06887)               `AtomHead`; Φ is its projection
   noisy networks (Fortunato et al. 2018, arXiv:1706.10295)    `sigma`; no ε
 The paper leaves each of them out in turn (its figure 3). So do `n_steps=1`, `priority_exponent=0`, `double=False`,
-`dueling=False`, and `sigma=None` (ε-greedy then). DQN with scalar or quantile values is `dqn`.
+`dueling=False`, and `sigma=None` (exploration is then ε-greedy). DQN with scalar or quantile values is `dqn`.
 
-What is left out: the paper's Atari protocol, which is the environment's part (see `envs.control.atari`).
+Left out: the paper's Atari protocol, which belongs to the environment (see `envs.control.atari`).
 Differences: a time limit is not a termination; noise is sampled once per batch, as in the authors' later code.
 """
 
@@ -40,7 +40,7 @@ from foresight.training import optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "loss", "q")
-ACTING = ("network",)  # the fields of State that actors are sent
+ACTING = ("network",)  # the fields of State that are sent to actors
 REPORT = 1_000  # env steps between two yields
 
 
@@ -52,9 +52,9 @@ class Config:
     seed: int = 0
     num_envs: int = 1  # parallel environments
     rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
-    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
+    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait for every update
     learning_rate: float = 6.25e-5  # Adam
-    adam_epsilon: float = 1.5e-4  # of Adam, added to the root mean square
+    adam_epsilon: float = 1.5e-4  # Adam's ε, added to the root mean square
     batch_size: int = 32  # transitions per gradient step
     replay_size: int = 1_000_000  # transitions kept
     learning_starts: int = 20_000  # env steps before the first update (80,000 frames)
@@ -65,16 +65,16 @@ class Config:
     atoms: int = 51  # atoms of each value distribution
     value_range: tuple[float, float] = (-10.0, 10.0)  # range of the atoms
     priority_exponent: float = 0.5  # ω: 0 samples uniformly
-    priority_correction: float = 0.4  # importance weights are (1 / P) to this power, at first; 1 at the end
+    priority_correction: float = 0.4  # β: importance weights are (1 / P)^β; annealed to 1 over the run
     sigma: float | None = 0.5  # σ₀ of the noisy layers; None: no noise, ε-greedy instead
-    epsilon: float = 0.01  # probability of a random action, without noisy layers
+    epsilon: float = 0.01  # probability of a random action if there are no noisy layers
     double: bool = True  # the online network selects the next action
     dueling: bool = True  # streams of state value and advantage
-    max_grad_norm: float = 10.0  # of the global gradient norm; as in the dueling paper, §4.2
-    hidden: tuple[int, ...] = (256, 256)  # layers over vectors
-    activation: str = "relu"  # of those layers
+    max_grad_norm: float = 10.0  # bound of the global gradient norm; as in the dueling paper, §4.2
+    hidden: tuple[int, ...] = (256, 256)  # hidden layers over vectors
+    activation: str = "relu"  # of the hidden layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
-    threads: int = 1  # of torch, on a CPU; 0: one per core
+    threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
 @dataclass
@@ -123,7 +123,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
-    """The greedy action for every row of `obs`; with `explore`, under newly sampled noise."""
+    """The greedy action for every row of `obs`; with `explore`, under freshly sampled noise."""
     network = state.network
     noise = network.noise(state.generator) if explore else None
     action = network.best(network(obs, noise).mean(), obs)
@@ -134,13 +134,13 @@ def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> t
 
 
 def restart(state: State) -> None:
-    """The environments were reset: the successors of the newest transitions are unknown."""
+    """Call this when the environments were reset: the successors of the newest transitions are then unknown."""
     state.replay.interrupt()
 
 
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Rollout, Tree]:
-    """`rollout_steps` of every environment from `obs` on; also the next observation."""
+    """`rollout_steps` steps of every environment from `obs` on; also the next observation."""
     choose, device = functools.partial(act, state, explore=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes)
     state.step += segment.trajectory.reward.numel()
@@ -187,7 +187,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Act, store, update, until `steps`. A given state resumes with new episodes."""
+    """Act, store, update, until `steps`. A given `state` resumes with new episodes."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
