@@ -20,17 +20,17 @@ class Tuning:
     lora_targets: tuple[str, ...] = ()
     """The linear layers with adapters, such as q_proj v_proj; empty: all of them."""
     precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    """Precision of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
     optimizer: str = "adamw"
     """adamw, or adamw8bit: 8-bit moments (Dettmers et al. 2021, arXiv:2110.02861), from the package bitsandbytes."""
     weight_decay: float = 0.0
-    """Of AdamW."""
+    """Decoupled weight decay of AdamW."""
     lr_warmup: int = 0
-    """Updates over which the learning rate rises."""
+    """Updates over which the learning rate rises linearly."""
     anneal_lr: bool = False
     """Whether the learning rate then falls linearly to 0."""
     max_grad_norm: float = 1.0
-    """The gradient of each model is scaled down to this norm."""
+    """Bound of the gradient norm of each model."""
     gradient_checkpointing: bool = False
     """Whether layers store only their inputs and are recomputed in the backward pass: less memory, the same values."""
     micro_tokens: int = 384

@@ -5,7 +5,7 @@ reasoning depends on. CISPO clips the *weight* instead, so that every token has 
 
     J(θ) = E[ 1/Σ_i |o_i|  Σ_i Σ_t  sg(min(ρ_it, 1+ε)) A_i log π_θ(o_it) ]        A_i = (r_i − mean(r)) / std(r)
 
-where sg stops the gradient. As in the paper the weight is clipped from above only. Left out: the filter of repetitive
+where sg stops the gradient. As in the paper, the weight is clipped from above only. Left out: the filter of repetitive
 completions, and AdamW's betas (0.9, 0.95) and eps 1e-15, which the paper chose for its precision.
 
 Compared with `grpo.py`, two of five slots differ: the clip (`clipped_weight`) and the aggregation (`per_token`).
@@ -46,7 +46,7 @@ class Config:
     steps: int = 60
     """Total updates."""
     seed: int = 0
-    """Of prompts and sampling."""
+    """Seeds prompts and sampling."""
     prompts: int = 8
     """Prompts per update."""
     group: int = 8
@@ -56,9 +56,9 @@ class Config:
     mask_truncated: bool = False
     """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling and of the trained policy."""
+    """Temperature of sampling and of the trained policy."""
     learning_rate: float = 1e-5
-    """Of AdamW."""
+    """AdamW."""
     epochs: int = 1
     """Passes over each rollout (paper: 1); with one pass and one gradient step every ratio is 1."""
     minibatches: int = 1
@@ -106,7 +106,7 @@ def loss(
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
-    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
     advantage = group_scaled(rewards)
     scored = batch.scored(rewards, config.mask_truncated)

@@ -1,18 +1,19 @@
 """DAPO: Decoupled Clip and Dynamic Sampling Policy Optimization, Yu et al. 2025 (arXiv:2503.14476), section 3.
 
     J(θ) = E[ 1/Σ_i |o_i|  Σ_i Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε_low, 1+ε_high) A_i) ]    A_i = (r_i − mean(r)) / std(r)
-    subject to  0 < |{right o_i}| < G
+    subject to  0 < |{correct o_i}| < G
 
 All of its parts:
 - clip higher (eq. 10): ε_high > ε_low, so that unlikely tokens can become likely;
 - dynamic sampling (eq. 11): groups of equal rewards are replaced by newly sampled ones until the batch is full or
-  `max_batches` were sampled; then it trains on what it has, and the metric `filled` is the filled share of the batch;
-- token-level loss (eq. 12): every token of the batch weighs the same;
+  `max_batches` were sampled; then the update uses the groups it has, and `filled` is the filled share of the batch;
+- token-level loss (eq. 12): every token of the batch has the same weight;
 - overlong filtering (section 3.4): a truncated completion counts in its group's baseline, but not in the loss;
 - soft overlong punishment (eq. 13): in the last `overlong_buffer` tokens before the limit the reward falls to −1;
 - no KL term (section 2.3).
 
-Left out: nothing. The authors' code has no filter, which overlaps with the punishment; here both are options.
+Left out: nothing. The authors' code does not filter overlong answers, as the punishment has a similar effect; here both
+are options.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Config:
     steps: int = 60
     """Total updates."""
     seed: int = 0
-    """Of prompts and sampling."""
+    """Seeds prompts and sampling."""
     prompts: int = 8
     """Prompts per update (paper: 512)."""
     group: int = 8
@@ -59,9 +60,9 @@ class Config:
     max_new_tokens: int = 16
     """Maximum tokens per completion (paper: 20480)."""
     temperature: float = 1.0
-    """Of sampling and of the trained policy."""
+    """Temperature of sampling and of the trained policy."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 1e-6 for 32B parameters, warmup of 20 rollouts)."""
+    """AdamW (paper: 1e-6 for 32B parameters, warmup of 20 rollouts)."""
     epochs: int = 1
     """Passes over each rollout (paper: 1); with one pass and one gradient step every ratio is 1."""
     minibatches: int = 1
@@ -123,7 +124,7 @@ def loss(
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
-    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
     if config.overlong_penalty > 0:
         limit = config.max_new_tokens

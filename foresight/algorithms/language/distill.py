@@ -1,16 +1,16 @@
 """Distillation: Hinton et al. 2015 (arXiv:1503.02531); GKD, Agarwal et al. 2023 (arXiv:2306.13649).
 
-A student π_θ is trained to match a teacher π_T. The variants differ in who writes the answers, and in sampled or full
-divergence:
+A student π_θ is trained to match a teacher π_T. The variants differ in which model samples the answers, and in whether
+the divergence is sampled or full:
 
     on-policy              −E_{o~π_θ} Σ_t A_t log π_θ(o_t),  A_t = −(log π_θ(o_t) − log π_T(o_t))    sampled reverse KL
     on-policy, soft        E_{o~π_θ} Σ_t KL( π_θ(·|o_<t) ‖ π_T(·|o_<t) )                              full reverse KL
     off-policy, soft       E_{o~π_T} Σ_t KL( π_T(·|o_<t) ‖ π_θ(·|o_<t) )                              soft targets
     off-policy             −E_{o~π_T} Σ_t log π_θ(o_t)                                                 hard labels
 
-On-policy the student is corrected on its own states; the teacher's log-probability is a reward for every token, with
-discount 0: each token has only its own reward. Off-policy without soft targets is sequence-level distillation (Kim
-& Rush 2016, arXiv:1606.07947). Kept: these four. Left out: mixtures of them, and the skewed divergences of GKD.
+On-policy, the student is corrected on its own states; the teacher's log-probability is a reward for every token, with
+discount 0: each token has only its own reward. Off-policy without soft targets is sequence-level distillation (Kim &
+Rush 2016, arXiv:1606.07947). Kept: these four. Left out: mixtures of them, and the skewed divergences of GKD.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Config:
     teacher: str = ""
     """The teacher, with the student's tokenizer: a folder (such as RUN/export) or a hub id."""
     on_policy: bool = True
-    """Whether the student writes the answers; otherwise the teacher does."""
+    """Whether the student samples the answers; otherwise the teacher does."""
     soft: bool = False
     """Whether the divergence is over the whole vocabulary; otherwise it is estimated from the sampled token."""
     steps: int = 60
     """Total updates."""
     seed: int = 0
-    """Of prompts and sampling."""
+    """Seeds prompts and sampling."""
     prompts: int = 16
     """Prompts per update."""
     group: int = 2
@@ -63,9 +63,9 @@ class Config:
     max_new_tokens: int = 16
     """Maximum tokens per completion."""
     temperature: float = 1.0
-    """Of sampling, and of both models in the divergence."""
+    """Temperature of sampling, and of both models in the divergence."""
     learning_rate: float = 1e-5
-    """Of AdamW."""
+    """AdamW."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 

@@ -2,10 +2,10 @@
 
     L(θ) = −E[ log σ(β D) ]      D = log π_θ(y_c|x)/π_ref(y_c|x) − log π_θ(y_r|x)/π_ref(y_r|x)
 
-β log π_θ/π_ref is the implicit reward of a policy, and the loss is that of the Bradley-Terry model on it. The other
-losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036), `hinge`; with `label_smoothing` above 0,
-`sigmoid` is cDPO. With `length_normalized` the log-probabilities are means over tokens, so that length has no
-advantage.
+β log π_θ/π_ref is the implicit reward of a policy, and the loss is that of the Bradley-Terry model with this reward.
+The other losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036), `hinge`; with `label_smoothing` above
+0, `sigmoid` is cDPO. With `length_normalized` the log-probabilities are means over tokens, so that longer answers have
+no advantage.
 
 Kept: all of it. The prompt is computed once for both answers, and tokenized once with each. Dropout is never active.
 """
@@ -46,7 +46,7 @@ class Config:
     steps: int = 100
     """Total updates."""
     seed: int = 0
-    """Of the order of the training rows."""
+    """Seeds the order of the training rows."""
     batch_size: int = 16
     """Pairs per update (paper: 64)."""
     max_tokens: int = 1024
@@ -58,9 +58,9 @@ class Config:
     label_smoothing: float = 0.0
     """ε of cDPO: the share of pairs with swapped labels."""
     length_normalized: bool = False
-    """Whether log-probabilities are means over tokens and not sums (TRL does so for IPO; its paper does not)."""
+    """Whether log-probabilities are means over tokens instead of sums (as for IPO in TRL, but not in IPO's paper)."""
     learning_rate: float = 1e-6
-    """Of AdamW (paper: RMSprop at 1e-6)."""
+    """AdamW (paper: RMSprop at 1e-6)."""
     max_new_tokens: int = 64
     """Maximum tokens per completion, in evaluation."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
@@ -106,7 +106,7 @@ def log_odds(state: State, batch: TokenBatch) -> Tensor:
 
 
 def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch `[P, 2, T]` (chosen first), its share of a batch of `pairs`; sums for the metrics."""
+    """The loss of a micro-batch `[P, 2, T]` (chosen first), divided by all `pairs`, and sums for the metrics."""
     config, odds = state.config, log_odds(state, batch)
     difference = odds[:, 0] - odds[:, 1]
     terms = getattr(preference, config.loss)(difference, config.beta, config.label_smoothing)
@@ -126,7 +126,7 @@ def update(state: State, batch: TokenBatch) -> dict[str, float]:
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """Whether the implicit reward of each held-out pair puts the chosen first: the evaluation without a grader."""
+    """Whether the implicit reward ranks each held-out pair correctly: the evaluation without a grader."""
     rows, values = _corpus(state, of_form(held_out, "preference", "dpo")), list[float]()
     for batch in rows.batches(state.config.batch_size):
         with torch.no_grad():

@@ -4,8 +4,8 @@ GRPO without the two divisions that bias its gradient. Maximize
 
     J(θ) = E[ 1/G Σ_i Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε, 1+ε) A_i) ]        A_i = r_i − mean(r)
 
-With 1/|o_i| a long wrong answer is punished less per token; with 1/std(r) a prompt that is nearly always or nearly
-never solved weighs more. The sum over tokens is divided by a constant, the completions of the batch times
+With 1/|o_i|, a long wrong answer is penalized less per token; with 1/std(r), a prompt that is solved nearly always or
+nearly never has more weight. The sum over tokens is divided by a constant, the number of completions of the batch times
 `max_new_tokens`, which changes only the scale. Kept: all of section 3.2. Left out: nothing; the paper has no KL term.
 
 Compared with `grpo.py`, two of five slots differ: the advantage (`group_centered`) and the aggregation (`per_budget`).
@@ -46,7 +46,7 @@ class Config:
     steps: int = 60
     """Total updates."""
     seed: int = 0
-    """Of prompts and sampling."""
+    """Seeds prompts and sampling."""
     prompts: int = 8
     """Prompts per update (paper: 128)."""
     group: int = 8
@@ -56,9 +56,9 @@ class Config:
     mask_truncated: bool = False
     """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling and of the trained policy."""
+    """Temperature of sampling and of the trained policy."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 1e-6 for 7B parameters)."""
+    """AdamW (paper: 1e-6 for 7B parameters)."""
     epochs: int = 1
     """Passes over each rollout (paper: 1)."""
     minibatches: int = 1
@@ -106,7 +106,7 @@ def loss(
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
-    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
     advantage = group_centered(rewards)
     scored = batch.scored(rewards, config.mask_truncated)

@@ -5,13 +5,13 @@ For each prompt q sample a group of G completions o_1..o_G from the policy, grad
     J(θ) = E[ 1/G Σ_i 1/|o_i| Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε, 1+ε) A_i) − β k3(π_θ, π_ref) ]
     ρ_it = π_θ(o_it | q, o_i<t) / π_old(o_it | q, o_i<t)        A_i = (r_i − mean(r)) / std(r)
 
-No critic: the mean reward of the group is the baseline. Kept: outcome supervision, the clipped token-level ratio, the
-k3 penalty with a frozen reference (off by default, as is usual now; as a loss its gradient is that of KL(π_ref ‖ π),
-while `ops.kl.k2` has that of KL(π ‖ π_ref)). Left out: process supervision, and the outer loop that retrains the reward
-model.
+There is no critic: the mean reward of the group is the baseline. Kept: outcome supervision, the clipped token-level
+ratio, the k3 penalty with a frozen reference (off by default, as is usual now; as a loss its gradient is that of
+KL(π_ref ‖ π), while `ops.kl.k2` has that of KL(π ‖ π_ref)). Left out: process supervision, and the outer loop that
+retrains the reward model.
 
 Three optimizations do not change the result: tokens shared by completions are computed once (`nets.language.model`),
-groups of equal rewards have no gradient and are skipped, and the first step of an update uses its own π_old.
+groups of equal rewards have no gradient and are skipped, and the forward pass of the first gradient step gives π_old.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Config:
     steps: int = 60
     """Total updates."""
     seed: int = 0
-    """Of prompts and sampling."""
+    """Seeds prompts and sampling."""
     prompts: int = 8
     """Prompts per update (paper: 16)."""
     group: int = 8
@@ -60,9 +60,9 @@ class Config:
     mask_truncated: bool = False
     """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling and of the trained policy."""
+    """Temperature of sampling and of the trained policy."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 1e-6 for 7B parameters)."""
+    """AdamW (paper: 1e-6 for 7B parameters)."""
     epochs: int = 1
     """Passes over each rollout, μ (paper: 1)."""
     minibatches: int = 1
@@ -121,7 +121,7 @@ def loss(
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
-    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
     advantage = group_scaled(rewards)
     scored = batch.scored(rewards, config.mask_truncated)

@@ -5,8 +5,9 @@ The reward is for a whole answer, so the whole answer has one importance ratio, 
     J(θ) = E[ 1/G Σ_i min(s_i A_i, clip(s_i, 1-ε_low, 1+ε_high) A_i) ]        A_i = (r_i − mean(r)) / std(r)
     s_i = ( π_θ(o_i | q) / π_old(o_i | q) )^(1/|o_i|) = exp( 1/|o_i| Σ_t log ρ_it )
 
-Because s_i averages over tokens it stays near 1, and the clip range is a thousand times narrower than GRPO's. With one
-gradient step per rollout, s_i is 1 and the gradient is that of GRPO. Left out: the token-level variant, section 4.3.
+Because s_i averages over tokens, it stays near 1, and the clip range is about a thousand times narrower than GRPO's.
+With one gradient step per rollout, s_i is 1 and the gradient is that of GRPO. Left out: the token-level variant,
+section 4.3.
 
 Compared with `grpo.py`, two of five slots differ: the ratio (`sequence_ratio`) and the clip, which is asymmetric.
 """
@@ -46,7 +47,7 @@ class Config:
     steps: int = 60
     """Total updates."""
     seed: int = 0
-    """Of prompts and sampling."""
+    """Seeds prompts and sampling."""
     prompts: int = 8
     """Prompts per update."""
     group: int = 8
@@ -56,15 +57,15 @@ class Config:
     mask_truncated: bool = False
     """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling and of the trained policy."""
+    """Temperature of sampling and of the trained policy."""
     learning_rate: float = 1e-5
-    """Of AdamW."""
+    """AdamW."""
     epochs: int = 1
     """Passes over each rollout (paper: 1); with one pass and one gradient step every ratio is 1."""
     minibatches: int = 1
     """Gradient steps per epoch (paper: 4), each on a subset of the groups. π_old is the policy before the first."""
     clip_low: float = 3e-4
-    """ε_low of the sequence's ratio (paper: 3e-4)."""
+    """ε_low of the clipped sequence ratio (paper: 3e-4)."""
     clip_high: float = 4e-4
     """ε_high (paper: 4e-4)."""
     tuning: Tuning = Tuning()
@@ -110,7 +111,7 @@ def loss(
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
-    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
     advantage = group_scaled(rewards)
     scored = batch.scored(rewards, config.mask_truncated)

@@ -1,14 +1,14 @@
 """KTO: Kahneman-Tversky Optimization, Ethayarajh et al. 2024 (arXiv:2402.01306), section 4.1, equation 8.
 
     L(θ) = E[ λ_y − v(x, y) ]      r(x, y) = log π_θ(y|x)/π_ref(y|x)
-    v(x, y) = λ_D σ(β (r − z)) of a desirable answer, λ_U σ(β (z − r)) of an undesirable one
+    v(x, y) = λ_D σ(β (r − z)) for a desirable answer, λ_U σ(β (z − r)) for an undesirable one
     z = max(0, 1/m Σ_i log π_θ(y_i+1|x_i)/π_ref(y_i+1|x_i))      without gradient
 
-No pairs: each answer is only labeled good or bad. Gains and losses are relative to a reference point z, an estimate of
-KL(π_θ ‖ π_ref), from each prompt of a batch paired with the answer to the next one.
+No pairs are needed: each answer is only labeled good or bad. Gains and losses are relative to a reference point z, an
+estimate of KL(π_θ ‖ π_ref) from each prompt of a batch paired with the answer to the next prompt.
 
-Kept: all of it, with z over the whole batch, however the batch is split for memory. Pairs (chosen, rejected) are read
-as two answers each. Left out: other value functions. Dropout is never active.
+Kept: all of it, with z over the whole batch, even if the batch is split to save memory. Pairs (chosen, rejected) are
+read as two answers each. Left out: other value functions. Dropout is never active.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from foresight.training.options import Tuning
 KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "accuracy", "desirable_reward", "undesirable_reward")
-FORMS = ("labeled", "preference")  # of data
+FORMS = ("labeled", "preference")  # forms of data
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Config:
     model: str = "smollm2"
     """"smollm2" (packaged), a Hugging Face folder, or a hub id. It is also the reference."""
     data: str = ""
-    """Labeled answers (prompt, completion, label), or preferences, in JSONL, Parquet, a dataset. Empty: the task's."""
+    """Labeled answers (prompt, completion, label) or preferences: JSONL, Parquet, a dataset. Empty: the task's rows."""
     steps: int = 100
     """Total updates."""
     seed: int = 0
-    """Of the order of the training rows."""
+    """Seeds the order of the training rows."""
     batch_size: int = 16
     """Answers per update. The reference point is a mean over them."""
     max_tokens: int = 1024
@@ -61,7 +61,7 @@ class Config:
     undesirable_weight: float = 1.0
     """λ_U: the weight of undesirable answers."""
     learning_rate: float = 1e-6
-    """Of AdamW (TRL: no higher than this at β = 0.1)."""
+    """AdamW (TRL: no higher than this at β = 0.1)."""
     max_new_tokens: int = 64
     """Maximum tokens per completion, in evaluation."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
@@ -117,7 +117,7 @@ def mismatched(state: State, batch: TokenBatch) -> Tensor:
 def loss(
     state: State, batch: TokenBatch, desirable: Tensor, point: Tensor, count: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch `[P, 1, T]` (desirable `[P]` bool) of `count` answers; sums for the metrics."""
+    """The loss of a micro-batch `[P, 1, T]` (desirable `[P]` bool), divided by all `count` answers; metric sums."""
     config, ratio = state.config, log_ratio(state, batch)
     good, point = desirable.to(ratio.device), point.to(ratio.device)
     terms = preference.kto(ratio, point, good, config.beta, config.desirable_weight, config.undesirable_weight)
@@ -141,7 +141,7 @@ def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
-    """Whether each held-out answer is on the right side of the reference point: the evaluation without a grader."""
+    """Whether each held-out answer is on the correct side of the reference point: the evaluation without a grader."""
     rows, ratios, others = _corpus(state, of_form(held_out, FORMS, "kto")), list[Tensor](), [torch.zeros(0)]
     for batch in rows.batches(state.config.batch_size):
         with torch.no_grad():
@@ -154,7 +154,7 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 
 
 def labeled(rows: Sequence[Example]) -> list[Example]:
-    """The rows as labeled answers: each pair is split into two, the chosen desirable and the rejected not."""
+    """The rows as labeled answers: each pair is split into a desirable (chosen) and an undesirable (rejected) one."""
     found: list[Example] = []
     for row in rows:
         if row.columns.get("chosen") is None:

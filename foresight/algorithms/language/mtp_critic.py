@@ -6,16 +6,16 @@ Head k of K (`nets.language.mtp`) gets the state s_t, the text before token t, f
 and predicts the next token and the value of the state:
 
     L = 1/N Σ_t [ −min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) + λ₂/K Σ_k huber(vᵏ_t − yᵏ_t) + β/(K-1) Σ_k>1 KL(π ‖ pᵏ)_t ]
-    yᵏ_t = r_t + γ v̄ᵏ_{t+1}            v̄: Polyak averages of the heads only, on the present trunk
+    yᵏ_t = r_t + γ v̄ᵏ_{t+1}            v̄: Polyak averages of the heads only, on the current trunk
     A_t: GAE over the tokens; the value is the mean of the K estimates
 
-The reward r is the grader's, paid at the last token. The Huber loss is quadratic up to an error of c and linear beyond:
-the gradient of a value is clamped to ±c. Token prediction has soft targets, the policy's own distribution at that
-state, and its gradient reaches neither the trunk nor the shared unembedding: with hard targets and a gradient to the
-trunk the entropy collapses. The gradient of the values may also stop at the trunk (`detach_value`).
+The reward r is the grader's, given at the last token. The Huber loss is quadratic up to an error of c and linear
+beyond: the gradient of a value is clamped to ±c. Token prediction has soft targets, the policy's own distribution at
+that state, and its gradient reaches neither the trunk nor the shared unembedding: with hard targets and a gradient to
+the trunk the entropy collapses. The gradient of the values may also stop at the trunk (`detach_value`).
 
-With one gradient step per rollout, the pass of that step also gives π_old and the baseline. So advantages are not
-whitened, which would need a pass of its own. Left out: a KL to a reference.
+With one gradient step per rollout, the forward pass of that step also gives π_old and the baseline. So advantages are
+not whitened, which would need an additional pass. Left out: a KL to a reference.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Config:
     steps: int = 60
     """Total updates."""
     seed: int = 0
-    """Of prompts, sampling and new heads."""
+    """Seeds prompts, sampling and new heads."""
     prompts: int = 64
     """Prompts per update, each with one completion (as many completions as grpo's 8 × 8)."""
     max_new_tokens: int = 16
@@ -75,13 +75,13 @@ class Config:
     missing_eos_penalty: float = 0.0
     """Subtracted from the reward of a truncated completion (TRL: 1)."""
     temperature: float = 1.0
-    """Of sampling and of the trained policy."""
+    """Temperature of sampling and of the trained policy."""
     predict_tokens: int = 3
     """K: prediction heads; 1: only a value head on the trunk (DeepSeek-V3: 2; MiniMax-M2: 4)."""
     learning_rate: float = 1e-5
-    """Of the trunk's AdamW (grpo's)."""
+    """AdamW of the trunk (as in grpo)."""
     head_learning_rate: float = 1e-3
-    """Of the heads' AdamW: new heads, trained in full even with --lora (RLHF's pretrained critics: 1e-5)."""
+    """AdamW of the heads, which are new and trained in full even with --lora (RLHF's pretrained critics: 1e-5)."""
     epochs: int = 1
     """Passes over each rollout."""
     minibatches: int = 1
@@ -234,7 +234,7 @@ def loss(
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
-    """One rollout's gradient steps, each followed by an update of the averages. Rewards `[P, G]`, NaN: unscorable."""
+    """The gradient steps on one rollout, each with an update of the averages. Rewards `[P, G]`; NaN: unscorable."""
     config, device = state.config, state.policy.device
     rewards = rewards - config.missing_eos_penalty * ~batch.stopped
     scored = batch.scored(rewards, config.mask_truncated)

@@ -4,9 +4,9 @@
     log P(y|x) = 1/|y| Σ_t log π_θ(y_t | x, y_<t)      odds(y|x) = P(y|x) / (1 − P(y|x))
 
 SFT and preference learning in one loss, without a reference: the first term is that of SFT on the chosen answers, the
-second raises their odds relative to the rejected ones, which SFT alone would also make more likely.
+second raises their odds relative to the rejected answers, which SFT alone would also make more likely.
 
-Kept: all of it. Both terms are over the tokens of the answers alone, as means per answer (TRL's first term also has the
+Kept: all of it. Both terms use only the tokens of the answers, as means per answer (TRL's first term also includes the
 prompt's tokens, and is a mean over all tokens of a batch). The prompt is computed once for both answers.
 """
 
@@ -46,15 +46,15 @@ class Config:
     steps: int = 100
     """Total updates."""
     seed: int = 0
-    """Of the order of the training rows."""
+    """Seeds the order of the training rows."""
     batch_size: int = 16
     """Pairs per update."""
     max_tokens: int = 1024
     """Pairs with more tokens in a row, prompt and completion together, are left out (and counted)."""
     odds_ratio_coef: float = 0.1
-    """λ: the weight of the odds ratio (TRL: 0.1); that of the demonstrations is 1."""
+    """λ: the weight of the odds ratio term (TRL: 0.1); that of the SFT term is 1."""
     learning_rate: float = 1e-5
-    """Of AdamW: that of SFT, the larger term."""
+    """AdamW; that of SFT, whose term is the larger one."""
     max_new_tokens: int = 64
     """Maximum tokens per completion, in evaluation."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
@@ -89,7 +89,7 @@ def mean_logprob(state: State, batch: TokenBatch) -> Tensor:
 
 
 def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch `[P, 2, T]` (chosen first), its share of a batch of `pairs`; sums for the metrics."""
+    """The loss of a micro-batch `[P, 2, T]` (chosen first), divided by all `pairs`, and sums for the metrics."""
     chosen, rejected = mean_logprob(state, batch).unbind(1)
     ratio = preference.odds_ratio(chosen, rejected)
     terms = -chosen + state.config.odds_ratio_coef * ratio

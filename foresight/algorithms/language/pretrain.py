@@ -10,7 +10,7 @@ DeepSeek-V3 (arXiv:2412.19437, §2.2; `nets.language.mtp`), not Gloeckle's paral
 consistent (`planning.generation.speculative`). All heads share the unembedding, and their gradients reach the trunk.
 
 A text is a prompt and its answer (or completion), one padded row per text: there is no attention across texts. With
-experts, Switch's loss (α), the loss-free rule, or both balance their load.
+experts, their load is balanced by Switch's loss (α), the loss-free rule, or both.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Config:
     steps: int = 1000
     """Total updates."""
     seed: int = 0
-    """Of the initial weights, and of the order of the texts."""
+    """Seeds the initial weights and the order of the texts."""
     batch_size: int = 64
     """Texts per update."""
     layers: int = 4
-    """Layers of attention and feed-forward."""
+    """Transformer layers, each of attention and a feed-forward layer."""
     dim: int = 128
     """Width of the residual stream."""
     heads: int = 4
@@ -65,15 +65,15 @@ class Config:
     kv_heads: int = 2
     """Key-value heads, each shared by a group of heads; equal to heads: plain attention."""
     mlp_size: int = 344
-    """Hidden width of the feed-forward or, with experts, of each (SwiGLU: 8/3 of dim, a multiple of 8)."""
+    """Hidden width of the feed-forward layer or, with experts, of each expert (SwiGLU: 8/3 of dim, a multiple of 8)."""
     experts: int = 0
-    """Experts per feed-forward; 0: a dense one."""
+    """Experts per feed-forward layer; 0: a dense layer."""
     experts_per_token: int = 2
     """Experts per character (Switch: 1; Mixtral: 2)."""
     balance_coef: float = 0.01
     """α of the balance loss (Switch: 0.01)."""
     bias_rate: float = 0.0
-    """Step of the loss-free rule (Wang et al.: 0.001, without a balance loss)."""
+    """Step size of the loss-free rule (Wang et al.: 0.001, without a balance loss)."""
     predict_tokens: int = 1
     """K: prediction heads, including the decoder's own (Gloeckle et al.: 4)."""
     predict_coef: float = 1.0
@@ -83,17 +83,17 @@ class Config:
     max_new_tokens: int = 64
     """Maximum characters per answer, in evaluation."""
     learning_rate: float = 3e-3
-    """Of AdamW (GPT-3 125M: 6e-4; smaller models tolerate more)."""
+    """AdamW (GPT-3 125M: 6e-4; smaller models tolerate more)."""
     lr_warmup: int = 50
-    """Updates over which the learning rate rises."""
+    """Updates over which the learning rate rises linearly."""
     anneal_lr: bool = True
     """Whether the learning rate then falls linearly to 0."""
     weight_decay: float = 0.1
-    """Of AdamW (GPT-3)."""
+    """Decoupled weight decay of AdamW (GPT-3)."""
     max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm (GPT-3)."""
+    """Bound of the gradient norm (GPT-3)."""
     precision: str = "auto"
-    """Of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
+    """Precision of matrix products, over float32 weights: "auto", "float32" or "bfloat16"."""
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""Reward models: of outcomes, InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155), eq. 1; of steps, Lightman et al. 2023
-(arXiv:2305.20050).
+"""Reward models for outcomes (InstructGPT, Ouyang et al. 2022, arXiv:2203.02155, eq. 1) and for steps (Lightman et al.
+2023, arXiv:2305.20050).
 
 A language model whose projection to the vocabulary is replaced by a scalar s(x, y), read at the last token. On pairs of
 answers (columns chosen, rejected) it is the Bradley-Terry model, with scores centered around 0:
@@ -7,7 +7,7 @@ answers (columns chosen, rejected) it is the Bradley-Terry model, with scores ce
     L(θ) = −E[ log σ(s(x, y_c) − s(x, y_r) − m) ] + c E[ (s(x, y_c) + s(x, y_r))² ]
 
 On answers with labeled steps (columns completions, labels) the score at the end of each step predicts whether all steps
-so far are right: −E[ l log σ(s) + (1 − l) log(1 − σ(s)) ]. The columns of the data select the loss.
+so far are correct: −E[ l log σ(s) + (1 − l) log(1 − σ(s)) ]. The columns of the data select the loss.
 
 Kept: both. The last token of an answer is its end token. Left out: a third class "neutral" for steps.
 """
@@ -37,7 +37,7 @@ from foresight.training.options import Tuning
 KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "accuracy", "margin")
-FORMS = ("preference", "stepwise")  # of data
+FORMS = ("preference", "stepwise")  # forms of data
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class Config:
     """Hyperparameters of a reward model."""
 
     model: str = "smollm2"
-    """"smollm2" (packaged), a Hugging Face folder, or a hub id: the trunk. The head of a folder is kept."""
+    """"smollm2" (packaged), a Hugging Face folder, or a hub id: the trunk. If a folder has a head, it is used."""
     data: str = ""
     """Preferences or labeled steps (JSONL, Parquet, a dataset). Empty: the rows of the task."""
     steps: int = 100
     """Total updates."""
     seed: int = 0
-    """Of the head and of the order of the rows."""
+    """Seeds the new head and the order of the rows."""
     batch_size: int = 16
-    """Pairs, or answers with labeled steps, an update (paper: 64 prompts)."""
+    """Pairs, or answers with labeled steps, per update (paper: 64 prompts)."""
     max_tokens: int = 1024
     """Rows with more tokens, prompt and completion together, are left out (and counted)."""
     centering: float = 0.01
@@ -61,7 +61,7 @@ class Config:
     margin: bool = True
     """Whether the column `margin`, if there is one, is m (Llama 2, arXiv:2307.09288)."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 9e-6 for 6B parameters)."""
+    """AdamW (paper: 9e-6 for 6B parameters)."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
     """How the model is tuned (`training.options`)."""
 
@@ -98,7 +98,7 @@ def act(
 
 
 def pair_loss(state: State, batch: TokenBatch, margin: Tensor, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch `[P, 2, T]` (chosen first), margin `[P]`, of `pairs` in all; sums for the metrics."""
+    """The loss of a micro-batch `[P, 2, T]` (chosen first), margin `[P]`, divided by all `pairs`; metric sums."""
     chosen, rejected = state.scorer.scores(batch).unbind(1)
     terms = preference.bradley_terry(chosen, rejected, margin.to(chosen.device))
     terms = terms + state.config.centering * preference.centering(chosen, rejected)
@@ -112,7 +112,7 @@ def pair_loss(state: State, batch: TokenBatch, margin: Tensor, pairs: int) -> tu
 def step_loss(
     state: State, batch: TokenBatch, ends: Tensor, labels: Tensor, count: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch `[P, 1, T]` of a batch of `count` steps; ends (bool) and labels `[P, T]`."""
+    """The loss of a micro-batch `[P, 1, T]`, divided by all `count` steps; ends (bool) and labels `[P, T]`."""
     device = state.scorer.trunk.device
     logits, right = state.scorer.steps(batch)[:, 0][ends.to(device)], labels.to(device)[ends.to(device)]
     terms = torch.nn.functional.binary_cross_entropy_with_logits(logits, right, reduction="sum")
@@ -180,7 +180,7 @@ def export(state: State, directory: str | Path, merged: bool = True) -> Path:
 
 
 def padding(trunk: LanguageModel) -> int:
-    """The padding token of an export: the tokenizer's own, or another one if that ends an answer.
+    """The padding token of an export: the tokenizer's own, or another one if the tokenizer's ends an answer.
 
     transformers reads the score at the last token that is not padding, so it would skip the end of an answer.
     """

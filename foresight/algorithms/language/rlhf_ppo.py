@@ -1,7 +1,7 @@
 """PPO for RLHF: InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155), section 3.5; Ziegler et al. 2019, arXiv:1909.08593.
 
-A token is a step and an answer an episode. The reward is the score of a reward model (or any grader) for the whole
-answer, paid at its last token, minus a KL penalty at every token against a frozen reference:
+A token is a step and an answer is an episode. The reward is the score of a reward model (or any grader) for the whole
+answer, given at its last token, minus a KL penalty to a frozen reference at every token:
 
     r_t = −β (log π_old(o_t) − log π_ref(o_t)) + [t is the last] · score(q, o)
     L(θ) = −1/N Σ_t min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) − c H(π_θ)        A: GAE over the tokens
@@ -50,7 +50,7 @@ class Config:
     """Hyperparameters of PPO for RLHF. An update is one rollout and all its gradient steps."""
 
     model: str = "smollm2"
-    """Of actor and reference: "smollm2" (packaged), a Hugging Face folder, or a hub id."""
+    """Actor and reference: "smollm2" (packaged), a Hugging Face folder, or a hub id."""
     reward_model: str = ""
     """A folder that `reward_model` exported. Empty: the grader of the task is the reward."""
     critic: str = ""
@@ -58,7 +58,7 @@ class Config:
     steps: int = 60
     """Total updates."""
     seed: int = 0
-    """Of prompts, sampling and minibatches."""
+    """Seeds prompts, sampling and minibatches."""
     prompts: int = 64
     """Prompts per update (paper: 512)."""
     group: int = 1
@@ -68,11 +68,11 @@ class Config:
     mask_truncated: bool = False
     """Whether truncated completions are left out of both losses."""
     temperature: float = 1.0
-    """Of sampling, and of actor and reference in the losses."""
+    """Temperature of sampling, and of actor and reference in the losses."""
     learning_rate: float = 1e-5
-    """Of the actor's AdamW (paper: 9.65e-6 for 1.3B parameters, warmup 10)."""
+    """AdamW of the actor (paper: 9.65e-6 for 1.3B parameters, warmup 10)."""
     value_learning_rate: float = 2e-5
-    """Of the critic's (paper: 9e-6)."""
+    """AdamW of the critic (paper: 9e-6)."""
     epochs: int = 1
     """Passes over each rollout (paper: 1)."""
     minibatches: int = 4
@@ -147,7 +147,7 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 
 @dataclass(frozen=True)
 class Targets:
-    """What a rollout `[P, G, T]` is trained on, without gradient; `mask` is true on tokens in the loss."""
+    """The targets of a rollout, all `[P, G, T]` and without gradient; `mask` is true on tokens in the loss."""
 
     old: Tensor
     value: Tensor
@@ -205,7 +205,7 @@ def value_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tenso
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
-    """All gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
+    """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config, device = state.config, state.policy.device
     targets, metrics = prepare(state, batch, rewards)
     scale = schedules.planned(1.0, state.step, config.steps, config.tuning.lr_warmup, config.tuning.anneal_lr)
@@ -261,7 +261,7 @@ export = language.export
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Sample, score, update; yields after every rollout. With a reward model, `grade` is the task's own grader."""
+    """Sample, score, update; yields after every rollout. With a reward model, `grade` is the score of the grader."""
     state = build(config, env.spaces, device) if state is None else state
     graded = env.grader is not None
     env = env if graded or state.reward_model is None else env.ungraded()

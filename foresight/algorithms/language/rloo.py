@@ -1,13 +1,13 @@
 """RLOO: "Back to Basics", Ahmadian et al. 2024 (arXiv:2402.14740), section 3; Kool et al. 2019.
 
-REINFORCE over whole answers, where the baseline of each is the mean reward of the *others* to its prompt:
+REINFORCE over whole answers; the baseline of each answer is the mean reward of the *other* answers to its prompt:
 
     ∇J(θ) = E[ 1/G Σ_i A_i ∇ log π_θ(o_i | q) ]        A_i = R_i − 1/(G−1) Σ_{j≠i} R_j
     R_i = r_i − β Σ_t (log π_θ(o_it) − log π_ref(o_it))
 
 The baseline does not depend on the answer it is subtracted from, so the gradient is unbiased. An answer is one action:
-its log-probability is the sum over its tokens, and nothing is clipped. The KL is in the reward (k1, the unbiased
-estimator there) and off by default. Kept: all of it.
+its log-probability is the sum over its tokens, and nothing is clipped. The KL is in the reward (as k1, which is
+unbiased there) and off by default. Kept: all of it.
 
 Compared with `grpo.py`: no ratio and no clip (`reinforce`), the advantage is `leave_one_out`, tokens are summed
 (`per_budget`), and the KL is in the reward.
@@ -49,7 +49,7 @@ class Config:
     steps: int = 60
     """Total updates."""
     seed: int = 0
-    """Of prompts and sampling."""
+    """Seeds prompts and sampling."""
     prompts: int = 8
     """Prompts per update."""
     group: int = 8
@@ -59,9 +59,9 @@ class Config:
     mask_truncated: bool = False
     """Whether truncated completions are left out of the loss; they stay in their group's baseline."""
     temperature: float = 1.0
-    """Of sampling and of the trained policy."""
+    """Temperature of sampling and of the trained policy."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 1e-6)."""
+    """AdamW (paper: 1e-6)."""
     kl_coef: float = 0.0
     """β of the KL in the reward. Above 0, a frozen copy of the initial policy is kept."""
     tuning: Tuning = Tuning()
@@ -107,7 +107,7 @@ def loss(
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
-    """One rollout's gradient steps. Rewards `[P, G]`, NaN where unscorable."""
+    """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
     metrics: dict[str, float] = {}
     if state.reference is not None:

@@ -3,8 +3,8 @@
     L(θ) = − 1/Σ_i |y_i|  Σ_i Σ_t log π_θ(y_it | x_i, y_i<t)
 
 over the tokens of the completions only, including the end token. In a conversation (`messages`) these are the tokens of
-all answers. The mean is over all tokens of a batch, however the batch is split. Prompts are formatted by the model's
-chat template, exactly as in sampling.
+all answers. The mean is over all tokens of a batch, even if the batch is split into micro-batches. Prompts are
+formatted by the model's chat template, exactly as in sampling.
 
 Kept: all of it. Rows are packed end to end as one tree of tokens (`nets.language.tokentree`), each with its own
 positions and masked from the others: there is no padding, and a shared prefix is computed once. The result is the same.
@@ -34,7 +34,7 @@ from foresight.training.options import Tuning
 KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "entropy", "grad_norm")
-FORMS = ("demonstration", "labeled")  # of data
+FORMS = ("demonstration", "labeled")  # forms of data
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Config:
     steps: int = 100
     """Total updates."""
     seed: int = 0
-    """Of the order of the training rows."""
+    """Seeds the order of the training rows."""
     batch_size: int = 16
     """Rows per update (paper: 32)."""
     max_tokens: int = 1024
     """Rows with more tokens, prompt and completion together, are left out (and counted)."""
     learning_rate: float = 1e-5
-    """Of AdamW (paper: 9.65e-6 for 1.3B parameters, weight decay 0.1)."""
+    """AdamW (paper: 9.65e-6 for 1.3B parameters, weight decay 0.1)."""
     all_turns: bool = True
     """Whether to train on every answer of a conversation (`messages`), or only on the last."""
     max_new_tokens: int = 64

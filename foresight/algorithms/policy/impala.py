@@ -76,7 +76,7 @@ class Config:
     trace_lambda: float = 1.0  # λ of the traces, remark 2
     max_lag: int | None = None  # updates by which the policy of a rollout may lag; None: no limit; 0: actors wait
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; the paper has none
-    activation: str = "tanh"  # of these MLPs
+    activation: str = "tanh"  # activation of these MLPs
     images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right), "nature" or "nips"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; an LSTM of 256 in figure 3
     memory_size: int = 64  # width of the memory

@@ -70,7 +70,7 @@ class Config:
     entropy_coef: float = 0.0  # weight of the target policy's entropy
     max_grad_norm: float = 0.5  # bound of the norm of each of the two gradients
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two networks over vectors
-    activation: str = "tanh"  # of the two networks over vectors
+    activation: str = "tanh"  # activation of the two networks over vectors
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     threads: int = 1  # torch threads on a CPU; 0: one per core
 

@@ -69,7 +69,7 @@ class Config:
     max_grad_norm: float = 0.5  # bound of the gradient norm; PPO's, the authors' code does not clip
     normalize_reward: bool = True  # divide by the running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two trunks over vectors
-    activation: str = "tanh"  # of the two trunks over vectors
+    activation: str = "tanh"  # activation of the two trunks over vectors
     images: str = "impala"  # the trunks over pixels: "nature", "nips" or "impala"
     log_std: float = 0.0  # initial log standard deviation of continuous actions
     threads: int = 1  # torch threads on a CPU; small networks are fastest with 1, pixels with 0 (one per core)

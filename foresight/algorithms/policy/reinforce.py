@@ -64,7 +64,7 @@ class Config:
     entropy_coef: float = 0.0  # weight of the entropy bonus of every step
     max_grad_norm: float = 0.5  # bound of the gradient norm; as in SLM-Lab's reinforce_cartpole
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the trunks over vectors
-    activation: str = "tanh"  # of the trunks over vectors
+    activation: str = "tanh"  # activation of the trunks over vectors
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     log_std: float = 0.0  # initial log standard deviation of continuous actions
     threads: int = 1  # torch threads on a CPU; 0: one per core

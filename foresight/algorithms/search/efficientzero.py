@@ -56,7 +56,7 @@ class Config:
     consistency_coef: float = 2.0  # c_s; the paper, appendix A
     lstm_horizon: int = 5  # steps between resets of the value prefix; the paper's code
     lstm_size: int = 64  # width of the value prefix's LSTM; 512 on Atari
-    dirichlet_alpha: float = 0.25  # of the root noise; muzero-general's CartPole
+    dirichlet_alpha: float = 0.25  # α of the root noise; muzero-general's CartPole
     dirichlet_fraction: float = 0.25  # weight of the root noise; MuZero, appendix C
     temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # at the start, from 1/2, from 3/4 of training; MuZero, app. D
     training: ModelTraining = ModelTraining()  # model, replay, optimizer (`training.options`)

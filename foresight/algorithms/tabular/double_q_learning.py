@@ -36,7 +36,7 @@ class Config:
     """Hyperparameters of Double Q-learning."""
 
     steps: int = 100_000  # env steps, each of them an update
-    seed: int = 0  # of the sampled actions and transitions
+    seed: int = 0  # seeds the sampled actions and transitions
     gamma: float = 0.99  # discount per action
     alpha: float = 0.1  # step size; α / m^alpha_power at the m-th visit of a pair
     alpha_power: float = 0.0  # 0: constant step size; in (1/2, 1] the values converge (Watkins & Dayan 1992)

@@ -37,7 +37,7 @@ class Config:
     """Hyperparameters of MC Exploring Starts."""
 
     steps: int = 100_000  # episodes
-    seed: int = 0  # of the sampled episodes
+    seed: int = 0  # seeds the sampled episodes
     gamma: float = 0.99  # discount per action
     first_visit: bool = True  # count only the first visit of a pair in an episode, not every visit
     alpha: float = 1.0  # step size; α / m^alpha_power at the m-th visit of a pair

@@ -41,7 +41,7 @@ class Config:
     """Hyperparameters of TD(λ)."""
 
     steps: int = 100_000  # env steps
-    seed: int = 0  # of the sampled actions and transitions
+    seed: int = 0  # seeds the sampled actions and transitions
     gamma: float = 0.99  # discount per action
     trace_lambda: float = 0.8  # λ: decay of the trace (S&B fig. 12.6: best on the 19-state random walk)
     replacing: bool = False  # a visit sets the trace to 1 instead of adding 1 (Singh & Sutton 1996)

@@ -39,7 +39,7 @@ class Config:
     """Hyperparameters of TD prediction."""
 
     steps: int = 100_000  # env steps
-    seed: int = 0  # of the sampled actions and transitions
+    seed: int = 0  # seeds the sampled actions and transitions
     gamma: float = 0.99  # discount per action
     n_steps: int = 1  # rewards before the bootstrap; 1 is TD(0)
     alpha: float = 0.1  # step size; α / m^alpha_power at the m-th visit of a state

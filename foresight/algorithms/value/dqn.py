@@ -77,7 +77,7 @@ class Config:
     atoms: int = 51  # atoms or quantiles per value: 51 in C51 (§5 of its paper), 200 in QR-DQN
     value_range: tuple[float, float] = (-10.0, 10.0)  # range of C51's atoms, in units of return; §5 of its paper
     hidden: tuple[int, ...] = (256, 256)  # hidden layers over vectors
-    activation: str = "relu"  # of the hidden layers
+    activation: str = "relu"  # activation of the hidden layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     threads: int = 1  # torch threads on a CPU; 0: one per core
 

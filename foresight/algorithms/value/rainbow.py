@@ -72,7 +72,7 @@ class Config:
     dueling: bool = True  # streams of state value and advantage
     max_grad_norm: float = 10.0  # bound of the global gradient norm; as in the dueling paper, §4.2
     hidden: tuple[int, ...] = (256, 256)  # hidden layers over vectors
-    activation: str = "relu"  # of the hidden layers
+    activation: str = "relu"  # activation of the hidden layers
     images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
     threads: int = 1  # torch threads on a CPU; 0: one per core
 
