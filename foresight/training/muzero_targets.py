@@ -78,24 +78,28 @@ class ModelConfig(Protocol):
         """How the model is trained."""
 
 
-class Playing(Protocol):
-    """The fields of a Config that say how many simulations a search has."""
-
-    @property
-    def simulations(self) -> int:
-        """In training."""
+class PlayConfig(ModelConfig, Protocol):
+    """`ModelConfig`, with another number of simulations in play."""
 
     @property
     def play_simulations(self) -> int | None:
-        """Otherwise; None: as in training."""
+        """Simulations of a search in play and evaluation; None: as in training."""
 
 
-class Cooling(ModelConfig, Protocol):
-    """`ModelConfig`, where actions are drawn in proportion to visits."""
+class ExplorationConfig(ModelConfig, Protocol):
+    """`ModelConfig`, where the root has Dirichlet noise and actions are drawn in proportion to visits."""
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """One after the other."""
+        """Of the visits, one after the other."""
+
+    @property
+    def dirichlet_alpha(self) -> float:
+        """The concentration of the noise."""
+
+    @property
+    def dirichlet_fraction(self) -> float:
+        """The weight of the noise in the prior of the root."""
 
 
 class Learner(Protocol):
@@ -115,11 +119,11 @@ class Learner(Protocol):
         """The algorithm's Config."""
 
 
-class CoolingLearner(Learner, Protocol):
+class ExplorationLearner(Learner, Protocol):
     """A `Learner` that draws actions in proportion to visits."""
 
     @property
-    def config(self) -> Cooling:
+    def config(self) -> ExplorationConfig:
         """The algorithm's Config."""
 
 
@@ -144,12 +148,12 @@ class State:
     game: Game | None = field(default=None, metadata={"save": False})  # `act` then also takes its positions
 
 
-def check(config: Any, *also: str) -> None:
-    """Raise UserError for an invalid Config. The fields named in `also` must be at least 1 too."""
+def check(config: ModelConfig, *counts: str) -> None:
+    """Raise UserError for an invalid Config. `counts` names further fields that must be at least 1."""
     training = config.training
-    errors.at_least(1, config, "num_envs", "unroll_steps", "n_steps", "simulations", *also)
-    counts = ("batch_size", "train_every", "collect_steps", "target_every", "replay_size", "latent_size", "support")
-    errors.at_least(1, training, *counts)
+    errors.at_least(1, config, "num_envs", "unroll_steps", "n_steps", "simulations", *counts)
+    sizes = ("batch_size", "train_every", "collect_steps", "target_every", "replay_size", "latent_size", "support")
+    errors.at_least(1, training, *sizes)
     errors.at_least(0, training, "max_lag")
     length = config.unroll_steps + config.n_steps
     if training.learning_starts < config.num_envs * length:
@@ -162,16 +166,7 @@ def check(config: Any, *also: str) -> None:
             f"replay_size is {training.replay_size}, but the replay needs {length} transitions per env "
             f"(unroll_steps + n_steps). Set it to at least {config.num_envs * length}."
         )
-    temperatures = getattr(config, "temperatures", (1.0,))  # Gumbel search has none
-    if not temperatures or not all(temperature >= 0 for temperature in temperatures):
-        raise UserError(f"temperatures must be one or more numbers of at least 0, not {tuple(temperatures)}.")
-    if hasattr(config, "dirichlet_alpha"):
-        selection.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
-    play = getattr(config, "play_simulations", None) or 0
-    if play < 0:
-        raise UserError(f"play_simulations must be 0 (the raw policy) or more, not {play}.")
     memory.require(config.num_envs, config.simulations, 1, 4 * training.latent_size)  # a lower bound
-    memory.require(1, play, 1, 4 * training.latent_size, more=" in play")
     if not 0 <= config.reanalyze <= 1:
         raise UserError(f"reanalyze must be between 0 and 1, not {config.reanalyze}.")
     if not 0 < training.learning_rate_decay <= 1:
@@ -179,6 +174,21 @@ def check(config: Any, *also: str) -> None:
             f"learning_rate_decay must be above 0 and at most 1 (a constant learning rate), not "
             f"{training.learning_rate_decay}."
         )
+
+
+def check_exploration(config: ExplorationConfig) -> None:
+    """Raise UserError for temperatures below 0, or none, and for an invalid Dirichlet noise."""
+    if not config.temperatures or not all(temperature >= 0 for temperature in config.temperatures):
+        raise UserError(f"temperatures must be one or more numbers of at least 0, not {tuple(config.temperatures)}.")
+    selection.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
+
+
+def check_play(config: PlayConfig) -> None:
+    """Raise UserError for a number of simulations in play below 0, or for which the memory is too small."""
+    simulations = config.play_simulations or 0
+    if simulations < 0:
+        raise UserError(f"play_simulations must be 0 (the raw policy) or more, not {simulations}.")
+    memory.require(1, simulations, 1, 4 * config.training.latent_size, more=" in play")
 
 
 def spaces_of(spaces: Spaces | Game) -> tuple[Spaces, Game | None]:
@@ -237,14 +247,14 @@ def build(config: ModelConfig, spaces: Spaces | Game, title: str, device: str | 
     return State(config, **components(config, network, device), plays=Plays.of(game), game=game)
 
 
-def num_simulations(config: Playing, explore: bool, simulations: int | None) -> int:
+def num_simulations(config: PlayConfig, explore: bool, simulations: int | None) -> int:
     """Simulations per search: `simulations` if given, else `play_simulations` (if set) when not exploring."""
     if simulations is not None:
         return simulations
     return config.simulations if explore or config.play_simulations is None else int(config.play_simulations)
 
 
-def temperature(state: CoolingLearner) -> float:
+def temperature(state: ExplorationLearner) -> float:
     """The temperature of acting: the first of `temperatures`, then the next at 1/2 and at 3/4 of training (app. D)."""
     temperatures = state.config.temperatures
     return float(temperatures[min(max(4 * state.step // state.config.steps - 1, 0), len(temperatures) - 1)])

@@ -69,6 +69,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     """Networks, optimizer, replay. Raises UserError if the actions are not discrete."""
     training = config.training
     muzero_targets.check(config, "lstm_horizon", "lstm_size")
+    muzero_targets.check_exploration(config)
     if training.batch_size * config.unroll_steps < 2:
         raise UserError("batch_size times unroll_steps must be at least 2: consistency is computed over a batch.")
     require_end(spaces, config.gamma)

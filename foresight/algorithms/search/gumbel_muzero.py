@@ -73,6 +73,7 @@ State = muzero_targets.State  # network, target network, optimizer, replay, gene
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
     """Networks, optimizer, replay. Raises UserError for actions that are not discrete, or invalid hyperparameters."""
     muzero_targets.check(config, "considered")
+    muzero_targets.check_play(config)
     _rule(config)  # raises if invalid
     errors.at_least(0, config, "openings")
     longest = 1 if isinstance(spaces, Spaces) else spaces.longest

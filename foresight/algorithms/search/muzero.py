@@ -73,6 +73,8 @@ State = muzero_targets.State  # network, target network, optimizer, replay, gene
 def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "cpu") -> State:
     """Networks, optimizer, replay. Raises UserError if the actions are not discrete."""
     muzero_targets.check(config)
+    muzero_targets.check_exploration(config)
+    muzero_targets.check_play(config)
     return muzero_targets.build(config, spaces, "MuZero", device)
 
 

@@ -88,6 +88,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimizer, replay. Raises UserError if actions are neither discrete nor a bounded 1-D Box."""
     muzero_targets.check(config, "samples")
+    muzero_targets.check_exploration(config)
     if not 0 < config.sample_temperature < float("inf"):
         raise UserError(
             f"sample_temperature must be above 0 (1 samples from the policy itself), not {config.sample_temperature}."

@@ -70,6 +70,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     """Networks, optimizer, replay. Raises UserError if the actions are not discrete."""
     training = config.training
     muzero_targets.check(config, "codes")
+    muzero_targets.check_exploration(config)
     require_end(spaces, config.gamma)
     actions = muzero_targets.num_actions(spaces.action, "Stochastic MuZero")
     with torch.random.fork_rng(devices=[]):
