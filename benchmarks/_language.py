@@ -122,9 +122,9 @@ UPDATES, BATCH = 5, 16  # measured updates, after one warm-up update; rows per u
 def trained(module: Any, kind: str, passes: int) -> dict[str, Any]:
     """Measure an algorithm's `train` on the rows of `kind`, as a user runs it; `passes` forward passes per token."""
     from foresight.envs.text.make import make
-    from foresight.runtime.machine import POOL, keep_memory
+    from foresight.runtime.machine import POOL, configure_malloc
 
-    keep_memory(POOL)  # as `foresight train` does
+    configure_malloc(POOL)  # as `foresight train` does
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         task = make(str(write(folder, kind)))

@@ -41,7 +41,7 @@ TAIL = """
 `network(obs, carry)` processes one step of every environment and returns the next carry; `network(obs, carry, start)`
 processes sequences, where `start` is 1 at the first step of an episode. The results are the same: a step depends only
 on its own episode, and attention covers the `memory_window` steps before it, in the carry or in the sequence. A carry
-is a tree of tensors in which zeros mean empty, so `memory.forget(carry, cut)` resets the rows whose episode ended,
+is a tree of tensors in which zeros mean empty, so `memory.reset_carry(carry, cut)` resets the rows whose episode ended,
 for any kind of memory. Tests check each kind across episode boundaries, and that PPO's first ratio is 1.
 
 | setting of `ppo` | meaning |

@@ -169,7 +169,7 @@ def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
         counts = {"search": LONG, "as_trained": agent.config.simulations, "policy_alone": 0}
         for label, simulations in counts.items():
             player = match.chooser(agent.module, agent.state, simulations=simulations)
-            proofs = {side: exhaustive.exhaust(game, player, first)._asdict() for side, first in sides.items()}
+            proofs = {side: exhaustive.play_all_replies(game, player, first)._asdict() for side, first in sides.items()}
             found[label] = {"simulations": simulations, **proofs}
         for opponent in ("random", "minimax:9"):
             player = match.chooser(agent.module, agent.state, simulations=agent.config.simulations)
@@ -323,7 +323,7 @@ def bounds(preset: str, seeds: list[int], steps: int, games: int) -> None:
             chooser = match.chooser(agent.module, agent.state, simulations=agent.config.simulations)
             players[label] = functools.partial(_by, muzero, rule, chooser)
             if preset == "tic_tac_toe":
-                lost = [exhaustive.exhaust(game, players[label], first).lost for first in (True, False)]
+                lost = [exhaustive.play_all_replies(game, players[label], first).lost for first in (True, False)]
                 found[f"{label}_lost"] = lost
             else:
                 other = opponents.make("minimax:3", game, seed)

@@ -42,9 +42,9 @@ def ours() -> dict[str, Any]:
     from benchmarks import _language
     from foresight.algorithms.language import grpo
     from foresight.envs.text.make import make
-    from foresight.runtime.machine import POOL, keep_memory
+    from foresight.runtime.machine import POOL, configure_malloc
 
-    keep_memory(POOL)  # as `foresight train` does
+    configure_malloc(POOL)  # as `foresight train` does
     config = build_config(grpo.Config, model=_language.model(), steps=2 * UPDATES + 2, **SETTINGS)
     steps = grpo.train(config, make("addition"), grpo.build(config))
     completions = SETTINGS["prompts"] * SETTINGS["group"]

@@ -43,9 +43,9 @@ def ours() -> dict[str, Any]:
 
     from foresight.nets.language import pretrained
     from foresight.planning.generation.rollout import complete
-    from foresight.runtime.machine import POOL, keep_memory
+    from foresight.runtime.machine import POOL, configure_malloc
 
-    keep_memory(POOL)  # as `foresight train` does
+    configure_malloc(POOL)  # as `foresight train` does
     policy, questions = pretrained.load(_language.model()), _questions()
     room = min(TOKENS, policy.context // 2)
     complete(policy, questions[:8], 1, 4, 1.0, torch.Generator().manual_seed(1))

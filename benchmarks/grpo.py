@@ -35,9 +35,9 @@ def ours() -> dict[str, Any]:
     """This library's `grpo.train`, as a user runs it."""
     from foresight.algorithms.language import grpo
     from foresight.envs.text.make import make
-    from foresight.runtime.machine import POOL, keep_memory
+    from foresight.runtime.machine import POOL, configure_malloc
 
-    keep_memory(POOL)  # as `foresight train` does
+    configure_malloc(POOL)  # as `foresight train` does
     config = build_config(grpo.Config, steps=UPDATES + 1, **SETTINGS)
     task = make("addition")
     state = grpo.build(config)

@@ -73,7 +73,7 @@ def shard(module: Any) -> None:
     register_fsdp_forward_method(module, "get_input_embeddings")
 
 
-def whole(module: Any) -> Any:
+def unsharded(module: Any) -> Any:
     """A plain, unsharded copy of a transformers model, with its adapters and dtypes. All processes must call it."""
     state = {name: full(value) for name, value in module.state_dict().items()}
     with torch.random.fork_rng():

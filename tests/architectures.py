@@ -166,7 +166,8 @@ def row(name: str) -> tuple[str, str]:
         policy, apart = tried(name)
     except UserError as error:
         return "refused: " + ("it is not causal" if "is not causal" in str(error) else str(error)), ""
-    way = "shared" if policy.way.shared else "row by row" if policy.way.cached else "row by row, no cache"
+    found = policy.capabilities
+    way = "shared" if found.shared else "row by row" if found.cached else "row by row, no cache"
     return (way if apart < RIGHT else "WRONG"), f"{apart:.0e}"
 
 

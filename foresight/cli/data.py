@@ -70,7 +70,7 @@ def data(
     if renamed:
         screen.note(renamed)
     env = make(task, "text", **options)
-    machine.keep_memory(machine.POOL)
+    machine.configure_malloc(machine.POOL)
     where = machine.pick_device(device)
     policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
     if completer is not None:
@@ -83,7 +83,7 @@ def data(
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8") as file, screen.stderr().status("") as status:
             for policy in policies:
-                for found in graded.answered(
+                for found in graded.sample(
                     policy, env, prompts, group, max_new_tokens, temperature, generator, kind == "preferences"
                 ):
                     rows = graded.make(kind, found, most, least)

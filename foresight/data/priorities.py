@@ -89,7 +89,7 @@ class Prioritized:
         if len(self.replay) > self.n_steps * len(newest):
             column = newest % self.replay.capacity
             complete = newest - column + (column - self.n_steps) % self.replay.capacity
-            mask = None if self.replay.rows is None else self.replay.rows.mask
+            mask = None if self.replay.storage is None else self.replay.storage.mask
             real = torch.ones(len(newest)) if mask is None else (mask.flatten()[complete] > 0).double()
             self.tree[complete] = real * self.greatest**self.alpha
 

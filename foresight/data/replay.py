@@ -69,7 +69,7 @@ class Replay:
         if capacity < 1:
             raise UserError(f"The replay's capacity must be at least 1 step per environment, not {capacity}.")
         self.capacity = capacity
-        self.rows: Trajectory | None = None
+        self.storage: Trajectory | None = None
         self._write = 0  # where the next step goes
         self._size = 0  # steps per stream
         self._flat: Trajectory | None = None  # views [B * capacity, ...] of `rows`
@@ -79,7 +79,7 @@ class Replay:
 
     def __len__(self) -> int:
         """The number of steps stored, over all streams."""
-        return 0 if self.rows is None else self._size * self.rows.shape[0]
+        return 0 if self.storage is None else self._size * self.storage.shape[0]
 
     @property
     def newest(self) -> Tensor:
@@ -104,7 +104,7 @@ class Replay:
         else:
             steps = rows.shape[1]
             fields = {key: getattr(rows, key) for key in _FIELDS}
-        if self.rows is None:
+        if self.storage is None:
             self._allocate(fields)
         kept = min(steps, self.capacity)  # of a longer sequence only the end is kept
         skipped = steps - kept
@@ -113,7 +113,7 @@ class Replay:
         if kept > first:
             segments.append((0, skipped + first, kept - first))
         for key in _FIELDS:
-            _write(key, getattr(self.rows, key), fields.get(key), segments)
+            _write(key, getattr(self.storage, key), fields.get(key), segments)
         self._after(kept, fields.get("mask"), final_obs)
 
     def interrupt(self) -> None:
@@ -121,12 +121,12 @@ class Replay:
 
         The newest steps get `mask` 0. Raises ValueError if the steps have no mask.
         """
-        if self.rows is None:
+        if self.storage is None:
             return
-        if self.rows.mask is None:
+        if self.storage.mask is None:
             raise ValueError("Only a replay with a mask can be interrupted.")
         at = (self._write - 1) % self.capacity
-        self.rows.mask[:, at], self.rows.discount[:, at], self.rows.cut[:, at] = 0, 0, 1
+        self.storage.mask[:, at], self.storage.discount[:, at], self.storage.cut[:, at] = 0, 0, 1
         self._unreal = True
 
     def sample(self, n: int, length: int = 1, generator: torch.Generator | None = None) -> Trajectory:
@@ -135,11 +135,11 @@ class Replay:
         A sequence never joins the newest step to the oldest. `extras["key"]` `[n, length]` int64 are the steps' keys.
         Raises UserError if fewer than `length` steps per environment are stored.
         """
-        if self.rows is None or self._size < length:
+        if self.storage is None or self._size < length:
             raise UserError(
                 f"Cannot sample sequences of {length} steps: {self._size} per environment are stored so far."
             )
-        streams = self.rows.shape[0]
+        streams = self.storage.shape[0]
         choices = self._size - length + 1
         pick = torch.randint(streams * choices, (n,), generator=generator)
         stream, start = pick // choices, pick % choices
@@ -147,7 +147,7 @@ class Replay:
         column = (oldest + start.unsqueeze(1) + torch.arange(length)) % self.capacity  # [n, length]
         key = stream.unsqueeze(1) * self.capacity + column
         flat = key.flatten()
-        batch = self.rows.map(lambda x: x.flatten(0, 1).index_select(0, flat).unflatten(0, (n, length)))
+        batch = self.storage.map(lambda x: x.flatten(0, 1).index_select(0, flat).unflatten(0, (n, length)))
         return batch.replace(extras={**batch.extras, "key": key})
 
     def transitions(
@@ -163,14 +163,14 @@ class Replay:
         Raises UserError if fewer than `n_steps` + 1 steps per environment are stored.
         """
         choices = self._size - n_steps  # the successor of a step is stored one step later
-        if self.rows is None or choices < 1:
+        if self.storage is None or choices < 1:
             raise UserError(
                 f"Cannot sample transitions of {n_steps} steps: {self._size} per environment are stored so far."
             )
         key = self._draw(n, choices, generator)
         if self._unreal:
-            assert self.rows.mask is not None
-            mask = self.rows.mask.flatten()
+            assert self.storage.mask is not None
+            mask = self.storage.mask.flatten()
             while len(wrong := (mask[key] == 0).nonzero().squeeze(-1)):
                 key[wrong] = self._draw(len(wrong), choices, generator)
         return self.gather(key, gamma, n_steps, passed)
@@ -211,8 +211,8 @@ class Replay:
     def state_dict(self) -> dict[str, Any]:
         """The stored steps (views, so that saving does not double memory) and where the next one goes."""
         held = None
-        if self.rows is not None:
-            held = {key: tree_map(lambda x: x[:, : self._size], getattr(self.rows, key)) for key in _FIELDS}
+        if self.storage is not None:
+            held = {key: tree_map(lambda x: x[:, : self._size], getattr(self.storage, key)) for key in _FIELDS}
             held = {key: value for key, value in held.items() if value is not None}
         final = None
         if self._final:
@@ -234,21 +234,21 @@ class Replay:
                 f"The checkpoint's replay has a capacity of {state['capacity']} steps per environment, this one "
                 f"{self.capacity}: resume with the same replay_size and num_envs."
             )
-        self._write, self._size, self.rows, self._unreal = state["write"], state["size"], None, state["unreal"]
+        self._write, self._size, self.storage, self._unreal = state["write"], state["size"], None, state["unreal"]
         final = state["final"]
         self._final = {}
         if final is not None:
             self._final = {key: _row(final["obs"], i) for i, key in enumerate(final["keys"].tolist())}
         if state["rows"] is not None:
             self._allocate(state["rows"])
-            assert self.rows is not None
+            assert self.storage is not None
             for key in _FIELDS:
-                _write(key, getattr(self.rows, key), state["rows"].get(key), [(0, 0, self._size)])
+                _write(key, getattr(self.storage, key), state["rows"].get(key), [(0, 0, self._size)])
 
     def _allocate(self, fields: dict[str, Tree]) -> None:
-        self.rows = Trajectory(**tree_map(self._room, fields))
-        self._flat = self.rows.map(lambda x: x.flatten(0, 1))
-        held = {key: getattr(self.rows, key) for key in _FIELDS}
+        self.storage = Trajectory(**tree_map(self._room, fields))
+        self._flat = self.storage.map(lambda x: x.flatten(0, 1))
+        held = {key: getattr(self.storage, key) for key in _FIELDS}
         held = {key: x for key, x in held.items() if x is not None and not (isinstance(x, dict) and not x)}
         plain = all(isinstance(x, Tensor) for x in held.values())
         self._columns = [(key, x.numpy(), x[:, 0]) for key, x in held.items()] if plain else None
@@ -259,7 +259,7 @@ class Replay:
         return copied
 
     def _streams(self) -> int:
-        return 0 if self.rows is None else self.rows.shape[0]
+        return 0 if self.storage is None else self.storage.shape[0]
 
     def _quick(self, rows: dict[str, Tree]) -> bool:
         """Write one step if every field is a tensor of the same shape as before; else do nothing and return False."""
@@ -275,7 +275,7 @@ class Replay:
 
     def _after(self, kept: int, mask: Tensor | None, final_obs: Tree) -> None:
         """Advance by the `kept` steps that were written, and store the successors that no step holds."""
-        assert self.rows is not None
+        assert self.storage is not None
         if mask is not None and not self._unreal and not mask.all():
             self._unreal = True
         if self._final:
@@ -283,7 +283,7 @@ class Replay:
                 for i in range(kept):
                     self._final.pop(stream * self.capacity + (self._write + i) % self.capacity, None)
         if final_obs is not None:
-            limited = self.rows.cut[:, self._write] * self.rows.discount[:, self._write]
+            limited = self.storage.cut[:, self._write] * self.storage.discount[:, self._write]
             for stream in limited.nonzero().squeeze(-1).tolist():
                 key = stream * self.capacity + self._write
                 self._final[key] = _row(final_obs, stream)

@@ -42,7 +42,7 @@ def pick(tree: Same, rows: torch.Tensor) -> Same:
     return tree_map(lambda x: x[rows], tree)
 
 
-def forget(carry: Same, cut: torch.Tensor) -> Same:
+def reset_carry(carry: Same, cut: torch.Tensor) -> Same:
     """The carry with the rows set to zero where `cut` `[B]` is 1. None stays None."""
     over = cut > 0
     return tree_map(lambda x: x.masked_fill(over.to(x.device).view(-1, *[1] * (x.dim() - 1)), 0), carry)

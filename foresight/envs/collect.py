@@ -60,7 +60,7 @@ def segment(
             noted.append(extras)
         if carry is not None or feedback.final_obs is not feedback.obs:
             limits.add(len(transitions) - 1, feedback.cut * feedback.discount, feedback.final_obs, carry)
-            carry = trees.forget(carry, feedback.cut)
+            carry = trees.reset_carry(carry, feedback.cut)
         episodes.note(feedback.info)
         obs = feedback.obs
     return _rollout(transitions, noted, obs, limits, device, first, carry)
@@ -105,13 +105,13 @@ class Buffer(Protocol):
         """See `Replay.add`."""
 
 
-def remember(replay: Buffer, rollout: Rollout) -> None:
+def add_to_replay(replay: Buffer, rollout: Rollout) -> None:
     """Add the steps to `replay`, one stream for each environment."""
     trajectory = rollout.trajectory
     limited = trajectory.extras["limit"].any(0).tolist()
     following = successor_obs(rollout) if any(limited) else None
     for t, needed in enumerate(limited):
-        row = {name: tree_map(_step(t), getattr(trajectory, name)) for name in _REMEMBERED}
+        row = {name: tree_map(_step(t), getattr(trajectory, name)) for name in _STORED}
         replay.add(row, tree_map(_step(t), following) if needed else None)
 
 
@@ -119,7 +119,7 @@ def _step(t: int) -> Callable[[Tensor], Tensor]:
     return lambda x: x[:, t].cpu()
 
 
-_REMEMBERED = ("obs", "action", "reward", "discount", "cut", "mask")
+_STORED = ("obs", "action", "reward", "discount", "cut", "mask")
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ class SharedTrunk(nn.Module):
         h = self._features(obs)
         return [layer(h) for layer in self.last]
 
-    def only(self, index: int, obs: Tree) -> Tensor:
+    def single(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
         return self.last[index](self._features(obs))
 
@@ -58,9 +58,9 @@ class VectorizedMLP(nn.Module):
         """The inputs of the policy head and of the value head."""
         return self.mlp(self.vectorizer(obs))
 
-    def only(self, index: int, obs: Tree) -> Tensor:
+    def single(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
-        return self.mlp.only(index, self.vectorizer(obs))
+        return self.mlp.single(index, self.vectorizer(obs))
 
     def vjp(self, obs: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
         """See `StackedMLP.vjp`."""
@@ -70,7 +70,7 @@ class VectorizedMLP(nn.Module):
 class SeparateNetworks(nn.Module):
     """Two networks, one for the policy and one for the value: they share no parameters.
 
-    For algorithms that train the two differently. Uses the first output of each; call `policy.only` for further
+    For algorithms that train the two differently. Uses the first output of each; call `policy.single` for further
     outputs of the policy's body.
     """
 
@@ -82,11 +82,11 @@ class SeparateNetworks(nn.Module):
 
     def forward(self, obs: Tree) -> Sequence[Tensor]:
         """The inputs of the policy head and of the value head."""
-        return [self.policy.only(0, obs), self.value.only(0, obs)]
+        return [self.policy.single(0, obs), self.value.single(0, obs)]
 
-    def only(self, index: int, obs: Tree) -> Tensor:
+    def single(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
-        return (self.policy, self.value)[index].only(0, obs)
+        return (self.policy, self.value)[index].single(0, obs)
 
     def vjp(self, obs: Tree) -> None:
         """Not supported: use autograd."""
@@ -114,11 +114,11 @@ class ActorCritic(nn.Module):
 
     def policy(self, obs: Tree) -> Output:
         """The `Output` over actions."""
-        return self._actions(self.body.only(0, self._normal(obs)), obs)
+        return self._actions(self.body.single(0, self._normal(obs)), obs)
 
     def value(self, obs: Tree, carry: Tree = None) -> Scalar:
         """The value. `carry` is ignored: there is no memory."""
-        return self.value_head(self.body.only(1, self._normal(obs)))
+        return self.value_head(self.body.single(1, self._normal(obs)))
 
     def forward(self, obs: Tree) -> tuple[Output, Scalar]:
         """Policy and value in one pass."""

@@ -71,7 +71,7 @@ class Symbols(nn.Module):
         return torch.cat(parts, -1).float().flatten(-3)
 
 
-class Parts(nn.Module):
+class DictVectorizer(nn.Module):
     """A dict observation as one vector: every entry flattened by its own module, sorted by key."""
 
     def __init__(self, parts: dict[str, Vectorizer]) -> None:
@@ -84,7 +84,7 @@ class Parts(nn.Module):
         return torch.cat([module(x[name]) for name, module in self.parts.items()], -1)
 
 
-Vectorizer = OneHot | Flat | Symbols | Parts
+Vectorizer = OneHot | Flat | Symbols | DictVectorizer
 ImageEncoder = Nature | Nips | Impala | Planes
 
 
@@ -112,7 +112,7 @@ def vectorizer(space: gs.Space[Any]) -> Vectorizer:
     if isinstance(space, gs.MultiDiscrete):
         return OneHot(space.nvec.flatten().tolist(), scalar=False)
     if isinstance(space, gs.Dict):
-        return Parts({name: vectorizer(part) for name, part in space.spaces.items() if name != ACTION_MASK})
+        return DictVectorizer({name: vectorizer(part) for name, part in space.spaces.items() if name != ACTION_MASK})
     return Symbols(space.shape) if is_symbolic(space) else Flat(space.shape or ())  # type: ignore[arg-type]
 
 

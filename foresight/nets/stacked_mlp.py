@@ -62,7 +62,7 @@ class StackedMLP(nn.Module):
         """The output of every MLP."""
         return self._run(x, range(len(self.sizes)))
 
-    def only(self, index: int, x: Tensor) -> Tensor:
+    def single(self, index: int, x: Tensor) -> Tensor:
         """The output of MLP `index`."""
         return self._run(x, [index])[0]
 
@@ -80,13 +80,13 @@ class StackedMLP(nn.Module):
             return None
         layers = self._layers()
         with torch.no_grad():
-            activations = [fused_mlp.through(x, mlp, self.activation) for mlp in layers]
+            activations = [fused_mlp.forward(x, mlp, self.activation) for mlp in layers]
 
         def back(grads: Sequence[Tensor]) -> None:
             result, places = self._gradient()
             with torch.no_grad():
                 for i, grad in enumerate(grads):
-                    fused_mlp.back(grad, x, activations[i], layers[i], places[i], self.activation, False)
+                    fused_mlp.backward(grad, x, activations[i], layers[i], places[i], self.activation, False)
             self.flat.grad = result
 
         return [outputs[-1] for outputs in activations], back
@@ -102,8 +102,8 @@ class StackedMLP(nn.Module):
         if not torch.is_grad_enabled():
             if x.shape[0] <= FEW_ROWS:
                 array = x.numpy()
-                return [torch.from_numpy(fused_mlp.few(array, layers[i], self.activation)) for i in chosen]
-            return [fused_mlp.through(x, layers[i], self.activation)[-1] for i in chosen]
+                return [torch.from_numpy(fused_mlp.forward_numpy(array, layers[i], self.activation)) for i in chosen]
+            return [fused_mlp.forward(x, layers[i], self.activation)[-1] for i in chosen]
         weights = self.flat.detach() if frozen else self.flat
         return _Node.apply(x, weights, self, layers, chosen)  # type: ignore[no-untyped-call]  # torch's
 
@@ -142,7 +142,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, flat: Tensor, module: StackedMLP, layers: Any, chosen: Any) -> tuple[Tensor, ...]:
         ctx.module, ctx.layers, ctx.chosen = module, layers, chosen
-        activations = [fused_mlp.through(x, layers[i], module.activation) for i in chosen]
+        activations = [fused_mlp.forward(x, layers[i], module.activation) for i in chosen]
         outputs = tuple(a.pop() for a in activations)  # an output kept here would keep its own graph alive
         ctx.activations = activations
         ctx.save_for_backward(x, flat)
@@ -160,7 +160,7 @@ class _Node(torch.autograd.Function):
         into: Tensor | None = None
         for i, grad, activations in zip(ctx.chosen, grads, ctx.activations, strict=True):
             place = places[i] if weights else None
-            grad = fused_mlp.back(grad, x, activations, layers[i], place, module.activation, inputs)
+            grad = fused_mlp.backward(grad, x, activations, layers[i], place, module.activation, inputs)
             if inputs:  # otherwise `grad` is that of a hidden layer's output
                 into = grad if into is None else into + grad
         return into, result.clone() if weights else None, None, None, None

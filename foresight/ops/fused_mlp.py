@@ -31,7 +31,7 @@ class Layer(NamedTuple):
     offset: np.ndarray
 
 
-def few(x: np.ndarray, layers: Sequence[Layer], activation: str) -> np.ndarray:
+def forward_numpy(x: np.ndarray, layers: Sequence[Layer], activation: str) -> np.ndarray:
     """One MLP over few rows, in numpy."""
     last = len(layers) - 1
     for i, layer in enumerate(layers):
@@ -42,7 +42,7 @@ def few(x: np.ndarray, layers: Sequence[Layer], activation: str) -> np.ndarray:
     return x
 
 
-def through(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
+def forward(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
     """The output of every layer of one MLP. A row's bits do not depend on the other rows."""
     outputs, last = [], len(layers) - 1
     for i, layer in enumerate(layers):
@@ -60,7 +60,7 @@ def through(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]
     return outputs
 
 
-def back(
+def backward(
     grad: Tensor,
     x: Tensor,
     activations: Sequence[Tensor],

@@ -62,7 +62,7 @@ def warmup(step: int, steps: int) -> float:
     return 1.0 if steps <= 0 else min(1.0, (step + 1) / steps)
 
 
-def planned(base: float, step: int, steps: int, rise: int = 0, anneal: bool = False) -> float:
+def warmup_linear(base: float, step: int, steps: int, rise: int = 0, anneal: bool = False) -> float:
     """`base` × `warmup` over the first `rise` steps, and × `linear` down to 0 over all `steps` if `anneal`."""
     rate = base * warmup(step, rise)
     return rate * (linear(step / steps, 1.0) if anneal else 1.0)

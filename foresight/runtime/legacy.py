@@ -79,7 +79,9 @@ TD = (
 # Fields of a State: the old and the present name.
 _STATES: Mapping[str, Mapping[str, str]] = {
     "rlhf_ppo": {"judge": "reward_model"},
-    "alphazero": {"owed": "samples_due"},
+    "alphago": {"plays": "game_id"},
+    "alphazero": {"plays": "game_id", "owed": "samples_due"},
+    "muzero_targets": {"plays": "game_id"},  # MuZero and its variants
     **{name: {"walk": "actor"} for name in TD},
 }
 

@@ -80,7 +80,7 @@ def threads(count: int | None) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def keep_memory(limit: int) -> None:
+def configure_malloc(limit: int) -> None:
     """Have the C library keep freed tensors below `limit` bytes in one pool for reuse. Only glibc supports this.
 
     By default every large tensor is newly requested from the system, and a training step spends much of its time on
@@ -95,7 +95,7 @@ def keep_memory(limit: int) -> None:
             mallopt(option, value)
 
 
-def return_memory() -> None:
-    """Return freed memory to the system: the pool of `keep_memory` otherwise grows by fragmentation."""
+def trim_malloc() -> None:
+    """Return freed memory to the system: the pool of `configure_malloc` otherwise grows by fragmentation."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -21,7 +21,7 @@ from foresight.runtime.distributed import actors, learner, ray_cluster
 from foresight.runtime.evaluation import evaluate
 from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.runtime.monitoring import finite, log, profile
-from foresight.runtime.monitoring.health import Health, unlearned
+from foresight.runtime.monitoring.health import Health, no_learning
 from foresight.runtime.monitoring.progress import Progress
 from foresight.runtime.triggers import Every, Interruption
 from foresight.training.options import build_config
@@ -88,7 +88,7 @@ class Session:
 
     def run(self) -> None:
         """Train to the end, from scratch or from a checkpoint."""
-        machine.keep_memory(machine.POOL_AT_START)  # weights, gradients and moments would leave holes in the pool
+        machine.configure_malloc(machine.POOL_AT_START)  # weights, gradients and moments would leave holes in the pool
         with machine.threads(self.settings.config.get("threads")), Interruption(self.progress.note) as interruption:
             with_actors = self.settings.actors > 0
             if with_actors:
@@ -171,7 +171,7 @@ class Session:
                 rewind, self.started = None, True  # the step is complete, whatever fails from here on
                 if item is None:
                     return state
-                machine.keep_memory(machine.POOL)
+                machine.configure_malloc(machine.POOL)
                 step, metrics, state = item
                 self._check_finite(step, metrics)
                 # Tabular runs log no seconds: the metrics of a resumed run equal those of an uninterrupted one.
@@ -179,7 +179,7 @@ class Session:
                 self.log.row(step, self.seconds, metrics)
                 self.progress.update(step, metrics)
                 if trim_due(time.monotonic() - began):
-                    machine.return_memory()
+                    machine.trim_malloc()
                 for warning in health.check(step, metrics):
                     self.progress.note(warning)
                 for callback in self.callbacks:
@@ -245,7 +245,7 @@ class Session:
             exported = self.module.export(state, self.path / "export")
             self.progress.status("")
         updates = getattr(state, "updates", None)
-        if warning := unlearned(self.settings, step, updates, self.baseline, self.evaluated[1]):
+        if warning := no_learning(self.settings, step, updates, self.baseline, self.evaluated[1]):
             self.progress.note(warning)
         result = summary.document(self, step, self.evaluated[1])
         if exported is not None:

@@ -29,7 +29,7 @@ class Graded:
     rewards: Tensor
 
 
-def answered(
+def sample(
     policy: LanguageModel,
     task: TextTask,
     prompts: int | None,

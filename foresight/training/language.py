@@ -130,7 +130,9 @@ def frozen(policy: LanguageModel) -> LanguageModel:
     The base is always the initial policy: a model's own adapter was merged into it at loading.
     """
     if distributed.is_sharded(policy.module):
-        copied = LanguageModel(distributed.whole(policy.module), policy.tokenizer, policy.autocast, policy.way)
+        copied = LanguageModel(
+            distributed.unsharded(policy.module), policy.tokenizer, policy.autocast, policy.capabilities
+        )
         if lora.has(copied.module):
             copied = lora.base(copied)
         distributed.shard(copied.requires_grad_(False).module)

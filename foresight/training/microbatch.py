@@ -229,11 +229,11 @@ def descend(
         old[i, j] = logprob.detach() if before is None else before
         return value, sums
 
-    def recall(i: int, j: int) -> tuple[Tensor, Sums]:
+    def record(i: int, j: int) -> tuple[Tensor, Sums]:
         old[i, j] = state.policy.logprob(batch.select(steps[i][j]), state.config.temperature)[0]
         return torch.zeros(()), {}
 
-    before_the_first(state, steps, recall)
+    record_old_policy(state, steps, record)
     for _ in range(epochs if steps else 0):
         results = []
         for i, parts in enumerate(steps):
@@ -266,13 +266,13 @@ def plan(
     return steps, weights
 
 
-def before_the_first(
-    state: TrainedPolicy, steps: list[list[Tensor]], recall: Callable[[int, int], tuple[Tensor, Sums]]
+def record_old_policy(
+    state: TrainedPolicy, steps: list[list[Tensor]], record: Callable[[int, int], tuple[Tensor, Sums]]
 ) -> None:
-    """Run `recall(i, j)` for each part of the later steps, without gradient, to record π_old before the first step."""
+    """Run `record(i, j)` for each part of the later steps, without gradient, to record π_old before the first step."""
     with torch.no_grad(), state.policy.precision():
         for i, parts in enumerate(steps[1:], 1):
-            for compute in distributed.share(functools.partial(recall, i, j) for j in range(len(parts))):
+            for compute in distributed.share(functools.partial(record, i, j) for j in range(len(parts))):
                 compute()
 
 
@@ -289,4 +289,4 @@ def rows(whole: Tensor, part: Tensor, few: TokenBatch) -> Tensor:
 
 def _rate(state: Trained) -> float:
     config, tuning = state.config, state.config.tuning
-    return schedules.planned(config.learning_rate, state.step, config.steps, tuning.lr_warmup, tuning.anneal_lr)
+    return schedules.warmup_linear(config.learning_rate, state.step, config.steps, tuning.lr_warmup, tuning.anneal_lr)

@@ -24,7 +24,7 @@ from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Episodes, Feedback, Spaces, require_end
 from foresight.envs.games import selfplay
-from foresight.envs.games.game import Game, Plays
+from foresight.envs.games.game import Game, GameId
 from foresight.errors import NotFinite, UserError
 from foresight.nets import encoders
 from foresight.nets.models.muzero import LatentModel
@@ -144,7 +144,7 @@ class State:
     step: int = 0
     updates: int = 0
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
-    plays: Plays = field(default_factory=Plays)  # the game the weights belong to, if any
+    game_id: GameId = field(default_factory=GameId)  # the game the weights belong to, if any
     game: Game | None = field(default=None, metadata={"save": False})  # `act` then also takes its positions
 
 
@@ -244,7 +244,7 @@ def build(config: ModelConfig, spaces: Spaces | Game, title: str, device: str | 
     require_end(spaces, config.gamma)
     actions = num_actions(spaces.action, title)
     network = latent_model(config, spaces.obs, actions, actions, players=1 if game is None else 2)
-    return State(config, **components(config, network, device), plays=Plays.of(game), game=game)
+    return State(config, **components(config, network, device), game_id=GameId.of(game), game=game)
 
 
 def num_simulations(config: PlayConfig, explore: bool, simulations: int | None) -> int:

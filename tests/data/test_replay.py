@@ -112,7 +112,7 @@ def test_a_restored_replay_continues_as_the_saved_one(rows: int) -> None:
     a, b = (r.sample(50, 2, torch.Generator().manual_seed(1)) for r in (saved, restored))
     assert torch.equal(a.reward, b.reward) and torch.equal(a.extras["key"], b.extras["key"])
     assert torch.equal(a.obs["frame"], b.obs["frame"])
-    restored.rows.reward.zero_()  # type: ignore[union-attr]
+    restored.storage.reward.zero_()  # type: ignore[union-attr]
     assert saved.sample(9).reward.sum() > 0, "nothing is shared"
 
 
@@ -121,7 +121,7 @@ def test_a_saved_state_holds_only_what_was_added_and_copies_nothing() -> None:
     replay.add(piece(2, 0, 3))
     held = replay.state_dict()["rows"]
     assert held["reward"].shape == (2, 3)
-    assert held["reward"].data_ptr() == replay.rows.reward.data_ptr()  # type: ignore[union-attr]
+    assert held["reward"].data_ptr() == replay.storage.reward.data_ptr()  # type: ignore[union-attr]
     assert "logprob" not in held
 
 
@@ -129,7 +129,7 @@ def test_keys_name_rows() -> None:
     replay = Replay(5)
     replay.add(piece(2, 0, 8))
     batch = replay.sample(40, 2)
-    rewards = replay.rows.reward.flatten()  # type: ignore[union-attr]
+    rewards = replay.storage.reward.flatten()  # type: ignore[union-attr]
     assert torch.equal(rewards[batch.extras["key"]], batch.reward)
 
 

@@ -245,7 +245,7 @@ def test_alphazero_learns_true_values_from_true_values(td_lambda: float, tic_tac
                 }
             )  # fmt: skip
             position = moved.position
-        target = alphazero.Played.of(state, rows, 0.5).rows.extras["target"][:, 0]
+        target = alphazero.FinishedGames.of(state, rows, 0.5).trajectory.extras["target"][:, 0]
         torch.testing.assert_close(target, torch.stack([row["value"] for row in rows]))
 
 

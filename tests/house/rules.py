@@ -350,6 +350,8 @@ RETIRED = {
     r"comes? along": "bundled, ships with",
     r"houses?|wings?|roofs?": "architecture, package, family",
     r"numbers to watch": "metrics",
+    r"misfits?": "mismatch",
+    r"owed": "due",
 }
 # Where they are the field's own.
 FIELDS_OWN = (

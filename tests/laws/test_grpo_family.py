@@ -99,7 +99,7 @@ def of_the_rollout(original):
     return lambda state, batch, scored, weigh, *rest: (original(state, batch, scored, weigh, *rest)[0], weigh(scored))
 
 
-@sabotaged_by("foresight.training.microbatch.before_the_first", lambda f: lambda *_: None)
+@sabotaged_by("foresight.training.microbatch.record_old_policy", lambda f: lambda *_: None)
 @sabotaged_by("foresight.training.microbatch.plan", of_the_rollout)
 @stepped
 def test_each_minibatch_is_the_objective_of_its_own_groups(module):

@@ -53,7 +53,7 @@ def _second(module: Any, config: Any, env: Any) -> tuple[Any, Any]:
 @sabotaged_by(
     "foresight.nets.sequence.memory.MemoryActorCritic.forward", change("carry", lambda _: None, label="empty_carry")
 )
-@sabotaged_by("foresight.data.trees.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.data.trees.reset_carry", lambda f: lambda carry, cut: carry)
 @BOTH
 def test_what_is_read_at_once_is_what_acted_step_by_step(
     module: Any, config: Any, monkeypatch: pytest.MonkeyPatch
@@ -77,7 +77,7 @@ def test_what_is_read_at_once_is_what_acted_step_by_step(
 
 
 @sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", blind)
-@sabotaged_by("foresight.data.trees.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.data.trees.reset_carry", lambda f: lambda carry, cut: carry)
 @sabotaged_by("foresight.data.trees.pick", lambda f: lambda tree, rows: f(tree, torch.zeros_like(rows)))
 @BOTH
 def test_values_are_of_the_history_of_the_episode(module: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

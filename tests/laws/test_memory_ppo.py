@@ -43,7 +43,7 @@ def _second(config: ppo.Config, env) -> tuple[ppo.State, Trajectory, Tensor, obj
 
 
 @sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", blind)
-@sabotaged_by("foresight.nets.sequence.memory.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.nets.sequence.memory.reset_carry", lambda f: lambda carry, cut: carry)
 @sabotaged_by("foresight.algorithms.policy.ppo.rollout", lambda f: lambda *a: _without_carry(f(*a)))
 @pytest.mark.parametrize("limit", [None, 9])
 def test_before_the_first_update_the_ratio_is_one(limit: int | None, monkeypatch: pytest.MonkeyPatch):
@@ -92,7 +92,7 @@ class Recorder:
 
 
 @sabotaged_by("foresight.nets.sequence.memory.MemoryActorCritic.forward", blind)
-@sabotaged_by("foresight.nets.sequence.memory.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.nets.sequence.memory.reset_carry", lambda f: lambda carry, cut: carry)
 @sabotaged_by("foresight.data.trees.pick", lambda f: lambda tree, rows: f(tree, torch.zeros_like(rows)))
 @pytest.mark.parametrize("lost", [False, True])
 def test_values_are_of_the_history_of_the_episode(lost: bool):

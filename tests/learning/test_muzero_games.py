@@ -31,7 +31,7 @@ def learned(module: Any, **exploring: Any) -> Any:
         learning_rate=5e-3, value_coef=1.0, **exploring,
     )  # fmt: skip
     *_, (_, _, state) = module.train(config, HEX)
-    assert exhaustive.exhaust(HEX, match.chooser(module, state), first=True).lost == 0
+    assert exhaustive.play_all_replies(HEX, match.chooser(module, state), first=True).lost == 0
     return state
 
 

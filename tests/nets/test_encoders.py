@@ -143,13 +143,13 @@ def _policy_and_value_are_the_same_alone_and_together(space, kind):
     assert value.value.shape == (70,) and policy.logits.abs().sum() > 0
 
 
-@sabotaged_by("foresight.nets.stacked_mlp.StackedMLP.only", scaled(2.0))
+@sabotaged_by("foresight.nets.stacked_mlp.StackedMLP.single", scaled(2.0))
 @pytest.mark.parametrize(("space", "kind"), [(gs.Discrete(3), VectorizedMLP), (CASES[0][0], StackedMLP)])
 def test_two_trunks(space, kind):
     _policy_and_value_are_the_same_alone_and_together(space, kind)
 
 
-@sabotaged_by("foresight.nets.actor_critic.SharedTrunk.only", scaled(2.0))
+@sabotaged_by("foresight.nets.actor_critic.SharedTrunk.single", scaled(2.0))
 def test_a_shared_trunk():
     _policy_and_value_are_the_same_alone_and_together(PIXELS, SharedTrunk)
 

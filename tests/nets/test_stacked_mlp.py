@@ -37,8 +37,8 @@ def _random(inputs: int, hidden: tuple[int, ...], activation: str) -> StackedMLP
     return module
 
 
-@sabotaged_by("foresight.ops.fused_mlp.through", scaled(1.01))
-@sabotaged_by("foresight.ops.fused_mlp.back", change("grad", lambda g: 2 * g))
+@sabotaged_by("foresight.ops.fused_mlp.forward", scaled(1.01))
+@sabotaged_by("foresight.ops.fused_mlp.backward", change("grad", lambda g: 2 * g))
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize(("inputs", "hidden"), SHAPES)
 @pytest.mark.parametrize("shape", [(300,), (7, 11)])
@@ -58,7 +58,7 @@ def test_values_and_gradients_are_autograds(shape, inputs, hidden, activation):
 
 def test_one_member_alone_is_the_same_and_gives_the_others_no_gradient():
     module, x = _random(4, (64, 64), "tanh"), torch.randn(256, 4)
-    alone = module.only(1, x)
+    alone = module.single(1, x)
     assert torch.equal(alone, module(x)[1])
     alone.sum().backward()
     assert module.flat.grad is not None
@@ -77,7 +77,7 @@ def test_without_gradient_it_is_the_same(rows, activation, hidden):
     with torch.inference_mode():
         for fast, slow in zip(module(x), _plain(module, x), strict=True):
             torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
-        assert torch.equal(module.only(0, x), module(x)[0])
+        assert torch.equal(module.single(0, x), module(x)[0])
 
 
 @pytest.mark.parametrize("hidden", [64, 256])
@@ -93,7 +93,7 @@ def test_a_row_has_the_same_bits_in_every_batch(sizes, hidden):
         assert torch.equal(module(x[chosen])[0], whole[chosen])
 
 
-@sabotaged_by("foresight.ops.fused_mlp.back", change("grad", lambda g: 2 * g))
+@sabotaged_by("foresight.ops.fused_mlp.backward", change("grad", lambda g: 2 * g))
 @pytest.mark.parametrize("hidden", [(64, 64), (256, 256)])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_the_backward_pass_without_autograd_is_that_of_autograd(activation, hidden):
@@ -201,7 +201,7 @@ def test_gradients_can_be_differentiated_again_with_create_graph():
         assert torch.equal(twice(x)[0], once(x)[0])
 
 
-@sabotaged_by("foresight.ops.fused_mlp.back", change("grad", lambda g: 1.1 * g))
+@sabotaged_by("foresight.ops.fused_mlp.backward", change("grad", lambda g: 1.1 * g))
 def test_members_of_different_widths_without_hidden_layers_have_the_gradients_of_autograd() -> None:
     members, x = StackedMLP(4, (), (3, 5), (1.0, 1.0)), torch.randn(7, 4)
     parts = [torch.randn(7, 3), torch.randn(7, 5)]

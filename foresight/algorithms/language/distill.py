@@ -30,7 +30,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.aggregate import per_token
 from foresight.ops.policy import reinforce
-from foresight.planning.generation.rollout import answer, complete, roll
+from foresight.planning.generation.rollout import answer, complete, sample_groups
 from foresight.training import language
 from foresight.training.microbatch import descend, gather
 from foresight.training.options import Tuning
@@ -170,7 +170,7 @@ def train(
     graded = env.grader is not None
     env = env if graded else env.ungraded()
     while state.step < config.steps:
-        rollout = roll(
+        rollout = sample_groups(
             writer, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
         )
         metrics = {**rollout.metrics(), **update(state, rollout.batch)}

@@ -47,7 +47,7 @@ from foresight.ops.tokens import token_divergence, token_logprob
 from foresight.ops.value import huber_loss
 from foresight.planning.generation.rollout import answer, sample
 from foresight.training import language
-from foresight.training.microbatch import before_the_first, check_minibatches, plan, step
+from foresight.training.microbatch import check_minibatches, plan, record_old_policy, step
 from foresight.training.optim import track
 from foresight.training.options import Tuning
 
@@ -253,8 +253,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
         "unscorable": rewards.isnan().float().mean().item(),
     }
     tuning = config.tuning
-    scale = schedules.planned(1.0, state.step, config.steps, tuning.lr_warmup, tuning.anneal_lr)
-    before_the_first(state, steps, micro_loss)
+    scale = schedules.warmup_linear(1.0, state.step, config.steps, tuning.lr_warmup, tuning.anneal_lr)
+    record_old_policy(state, steps, micro_loss)
     for _ in range(config.epochs if steps else 0):
         results = []
         for i, parts in enumerate(steps):

@@ -190,7 +190,7 @@ def update(state: State, tokens: Tensor, lengths: Tensor) -> dict[str, float]:
         routed.extend(routing)
         return total, terms
 
-    rate = schedules.planned(config.learning_rate, state.step, config.steps, config.lr_warmup, config.anneal_lr)
+    rate = schedules.warmup_linear(config.learning_rate, state.step, config.steps, config.lr_warmup, config.anneal_lr)
     with state.policy.precision():
         metrics = step(state.optimizer, (objective,), rate, config.max_grad_norm)
     if math.isfinite(metrics["loss"]) and config.bias_rate:

@@ -208,7 +208,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config, device = state.config, state.policy.device
     targets, metrics = prepare(state, batch, rewards)
-    scale = schedules.planned(1.0, state.step, config.steps, config.tuning.lr_warmup, config.tuning.anneal_lr)
+    scale = schedules.warmup_linear(1.0, state.step, config.steps, config.tuning.lr_warmup, config.tuning.anneal_lr)
     passes: list[dict[str, float]] = []
     for _ in range(config.epochs):
         order = torch.randperm(len(batch.length), generator=state.generator)

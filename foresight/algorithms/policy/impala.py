@@ -128,7 +128,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     return action, {"logprob": output.logp(action)}, carry
 
 
-reset_carry = memory.forget
+reset_carry = memory.reset_carry
 
 
 @torch.no_grad()
@@ -155,7 +155,7 @@ def update(state: State, segment: Rollout) -> dict[str, float]:
     output, values, carry = network.read(steps.obs, trees.to(segment.first, device), memory.starts(steps.cut))
     logprob = output.logp(steps.action)
     with torch.no_grad():
-        ahead = dataclasses.replace(segment, trajectory=steps, carry=memory.forget(carry, steps.cut[:, -1]))
+        ahead = dataclasses.replace(segment, trajectory=steps, carry=memory.reset_carry(carry, steps.cut[:, -1]))
         next_value = collect.successors(ahead, values.value, lambda obs, carry: network.value(obs, carry).value)
         ratio = policy.ratio(logprob, behavior)
         advantages, target = returns.vtrace(

@@ -157,7 +157,7 @@ def value_loss(state: State, obs: Tree, target: Tensor) -> Tensor:
 
 def joint_loss(state: State, old: ActorCritic, obs: Tree, target: Tensor) -> tuple[Tensor, Tensor]:
     """`(loss of V_π, KL(π_old ‖ π))` over steps `[N]`; `old` is the network before the auxiliary phase."""
-    auxiliary = state.network.value_head(state.network.body.policy.only(1, obs))  # type: ignore[union-attr, operator]
+    auxiliary = state.network.value_head(state.network.body.policy.single(1, obs))  # type: ignore[union-attr, operator]
     with torch.no_grad():
         before = old.policy(obs)
     error = value.squared_loss(auxiliary.value, target).mean()

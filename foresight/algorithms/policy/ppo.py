@@ -145,7 +145,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
-reset_carry = memory.forget
+reset_carry = memory.reset_carry
 
 
 @torch.no_grad()

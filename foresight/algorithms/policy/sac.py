@@ -155,7 +155,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     return state.actor.to_env(action), {}, carry
 
 
-reset_carry = memory.forget
+reset_carry = memory.reset_carry
 
 
 def restart(state: State) -> None:
@@ -237,7 +237,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
     config = state.config
     metrics: dict[str, float] = {}
     before = state.step - segment.trajectory.reward.numel()
-    collect.remember(state.replay, segment)
+    collect.add_to_replay(state.replay, segment)
     needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence_length + 1
     if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
         for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):

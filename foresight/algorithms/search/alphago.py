@@ -26,7 +26,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.envs.games import records
-from foresight.envs.games.game import Game, Plays
+from foresight.envs.games.game import Game, GameId
 from foresight.errors import LostError, UserError
 from foresight.nets.models.alphazero import PolicyNet, ValueNet
 from foresight.planning.search import memory, playouts
@@ -78,7 +78,7 @@ class State:
     """Three networks, their optimizers, the pool, and the data of the stages."""
 
     config: Config
-    plays: Plays  # the game the weights belong to
+    game_id: GameId  # the game the weights belong to
     sl: PolicyNet
     rl: PolicyNet
     value: ValueNet
@@ -94,7 +94,7 @@ class State:
     outcomes: Tensor | None = None  # [N], for the player to move
     owners: Tensor | None = None  # the game of each position, int64 [N]
     game: Any = field(default=None, metadata={"save": False})
-    rows: Any = field(default=None, metadata={"save": False})  # the expert games as planes and actions
+    examples: Any = field(default=None, metadata={"save": False})  # the expert games as planes and actions
 
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
@@ -109,7 +109,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
         return torch.optim.AdamW(network.parameters(), rate, weight_decay=config.weight_decay)
 
     return State(
-        config, Plays.of(game), sl, rl, value, adam(sl, config.learning_rate), adam(rl, config.rl_learning_rate),
+        config, GameId.of(game), sl, rl, value, adam(sl, config.learning_rate), adam(rl, config.rl_learning_rate),
         adam(value, config.learning_rate), torch.Generator().manual_seed(config.seed), playouts.stream(config.seed),
         game=game,
     )  # fmt: skip
@@ -187,12 +187,12 @@ def expert_games(state: State) -> Tensor:
         column = torch.full((len(position),), -1, dtype=torch.int64)
         column[live] = torch.multinomial(share, 1, generator=state.generator).squeeze(-1)
         position[live] = game.step(position[live], column[live]).position
-        game.forget(position)
+        game.free_except(position)
         columns.append(column)
     return torch.stack(columns, 1)
 
 
-def expert_rows(state: State) -> tuple[Tensor, Tensor, Tensor]:
+def expert_examples(state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Planes `[N, C, H, W]`, actions `[N]` and games `[N]` of every expert move."""
     assert state.expert is not None
     game = state.game
@@ -204,13 +204,13 @@ def expert_rows(state: State) -> tuple[Tensor, Tensor, Tensor]:
         actions.append(action[live])
         owners.append(live)
         position[live] = game.step(position[live], action[live]).position
-        game.forget(position)
+        game.free_except(position)
     return torch.cat(planes), torch.cat(actions), torch.cat(owners)
 
 
 def imitate(state: State) -> dict[str, float]:
     """One step of supervised learning, and the accuracy on held-out games."""
-    config, (planes, actions, owners) = state.config, state.rows
+    config, (planes, actions, owners) = state.config, state.examples
     kept = _training(owners, config.held_out)
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
     rows = train[torch.randint(len(train), (config.batch_size,), generator=state.generator)]
@@ -261,7 +261,7 @@ def reinforce(state: State) -> dict[str, float]:
                     actions.append(action)
                     owners.append(turn)
                 position[turn] = game.step(position[turn], action).position
-        game.forget(position)
+        game.free_except(position)
     first = 2 * game.first_score(position) - 1
     outcome = torch.where(side == 0, first, -first)
     baseline = torch.stack([outcome[side == s].mean() for s in (0, 1)])[side]
@@ -311,7 +311,7 @@ def value_positions(state: State, games: int, per_game: int) -> tuple[Tensor, Te
                 legal = game.legal(position[rows]).float()
                 action[rows] = torch.multinomial(legal, 1, generator=generator).squeeze(-1)
         position[live] = game.step(position[live], action[live]).position
-        game.forget(position)
+        game.free_except(position)
         t += 1
     owner = torch.cat(owners)
     first = (2 * game.first_score(position) - 1)[owner]
@@ -342,8 +342,8 @@ def update(state: State) -> dict[str, float]:
     if state.step < config.supervised:
         if state.expert is None:
             state.expert = expert_games(state)
-        if state.rows is None:
-            state.rows = expert_rows(state)
+        if state.examples is None:
+            state.examples = expert_examples(state)
         return imitate(state)
     if state.step < config.supervised + config.reinforce:
         return reinforce(state)
@@ -361,7 +361,7 @@ def train(
     """The three stages, with metrics every ten steps."""
     if state is None:
         state = build(config, env, device)
-    Plays.of(env).load_state_dict(state.plays.state_dict())  # raises for a State of another game
+    GameId.of(env).load_state_dict(state.game_id.state_dict())  # raises for a State of another game
     state.game = env
     last = min(config.steps, config.supervised + config.reinforce + config.regress)
     while state.step < last:

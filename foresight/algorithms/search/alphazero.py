@@ -32,7 +32,7 @@ from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env
-from foresight.envs.games.game import Game, Plays, replay
+from foresight.envs.games.game import Game, GameId, replay
 from foresight.errors import UserError
 from foresight.nets import precision
 from foresight.nets.models.alphazero import PolicyValueNet
@@ -112,15 +112,15 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Played:
+class FinishedGames:
     """Finished games: their training data `[N, 1]`; the number of moves and the first player's score of each `[G]`."""
 
-    rows: Trajectory
+    trajectory: Trajectory
     lengths: Tensor
     scores: Tensor
 
     @classmethod
-    def of(cls, state: State, rows: Moves, first_score: float) -> Played:
+    def of(cls, state: State, rows: Moves, first_score: float) -> FinishedGames:
         """One game, with its value targets."""
         game = {name: torch.stack([row[name] for row in rows])[None] for name in rows[0]}  # [1, T, ...]
         last = torch.zeros_like(game["value"])
@@ -140,7 +140,7 @@ class State:
     """Everything a checkpoint holds. `game` and `player` are rebuilt, not saved."""
 
     config: Config
-    plays: Plays
+    game_id: GameId
     network: PolicyValueNet
     optimizer: torch.optim.Optimizer
     generator: torch.Generator  # for search, noise, batches and symmetries
@@ -164,7 +164,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
         network = PolicyValueNet(game.shape, game.actions, config.channels, config.blocks).to(device)
     return State(
         config,
-        Plays.of(game),
+        GameId.of(game),
         network,
         torch.optim.AdamW(network.parameters(), config.learning_rate, weight_decay=config.weight_decay),
         generator=torch.Generator().manual_seed(config.seed),
@@ -254,7 +254,7 @@ def self_play(state: State, position: Tensor, ended: Callable[[State, Moves, flo
         running.actions[b], running.rows[b] = [], []
         following[b : b + 1] = game.start(1)
     state.step += len(position)
-    game.forget(following)
+    game.free_except(following)
     return following
 
 
@@ -269,14 +269,14 @@ def playouts(state: State, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def add(state: State, rows: Moves, first_score: float) -> None:
     """Store a finished game's positions and targets in the replay."""
-    remember(state, Played.of(state, rows, first_score))
+    add_to_replay(state, FinishedGames.of(state, rows, first_score))
 
 
-def remember(state: State, played: Played) -> int:
+def add_to_replay(state: State, played: FinishedGames) -> int:
     """Store finished games in the replay. Returns the number of positions."""
-    count = played.rows.shape[0]
+    count = played.trajectory.shape[0]
     if count:
-        state.replay.add(played.rows.map(lambda x: x.transpose(0, 1).cpu()))
+        state.replay.add(played.trajectory.map(lambda x: x.transpose(0, 1).cpu()))
     state.finished += len(played.lengths)
     state.lengths = [*state.lengths, *played.lengths.tolist()][-100:]
     state.scores = [*state.scores, *played.scores.tolist()][-100:]
@@ -319,24 +319,24 @@ def transformed(state: State, planes: Tensor, policy: Tensor, legal: Tensor) -> 
 
 
 @torch.inference_mode()
-def rollout(state: State, env: Env, obs: Tree) -> tuple[Played, Tree]:
+def rollout(state: State, env: Env, obs: Tree) -> tuple[FinishedGames, Tree]:
     """A few moves in every game, for an actor. Returns the games that ended; `env` is unused, `obs` unchanged.
 
     The positions of the games are in `state`.
     """
-    over: list[Played] = []
+    over: list[FinishedGames] = []
     position = begin(state)
     for _ in range(_moves_per_log(state.config)):
-        position = self_play(state, position, lambda *game: over.append(Played.of(*game)))
+        position = self_play(state, position, lambda *game: over.append(FinishedGames.of(*game)))
     if over:
         return trees.join(over), obs
-    example = Played.of(state, state.running.rows[0], 0.0)  # an empty batch of the right shape
+    example = FinishedGames.of(state, state.running.rows[0], 0.0)  # an empty batch of the right shape
     return trees.merge(lambda leaves: leaves[0][:0], [example]), obs
 
 
-def learn(state: State, played: Played) -> dict[str, float]:
+def learn(state: State, played: FinishedGames) -> dict[str, float]:
     """Store the actors' games, then take the gradient steps that are due; returns the means of their metrics."""
-    return _summary(state, _train_due(state, remember(state, played)), len(played.lengths) > 0)
+    return _summary(state, _train_due(state, add_to_replay(state, played)), len(played.lengths) > 0)
 
 
 def train(

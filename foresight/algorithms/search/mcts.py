@@ -107,7 +107,7 @@ def train(
             ours = (int(game.mover(position)[0]) == 0) == first
             action = act(state, position)[0] if ours else opponent(position)
             position = game.step(position, action).position
-            game.forget(position)
+            game.free_except(position)
         score = float(game.first_score(position)[0])
         metrics = update(state, score if first else 1 - score)
         yield state.step, {**metrics, "moves": float(game.moves(position)[0])}, state

@@ -175,7 +175,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
     config = state.config
     metrics: dict[str, float] = {}
     before = state.step - segment.trajectory.reward.numel()
-    collect.remember(state.replay, segment)
+    collect.add_to_replay(state.replay, segment)
     if state.step > config.learning_starts and len(state.replay) > (config.n_steps + 1) * config.num_envs:
         for _ in range(schedules.passed(before, state.step, config.train_every)):
             metrics = update(state, sample(state))

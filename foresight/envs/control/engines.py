@@ -86,14 +86,14 @@ def missing(package: str) -> UserError:
 def gymnasium_env(request: Request, engine: str) -> Env:
     """Gymnasium's environments: in this process, in subprocesses (`async`), or the id's vectorized form."""
     if engine == "vector":
-        venv = guard(request, lambda: _vector_form(request))
+        venv = user_errors(request, lambda: _vector_form(request))
         mode = vector.gymnasium_autoreset(venv)
     else:
         single = functools.partial(_single, request)
         kind: Any = AsyncVectorEnv if engine == "async" else SyncVectorEnv
         mode = request.autoreset
         makers = [single] * request.num_envs
-        venv = guard(request, lambda: kind(makers, autoreset_mode=AUTORESET[mode]))
+        venv = user_errors(request, lambda: kind(makers, autoreset_mode=AUTORESET[mode]))
     return gymnasium_vector(request.name, venv, mode, fresh=engine != "vector")
 
 
@@ -158,7 +158,7 @@ class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, total, terminated, truncated, info
 
 
-def guard(request: Request, build: Callable[[], Made]) -> Made:
+def user_errors(request: Request, build: Callable[[], Made]) -> Made:
     """Run `build`, and turn Gymnasium's errors for user mistakes into a UserError."""
     name = request.name
     try:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces as gs
 
 
-def raised(error: Exception) -> tuple[int | None, str]:
+def failed_env(error: Exception) -> tuple[int | None, str]:
     """The index of the environment behind an `error` of an engine (None if unknown), and what went wrong.
 
     Engines of one process keep the last observation of each environment, so one that does not fit its space is found
@@ -21,7 +21,7 @@ def raised(error: Exception) -> tuple[int | None, str]:
         engine = frame.f_locals.get("self")
         space = getattr(engine, "single_observation_space", None)
         for env, seen in enumerate(getattr(engine, "_env_obs", None) or ()):
-            what = None if seen is None or space is None else misfit(seen, space)
+            what = None if seen is None or space is None else space_mismatch(seen, space)
             if what is not None:
                 return env, what
     resetting = any(frame.f_code.co_name == "reset" for frame in frames)
@@ -30,13 +30,13 @@ def raised(error: Exception) -> tuple[int | None, str]:
     return next((number for number in numbers if isinstance(number, int)), None), what
 
 
-def misfit(seen: Any, space: gs.Space[Any]) -> str | None:
+def space_mismatch(seen: Any, space: gs.Space[Any]) -> str | None:
     """How an observation of one environment differs from its `space`; None if it fits."""
     if isinstance(space, gs.Dict):
         if not isinstance(seen, dict) or seen.keys() != space.spaces.keys():
             parts = sorted(seen) if isinstance(seen, dict) else type(seen).__name__
             return f"its observation has the parts {parts}, but it declares {sorted(space.spaces)}"
-        found = ((key, misfit(seen[key], part)) for key, part in space.spaces.items())
+        found = ((key, space_mismatch(seen[key], part)) for key, part in space.spaces.items())
         return next((f"{what} (part '{key}')" for key, what in found if what is not None), None)
     if space.shape is None or space.dtype is None:
         return None
@@ -48,7 +48,7 @@ def misfit(seen: Any, space: gs.Space[Any]) -> str | None:
     return None
 
 
-def not_a_number(obs: Any, reward: Any) -> tuple[int, str] | None:
+def nonfinite_env(obs: Any, reward: Any) -> tuple[int, str] | None:
     """The first environment with a NaN in `obs` `[B, ...]` or a `reward` `[B]` that is not finite, and which."""
     if reward is not None and not np.isfinite(reward).all():
         env = int(np.flatnonzero(~np.isfinite(reward))[0])

@@ -28,7 +28,7 @@ class MultiTask:
         first = envs[0]
         for env in envs[1:]:
             for word, own, other in zip(("observations", "actions"), first.spaces[:2], env.spaces[:2], strict=True):
-                if not alike(own, other):
+                if not same_space(own, other):
                     raise UserError(
                         f"Tasks that are trained together need equal {word}: '{first.name}' has {own}, but "
                         f"'{env.name}' has {other}. Env options such as flatten may make them equal."
@@ -75,10 +75,10 @@ class MultiTask:
         return merged
 
 
-def alike(one: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
+def same_space(one: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
     """Whether one network fits both: the same kind, shape and dtype. Bounds may differ."""
     if isinstance(one, gs.Dict) and isinstance(other, gs.Dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(same_space(one[key], other[key]) for key in one)
     if isinstance(one, gs.Box) and isinstance(other, gs.Box):
         return one.shape == other.shape and one.dtype == other.dtype
     return one == other

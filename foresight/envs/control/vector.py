@@ -81,7 +81,7 @@ class Vector:
         except UserError:  # a missing package
             raise
         except Exception as error:
-            raise self._broken(*faults.raised(error), now=0) from error
+            raise self._broken(*faults.failed_env(error), now=0) from error
         self._require_numbers(obs)
         return self._tensors(obs)
 
@@ -94,8 +94,8 @@ class Vector:
         try:
             obs, reward, terminated, truncated, extra = self._engine.step(self._convert(action))
         except Exception as error:
-            raise self._broken(*faults.raised(error)) from error
-        if (found := faults.not_a_number(obs, reward)) is not None:
+            raise self._broken(*faults.failed_env(error)) from error
+        if (found := faults.nonfinite_env(obs, reward)) is not None:
             raise self._broken(*found)
         taken = ~self._resetting
         self._returns += np.where(taken, reward, 0.0)
@@ -117,7 +117,7 @@ class Vector:
                 try:
                     obs = self._reset_rows(self._engine, np.flatnonzero(ended), obs)
                 except Exception as error:
-                    raise self._broken(*faults.raised(error), now=0) from error
+                    raise self._broken(*faults.failed_env(error), now=0) from error
                 self._require_numbers(obs)
         if "life_lost" in extra:  # valued like a termination, though the game continues
             terminated = terminated | extra["life_lost"]
@@ -146,7 +146,7 @@ class Vector:
             self._engine = None
 
     def _require_numbers(self, obs: Arrays) -> None:
-        if (found := faults.not_a_number(obs, None)) is not None:
+        if (found := faults.nonfinite_env(obs, None)) is not None:
             raise self._broken(*found, now=0)
 
     def _broken(self, env: int | None, what: str, now: int = 1) -> EnvError:

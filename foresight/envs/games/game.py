@@ -19,7 +19,7 @@ TITLES = {
 Chooser = Callable[[Tensor], Tensor]  # positions `[B]` to actions int64 `[B]`; none of the games is over
 
 
-class Moved(NamedTuple):
+class StepResult(NamedTuple):
     """The result of an action: the new positions, the mover's reward `[B]` float32, and `over` `[B]` bool."""
 
     position: Tensor
@@ -56,7 +56,7 @@ class Game(Protocol):
     def start(self, count: int) -> Tensor:
         """`count` games before the first move."""
 
-    def step(self, position: Tensor, action: Tensor) -> Moved:
+    def step(self, position: Tensor, action: Tensor) -> StepResult:
         """Take `action` int64 `[B]`. Finished games and illegal actions change nothing and earn 0."""
 
     def legal(self, position: Tensor) -> Tensor:
@@ -83,18 +83,18 @@ class Game(Protocol):
     def move_name(self, position: Tensor, action: int) -> str:
         """The name of `action` in one position (B = 1)."""
 
-    def forget(self, keep: Tensor) -> None:
+    def free_except(self, keep: Tensor) -> None:
         """Free every position that is not in `keep`."""
 
 
 @dataclass
-class Plays:
+class GameId:
     """The game of a State: a checkpoint of another game is refused."""
 
     game: str = ""
 
     @classmethod
-    def of(cls, game: Game | None) -> Plays:
+    def of(cls, game: Game | None) -> GameId:
         """For this game with its options; None is no game."""
         if game is None:
             return cls()

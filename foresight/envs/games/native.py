@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foresight.envs.games import boards
-from foresight.envs.games.game import TITLES, Moved
+from foresight.envs.games.game import TITLES, StepResult
 from foresight.envs.games.symmetries import board_symmetry
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -45,12 +45,12 @@ class Native:
         """`count` empty boards."""
         return torch.zeros(count, self.row, dtype=torch.int32)
 
-    def step(self, position: Tensor, action: Tensor) -> Moved:
+    def step(self, position: Tensor, action: Tensor) -> StepResult:
         """See `Game`."""
         rows = position.numpy()
         out, rewards, over = np.empty_like(rows), np.empty(len(rows), np.float32), np.empty(len(rows), np.bool_)
         boards.step_all(*self.rules, rows, action.numpy(), out, rewards, over)
-        return Moved(torch.from_numpy(out), torch.from_numpy(rewards), torch.from_numpy(over))
+        return StepResult(torch.from_numpy(out), torch.from_numpy(rewards), torch.from_numpy(over))
 
     def legal(self, position: Tensor) -> Tensor:
         """See `Game`."""
@@ -105,5 +105,5 @@ class Native:
             return "pass"
         return f"{LETTERS[action % self.width]}{action // self.width + 1}"
 
-    def forget(self, keep: Tensor) -> None:
+    def free_except(self, keep: Tensor) -> None:
         """Nothing to free."""

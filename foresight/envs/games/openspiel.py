@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresight.envs.games.game import TITLES, Moved
+from foresight.envs.games.game import TITLES, StepResult
 from foresight.envs.games.symmetries import openspiel_symmetries
 from foresight.errors import UserError, unknown
 
@@ -50,7 +50,7 @@ class State(Protocol):
 
 
 class Spiel:
-    """A game of OpenSpiel: a position is the index of a state, which this object keeps until `forget`."""
+    """A game of OpenSpiel: a position is the index of a state, which this object keeps until `free_except`."""
 
     def __init__(self, name: str, opponent: str, options: dict[str, Any]) -> None:
         spiel = _pyspiel()
@@ -94,7 +94,7 @@ class Spiel:
         """OpenSpiel's own state of a position."""
         return self._states[number]
 
-    def step(self, position: Tensor, action: Tensor) -> Moved:
+    def step(self, position: Tensor, action: Tensor) -> StepResult:
         """See `Game`."""
         numbers, rewards, over = [], [], []
         for number, choice in zip(position.tolist(), action.tolist(), strict=True):
@@ -108,7 +108,7 @@ class Spiel:
             numbers.append(number)
             rewards.append(reward)
             over.append(state.is_terminal())
-        return Moved(torch.tensor(numbers), torch.tensor(rewards, dtype=torch.float32), torch.tensor(over))
+        return StepResult(torch.tensor(numbers), torch.tensor(rewards, dtype=torch.float32), torch.tensor(over))
 
     def legal(self, position: Tensor) -> Tensor:
         """See `Game`."""
@@ -156,7 +156,7 @@ class Spiel:
         state = self._states[int(position[0])]
         return str(state.action_to_string(state.current_player(), action)).removeprefix("B ").removeprefix("W ")
 
-    def forget(self, keep: Tensor) -> None:
+    def free_except(self, keep: Tensor) -> None:
         """See `Game`."""
         self._states = {number: self._states[number] for number in keep.tolist()}
 

@@ -17,7 +17,7 @@ SUFFIXES = (".sgf", ".pgn")
 RESULTS = ("1-0", "0-1", "1/2-1/2", "*")
 
 
-class Recorded(NamedTuple):
+class GameRecord(NamedTuple):
     """One game of a file: `where` names it in messages, `moves` are in its notation."""
 
     where: str
@@ -47,9 +47,9 @@ def read(game: Game, path: str | Path) -> list[list[int]]:
     return [actions for actions in found if actions]
 
 
-def sgf(text: str, file: str = "SGF") -> list[Recorded]:
+def sgf(text: str, file: str = "SGF") -> list[GameRecord]:
     """The main line of every game tree. Raises UserError for text that is not SGF."""
-    games: list[Recorded] = []
+    games: list[GameRecord] = []
     at, depth, number = max(text.find("("), 0), 0, 0  # text before the first game is ignored
     tags: dict[str, str] = {}
     moves: list[str] = []
@@ -70,7 +70,7 @@ def sgf(text: str, file: str = "SGF") -> list[Recorded]:
             depth -= 1
             if depth == 0:
                 number += 1
-                games.append(Recorded(f"{file}, game {number}" if number > 1 else file, tags, moves))
+                games.append(GameRecord(f"{file}, game {number}" if number > 1 else file, tags, moves))
                 tags, moves, closed = {}, [], 0
         elif name is not None and not closed:
             values = re.findall(r"\[((?:\\.|[^\]\\])*)\]", match.group("values"), re.DOTALL)
@@ -89,16 +89,16 @@ def sgf(text: str, file: str = "SGF") -> list[Recorded]:
     return games
 
 
-def pgn(text: str, file: str = "PGN") -> list[Recorded]:
+def pgn(text: str, file: str = "PGN") -> list[GameRecord]:
     """Every game, without comments and variations."""
-    games: list[Recorded] = []
+    games: list[GameRecord] = []
     tags: dict[str, str] = {}
     moves: list[str] = []
 
     def close() -> None:
         if tags or moves:
             number = len(games) + 1
-            games.append(Recorded(f"{file}, game {number}" if number > 1 else file, dict(tags), list(moves)))
+            games.append(GameRecord(f"{file}, game {number}" if number > 1 else file, dict(tags), list(moves)))
         tags.clear()
         moves.clear()
 
@@ -133,7 +133,7 @@ def pgn(text: str, file: str = "PGN") -> list[Recorded]:
     return games
 
 
-def _actions(game: Game, recorded: Recorded, kind: str) -> list[int]:
+def _actions(game: Game, recorded: GameRecord, kind: str) -> list[int]:
     size = recorded.tags.get("SZ")
     if kind == ".sgf" and size and set(size.split(":")) != {str(game.shape[-1])}:
         found = size.replace(":", "x") if ":" in size else f"{size}x{size}"
@@ -153,7 +153,7 @@ def _actions(game: Game, recorded: Recorded, kind: str) -> list[int]:
             raise UserError(f"{recorded.where}, move {t + 1}: {error}") from error
         actions.append(action)
         position = game.step(position, torch.tensor([action])).position
-        game.forget(position)
+        game.free_except(position)
     return actions
 
 

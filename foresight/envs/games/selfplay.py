@@ -104,7 +104,7 @@ class SelfPlay:
             points = 2 * game.first_score(position[ended]) - 1
             info = {"episode_return": points.tolist(), "episode_length": game.moves(position[ended]).tolist()}
             position[ended] = self._new_games(len(ended))
-        game.forget(torch.cat([position, *self._visited]))
+        game.free_except(torch.cat([position, *self._visited]))
         self.position = position
         end = over.float()
         obs = observe(game, position) if len(ended) else final

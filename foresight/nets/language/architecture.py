@@ -33,8 +33,8 @@ PERIODIC = ("dynamic", "longrope")  # RoPE types whose angles change in longer t
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """How a model is computed, as tested at load.
+class Capabilities:
+    """What a model supports, as tested at load, and so how it is computed.
 
     - `shared`: with shared prefixes (`nets.language.tokentree`, `LanguageModel.read`), or else in whole right-padded
       rows;
@@ -47,7 +47,7 @@ class Way:
     cached: bool = False
 
 
-def find(model: Any, attention: str) -> Way:
+def find(model: Any, attention: str) -> Capabilities:
     """Test how to compute a `LanguageModel`; sets its attention to `attention` if that is exact.
 
     Raises UserError for a model that cannot process text alone, is not causal, or has no gradient.
@@ -73,13 +73,13 @@ def find(model: Any, attention: str) -> Way:
             )
         checkpointing.use(module)
         if getattr(module, "_supports_attention_backend", False):
-            model.way = Way(True)
+            model.capabilities = Capabilities(True)
             if _exact(lambda: _over_trees(model, attention, prompts, ends, alone)):
-                return model.way
+                return model.capabilities
             module.set_attn_implementation(own)
-        model.way = Way(False)
+        model.capabilities = Capabilities(False)
         linear = _exact(lambda: [(model.logits(model.read_rows(rows[:1])[0]), alone[0])])
-        model.way = Way(False, linear)
+        model.capabilities = Capabilities(False, linear)
         cached = _exact(lambda: _continued(model, rows[0], alone[0]))
     try:
         _backward(model, rows[:1])
@@ -92,7 +92,7 @@ def find(model: Any, attention: str) -> Way:
                 f"{type(module).__name__} has no gradient ({type(error).__name__}: {error}): choose another model "
                 "(Llama, Qwen, SmolLM)."
             ) from error
-    return Way(False, linear, cached)
+    return Capabilities(False, linear, cached)
 
 
 def context(config: Any, shared: bool) -> tuple[int, str]:

@@ -18,27 +18,33 @@ from torch import Tensor, nn
 from foresight.data.text import TokenBatch, common_prefix, length_mask, pad
 from foresight.errors import UserError
 from foresight.nets.language import architecture, tree_attention
+from foresight.nets.language.architecture import Capabilities
 from foresight.nets.language.cache import Cache, DecodeStep, Extension, Level, Prefill
 from foresight.nets.language.tokenizer import Message, apply_chat_template
 from foresight.nets.language.tokenizer import check as check_tokenizer
 from foresight.nets.language.tokentree import TokenTree
 from foresight.ops.tokens import token_logprob
 
-WAY = "_foresight_way"  # the attribute of a module that holds its `Way`
+CAPABILITIES = "_foresight_capabilities"  # the attribute of a module that holds its `Capabilities`
 
 
 class LanguageModel(nn.Module):
     """A causal language model and its tokenizer: tokens in, next-token distributions out.
 
     `autocast` is the dtype of matrix products (None: that of the weights). Dropout is always off. `completer`, if set,
-    samples instead: a server with the same weights (`planning.generation.server`). `way` is how the model is computed:
-    without shared prefixes `forward`, `read`, `step` and `extend` cannot be used, only `read_rows` and `continue_rows`.
+    samples instead: a server with the same weights (`planning.generation.server`). `capabilities` are those of
+    the model: without shared prefixes `forward`, `read`, `step` and `extend` cannot be used, only `read_rows` and
+    `continue_rows`.
     """
 
     completer: Any = None
 
     def __init__(
-        self, module: Any, tokenizer: Any, autocast: torch.dtype | None = None, way: architecture.Way | None = None
+        self,
+        module: Any,
+        tokenizer: Any,
+        autocast: torch.dtype | None = None,
+        capabilities: Capabilities | None = None,
     ) -> None:
         super().__init__()
         tree_attention.register()
@@ -50,12 +56,12 @@ class LanguageModel(nn.Module):
         self.layers: int = getattr(config, "num_hidden_layers", 0)
         self._finish = architecture.finish(config)
         self.context, _ = architecture.context(config, shared=True)
-        known = way or vars(module).get(WAY)
-        self.way: architecture.Way = known or architecture.find(self, tree_attention.ATTENTION)
-        vars(module)[WAY] = self.way  # a model in training, or sharded, is not tried again
-        self.context, why = architecture.context(config, self.way.shared)
+        known = capabilities or vars(module).get(CAPABILITIES)
+        self.capabilities: Capabilities = known or architecture.find(self, tree_attention.ATTENTION)
+        vars(module)[CAPABILITIES] = self.capabilities  # a model in training, or sharded, is not tried again
+        self.context, why = architecture.context(config, self.capabilities.shared)
         if known is None:
-            _warn(module, self.way, self.context, why)
+            _warn(module, self.capabilities, self.context, why)
         eos = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
         ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
         self.stop_ids: list[int] = sorted(i for i in ids if i is not None)
@@ -127,7 +133,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `[..., V]` of hidden states `[..., D]`, in the dtype of this model's products."""
-        if not self.way.linear or hasattr(self.module, "score"):
+        if not self.capabilities.linear or hasattr(self.module, "score"):
             return hidden  # already logits, or a model without a vocabulary
         return self.scaled(self.module.get_output_embeddings()(hidden))
 
@@ -146,11 +152,11 @@ class LanguageModel(nn.Module):
         return hidden[:, -1], cache
 
     def _plain(self, tokens: Tensor, **options: Any) -> tuple[Tensor, dict[str, Any]]:
-        whole = architecture.trunk(self.module) if self.way.linear else self.module
+        whole = architecture.trunk(self.module) if self.capabilities.linear else self.module
         output = whole(input_ids=tokens, **options)
         caches = {name: getattr(output, name, None) for name in ("past_key_values", "cache_params", "state")}
         cache = {name: held for name, held in caches.items() if held is not None}
-        return (output.last_hidden_state if self.way.linear else output.logits), cache
+        return (output.last_hidden_state if self.capabilities.linear else output.logits), cache
 
     def read(self, prompts: Sequence[Sequence[int]], copies: int = 1) -> tuple[Tensor, Cache]:
         """Prefill prompts; the prefix that all share is computed once.
@@ -201,7 +207,7 @@ class LanguageModel(nn.Module):
 
     def states(self, tree: TokenTree) -> Tensor:
         """Hidden states `[N, D]` of the N tokens of a tree, each after its ancestors and itself."""
-        if not self.way.shared:
+        if not self.capabilities.shared:
             return self._row_by_row(tree)
         return self._run(tree.tokens[None].to(self.device), tree.positions[None].to(self.device), tree)[0]
 
@@ -215,13 +221,14 @@ class LanguageModel(nn.Module):
         return hidden[row, place]
 
 
-def _warn(module: Any, way: architecture.Way, context: int, why: str) -> None:
+def _warn(module: Any, capabilities: Capabilities, context: int, why: str) -> None:
     """Warn if this model is slower or has a shorter context here than the user may expect."""
     kind = type(module).__name__
-    if not way.shared:
+    if not capabilities.shared:
         warnings.warn(
             f"{kind} is computed row by row, as in transformers: shared prefixes are computed again for each answer"
-            f"{'' if way.cached else ', and each answer again for every token'}. The result is the same, but slower.",
+            f"{'' if capabilities.cached else ', and each answer again for every token'}. The result is the same, but "
+            "slower.",
             stacklevel=4,
         )
     if why:

@@ -111,7 +111,7 @@ def heads_for(model: LanguageModel, heads: int, hidden: int | None = None) -> Mu
 
     Raises UserError if the logits are not a linear unembedding of the features, which the heads need to share.
     """
-    if not model.way.linear:
+    if not model.capabilities.linear:
         raise UserError(
             f"{type(model.module).__name__} has no linear unembedding for the heads to share: choose another model "
             "(Llama, Qwen, SmolLM)."

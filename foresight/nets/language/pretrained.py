@@ -103,7 +103,7 @@ def _load(
     if lora.has(module):
         lora.merge(module)
     model = LanguageModel(module.to(device), tokenizer, computed)
-    if narrow and computed is not None and model.way.shared:  # after the tests at load, which need float32
+    if narrow and computed is not None and model.capabilities.shared:  # after the tests at load, which need float32
         for key, weight in module.named_parameters():
             if not key.startswith("score."):
                 weight.data = weight.data.to(computed)
@@ -201,7 +201,7 @@ def save_folder(
 
     directory = check_folder(directory)
     if distributed.is_sharded(module):
-        module = distributed.whole(module)
+        module = distributed.unsharded(module)
     if merged and lora.has(module):
         module = lora.merged(module, load(base, precision="float32").module if base and lora.narrow(module) else None)
     try:

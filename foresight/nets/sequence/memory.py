@@ -31,7 +31,7 @@ from foresight.nets.sequence.recurrent import Recurrent
 from foresight.nets.sequence.window import Window
 
 Memory = Recurrent | GTrXL | Window
-forget = trees.forget
+reset_carry = trees.reset_carry
 KINDS = ("gru", "lstm", "gtrxl", "transformer")
 # The trunks of a backbone, and whether each has memory; the policy uses the first, the value the last.
 BACKBONES = {

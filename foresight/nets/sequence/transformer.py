@@ -106,7 +106,7 @@ class Cache(NamedTuple):
             mask=None if self.mask is None else self.mask[rows],
         )
 
-    def forget(self, cut: Tensor) -> Cache:
+    def reset(self, cut: Tensor) -> Cache:
         """Empty the rows where `cut` `[B]` is true: their next token is at position 0 and sees only itself."""
         past = (
             torch.ones(len(cut), self.length, dtype=torch.bool, device=cut.device) if self.mask is None else self.mask

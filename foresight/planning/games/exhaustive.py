@@ -26,7 +26,7 @@ class Proof(NamedTuple):
     line: tuple[int, ...] | None
 
 
-def exhaust(game: Game, chooser: Chooser, first: bool) -> Proof:
+def play_all_replies(game: Game, chooser: Chooser, first: bool) -> Proof:
     """Play the deterministic `chooser`, as first or as second player, against every possible reply.
 
     For small games with native rules, in which equal positions are equal rows.

@@ -63,8 +63,8 @@ class AllGatherSampler:
         """The copy, with the present weights of the policy."""
         version = distributed.version(self.policy)
         if self._copy is None or distributed.any_rank(version != self._version):
-            module = distributed.whole(self.policy.module).requires_grad_(False)
-            self._copy = LanguageModel(module, self.policy.tokenizer, self.policy.autocast, self.policy.way)
+            module = distributed.unsharded(self.policy.module).requires_grad_(False)
+            self._copy = LanguageModel(module, self.policy.tokenizer, self.policy.autocast, self.policy.capabilities)
             self._version = version
         return self._copy
 

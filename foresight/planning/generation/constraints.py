@@ -51,7 +51,7 @@ def depth(trie: Trie) -> int:
     return 1 + max(depth(after) for after in trie.values()) if trie else 0
 
 
-def only(logits: Tensor, nodes: Sequence[Trie]) -> Tensor:
+def mask_logits(logits: Tensor, nodes: Sequence[Trie]) -> Tensor:
     """Logits `[B, V]` with -inf on every token that is not a child of the row's trie node."""
     tokens = [list(node) for node in nodes]
     rows = torch.tensor([i for i, row in enumerate(tokens) for _ in row], device=logits.device)

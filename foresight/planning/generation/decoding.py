@@ -89,11 +89,11 @@ def generate(
     same = tries is None and not top_k and top_p >= 1 and temperature in (0.0, 1.0)  # as the model's own distribution
 
     slots = min(slots or (SLOTS if device.type == "cpu" else 8 * SLOTS), count)
-    kind = model.autocast if max_new_tokens >= PACK and model.way.shared else None
+    kind = model.autocast if max_new_tokens >= PACK and model.capabilities.shared else None
     with model.precision(), packed(kind, slots, model.module):
         scheduler: ContinuousBatchScheduler | StaticBatchScheduler = (
             ContinuousBatchScheduler(model, prompts, group, slots, max_new_tokens)
-            if model.way.shared
+            if model.capabilities.shared
             else StaticBatchScheduler(model, prompts, group, slots)
         )
         while scheduler.fill():
@@ -101,7 +101,9 @@ def generate(
             rows = scheduler.row[live]
             place = length[rows]
             logits = model.logits(scheduler.hidden[live.to(device)])
-            allowed = logits if tries is None else constraints.only(logits, [nodes[row] for row in rows.tolist()])
+            allowed = logits
+            if tries is not None:
+                allowed = constraints.mask_logits(logits, [nodes[row] for row in rows.tolist()])
             token, logp = choose(allowed, uniform[rows, place].to(device), temperature, top_k, top_p)
             model_logprob[rows, place] = (logp if same else token_logprob(logits, token)[0]).cpu()
             token = token.cpu()

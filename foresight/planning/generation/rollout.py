@@ -20,7 +20,7 @@ from foresight.planning.generation.decoding import Completer, generate
 ANSWERS = 1024  # prompts in a batch of answers; the sampler decides how many rows it decodes at once
 
 
-class Answering(Protocol):
+class AnswerConfig(Protocol):
     """The fields of a Config for answers; a `temperature` is used too, if there is one."""
 
     @property
@@ -28,7 +28,7 @@ class Answering(Protocol):
         """Maximum tokens of a completion."""
 
 
-class Sampling(Answering, Protocol):
+class SamplingConfig(AnswerConfig, Protocol):
     """The fields of a Config for sampled groups; a `group` is used too, if there is one."""
 
     @property
@@ -44,32 +44,32 @@ class Sampling(Answering, Protocol):
         """The sampling temperature."""
 
 
-class Filtering(Sampling, Protocol):
-    """`Sampling`, where groups are sampled until enough of them pass a filter."""
+class FilteringConfig(SamplingConfig, Protocol):
+    """`SamplingConfig`, where groups are sampled until enough of them pass a filter."""
 
     @property
     def max_batches(self) -> int:
         """Maximum batches of prompts per update."""
 
 
-class Answerer(Protocol):
+class AnswerState(Protocol):
     """A State that answers prompts."""
 
     policy: LanguageModel
     generator: torch.Generator
 
     @property
-    def config(self) -> Answering:
+    def config(self) -> AnswerConfig:
         """The algorithm's Config."""
 
 
-class Sampler(Answerer, Protocol):
+class Sampler(AnswerState, Protocol):
     """The State of an algorithm that trains on groups of sampled completions."""
 
     step: int
 
     @property
-    def config(self) -> Sampling:
+    def config(self) -> SamplingConfig:
         """The algorithm's Config."""
 
 
@@ -77,7 +77,7 @@ class FilteringSampler(Sampler, Protocol):
     """A `Sampler` that leaves out some groups."""
 
     @property
-    def config(self) -> Filtering:
+    def config(self) -> FilteringConfig:
         """The algorithm's Config."""
 
 
@@ -159,7 +159,7 @@ def texts(policy: LanguageModel, batch: TokenBatch) -> list[str]:
 
 
 def answer(
-    state: Answerer, obs: Sequence[Any], carry: None = None, explore: bool = False
+    state: AnswerState, obs: Sequence[Any], carry: None = None, explore: bool = False
 ) -> tuple[list[str], dict[str, Any], None]:
     """Answer prompts (strings, conversations or Examples) with one completion each: `act` of a language algorithm.
 
@@ -208,7 +208,7 @@ def check_lengths(policy: LanguageModel, task: TextTask, config: object) -> None
                 )
 
 
-def roll(
+def sample_groups(
     policy: LanguageModel,
     task: TextTask,
     prompts: int,
@@ -239,24 +239,24 @@ def roll(
 
 
 def sample(state: Sampler, task: TextTask) -> TextRollout:
-    """`roll` with the policy, generator and Config of a State (a Config without `group`: 1)."""
-    return roll(state.policy, task, *_arguments(state))
+    """`sample_groups` with the policy, generator and Config of a State (a Config without `group`: 1)."""
+    return sample_groups(state.policy, task, *_arguments(state))
 
 
-def roll_until(
+def sample_groups_until(
     keep: Callable[[Tensor], Tensor], limit: int, policy: LanguageModel, task: TextTask, prompts: int, *settings: Any
 ) -> tuple[TextRollout, dict[str, float]]:
-    """Sample batches of prompts as `roll` does until `prompts` groups pass `keep`, at most `limit` batches.
+    """Sample batches of prompts as `sample_groups` does until `prompts` groups pass `keep`, at most `limit` batches.
 
     `keep(rewards [P, G])` returns which groups pass, bool `[P]`. If too few pass the rollout is smaller; if none does,
-    it is the last batch unfiltered. `settings` are the other arguments of `roll`. Returns the rollout and metrics: the
-    number of `batches` sampled, the share `filled` of the prompts, and the mean `reward` of everything sampled, because
-    the mean of the groups that passed is biased.
+    it is the last batch unfiltered. `settings` are the other arguments of `sample_groups`. Returns the rollout and
+    metrics: the number of `batches` sampled, the share `filled` of the prompts, and the mean `reward` of everything
+    sampled, because the mean of the groups that passed is biased.
     """
     passed: list[TextRollout] = []
     count, rewards = 0, []
     for batches in range(1, limit + 1):  # noqa: B007
-        rollout = roll(policy, task, prompts, *settings)
+        rollout = sample_groups(policy, task, prompts, *settings)
         rewards.append(rollout.rewards)
         chosen = keep(rollout.rewards).nonzero()[:, 0][: prompts - count]
         count += len(chosen)
@@ -274,8 +274,8 @@ def roll_until(
 def sample_until(
     keep: Callable[[Tensor], Tensor], state: FilteringSampler, task: TextTask
 ) -> tuple[TextRollout, dict[str, float]]:
-    """`roll_until` with the policy, generator and Config of a State."""
-    return roll_until(keep, state.config.max_batches, state.policy, task, *_arguments(state))
+    """`sample_groups_until` with the policy, generator and Config of a State."""
+    return sample_groups_until(keep, state.config.max_batches, state.policy, task, *_arguments(state))
 
 
 def _arguments(state: Sampler) -> tuple[int, int, int, float, torch.Generator, float]:

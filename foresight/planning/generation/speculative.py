@@ -215,7 +215,7 @@ def _check(
     limit: int,
 ) -> None:
     for one in (model, draft):
-        if isinstance(one, LanguageModel) and not one.way.shared:
+        if isinstance(one, LanguageModel) and not one.capabilities.shared:
             raise UserError(
                 f"{type(one.module).__name__} is computed row by row, which speculative decoding does not support: "
                 "use generate, or choose another model (Llama, Qwen, SmolLM)."

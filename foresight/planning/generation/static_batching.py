@@ -37,7 +37,7 @@ class StaticBatchScheduler:
         """Start the next batch when the last one has ended. Returns False when all rows have ended."""
         if not len(self.live()) and self.queue:
             batch = self.queue[: self.slots]
-            if self.model.way.cached:
+            if self.model.capabilities.cached:
                 width = len(self._prompt(batch[0]))
                 batch = [row for row in batch if len(self._prompt(row)) == width]
             self.queue = self.queue[len(batch) :]
@@ -57,7 +57,7 @@ class StaticBatchScheduler:
             return
         for slot, token in zip(live, tokens.tolist(), strict=True):
             self.texts[slot].append(token)
-        if self.model.way.cached:
+        if self.model.capabilities.cached:
             self._read([text[-1:] for text in self.texts])  # a row that ended repeats its last token
             return
         few = torch.tensor(live)
@@ -68,7 +68,7 @@ class StaticBatchScheduler:
         return self.prompts[row // self.group]
 
     def _read(self, rows: list[list[int]]) -> None:
-        if self.model.way.cached:
+        if self.model.capabilities.cached:
             tokens = torch.tensor(rows, device=self.model.device)
             self.hidden, self.cache = self.model.continue_rows(tokens, self.cache)
             return

@@ -28,7 +28,7 @@ from foresight.planning.search.selection import PUCT as PUCT
 from foresight.planning.search.selection import UCT as UCT
 from foresight.planning.search.selection import Gumbel as Gumbel
 from foresight.planning.search.selection import Node, Rule
-from foresight.planning.search.tree import NONE, Tree, _write, plant, priors
+from foresight.planning.search.tree import NONE, Tree, _write, new_tree, priors
 
 BACKENDS = ("auto", "compiled", "tensor")
 Obs = TypeVar("Obs", contravariant=True)
@@ -136,7 +136,7 @@ def search(
         raise UserError(f"Row {row} has no legal action: its game is over. Start a new game before searching.")
     if noise is not None:
         logits = selection.dirichlet(logits, noise.alpha, noise.fraction, generator)
-    tree = plant(logits, value, state, simulations, reuse)
+    tree = new_tree(logits, value, state, simulations, reuse)
     drawn = rule.noise(logits, generator)
     schedule = rule.schedule(logits, simulations)
 
@@ -145,7 +145,7 @@ def search(
     run(tree, model, simulations, rule, drawn, schedule, simulations + tree.size if max_depth is None else max_depth)
     tree.size += simulations
     root = view(tree, torch.zeros(tree.shape[0], dtype=torch.int64, device=logits.device))
-    action, weights = rule.conclude(root, drawn.double(), temperature, generator)
+    action, weights = rule.action_and_weights(root, drawn.double(), temperature, generator)
     return SearchResult(action, weights.float(), tree.value[:, 0].clone(), tree)
 
 

@@ -75,7 +75,7 @@ class Rule(Protocol):
         At the root of a search with a schedule, only actions with `planned` `[B]` visits are allowed; None elsewhere.
         """
 
-    def conclude(
+    def action_and_weights(
         self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """`(action [B], weights [B, A])` of the finished search: the action to play, and the policy target."""
@@ -293,7 +293,7 @@ class PUCT:
         """See `Rule`."""
         return self.score(node) + noise
 
-    def conclude(
+    def action_and_weights(
         self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """See `by_visits`."""
@@ -340,7 +340,7 @@ class UCT:
         """See `Rule`."""
         return self.score(node) + noise
 
-    def conclude(
+    def action_and_weights(
         self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """See `by_visits`."""
@@ -401,7 +401,7 @@ class Gumbel:
         """`halving_score` at the root; no noise below it."""
         return self.score(node) if planned is None else halving_score(node, noise, planned, self)
 
-    def conclude(
+    def action_and_weights(
         self, root: Node, noise: Tensor, temperature: float, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """The action with the highest score of the most visited ones, and π'."""

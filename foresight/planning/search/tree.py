@@ -82,7 +82,9 @@ def priors(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits, torch.softmax(logits.double(), -1).nan_to_num(0.0).float()
 
 
-def plant(logits: Tensor, value: Tensor, state: trajectory.Tree, simulations: int, reuse: Tree | None = None) -> Tree:
+def new_tree(
+    logits: Tensor, value: Tensor, state: trajectory.Tree, simulations: int, reuse: Tree | None = None
+) -> Tree:
     """A tree with only a root and room for `simulations` nodes; with `reuse`, also the nodes and visits of that tree.
 
     Shapes: logits `[B, A]`, value `[B]`, state with leading B. The root's prior, raw value and state are always the

@@ -77,7 +77,7 @@ class Message:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lost:
+class LostMessage:
     """A message that will not arrive: its actor died, and a new one has replaced it."""
 
     actor: int
@@ -85,7 +85,7 @@ class Lost:
 
 
 class Fleet(Protocol):
-    """`size` actors that answer each request with one message, or with `Lost`."""
+    """`size` actors that answer each request with one message, or with `LostMessage`."""
 
     size: int
     restarts: int
@@ -93,7 +93,7 @@ class Fleet(Protocol):
     def request(self, actor: int, order: int, weights: Weights) -> None:
         """Request a rollout with `weights` from `actor`, which serves its requests in order."""
 
-    def receive(self) -> Message | Lost:
+    def receive(self) -> Message | LostMessage:
         """Wait for the next answer of any actor. Raises UserError if none can arrive any more."""
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Inline:
         copied = trees.merge(lambda leaves: np.copy(leaves[0]), [weights.parts])
         self._requests.append((actor, order, dataclasses.replace(weights, parts=copied)))
 
-    def receive(self) -> Message | Lost:
+    def receive(self) -> Message | LostMessage:
         """See `Fleet`."""
         actor, order, weights = self._requests.popleft()
         return self._collectors[actor].collect(order, weights)

@@ -15,7 +15,7 @@ from foresight.data import trees
 from foresight.ops import schedules
 from foresight.runtime.catalog import Algorithm, State, Steps
 from foresight.runtime.distributed import actors
-from foresight.runtime.distributed.actors import Fleet, Lost, Message, Weights
+from foresight.runtime.distributed.actors import Fleet, LostMessage, Message, Weights
 from foresight.runtime.monitoring import profile
 from foresight.training.options import flatten
 
@@ -88,7 +88,7 @@ class _Learner:
                     self.queue(actor)
         while not all(requests[0] in self.received for requests in self.queues):
             answer = self.receive()
-            if isinstance(answer, Lost):
+            if isinstance(answer, LostMessage):
                 self.queues[answer.actor].remove(answer.order)
                 self.queue(answer.actor)
             else:
@@ -106,7 +106,7 @@ class _Learner:
         received: dict[int, Message] = {}
         while self.pending:
             answer = self.receive()
-            if isinstance(answer, Lost):
+            if isinstance(answer, LostMessage):
                 self.request(answer.actor)
             else:
                 received[answer.order] = answer
@@ -123,7 +123,7 @@ class _Learner:
             if len(messages) == self.need:
                 return messages
             answer = self.receive()
-            if isinstance(answer, Lost):
+            if isinstance(answer, LostMessage):
                 continue
             if self.limit is not None and self.version - answer.version > self.limit:
                 self.stale += 1
@@ -139,12 +139,12 @@ class _Learner:
         self.pending[self.order] = actor
         self.order += 1
 
-    def receive(self) -> Message | Lost:
+    def receive(self) -> Message | LostMessage:
         began = perf_counter()
         answer = self.fleet.receive()
         self.times.add("waiting", perf_counter() - began)
         self.pending.pop(answer.order)
-        if isinstance(answer, Lost):
+        if isinstance(answer, LostMessage):
             self.dropped += 1
             return answer
         for section, seconds in answer.seconds.items():

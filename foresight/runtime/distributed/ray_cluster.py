@@ -14,7 +14,7 @@ from typing import Any
 
 from foresight.envs.base import Env
 from foresight.errors import LostError, UserError
-from foresight.runtime.distributed.actors import Collector, Lost, Message, Weights
+from foresight.runtime.distributed.actors import Collector, LostMessage, Message, Weights
 
 STORE = 256 * 2**20  # bytes of shared memory for messages by default; Ray's minimum is 75 MiB
 INLINE = 2**16  # bytes: smaller weights are sent with each request, larger ones once through the object store
@@ -69,7 +69,7 @@ class Fleet:
         reference = self._actors[actor].collect.remote(order, self._sendable(weights))
         reference.future().add_done_callback(lambda done: self._answers.put((actor, generation, order, done)))
 
-    def receive(self) -> Message | Lost:
+    def receive(self) -> Message | LostMessage:
         """See `actors.Fleet`. Raises FleetError."""
         while True:
             if self._gone.is_set():
@@ -86,7 +86,7 @@ class Fleet:
         except self._errors.RayError as error:
             if generation == self._generations[actor]:
                 self._replace(actor, error)
-            return Lost(actor, order)
+            return LostMessage(actor, order)
         self._deaths[actor] = 0
         return message
 

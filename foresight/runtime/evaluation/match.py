@@ -162,7 +162,7 @@ def play(
                         position[turn] = moved.position
                         if watch is not None:
                             watch(int(moved.over.sum()), len(turn))
-                game.forget(position)
+                game.free_except(position)
                 ours = game.mover(position) == (0 if first else 1)
             found = game.first_score(position)
             scores += (found if first else 1 - found).tolist()

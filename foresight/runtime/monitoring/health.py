@@ -50,7 +50,7 @@ class Health:
         return warnings
 
 
-def unlearned(resolved: Settings, step: int, updates: int | None, before: Any, after: Any) -> Message:
+def no_learning(resolved: Settings, step: int, updates: int | None, before: Any, after: Any) -> Message:
     """A warning that an agent with a learned model (MuZero and its variants) learned nothing yet; else None.
 
     `before`, `after`: the Evaluations of random play and of the run; `updates`: gradient steps, if the State counts

@@ -9,7 +9,7 @@ from foresight.algorithms.language import dapo
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.ops.advantage import overlong
-from foresight.planning.generation.rollout import roll_until
+from foresight.planning.generation.rollout import sample_groups_until
 from foresight.training.options import build_config
 from tests import tiny_language
 from tests.algorithms.language.group_runs import TOKENS, build, count_a, first_gradients, second_pass
@@ -56,7 +56,7 @@ def test_dynamic_sampling_refills_until_the_batch_is_full():
 
     state = build(dapo)
     task = TextTask("t", [Example(f"{i}?") for i in range(8)], [Example("9?")], count_a)
-    rollout, seen = roll_until(differs, 20, state.policy, task, 6, 4, TOKENS, 1.0, state.generator)
+    rollout, seen = sample_groups_until(differs, 20, state.policy, task, 6, 4, TOKENS, 1.0, state.generator)
     assert seen["filled"] == 1 and seen["batches"] > 1
     assert len(rollout.examples) == 6 and len(rollout.answers) == 24
     assert (rollout.rewards.amax(1) > rollout.rewards.amin(1)).all()
@@ -74,7 +74,7 @@ def test_dynamic_sampling_has_a_limit_and_reports_how_full_the_batch_is():
 
     state = build(dapo)
     task = TextTask("t", [Example(f"{i}?") for i in range(8)], [], lambda e, c: [1.0] * len(c))
-    rollout, seen = roll_until(differs, 3, state.policy, task, 4, 4, TOKENS, 1.0, state.generator)
+    rollout, seen = sample_groups_until(differs, 3, state.policy, task, 4, 4, TOKENS, 1.0, state.generator)
     assert seen == {"reward": 1.0, "batches": 3.0, "filled": 0.0}
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] < 1  # lengths differ
     fields = {"overlong_penalty": 0.0, "overlong_filter": False}

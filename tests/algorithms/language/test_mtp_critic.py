@@ -186,7 +186,7 @@ def test_later_passes_are_held_against_the_first():
     assert len(seen) == 3 and seen[0] == 0 and 0 < seen[1] < seen[2]
 
 
-@sabotaged_by("foresight.training.microbatch.before_the_first", lambda f: lambda *_: None)
+@sabotaged_by("foresight.training.microbatch.record_old_policy", lambda f: lambda *_: None)
 def test_each_minibatch_uses_the_rollout_as_it_was_before_the_first():
     """Old policy, advantages and targets of the second step are those before the first, and so is its baseline."""
     state, batch = _rollout(minibatches=2, learning_rate=1e-2)

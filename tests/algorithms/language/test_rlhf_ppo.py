@@ -12,7 +12,7 @@ import torch
 from foresight.algorithms.language import reward_model, rlhf_ppo
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.planning.generation.rollout import complete, roll
+from foresight.planning.generation.rollout import complete, sample_groups
 from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled, swap
@@ -175,7 +175,7 @@ def test_a_reward_model_scores_the_sampled_ids(tmp_path):
     reward_model.export(scorer, tmp_path / "scorer")
     state, _ = _rollout(reward_model=str(tmp_path / "scorer"))
     task = TextTask("t", [Example(p) for p in PROMPTS[:3]], [Example("9?")], lambda e, c: [0.5] * len(c))
-    rollout = roll(state.policy, task, 3, 2, 6, 1.0, state.generator)
+    rollout = sample_groups(state.policy, task, 3, 2, 6, 1.0, state.generator)
     scores = rlhf_ppo.score(state, rollout)
     with torch.no_grad():
         torch.testing.assert_close(scores, scorer.scorer.scores(rollout.batch), atol=1e-5, rtol=1e-5)

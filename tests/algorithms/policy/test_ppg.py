@@ -37,7 +37,7 @@ def test_the_auxiliary_phase_trains_the_trunk_and_keeps_the_policy():
     obs, target = (torch.cat([part[key] for part in state.remembered]) for key in ("obs", "target"))
 
     def auxiliary() -> float:
-        guess = state.network.value_head(state.network.body.policy.only(1, obs)).value
+        guess = state.network.value_head(state.network.body.policy.single(1, obs)).value
         return 0.5 * (guess - target).square().mean().item()
 
     with torch.no_grad():

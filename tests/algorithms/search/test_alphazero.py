@@ -52,8 +52,8 @@ def test_targets_are_the_results_of_games_for_the_mover(lam: float, expected: li
     state = az.build(dataclasses.replace(SMALL, td_lambda=lam), TTT)
     rows, score = rows_of([0, 3, 1, 4, 2], [0.1, 0.2, 0.3, 0.4, 0.5])
     az.add(state, rows, score)
-    assert state.replay.rows is not None and len(state.replay) == 5
-    target = state.replay.rows.extras["target"][0, :5]
+    assert state.replay.storage is not None and len(state.replay) == 5
+    target = state.replay.storage.extras["target"][0, :5]
     if lam == 0.5:
         by_hand, following = [1.0], None
         for value in (0.5, 0.4, 0.3, 0.2):
@@ -103,11 +103,11 @@ def test_interrupted_self_play_resumes_without_losing_a_game(tmp_path: Path) -> 
     second = run(again, 1_024)
     assert (second.step, second.finished, len(second.replay)) == (whole.step, whole.finished, len(whole.replay))
     assert torch.equal(weights(second), weights(whole))
-    assert whole.replay.rows is not None and second.replay.rows is not None
-    assert torch.equal(whole.replay.rows.obs, second.replay.rows.obs)
+    assert whole.replay.storage is not None and second.replay.storage is not None
+    assert torch.equal(whole.replay.storage.obs, second.replay.storage.obs)
 
 
-@sabotaged_by("foresight.envs.games.game.Plays.load_state_dict", lambda f: lambda self, state: None)
+@sabotaged_by("foresight.envs.games.game.GameId.load_state_dict", lambda f: lambda self, state: None)
 def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
     """Tic-tac-toe and Hex 3x3 have networks of one shape: only the name tells them apart."""
     path = checkpoint.save(tmp_path, az.build(SMALL, TTT), 0)
@@ -206,6 +206,6 @@ def test_playouts_evaluate_the_first_positions_if_playout_steps_is_set() -> None
     state = az.build(config, TTT)
     state.running.actions, state.running.rows = [[0, 3, 1, 4]], [[]]
     az.self_play(state, replay(TTT, state.running.actions))
-    assert state.replay.rows is not None and len(state.replay) == 1
-    assert int(state.replay.rows.extras["policy"][0, 0].argmax()) == 2
-    assert float(state.replay.rows.extras["target"][0, 0]) == 1.0
+    assert state.replay.storage is not None and len(state.replay) == 1
+    assert int(state.replay.storage.extras["policy"][0, 0].argmax()) == 2
+    assert float(state.replay.storage.extras["target"][0, 0]) == 1.0

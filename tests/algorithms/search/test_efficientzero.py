@@ -135,7 +135,7 @@ def test_rows_age_from_when_the_learner_had_them() -> None:
     rows, _ = efficientzero.rollout(state, env, env.reset(0))
     state.updates = 3
     efficientzero.learn(state, rows)
-    assert (state.replay.rows.extras["born"][:, : rows.shape[1]] == 3).all()
+    assert (state.replay.storage.extras["born"][:, : rows.shape[1]] == 3).all()
     batch = sequences(efficientzero, state)
     state.updates = 10**6
     value = efficientzero.targets(state, batch)[2]

@@ -76,7 +76,7 @@ def test_an_interrupted_replay_learns_nothing_of_the_gap() -> None:
     assert value[0, 0].item() == pytest.approx(1.0, abs=1e-5)  # the reward, and a value that is still 0
 
 
-@sabotaged_by("foresight.envs.games.game.Plays.load_state_dict", lambda f: lambda self, state: None)
+@sabotaged_by("foresight.envs.games.game.GameId.load_state_dict", lambda f: lambda self, state: None)
 def test_a_checkpoint_of_another_game_is_refused(tmp_path: Path) -> None:
     config = build_config(muzero.Config, **{**SMALL, "gamma": 1.0})
     mine, other = muzero.build(config, games.make("tic_tac_toe")), muzero.build(config, games.make("hex", size=3))

@@ -38,7 +38,8 @@ def test_it_trains_stops_and_resumes(module: ModuleType) -> None:
     longer = build_config(module.Config, **{**SMALL, "steps": 440})
     *_, (step, _, after) = module.train(longer, env, state)
     assert step == 440 and after is state
-    assert state.replay.rows is not None and (state.replay.rows.mask[:, 99] == 0).all()  # the successor is unknown
+    assert state.replay.storage is not None
+    assert (state.replay.storage.mask[:, 99] == 0).all()  # the successor is unknown
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)

@@ -91,7 +91,7 @@ def test_pixels_are_learned_and_stay_bytes(module, config) -> None:
     env = sides()
     state = last(module, dataclasses.replace(config, steps=600, learning_rate=1e-3, n_steps=1), env)
     assert (module.act(state, env.reset(0))[0] == env._context).all()
-    rows = (state.replay if module is dqn else state.replay.replay).rows
+    rows = (state.replay if module is dqn else state.replay.replay).storage
     assert rows.obs.dtype == torch.uint8
 
 
@@ -128,7 +128,7 @@ def test_a_slow_target_moves_after_every_gradient_step(updates, train_every, mov
     obs = env.reset(0)
     for _ in range(2):  # rows to train on
         state.step = 1
-        dqn.collect.remember(state.replay, dqn.rollout(state, env, obs)[0])
+        dqn.collect.add_to_replay(state.replay, dqn.rollout(state, env, obs)[0])
     state.step = 0
     with torch.no_grad():
         state.network.body.flat.normal_(generator=torch.Generator().manual_seed(0))

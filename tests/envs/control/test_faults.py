@@ -90,7 +90,7 @@ def _run(env: Any) -> None:
         env.step(torch.zeros(4, dtype=torch.int64))
 
 
-@sabotaged_by("foresight.envs.control.faults.not_a_number", lambda f: lambda obs, reward: None)
+@sabotaged_by("foresight.envs.control.faults.nonfinite_env", lambda f: lambda obs, reward: None)
 @pytest.mark.parametrize("how", ["nan", "last", "reward"])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step", "partial"])
 def test_values_that_are_nan_are_found(how: str, autoreset: str) -> None:
@@ -107,7 +107,7 @@ def test_in_another_process_too() -> None:
     _says("raise", engine="async")
 
 
-@sabotaged_by("foresight.envs.control.faults.not_a_number", lambda f: lambda obs, reward: None)
+@sabotaged_by("foresight.envs.control.faults.nonfinite_env", lambda f: lambda obs, reward: None)
 @pytest.mark.parametrize("when", [1, 2], ids=["first", "later"])
 def test_a_reset_to_nan_is_found(when: int) -> None:
     _says("nan", at=0, when=when, autoreset="partial")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
-from foresight.envs.control.multi_task import MultiTask, alike
+from foresight.envs.control.multi_task import MultiTask, same_space
 from foresight.envs.make import make
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
@@ -46,8 +46,8 @@ def test_names_joined_by_commas_share_the_envs() -> None:
 
 
 def test_bounds_may_differ_but_not_shapes() -> None:
-    assert alike(gs.Box(-1, 1, (3,)), gs.Box(-2, 5, (3,)))
-    assert alike(gs.Dict({"a": gs.Discrete(2)}), gs.Dict({"a": gs.Discrete(2)}))
-    assert not alike(gs.Box(-1, 1, (3,)), gs.Box(-1, 1, (4,)))
-    assert not alike(gs.Discrete(2), gs.Discrete(3))
-    assert not alike(gs.Dict({"a": gs.Discrete(2)}), gs.Dict({"b": gs.Discrete(2)}))
+    assert same_space(gs.Box(-1, 1, (3,)), gs.Box(-2, 5, (3,)))
+    assert same_space(gs.Dict({"a": gs.Discrete(2)}), gs.Dict({"a": gs.Discrete(2)}))
+    assert not same_space(gs.Box(-1, 1, (3,)), gs.Box(-1, 1, (4,)))
+    assert not same_space(gs.Discrete(2), gs.Discrete(3))
+    assert not same_space(gs.Dict({"a": gs.Discrete(2)}), gs.Dict({"b": gs.Discrete(2)}))

@@ -121,7 +121,7 @@ def test_openspiels_games_are_played_in_batches(name: str) -> None:
         moved = game.step(position, action)
         assert not moved.over.any() and (moved.reward == 0).all()
         position = moved.position
-        game.forget(position)
+        game.free_except(position)
     assert len(game._states) == 3 and game.picture(position[:1])
 
 

@@ -145,7 +145,7 @@ def test_measures_follow_their_prompts():
     policy = tiny_language.model()
     made = TextTask("t", [Example(f"{i}?", columns={"difficulty": i}) for i in range(6)], [],
                          lambda e, c: [0.0] * len(c), curriculum=0.9)  # fmt: skip
-    one = rollout.roll(policy, made, 5, 2, 4, 1.0, torch.Generator().manual_seed(0), 1.0)
+    one = rollout.sample_groups(policy, made, 5, 2, 4, 1.0, torch.Generator().manual_seed(0), 1.0)
     exact = torch.tensor([[float(e.columns["difficulty"])] * 2 for e in one.examples])
     assert torch.equal(one.measures["difficulty"], exact)
     few = rollout.concat([one.select(torch.tensor([3, 1])), one.select(torch.tensor([0]))])

@@ -10,7 +10,7 @@ import torch
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import UserError
 from foresight.nets.language import lora
-from foresight.nets.language.architecture import Way, context
+from foresight.nets.language.architecture import Capabilities, context
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.decoding import generate
 from foresight.planning.generation.speculative import speculate
@@ -27,7 +27,7 @@ def _blind(find):
         found = find(model, attention)
         if not found.shared:
             model.module.set_attn_implementation(attention)
-        return Way(True)
+        return Capabilities(True)
 
     return taken
 
@@ -47,7 +47,7 @@ def test_what_cannot_share_is_computed_row_by_row(name):
     except (AttributeError, TypeError, IndexError, RuntimeError, UserError) as error:
         raise AssertionError(f"it is not computed: {error}") from error
     assert apart < architectures.RIGHT
-    assert not policy.way.shared and policy.way.cached
+    assert not policy.capabilities.shared and policy.capabilities.cached
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "granite", "cohere"])
@@ -55,7 +55,7 @@ def test_what_can_share_does(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # there is nothing to warn of
         policy, apart = architectures.tried(name)
-    assert policy.way == Way(True) and apart < architectures.RIGHT
+    assert policy.capabilities == Capabilities(True) and apart < architectures.RIGHT
 
 
 @WARNED
@@ -69,7 +69,7 @@ def test_answers_do_not_depend_on_the_way_in_which_they_are_computed(name):
         if cached and name == "bart":  # without an encoder it has no cache
             continue
         policy.module.set_attn_implementation("eager")  # as before it was found that rows can share
-        policy.way = Way(False, policy.way.linear, cached)
+        policy.capabilities = Capabilities(False, policy.capabilities.linear, cached)
         for slots in (1, 4, 64):
             rows.append(generate(policy, prompts, 2, 6, 1.0, torch.Generator().manual_seed(0), slots=slots))
     for row in rows[1:]:
@@ -81,7 +81,7 @@ def test_answers_do_not_depend_on_the_way_in_which_they_are_computed(name):
 def test_logits_that_are_no_linear_map_of_features_are_taken_whole():
     policy = LanguageModel(architectures.model("llama"), tiny_language.model().tokenizer)
     policy.module.set_attn_implementation("eager")
-    policy.way = Way(False, linear=False)
+    policy.capabilities = Capabilities(False, linear=False)
     known = LanguageModel(architectures.model("llama"), tiny_language.model().tokenizer)
     shape = (1, 2, 3)
     batch = TokenBatch(

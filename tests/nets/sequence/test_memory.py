@@ -41,7 +41,7 @@ def _one_by_one(net, x: Tensor, start: Tensor, carry) -> tuple[Tensor, dict[str,
     """How a policy acts: one row at a time, the memory emptied in between."""
     rows = []
     for t in range(x.shape[1]):
-        y, carry = net(x[:, t : t + 1], memory.forget(carry, start[:, t]))
+        y, carry = net(x[:, t : t + 1], memory.reset_carry(carry, start[:, t]))
         rows.append(y)
     return torch.cat(rows, 1), carry
 
@@ -54,7 +54,7 @@ def _begun(net):
     return _one_by_one(net, x, start, net.initial(B))[1]
 
 
-@sabotaged_by("foresight.nets.sequence.memory.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.nets.sequence.memory.reset_carry", lambda f: lambda carry, cut: carry)
 @sabotaged_by("foresight.nets.sequence.window.visible", drop("start"), lambda f: lambda *a: f(*a).tril())
 @sabotaged_by("foresight.nets.sequence.window.still_filled", drop("start"))
 @sabotaged_by("foresight.nets.sequence.window._positions", drop("start"))
@@ -208,11 +208,11 @@ def test_a_reset_memory_is_a_new_memory(kind: str, layers: int):
     net = _make(kind, layers)
     carry, fresh = _begun(net), net.initial(B)
     assert all(not torch.equal(carry[name], fresh[name]) for name in carry)
-    forgotten = memory.forget(carry, torch.tensor([1.0, 0.0, 1.0]))
+    forgotten = memory.reset_carry(carry, torch.tensor([1.0, 0.0, 1.0]))
     for name in carry:
         assert torch.equal(forgotten[name][[0, 2]], fresh[name][[0, 2]])
         assert torch.equal(forgotten[name][1], carry[name][1])
-    assert memory.forget(None, torch.ones(3)) is None
+    assert memory.reset_carry(None, torch.ones(3)) is None
 
 
 @pytest.mark.parametrize("kind", ["gtrxl", "transformer"])
@@ -250,7 +250,7 @@ def test_what_has_the_memory_depends_on_the_past(backbone: str, policy: bool, va
     assert shared == (backbone == "shared")
 
 
-@sabotaged_by("foresight.nets.sequence.memory.forget", lambda f: lambda carry, cut: carry)
+@sabotaged_by("foresight.nets.sequence.memory.reset_carry", lambda f: lambda carry, cut: carry)
 @pytest.mark.parametrize("backbone", memory.BACKBONES)
 def test_acting_and_learning_give_the_same_outputs(backbone: str):
     network = _network(backbone)
@@ -258,7 +258,7 @@ def test_acting_and_learning_give_the_same_outputs(backbone: str):
     whole, values, after = network(x, None, start)
     carry, alone = None, None
     for t in range(T):
-        carry, alone = memory.forget(carry, start[:, t]), memory.forget(alone, start[:, t])
+        carry, alone = memory.reset_carry(carry, start[:, t]), memory.reset_carry(alone, start[:, t])
         step, value, carry = network(x[:, t], carry)
         policy, alone = network.step(x[:, t], alone)
         torch.testing.assert_close(step.logits, whole.logits[:, t])

@@ -280,7 +280,7 @@ def test_forget_resets_a_row(slots: int | None) -> None:
     model, x = build(ROPE), tokens(batch=2)
     with torch.no_grad():
         _, cache = model(x[:, :6], model.empty_cache(2, slots))
-        out, cache = model(x[:, 6:], cache.forget(torch.tensor([0.0, 1.0])))
+        out, cache = model(x[:, 6:], cache.reset(torch.tensor([0.0, 1.0])))
         close(out[0], model(x)[0][0, 6:])
         close(out[1], model(x[:, 6:])[0][1])
     assert cache.lengths.tolist() == [9, 3]

@@ -171,9 +171,9 @@ def test_alpha_beta_agrees_with_openspiels_rules() -> None:
 def test_exhaustive_play_proves_perfection_and_finds_mistakes() -> None:
     perfect = opponents.make("minimax:9", TTT)
     for first in (True, False):
-        found = exhaustive.exhaust(TTT, perfect, first)
+        found = exhaustive.play_all_replies(TTT, perfect, first)
         assert found.lost == 0 and found.line is None and found.won > 0 and found.positions > 20
-    careless = exhaustive.exhaust(TTT, lambda p: TTT.legal(p).int().argmax(-1), first=False)
+    careless = exhaustive.play_all_replies(TTT, lambda p: TTT.legal(p).int().argmax(-1), first=False)
     assert careless.lost > 0 and careless.line is not None
     assert float(TTT.first_score(replay(TTT, [careless.line]))) == 1.0
 

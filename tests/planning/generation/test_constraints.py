@@ -51,7 +51,7 @@ def _plain():
     return Prefill([], 2)
 
 
-@sabotaged_by("foresight.planning.generation.constraints.only", change("logits", lambda x: 2 * x))
+@sabotaged_by("foresight.planning.generation.constraints.mask_logits", change("logits", lambda x: 2 * x))
 @sabotaged_by("foresight.planning.generation.sampling.choose", change("uniform", lambda u: u.square()))
 def test_each_choice_has_exactly_its_chance():
     model = tiny_language.model()

@@ -107,7 +107,7 @@ def test_with_a_replay_too_lockstep_is_the_run_of_one_process(
 def _rows_of(config: dqn.Config, fleet: Any) -> Any:
     state = dqn.build(config, make("CartPole-v1", num_envs=1).spaces)
     *_, (_, metrics, _) = learner.train(dqn, config, state, fleet)
-    return metrics, state.replay.rows, len(state.replay) // config.num_envs
+    return metrics, state.replay.storage, len(state.replay) // config.num_envs
 
 
 def _shuffled(messages: Any) -> Any:
@@ -164,17 +164,17 @@ class Mortal:
 
     def __init__(self, inner: actors.Inline, dies: set[int]) -> None:
         self.inner, self.dies, self.size, self.restarts = inner, dies, inner.size, 0
-        self.lost: deque[actors.Lost] = deque()
+        self.lost: deque[actors.LostMessage] = deque()
         self.closed = False
 
     def request(self, actor: int, order: int, weights: actors.Weights) -> None:
         if order in self.dies:
-            self.lost.append(actors.Lost(actor, order))
+            self.lost.append(actors.LostMessage(actor, order))
             self.restarts += 1
         else:
             self.inner.request(actor, order, weights)
 
-    def receive(self) -> actors.Message | actors.Lost:
+    def receive(self) -> actors.Message | actors.LostMessage:
         return self.lost.popleft() if self.lost else self.inner.receive()
 
     def close(self) -> None:
@@ -188,17 +188,17 @@ class Reborn:
 
     def __init__(self, inner: actors.Inline, when: int, another: Any) -> None:
         self.inner, self.when, self.another, self.restarts = inner, when, another, 0
-        self.lost: deque[actors.Lost] = deque()
+        self.lost: deque[actors.LostMessage] = deque()
 
     def request(self, actor: int, order: int, weights: actors.Weights) -> None:
         self.inner.request(actor, order, weights)
         if order == self.when:
             orders = [asked for _, asked, _ in self.inner._requests]
-            self.lost.extend(actors.Lost(actor, asked) for asked in orders)
+            self.lost.extend(actors.LostMessage(actor, asked) for asked in orders)
             self.restarts = len(orders)
             self.inner = self.another()
 
-    def receive(self) -> actors.Message | actors.Lost:
+    def receive(self) -> actors.Message | actors.LostMessage:
         return self.lost.popleft() if self.lost else self.inner.receive()
 
     def close(self) -> None:

@@ -153,9 +153,9 @@ def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
         if last["actor_restarts"] == 1 and fleet._deaths == [0, 0]:
             break
     assert last["dropped_unrolls"] >= 1 and 0 < last["lag"] <= 1
-    assert state.replay.rows is not None
+    assert state.replay.storage is not None
     held = len(state.replay)
-    stones, ends = state.replay.rows.obs[0, :held, :2].sum((1, 2, 3)), state.replay.rows.cut[0, :held]
+    stones, ends = state.replay.storage.obs[0, :held, :2].sum((1, 2, 3)), state.replay.storage.cut[0, :held]
     assert state.finished == ends.sum() > 64
     assert torch.equal(stones[1:], torch.where(ends[:-1] > 0, 0.0, stones[:-1] + 1)) and ends[-1] == 1
     fleet.close()
@@ -180,7 +180,7 @@ def test_a_run_of_games_with_actors_stops_and_resumes(nodes: Any, tmp_path: Path
     assert last["step"] == 384 and last["actor_restarts"] == 0 and last["length"] >= 5
     state = run.load(out).state
     assert state.updates == (384 - 128) // 8 and len(state.replay) == 384
-    assert (state.replay.rows.mask[:, :48] == 0).sum() == 8  # of each game the newest row when it was stopped
+    assert (state.replay.storage.mask[:, :48] == 0).sum() == 8  # of each game the newest row when it was stopped
 
 
 def test_envs_that_fail_end_the_run_with_their_own_message(nodes: Any) -> None:

@@ -111,7 +111,7 @@ def test_finished_games_reach_the_learner_whole() -> None:
     assert came == step == 1_024 and state.finished == alone.finished > 64
     assert {key: metrics[key] for key in expected} == expected
     assert len(state.replay) == len(alone.replay) == sum(_lengths(state))
-    ours, theirs = state.replay.rows, alone.replay.rows
+    ours, theirs = state.replay.storage, alone.replay.storage
     for name in ("policy", "legal"):
         assert torch.equal(ours.extras[name], theirs.extras[name])
     assert torch.equal(ours.obs, theirs.obs)
@@ -123,7 +123,7 @@ def test_finished_games_reach_the_learner_whole() -> None:
 
 
 def _lengths(state: Any) -> list[int]:
-    rows, held = state.replay.rows, len(state.replay)
+    rows, held = state.replay.storage, len(state.replay)
     ends = rows.cut[0, :held].nonzero().flatten().tolist()
     return [b - a for a, b in zip([-1, *ends[:-1]], ends, strict=True)]
 

@@ -20,7 +20,7 @@ from foresight.planning.games import opponents
 from foresight.runtime.config import resolve
 from foresight.runtime.evaluation import match, model_error, players
 from foresight.runtime.evaluation.evaluate import Evaluation
-from foresight.runtime.monitoring.health import unlearned
+from foresight.runtime.monitoring.health import no_learning
 from foresight.runtime.results.suites import suites
 from foresight.runtime.run import train
 from tests.sabotage import change, sabotaged_by
@@ -165,7 +165,7 @@ def test_a_learned_model_plays_with_the_simulations_of_its_result(name: str, tmp
 
 
 @sabotaged_by(
-    "foresight.runtime.monitoring.health.unlearned", lambda f: lambda r, step, updates, a, b: f(r, step, 1, b, a)
+    "foresight.runtime.monitoring.health.no_learning", lambda f: lambda r, step, updates, a, b: f(r, step, 1, b, a)
 )
 def test_a_run_that_learned_nothing_yet_is_reported(tmp_path: Path, capsys: Any) -> None:
     """Before the first gradient step, and where the agent is as good as chance; and what the presets take."""
@@ -176,12 +176,12 @@ def test_a_run_that_learned_nothing_yet_is_reported(tmp_path: Path, capsys: Any)
     assert "Its presets take 120,000 at CartPole-v1" in reported
     resolved = resolve.resolve("muzero", env="Acrobot-v1")
     chance, same, better = (Evaluation("return", mean, 20.0, 20) for mean in (-498.0, -495.0, -97.0))
-    printed = unlearned(resolved, 50_000, 9_000, chance, same)
+    printed = no_learning(resolved, 50_000, 9_000, chance, same)
     assert (
         printed and "return -495 is no better than the -498 of random play. Its presets take 120,000 at Cart" in printed
     )
-    assert unlearned(resolved, 100_000, 9_000, chance, better) is None
-    assert unlearned(resolve.resolve("ppo", env="CartPole-v1"), 500, 0, chance, same) is None
+    assert no_learning(resolved, 100_000, 9_000, chance, better) is None
+    assert no_learning(resolve.resolve("ppo", env="CartPole-v1"), 500, 0, chance, same) is None
 
 
 def test_the_simulations_of_a_result_are_those_of_its_agent() -> None:

@@ -348,7 +348,7 @@ def test_data_that_cannot_be_written_or_fail_on_the_way(tmp_path, capsys, monkey
         yield SimpleNamespace(examples=[1, 2])
         raise UserError("It broke.")
 
-    monkeypatch.setattr(graded, "answered", answered)
+    monkeypatch.setattr(graded, "sample", answered)
     monkeypatch.setattr(graded, "make", lambda kind, rollout, *rest: [{"prompt": "1+1="}] * len(rollout.examples))
     assert main([*asked, "--out", str(tmp_path / "a.jsonl")]) == 2
     reported = " ".join(capsys.readouterr().err.split())
