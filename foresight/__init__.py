@@ -1,4 +1,4 @@
-"""foresight: planning and reinforcement learning, from the Bellman equation to agents that speak.
+"""foresight: planning and reinforcement learning, from the Bellman equation to language models that reason.
 
 >>> import foresight
 >>> run = foresight.train("ppo", env="CartPole-v1", steps=100_000)
@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-# Threads that wait for one another spin, and only then sleep: 300,000 times with GNU's OpenMP, which is longer than the
-# system lets a process run on a machine that others use too, so that a spinning thread keeps out the very one that it
-# waits for. Torch's copy reads this when it is loaded, so it is set before that, and only where the user has not.
+# OpenMP threads that wait for one another spin before they sleep: 300,000 times with GNU's OpenMP. On a busy machine
+# this is longer than a time slice, so a spinning thread blocks the thread that it waits for. Torch's copy of OpenMP
+# reads the variable when it is loaded, so it is set before, and only if the user has not set it.
 WAITING = {} if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys() else {"GOMP_SPINCOUNT": "10000"}
 os.environ.update(WAITING)
 

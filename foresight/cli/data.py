@@ -29,7 +29,9 @@ def data(
     completer: str | None = None,
     env_options: tuple[str, ...] = (),
 ) -> int:
-    """Make data for sft, dpo, kto, orpo and reward_model: a model's own scored answers to a task's training prompts.
+    """Generate data for sft, dpo, kto, orpo and reward_model: a model answers the training prompts of a task.
+
+    The grader of the task scores the answers.
 
     Args:
         kind: preferences (prompt, chosen, rejected), or demonstrations (prompt, completion).
@@ -41,11 +43,11 @@ def data(
         group: answers per model and prompt.
         most: maximum rows per model and prompt.
         least: minimum reward of a demonstration.
-        max_new_tokens: maximum tokens of an answer; truncated answers are left out.
+        max_new_tokens: maximum tokens per answer; truncated answers are left out.
         temperature: sampling temperature.
         seed: sampling seed.
         device: auto, cpu, cuda, cuda:1 or mps.
-        completer: URL of a server that samples with its own weights; `model` gives the tokenizer.
+        completer: URL of a server that samples with its own weights; --model gives the tokenizer.
         env_options: options of the task, as key=value (reward=rewards.py:score).
     """
     import torch
@@ -58,14 +60,14 @@ def data(
 
     path = Path(out)
     if path.exists():
-        raise UserError(f"The file {path} exists already: choose another --out, or remove it.")
+        raise UserError(f"The file {path} already exists: choose another --out, or remove it.")
     for option, value in (("prompts", prompts), ("group", group), ("most", most), ("max-new-tokens", max_new_tokens)):
         if value is not None and value < 1:
             raise UserError(f"--{option} must be at least 1, not {value}.")
     if not temperature >= 0:
         raise UserError(f"--temperature must be at least 0, not {temperature:g}.")
     if completer is not None and len(model) > 1:
-        raise UserError(f"One server has one model's weights, but --model names {len(model)}: name one.")
+        raise UserError(f"A server has the weights of one model, but --model names {len(model)} models: name one.")
     options, renamed = legacy.env_options(task, fields.options(env_options))
     if renamed:
         screen.note(renamed)

@@ -27,7 +27,7 @@ HELP = """a move     a name that `moves` lists, in upper or lower case, or an ac
 moves      list the legal moves
 ?          the agent's analysis: your expected score, the moves it searched, its principal variation
 tree FILE  write that search tree to a .json, .dot, .png, .svg or .pdf file
-undo       take your last move back
+undo       take back your last move
 (nothing)  show the board again
 quit       leave the game, also with Ctrl-D or Ctrl-C"""
 EMPTY = " .-+"  # signs of empty cells in pictures of boards
@@ -46,16 +46,16 @@ def match(
 ) -> int:
     """Play a match with both colors, and estimate the Elo difference with a 95% interval.
 
-    With --checkpoints and one run, the checkpoints of this run play each other: did it grow stronger?
+    With --checkpoints and one run, checkpoints of this run play a round robin, which shows whether the run improved.
 
     Args:
         first: a run directory, or the name of a bundled agent (connect_four).
-        second: another of these, or random, minimax:DEPTH, mcts:SIMULATIONS, solver (Connect Four).
+        second: a run directory, a bundled agent, random, minimax:DEPTH, mcts:SIMULATIONS or solver (Connect Four).
         games: number of games, half of them with each color.
         openings: random moves at the start of each pair of games, the same for both colors; default: 2 between two
-            runs, which would otherwise repeat one game, and 0 against other opponents, which are random.
+            runs, which would otherwise repeat the same game, and 0 against other opponents, which are random.
         simulations: simulations per move, for runs; default: as in their evaluation (play_simulations of the Config).
-        checkpoints: instead of a second player, the number of checkpoints of the first that play a round robin.
+        checkpoints: number of checkpoints of the run that play a round robin, instead of a second player.
         seed: seed of opponents and openings.
         json: print the result as JSON.
     """
@@ -73,8 +73,8 @@ def match(
         return _ladder(first, checkpoints, games, 2 if openings is None else openings, simulations, seed, json)
     if second is None or checkpoints is not None:
         raise UserError(
-            "Name a second player (foresight match RUN mcts:1000), or, instead of one, how many of the run's own "
-            "checkpoints play each other (foresight match RUN --checkpoints 4)."
+            "Name a second player (foresight match RUN mcts:1000), or how many checkpoints of the run play each other "
+            "(foresight match RUN --checkpoints 4), but not both."
         )
     names = [first, second]
     swapped = opponents.is_opponent(first) and not opponents.is_opponent(second)

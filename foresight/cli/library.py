@@ -28,7 +28,7 @@ def list_(json: bool = False) -> int:
         (entry.name, entry.title.removesuffix("."), _best(results.verified(entry.name, found))) for entry in entries
     ]
     console = screen.stdout()
-    console.print(screen.table(("algorithm", "what it is", "verified"), rows, wrap=("what it is", "verified")))
+    console.print(screen.table(("algorithm", "paper", "result (target)"), rows, wrap=("paper", "result (target)")))
     console.print(
         "\nDetails, presets and all results: foresight show NAME. Training: foresight train NAME.", style="dim"
     )
@@ -66,19 +66,19 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
     console.print(f"\nfamily: {entry.family}, environment: {entry.kind}, steps: {entry.unit}", style="dim")
     console.print("\nConfig", style="bold")
     rows = [(field.name, plain(field.default), field.help) for field in described]
-    console.print(screen.table(("field", "default", "what, unit, source"), rows, wrap="what, unit, source"))
+    console.print(screen.table(("field", "default", "meaning, unit, source"), rows, wrap="meaning, unit, source"))
     if presets:
         console.print("\nPresets", style="bold")
         for key, preset in presets.items():
             text = f"{_differences(preset)}\nSource: {preset.get('source', 'none')}"
             console.print(Text(key), Padding(Text(text), (0, 0, 0, 4)))
-    console.print("\nVerified", style="bold")
+    console.print("\nResults (targets)", style="bold")
     verified = results.verified(entry.name, found)
     for row in verified:
         console.print(f"{row.text()}, {row.file}", markup=False, soft_wrap=True)
     if not verified:
         console.print("not run")
-    console.print(f"\nSource {entry.path}" + (f"\nPage   {page}" if page.is_file() else ""), style="dim")
+    console.print(f"\nCode {entry.path}" + (f"\nPage {page}" if page.is_file() else ""), style="dim")
     return 0
 
 

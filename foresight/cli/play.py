@@ -35,7 +35,7 @@ def play(
     device: str = "auto",
     completer: str | None = None,
 ) -> int:
-    """Use a trained run: watch the agent, step through the sweeps, prompt the model, play against it.
+    """Use a trained run: watch the agent, step through its sweeps, prompt the model, or play against it.
 
     Args:
         run: a run directory, or the name of a bundled agent: connect_four.
@@ -43,10 +43,10 @@ def play(
         prompt: one prompt for a language model, instead of a conversation.
         seed: seed of the episode.
         checkpoint: latest, best, or a step.
-        tokens: maximum tokens of an answer; default: as in training.
+        tokens: maximum tokens per answer; default: as in training.
         side: your side of a game.
-        simulations: of the agent's search in a game; default: as in its evaluation (play_simulations of its Config);
-            0: no search, the raw policy.
+        simulations: simulations per move of the agent in a game; default: as in its evaluation (play_simulations of
+            its Config); 0: no search, the raw policy.
         device: auto, cpu, cuda or mps.
         completer: URL of a server that samples with its own weights (language runs).
     """

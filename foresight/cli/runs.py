@@ -22,13 +22,13 @@ def plot(
     model: int | None = None,
     json: bool = False,
 ) -> int:
-    """Draw learning curves; runs of one algorithm and environment become one curve with an interval.
+    """Draw learning curves. Runs of the same algorithm and environment become one curve with an interval.
 
     Args:
         runs: run directories.
         out: the image file to write (.png, .svg or .pdf).
-        metric: the metric to draw; default: the first that the algorithm shows.
-        x: the x axis: step or seconds.
+        metric: the metric to draw; default: the main metric of the algorithm.
+        x: unit of the x axis.
         model: draw the error of the learned model (muzero and its variants) over this many model steps instead:
             predicted values, policies and rewards compared with the actual ones.
         json: print the last point of each curve as JSON.
@@ -53,7 +53,7 @@ def plot(
 def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
     """Measure and draw the errors of learned models by the number of model steps."""
     if not runs:
-        raise UserError("Name at least one run directory to plot.")
+        raise UserError("No run given. Name at least one run directory: foresight plot RUN")
     from foresight.runtime.evaluation import model_error
 
     found = {run: model_error.measure(run, depth) for run in runs}
@@ -87,7 +87,7 @@ def eval_(
     Args:
         run: a run directory.
         episodes: number of episodes (or prompts).
-        seed: seed of the evaluation environments; evaluation seeds are never those of training.
+        seed: seed of the evaluation environments, which never have the seeds of training environments.
         checkpoint: latest, best, or a step.
         device: auto, cpu, cuda or mps.
         completer: URL of a server that samples with its own weights (language runs).
@@ -126,7 +126,7 @@ def export(
         format: torchscript (for torch.jit.load) or onnx (needs the packages onnx and onnxscript), with a recurrent
             state as inputs and outputs; for a language model merged or adapter, a Hugging Face folder with a model
             card.
-        out: the file or folder; default: policy.pt, policy.onnx, merged or adapter in the run directory.
+        out: the file or folder to write; default: policy.pt, policy.onnx, merged or adapter in the run directory.
         checkpoint: latest, best, or a step.
     """
     from foresight.runtime.export import export as write

@@ -23,7 +23,7 @@ def bench(
     """Measure a workload, optionally compared with a peer library. Without a name, list the workloads.
 
     Args:
-        name: a benchmark.
+        name: the benchmark to run.
         against: the peer library to compare with, such as stable-baselines3.
         rounds: number of measurements; medians are reported.
         out: the result file; default: results/bench-NAME.json.
@@ -75,11 +75,11 @@ def reproduce(
 
     Args:
         name: a suite: sutton-barto, model-free, search or language.
-        listed: list the rows of the suite (target, budget, reached, met or missed) without running them.
+        listed: list the rows of the suite (target, budget, reached value, verdict) without running them.
         only: run these rows and the rows that they depend on.
         missing: run only the rows without a result.
         seeds: maximum number of seeds per trained row; default: the suite's.
-        out: the folder of results and pictures; default: results/ and docs/media/.
+        out: the folder for results and pictures; default: results/ and docs/media/.
         quick: run only a few steps, to check that everything works; writes under runs/ unless --out is given.
         json: print the rows as JSON.
     """
@@ -120,11 +120,11 @@ def reproduce(
 
 
 def _print_rows(console: Console, rows: list[Any]) -> None:
-    columns = ("row", "what", "target", "budget", "reached", "verdict")
+    columns = ("row", "task", "target", "budget", "reached", "verdict")
     cells = [(row.name, f"{row.algorithm}: {row.task}", row.aim, row.budget, row.reached, row.verdict) for row in rows]
-    console.print(screen.table(columns, cells, wrap=("what", "target", "budget", "reached")))
+    console.print(screen.table(columns, cells, wrap=("task", "target", "budget", "reached")))
     if rows:
-        console.print(f"\nforesight reproduce {rows[0].suite} --only ROW reruns a row.", style="dim", highlight=False)
+        console.print(f"\nRerun one: foresight reproduce {rows[0].suite} --only ROW", style="dim", highlight=False)
 
 
 def doctor(json: bool = False) -> int:

@@ -39,7 +39,7 @@ def tune(
         out: the directory of the search; default: runs/tune-NAME-PRESET.
         only: search only these fields.
         ranges: a YAML file of search ranges (field: [a, b], or field: {low: 1e-4, high: 1e-2, log: true}).
-        prune: stop trials that are worse than the median.
+        prune: stop trials that are worse than the median; --no-prune runs every trial to its end.
         device: auto, cpu, cuda, cuda:1 or mps.
         json: print the result as JSON.
     """

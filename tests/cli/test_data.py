@@ -70,14 +70,14 @@ def test_several_models_answer(digits, tmp_path, capsys):
     assert "from 40 prompts" in capsys.readouterr().out
     servers = ["--model", "a", "b", "--completer", "http://localhost:8000"]
     assert main(["data", "preferences", *digits, *servers, "--out", str(tmp_path / "x.jsonl")]) == 2
-    assert "One server has one model's weights" in capsys.readouterr().err.replace("\n", " ")
+    assert "A server has the weights of one model" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_mistakes_are_reported(digits, tmp_path, capsys):
     out = tmp_path / "x.jsonl"
     out.write_text("")
     assert main(["data", "preferences", *digits, "--out", str(out)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     out.unlink()
     assert main(["data", "demonstrations", *digits, "--out", str(out), "--least", "99", "--prompts", "2"]) == 2
     assert "None of the 2 prompts gave demonstrations" in capsys.readouterr().err.replace("\n", " ")

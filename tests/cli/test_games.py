@@ -55,7 +55,7 @@ def test_a_move_is_drawn_before_the_reply_and_the_last_move_is_marked(
     mine, reply, answer = out.index("\n  2 .(X).\n"), out.index("The agent plays"), out.index("(O)")
     assert mine < reply < answer and out.count("(X)") == 2  # the color in the first line, and the move
     assert "\n\n'x' is not legal here" in out  # not glued to the board
-    assert "undo       take your last move back" in out and out.count("   a b c") == 3  # no board where nothing moved
+    assert "undo       take back your last move" in out and out.count("   a b c") == 3  # no board where nothing moved
 
 
 @sabotaged_by("foresight.cli.games._value", lambda f: lambda extras, played: float(extras["value"][0]))
