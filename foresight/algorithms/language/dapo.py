@@ -70,7 +70,7 @@ class Config:
     clip_low: float = 0.2
     """ε_low of the clipped ratio (paper: 0.2)."""
     clip_high: float = 0.28
-    """ε_high (paper: 0.28)."""
+    """ε_high of the clipped ratio (paper: 0.28)."""
     max_batches: int = 10
     """Maximum batches of prompts sampled per update (authors' code: 10). 1: no dynamic sampling."""
     overlong_filter: bool = True

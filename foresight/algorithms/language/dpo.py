@@ -50,7 +50,7 @@ class Config:
     batch_size: int = 16
     """Pairs per update (paper: 64)."""
     max_tokens: int = 1024
-    """Pairs with more tokens in a row, prompt and completion together, are left out (and counted)."""
+    """Pairs in which a prompt and its answer have more tokens are left out (and counted)."""
     beta: float = 0.1
     """β: how strongly the policy is kept near the reference (paper: 0.1)."""
     loss: str = "sigmoid"

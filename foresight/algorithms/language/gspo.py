@@ -67,7 +67,7 @@ class Config:
     clip_low: float = 3e-4
     """ε_low of the clipped sequence ratio (paper: 3e-4)."""
     clip_high: float = 4e-4
-    """ε_high (paper: 4e-4)."""
+    """ε_high of the clipped sequence ratio (paper: 4e-4)."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 

@@ -57,9 +57,9 @@ class Config:
     beta: float = 0.1
     """β: how fast the value of a gain or a loss saturates (TRL: 0.1)."""
     desirable_weight: float = 1.0
-    """λ_D. Equation 9 keeps λ_D n_D between 1 and 3/2 of λ_U n_U, with n the number of rows (TRL: 1 to 4/3)."""
+    """λ_D: weight of desirable answers. λ_D n_D is 1 to 3/2 of λ_U n_U, n the number of rows (eq. 9; TRL: 1 to 4/3)."""
     undesirable_weight: float = 1.0
-    """λ_U: the weight of undesirable answers."""
+    """λ_U: weight of undesirable answers."""
     learning_rate: float = 1e-6
     """AdamW (TRL: no higher than this at β = 0.1)."""
     max_new_tokens: int = 64

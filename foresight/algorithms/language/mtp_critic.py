@@ -97,13 +97,13 @@ class Config:
     tau: float = 0.1
     """Polyak step size of the averaged heads (DDPG: 0.001, with a hundred times as many steps)."""
     value_coef: float = 0.1
-    """λ₂ of the value loss."""
+    """λ₂: weight of the value loss."""
     clip_value: float = 1.0
     """c, to which the gradient of a value is clamped, in units of reward (DQN: 1)."""
     detach_value: bool = False
     """Whether the gradient of the values stops at the trunk."""
     token_coef: float = 0.1
-    """β of token prediction (DeepSeek-V3: 0.3, then 0.1)."""
+    """β: weight of the token prediction loss (DeepSeek-V3: 0.3, then 0.1)."""
     tuning: Tuning = Tuning(micro_tokens=1024)
     """How the model is tuned (`training.options`)."""
 

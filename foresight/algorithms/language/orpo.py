@@ -50,11 +50,11 @@ class Config:
     batch_size: int = 16
     """Pairs per update."""
     max_tokens: int = 1024
-    """Pairs with more tokens in a row, prompt and completion together, are left out (and counted)."""
+    """Pairs in which a prompt and its answer have more tokens are left out (and counted)."""
     odds_ratio_coef: float = 0.1
-    """λ: the weight of the odds ratio term (TRL: 0.1); that of the SFT term is 1."""
+    """λ: weight of the odds ratio term (TRL: 0.1); that of the SFT term is 1."""
     learning_rate: float = 1e-5
-    """AdamW; that of SFT, whose term is the larger one."""
+    """AdamW; as in sft, whose term is the larger one."""
     max_new_tokens: int = 64
     """Maximum tokens per completion, in evaluation."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)

@@ -86,9 +86,9 @@ class Config:
     gae_lambda: float = 0.95
     """λ of GAE (paper: 0.95)."""
     kl_coef: float = 0.02
-    """β, in reward per nat (paper: 0.02)."""
+    """β: weight of the KL penalty, in reward per nat (paper: 0.02)."""
     entropy_coef: float = 0.0
-    """c of the entropy bonus (paper: none)."""
+    """c: weight of the entropy bonus (paper: none)."""
     missing_eos_penalty: float = 0.0
     """Subtracted from the score of a truncated completion (TRL: 1)."""
     whiten: bool = True

@@ -67,8 +67,8 @@ class Config:
     anneal_lr: bool = True  # anneal the learning rate linearly to 0, table D.1
     optimizer: str = "rmsprop"  # table D.1; or "adam"
     optimizer_epsilon: float | None = None  # None: 0.01 for RMSProp (table D.1), 1e-8 for Adam
-    entropy_coef: float = 0.01  # c₂, table D.1
-    value_coef: float = 0.5  # c₁ of ½ squared error, table D.1
+    entropy_coef: float = 0.01  # c₂: weight of the entropy bonus, table D.1
+    value_coef: float = 0.5  # c₁: weight of the value loss, ½ squared error, table D.1
     max_grad_norm: float = 40.0  # bound of the gradient norm of the summed loss, table D.1
     clip_rho: float = 1.0  # ρ̄: bounds ρ; it sets the fixed point, between V^μ and V^π; §5.2.2 compares 1, 10 and 100
     clip_c: float = 1.0  # c̄: bounds the traces, and so how far TD errors propagate back; at most ρ̄
@@ -76,7 +76,7 @@ class Config:
     trace_lambda: float = 1.0  # λ of the traces, remark 2
     max_lag: int | None = None  # updates by which the policy of a rollout may lag; None: no limit; 0: actors wait
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; the paper has none
-    activation: str = "tanh"  # activation of these MLPs
+    activation: str = "tanh"  # activation of the MLPs
     images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right), "nature" or "nips"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; an LSTM of 256 in figure 3
     memory_size: int = 64  # width of the memory

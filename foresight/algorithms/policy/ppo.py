@@ -80,8 +80,8 @@ class Config:
     clip_ratio: float = 0.2  # ε, table 3
     anneal_clip: bool = False  # ε linearly to 0; the paper's Atari setting (table 5)
     clip_value: float | None = None  # range of the value clip, in units of the return; detail 9 has it equal to ε
-    entropy_coef: float = 0.0  # c₂; 0.01 on Atari (table 5)
-    value_coef: float = 0.5  # c₁ of ½ squared error; stable-baselines3's vf_coef 0.5 (no ½ there) is 1.0 here
+    entropy_coef: float = 0.0  # c₂: weight of the entropy bonus; 0.01 on Atari (table 5)
+    value_coef: float = 0.5  # c₁: weight of ½ squared error; stable-baselines3's vf_coef 0.5 (no ½ there) is 1.0 here
     max_grad_norm: float = 0.5  # bound of the global gradient norm; detail 11
     target_kl: float | None = None  # stop the epochs when the k3 estimate exceeds 1.5 times this, in nats
     normalize_advantage: bool = True  # to mean 0 and std 1 in every minibatch; detail 7

@@ -53,7 +53,7 @@ class Config:
     rollout_steps: int = 16  # steps of each environment between two updates
     learning_rate: float = 1e-3  # Adam, of the actor: the slower time scale
     anneal_lr: bool = False  # anneal the actor's learning rate linearly to 0
-    value_learning_rate: float = 3e-3  # Adam, of the critic: the faster one
+    value_learning_rate: float = 3e-3  # Adam, of the critic: the faster time scale
     gamma: float = 0.99  # discount per step
     trace_lambda: float = 0.0  # λ of the critic's target; 0 is Sarsa
     all_actions: bool = False  # the actor's gradient summed over all actions; Allen et al. 2017

@@ -8,7 +8,7 @@ where (s, a, r, s') come from replay and Q⁻ is a moving average of Q: Q⁻ ←
 
 What is kept: two critics and their minimum (§5), the squashed normal with the correction of its density (appendix C) in
 a numerically stable form, the reparametrized policy gradient (eq. 9), and the automatic temperature (§5). Actions are
-scaled to (-1, 1) whatever the bounds of the environment, so H̄ = -dim(A) means the same everywhere. With `n_steps`
+scaled to (-1, 1) for any bounds of the environment, so H̄ = -dim(A) means the same everywhere. With `n_steps`
 above 1 the target has n rewards, and the entropy of the policy at every state between them:
 
     y = r_0 + Σ_k γᵏ (r_k - α log π(a'_k|s_k)) + γⁿ (...),  k = 1 .. n - 1,  a'_k ~ π(s_k) freshly sampled, as a' is

@@ -59,7 +59,7 @@ class Config:
     cg_iterations: int = 15  # conjugate gradient iterations; contrib (the paper: 10)
     subsample: int = 1  # the Fisher matrix uses every n-th step; the paper: 10 (appendix C.1)
     backtracks: int = 10  # points of the line search
-    backtrack_factor: float = 0.8  # factor between these points; contrib
+    backtrack_factor: float = 0.8  # factor between the points of the line search; contrib
     normalize_advantage: bool = True  # to mean 0 and std 1 over the batch; contrib
     value_learning_rate: float = 1e-3  # Adam, of the value network; contrib
     value_epochs: int = 10  # epochs of the value network on each rollout; contrib
@@ -67,7 +67,7 @@ class Config:
     normalize_obs: bool = False  # subtract the running mean, divide by the running std, clip to ±10
     normalize_reward: bool = False  # divide by the running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two networks over vectors; contrib
-    activation: str = "tanh"  # the paper, appendix D
+    activation: str = "tanh"  # activation of the two networks; the paper, appendix D
     images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
     log_std: float = 0.0  # initial log standard deviation of continuous actions
     threads: int = 1  # torch threads on a CPU; 0: one per core

@@ -64,12 +64,12 @@ class Config:
     pool_every: int = 20  # REINFORCE steps between additions to the pool (500)
     value_games: int = 6_000  # games for the value network; each gives one position (30 million)
     per_game: int = 1  # positions per game: 1, or 0 for all (which overfits: the paper, figure 1b)
-    weight_decay: float = 1e-4  # decoupled; not reported in the paper
+    weight_decay: float = 1e-4  # decoupled weight decay; not reported in the paper
     max_grad_norm: float = 5.0  # bound of the gradient norm; not reported in the paper
     play_simulations: int = 400  # simulations per move in play; 0 is p_σ alone
     mix: float = 0.5  # λ, weight of the playout in the value of a leaf: 0 is the value network alone
     c_puct: float = 5.0  # exploration in the tree
-    softmax_temperature: float = 0.67  # of the prior; extended data table 5 (β)
+    softmax_temperature: float = 0.67  # temperature of the prior; extended data table 5 (β)
     threads: int = 1  # torch CPU threads
 
 

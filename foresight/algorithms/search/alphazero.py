@@ -70,7 +70,7 @@ class Config:
     full_share: float = 1.0  # share of moves with a full search, the ones that are trained on; 0.25 in KataGo
     cheap_simulations: int = 8  # simulations of the other, short searches
     playout_steps: int = 0  # positions at the start of training that use a search with random playouts; 0 in the paper
-    playout_simulations: int = 200  # playouts per move of that search
+    playout_simulations: int = 200  # playouts per move of the search with random playouts
     channels: int = 32  # channels of the trunk (256)
     blocks: int = 2  # residual blocks (19)
     replay_size: int = 100_000  # newest positions kept (the last million games)
@@ -78,13 +78,13 @@ class Config:
     batch_size: int = 256  # positions per gradient step (4096)
     reuse: float = 4.0  # how often a position is trained on, on average; 4 in OpenSpiel's tic-tac-toe
     learning_rate: float = 2e-3  # AdamW, cosine to a tenth; AlphaZero.jl's Connect Four
-    weight_decay: float = 1e-4  # c, decoupled; methods of the paper
+    weight_decay: float = 1e-4  # c: decoupled weight decay; methods of the paper
     max_grad_norm: float = 5.0  # bound of the gradient norm, which is large at first in large games (paper: none)
     value_coef: float = 1.0  # weight of the value loss; the paper's equal weight
     td_lambda: float = 1.0  # λ of the value target: 1 is the result z, 0 the next search's value
     max_lag: int = 1  # rounds of updates by which the actors' weights may lag; 0: synchronous
     symmetries: bool = True  # train on each position under a random symmetry of the board
-    precision: str = "float32"  # of the network in self-play: "float32", "bfloat16", or "auto" (the faster)
+    precision: str = "float32"  # precision of the network in self-play: "float32", "bfloat16" or "auto" (the faster)
     threads: int = 1  # torch CPU threads
 
 

@@ -52,8 +52,8 @@ class Config:
     n_steps: int = 5  # n: rewards before the bootstrap, for new transitions; the paper, appendix A
     shrink: float = 0.3  # share of training after which n is 1 less for a transition; the paper's code
     reanalyze: float = 0.99  # share of policy targets that are recomputed; the paper's code
-    value_coef: float = 0.25  # c_v; the paper, appendix A
-    consistency_coef: float = 2.0  # c_s; the paper, appendix A
+    value_coef: float = 0.25  # c_v: weight of the value loss; the paper, appendix A
+    consistency_coef: float = 2.0  # c_s: weight of the consistency loss; the paper, appendix A
     lstm_horizon: int = 5  # steps between resets of the value prefix; the paper's code
     lstm_size: int = 64  # width of the value prefix's LSTM; 512 on Atari
     dirichlet_alpha: float = 0.25  # α of the root noise; muzero-general's CartPole

@@ -60,7 +60,7 @@ class Config:
     unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
     n_steps: int = 5  # n: rewards before the bootstrap; 10 on Atari in MuZero, 5 in reanalysis and LightZero
     reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
-    value_coef: float = 0.25  # c_v; arXiv:2104.06294
+    value_coef: float = 0.25  # c_v: weight of the value loss; arXiv:2104.06294
     dirichlet_alpha: float = 0.25  # α of the root noise; muzero-general's CartPole
     dirichlet_fraction: float = 0.25  # weight of the root noise; MuZero, appendix C
     temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # at the start, from 1/2, from 3/4 of training; MuZero, app. D

@@ -58,7 +58,7 @@ class Config:
     unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
     n_steps: int = 5  # n: rewards before the bootstrap; 10 on Atari in MuZero, 5 in reanalysis and LightZero
     reanalyze: float = 0.5  # share of policy targets that are recomputed; 0.8 of the updates in arXiv:2104.06294
-    value_coef: float = 0.25  # c_v; arXiv:2104.06294
+    value_coef: float = 0.25  # c_v: weight of the value loss; arXiv:2104.06294
     entropy_coef: float = 5e-3  # c_e: weight of the entropy bonus, per nat; LightZero
     dirichlet_alpha: float = 0.3  # α of the noise over the root's sampled actions; LightZero
     dirichlet_fraction: float = 0.25  # weight of that noise; LightZero

@@ -43,7 +43,7 @@ class Config:
     steps: int = 20  # maximum number of policy iterations; stops when an improvement changes no action
     seed: int = 0  # seeds the sampled episodes
     gamma: float = 0.9  # discount per action (Zhao section 5.2)
-    episodes_per_pair: int = 30  # per iteration; 1 is enough if environment and policy are deterministic
+    episodes_per_pair: int = 30  # in each iteration; 1 is enough if environment and policy are deterministic
     max_episode_steps: int = 100  # actions after which an episode is truncated
 
 

@@ -42,7 +42,7 @@ class Config:
     gamma: float = 0.99  # discount per action
     first_visit: bool = True  # count only the first visit of a pair in an episode, not every visit
     alpha: float = 0.01  # step size; α / m^alpha_power at the m-th visit of a pair
-    alpha_power: float = 0.0  # 0: returns of newer policies weigh more; 1, with α 1: the mean of all returns
+    alpha_power: float = 0.0  # 0: returns of newer policies have more weight; 1, with α 1: the mean of all returns
     epsilon: float = 0.1  # probability of a random action
     initial: float = 0.0  # initial action values
     improve_every: int = 10  # episodes between improvements of the policy; 1 in S&B p. 101

@@ -41,7 +41,7 @@ class Config:
     gamma: float = 0.99  # discount per action
     first_visit: bool = True  # count only the first visit of a pair in an episode, not every visit
     alpha: float = 1.0  # step size; α / m^alpha_power at the m-th visit of a pair
-    alpha_power: float = 1.0  # 1: the mean of all returns; below 1: returns of newer policies weigh more
+    alpha_power: float = 1.0  # 1: the mean of all returns; below 1: returns of newer policies have more weight
     initial: float = 0.0  # initial action values
     improve_every: int = 100  # episodes between improvements of the policy; 1 in S&B p. 99
     max_episode_steps: int = 1_000  # actions after which an episode is truncated

@@ -68,10 +68,10 @@ class Config:
     gamma: float = 0.99  # discount per step; table 1
     epsilon_start: float = 1.0  # probability of a random action at the start; table 1
     epsilon_end: float = 0.05  # probability of a random action at the end; 0.1 in table 1
-    epsilon_fraction: float = 0.1  # fraction of the run over which it is annealed
+    epsilon_fraction: float = 0.1  # fraction of the run over which this probability is annealed
     max_grad_norm: float = 10.0  # bound of the global gradient norm
     double: bool = False  # the online network selects the next action (arXiv 1509.06461, eq. 4)
-    dueling: bool = False  # streams of state value and advantage (arXiv 1511.06581, eq. 9)
+    dueling: bool = False  # separate streams for state value and advantage (arXiv 1511.06581, eq. 9)
     n_steps: int = 1  # rewards before the bootstrap; 3 in Rainbow (arXiv 1710.02298, table 1)
     values: str = "points"  # representation of a value: "points", "atoms" (C51) or "quantiles" (QR-DQN)
     atoms: int = 51  # atoms or quantiles per value: 51 in C51 (§5 of its paper), 200 in QR-DQN

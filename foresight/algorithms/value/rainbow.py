@@ -69,7 +69,7 @@ class Config:
     sigma: float | None = 0.5  # σ₀ of the noisy layers; None: no noise, ε-greedy instead
     epsilon: float = 0.01  # probability of a random action if there are no noisy layers
     double: bool = True  # the online network selects the next action
-    dueling: bool = True  # streams of state value and advantage
+    dueling: bool = True  # separate streams for state value and advantage
     max_grad_norm: float = 10.0  # bound of the global gradient norm; as in the dueling paper, §4.2
     hidden: tuple[int, ...] = (256, 256)  # hidden layers over vectors
     activation: str = "relu"  # activation of the hidden layers
