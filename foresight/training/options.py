@@ -34,7 +34,7 @@ class Tuning:
     gradient_checkpointing: bool = False
     """Whether layers store only their inputs and are recomputed in the backward pass: less memory, the same values."""
     micro_tokens: int = 384
-    """Distinct tokens per micro-batch, prompts included: fewer need less memory, more time; same gradient."""
+    """Distinct tokens per micro-batch, prompts included: fewer need less memory and more time; same gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +46,11 @@ class ModelTraining:
     hidden: tuple[int, ...] = (128,)
     """Hidden layers of each function."""
     support: int = 20
-    """Bins on each side of 0, of h(x): 20 reaches ±422, 40 reaches ±1,555; 300 in MuZero (appendix F)."""
+    """Bins of h(x) on each side of 0: 20 reaches ±422, 40 reaches ±1,555; 300 in MuZero (appendix F)."""
     images: str = "nature"
     """Image encoder: "nature", "nips" or "impala"."""
     replay_size: int = 100_000
-    """Transitions, all envs together."""
+    """Transitions kept, summed over all environments."""
     learning_starts: int = 1_000
     """Env steps before the first gradient step."""
     batch_size: int = 128
@@ -62,15 +62,15 @@ class ModelTraining:
     learning_rate: float = 3e-3
     """Adam; LightZero."""
     learning_rate_decay: float = 1.0
-    """Factor at the end, exponential; 0.1 ** (1000 / 350) in MuZero (appendix G)."""
+    """Exponential decay of the learning rate: its factor at the end; 0.1 ** (1000 / 350) in MuZero (appendix G)."""
     weight_decay: float = 1e-4
-    """MuZero, appendix G."""
+    """L2 weight decay in Adam; MuZero, appendix G."""
     max_grad_norm: float = 10.0
-    """LightZero."""
+    """Bound of the gradient norm; LightZero."""
     collect_steps: int = 32
     """Steps per env between rounds of updates, and in an actor's message."""
     max_lag: int = 1
-    """Rounds of updates by which the actors' weights may be old; 0: synchronous."""
+    """Rounds of updates by which the actors' weights may lag; 0: synchronous."""
     threads: int = 1
     """Torch CPU threads."""
 
