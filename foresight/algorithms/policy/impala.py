@@ -63,9 +63,9 @@ class Config:
     rollout_steps: int = 20  # steps of each environment in a rollout (the paper's n, table D.1)
     rollouts_per_update: int = 4  # with 8 environments in each, the paper's batch of 32
     gamma: float = 0.99  # discount per step, table D.1
-    learning_rate: float = 6e-4  # table D.1
+    learning_rate: float = 6e-4  # initial learning rate; table D.1
     anneal_lr: bool = True  # anneal the learning rate linearly to 0, table D.1
-    optimizer: str = "rmsprop"  # table D.1; or "adam"
+    optimizer: str = "rmsprop"  # "rmsprop" (table D.1) or "adam"
     optimizer_epsilon: float | None = None  # None: 0.01 for RMSProp (table D.1), 1e-8 for Adam
     entropy_coef: float = 0.01  # c₂: weight of the entropy bonus, table D.1
     value_coef: float = 0.5  # c₁: weight of the value loss, ½ squared error, table D.1

@@ -63,7 +63,7 @@ class Config:
     learning_rate: float = 5e-4  # Adam, of all three optimizers
     gamma: float = 0.999  # discount per step
     gae_lambda: float = 0.95  # λ of GAE
-    clip_ratio: float = 0.2  # ε
+    clip_ratio: float = 0.2  # ε of the clipped ratio
     entropy_coef: float = 0.01  # β_S: weight of the entropy bonus
     clone_coef: float = 1.0  # β_clone: weight of the KL from the policy before the auxiliary phase
     max_grad_norm: float = 0.5  # bound of the gradient norm; PPO's, the authors' code does not clip

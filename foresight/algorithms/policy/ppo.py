@@ -77,7 +77,7 @@ class Config:
     anneal_lr: bool = True  # anneal the learning rate linearly to 0; detail 4
     gamma: float = 0.99  # discount per step, table 3
     gae_lambda: float = 0.95  # λ of GAE, table 3
-    clip_ratio: float = 0.2  # ε, table 3
+    clip_ratio: float = 0.2  # ε of the clipped ratio; table 3
     anneal_clip: bool = False  # ε linearly to 0; the paper's Atari setting (table 5)
     clip_value: float | None = None  # range of the value clip, in units of the return; detail 9 has it equal to ε
     entropy_coef: float = 0.0  # c₂: weight of the entropy bonus; 0.01 on Atari (table 5)

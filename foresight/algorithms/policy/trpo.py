@@ -58,12 +58,12 @@ class Config:
     damping: float = 0.1  # added to the diagonal of the Fisher matrix; contrib
     cg_iterations: int = 15  # conjugate gradient iterations; contrib (the paper: 10)
     subsample: int = 1  # the Fisher matrix uses every n-th step; the paper: 10 (appendix C.1)
-    backtracks: int = 10  # points of the line search
+    backtracks: int = 10  # maximum number of points of the line search
     backtrack_factor: float = 0.8  # factor between the points of the line search; contrib
     normalize_advantage: bool = True  # to mean 0 and std 1 over the batch; contrib
     value_learning_rate: float = 1e-3  # Adam, of the value network; contrib
     value_epochs: int = 10  # epochs of the value network on each rollout; contrib
-    value_batch: int = 128  # minibatch size of these epochs; contrib
+    value_batch: int = 128  # minibatch size of the value epochs; contrib
     normalize_obs: bool = False  # subtract the running mean, divide by the running std, clip to ±10
     normalize_reward: bool = False  # divide by the running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two networks over vectors; contrib

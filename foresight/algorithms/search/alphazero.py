@@ -65,7 +65,7 @@ class Config:
     value_scale: float = 0.25  # Gumbel's weight of values (in [-1, 1]); 0.5 for Go in Danihelka et al.
     c_init: float = 1.25  # PUCT's exploration constant; pseudocode of the paper
     dirichlet_alpha: float = 1.0  # α of PUCT's root noise, about 10 / legal moves (chess 0.3)
-    dirichlet_fraction: float = 0.25  # ε, weight of that noise; methods of the paper
+    dirichlet_fraction: float = 0.25  # ε: weight of the root noise; methods of the paper
     temperature_moves: int = 30  # first moves that PUCT samples by visits; then it plays the most visited
     full_share: float = 1.0  # share of moves with a full search, the ones that are trained on; 0.25 in KataGo
     cheap_simulations: int = 8  # simulations of the other, short searches

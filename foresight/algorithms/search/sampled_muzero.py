@@ -61,7 +61,7 @@ class Config:
     value_coef: float = 0.25  # c_v: weight of the value loss; arXiv:2104.06294
     entropy_coef: float = 5e-3  # c_e: weight of the entropy bonus, per nat; LightZero
     dirichlet_alpha: float = 0.3  # α of the noise over the root's sampled actions; LightZero
-    dirichlet_fraction: float = 0.25  # weight of that noise; LightZero
+    dirichlet_fraction: float = 0.25  # weight of the root noise; LightZero
     temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # at the start, from 1/2, from 3/4 of training; MuZero, app. D
     training: ModelTraining = ModelTraining(support=40)  # model, replay, optimizer (`training.options`)
 
