@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,24 +23,80 @@ from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.distributed import torchrun
 from tests import tiny_language
 
-TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "foresight")
+TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+TRAINED = [("sft", 0), ("dpo", 0), ("reward_model", 0), ("dpo", 2)]  # algorithm, rank of the adapters
 SAMPLED = {
     "grpo": {"epochs": 2, "minibatches": 2, "kl_coef": 0.1, "lora": 2},
     "dapo": {"max_batches": 2},
     "rlhf_ppo": {"minibatches": 2},
     "distill": {"teacher": tiny_language.folder(1)},
 }
+CONTROL = ["ppo", "dqn", "sac_discrete"]
 PAIR = {"chosen": "3", "rejected": "aa"}
 ROWS = {"sft": {"completion": "3"}, "dpo": PAIR, "reward_model": PAIR}
+TINY = {"model": tiny_language.folder(), "precision": "float32", "seed": 3, "steps": 3, "learning_rate": 1e-2}
 
 
-def _two(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """`foresight train NAME ...` by two processes."""
+def _trained(name: str, rank: int, folder: Path) -> dict[str, Any]:
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{i}+1?", **ROWS[name]}) + "\n" for i in range(12)))
+    # Parts of one row: of five, one process has nothing to do once.
+    return {"task": str(data), **TINY, "batch_size": 5, "micro_tokens": 1, **({"lora": rank} if rank else {})}
+
+
+def _sampled(name: str, folder: Path) -> dict[str, Any]:
+    data = folder / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{i}+1?"}) + "\n" for i in range(12)))
+    options = {"task": str(data), **TINY, "prompts": 5, "max_new_tokens": 6, "micro_tokens": 1, **SAMPLED[name]}
+    return options if name == "rlhf_ppo" else {**options, "group": 3}
+
+
+def _reward(folder: Path) -> str:
+    (folder / "grades.py").write_text(
+        "def score(prompts, completions):\n    return [sum(map(ord, x)) % 3 for x in completions]\n"
+    )
+    return f"{folder / 'grades.py'}:score"
+
+
+def _control(name: str) -> dict[str, Any]:
+    options = {"env": "CartPole-v1", "steps": 256, "num_envs": 2, "seed": 3, "evaluation_episodes": 2}
+    return {**options, **({"rollout_steps": 32} if name == "ppo" else {"learning_starts": 50})}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[run.Run, dict[str, Any]]]:
+    """All runs of this file by two processes, by name: the run, and what each process printed."""
+    folder = tmp_path_factory.mktemp("together")
+    options = {f"{name}-{rank}": _trained(name, rank, folder) for name, rank in TRAINED}
+    options |= {name: _sampled(name, folder) for name in SAMPLED} | {name: _control(name) for name in CONTROL}
+    commands = {
+        name: ["train", name.partition("-")[0], *_words(given), "--out", str(folder / name), "--json"]
+        for name, given in options.items()
+    }
+    for name in SAMPLED:
+        commands[name] += ["--env-options", f"reward={_reward(folder)}"]
+    file = folder / "commands.json"
+    file.write_text(json.dumps(commands))
+    started = _two("tests.runtime.distributed.two_processes", str(file))
+    assert started.returncode == 0, started.stderr[-3000:]
+    first, second = (json.loads(Path(f"{file}.{rank}.json").read_text()) for rank in (0, 1))
+
+    def found(name: str) -> tuple[run.Run, dict[str, Any]]:
+        assert first[name]["code"] == second[name]["code"] == 0, first[name]["stderr"] + second[name]["stderr"]
+        assert not second[name]["stdout"]  # only one process prints
+        return run.Run(folder / name), json.loads(first[name]["stdout"])
+
+    return found
+
+
+def _two(module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`python -m MODULE ...` by two processes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    return subprocess.run([*TWO, "train", name, *words], env=environment, capture_output=True, text=True, timeout=300)
+    command = [*TWO, module, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def _words(options: dict[str, object]) -> list[str]:
+def _words(options: dict[str, Any]) -> list[str]:
     return [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
@@ -47,23 +105,11 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rank"), [("sft", 0), ("dpo", 0), ("reward_model", 0), ("dpo", 2)])
-def test_two_processes_learn_what_one_does(name, rank, tmp_path):
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"{i}+1?", **ROWS[name]}) + "\n" for i in range(12)))
-    numbers = {
-        "steps": 3,
-        "batch_size": 5,
-        "micro_tokens": 1,
-        "learning_rate": 1e-2,
-    }  # 5 parts: one process is idle once
-    options = {"task": str(data), "model": tiny_language.folder(), "precision": "float32", "seed": 3, **numbers}
-    options |= {"lora": rank} if rank else {}
-    alone = run.train(name, out=tmp_path / "alone", show=False, **options)
-    done = _two(name, *_words(options), "--out", str(tmp_path / "together"), "--json")
-    assert done.returncode == 0, done.stderr[-3000:]
-    together = run.Run(tmp_path / "together")
-    assert json.loads(done.stdout)["steps"] == 3  # one process speaks
+@pytest.mark.parametrize(("name", "rank"), TRAINED)
+def test_two_processes_learn_what_one_does(name, rank, together, tmp_path):
+    alone = run.train(name, out=tmp_path / "alone", show=False, **_trained(name, rank, tmp_path))
+    together, summary = together(f"{name}-{rank}")
+    assert summary["steps"] == 3
     for one, other in zip(alone.metrics(), together.metrics(), strict=True):
         for key in {"loss", "grad_norm", "accuracy", "entropy"} & set(one):
             if (name, key, one["step"]) == ("dpo", "accuracy", 1):
@@ -85,19 +131,10 @@ def test_two_processes_learn_what_one_does(name, rank, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
-def test_two_processes_sample_and_learn_what_one_does(name, tmp_path):
-    data, grades = tmp_path / "rows.jsonl", tmp_path / "grades.py"
-    data.write_text("".join(json.dumps({"prompt": f"{i}+1?"}) + "\n" for i in range(12)))
-    grades.write_text("def score(prompts, completions):\n    return [sum(map(ord, x)) % 3 for x in completions]\n")
-    options = {"task": str(data), "model": tiny_language.folder(), "precision": "float32", "seed": 3, "steps": 3}
-    options |= {"prompts": 5, "max_new_tokens": 6, "micro_tokens": 1, "learning_rate": 1e-2, **SAMPLED[name]}
-    options |= {} if name == "rlhf_ppo" else {"group": 3}
-    reward = f"{grades}:score"
-    alone = run.train(name, out=tmp_path / "alone", show=False, env_options={"reward": reward}, **options)
-    given = ("--env-options", f"reward={reward}", "--out", str(tmp_path / "together"), "--json")
-    done = _two(name, *_words(options), *given)
-    assert done.returncode == 0, done.stderr[-3000:]
-    together = run.Run(tmp_path / "together")
+def test_two_processes_sample_and_learn_what_one_does(name, together, tmp_path):
+    options = _sampled(name, tmp_path)
+    alone = run.train(name, out=tmp_path / "alone", show=False, env_options={"reward": _reward(tmp_path)}, **options)
+    together, _ = together(name)
     for one, other in zip(alone.metrics(), together.metrics(), strict=True):
         for key in {"reward", "length", "loss", "grad_norm", "entropy", "kl", "teacher_kl"} & set(one):
             assert one[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5), key
@@ -108,16 +145,13 @@ def test_two_processes_sample_and_learn_what_one_does(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", "dqn", "sac_discrete"])
-def test_two_processes_learn_one_policy_in_envs_of_their_own(name, tmp_path):
-    options = {"env": "CartPole-v1", "steps": 256, "num_envs": 2, "seed": 3, "evaluation_episodes": 2}
-    options |= {"rollout_steps": 32} if name == "ppo" else {"learning_starts": 50}
-    done = _two(name, *_words(options), "--out", str(tmp_path / "together"), "--json")
-    assert done.returncode == 0, done.stderr[-3000:]  # weights that differ in the end would be an error
-    summary = json.loads(done.stdout)
+@pytest.mark.parametrize("name", CONTROL)
+def test_two_processes_learn_one_policy_in_envs_of_their_own(name, together, tmp_path):
+    """Weights that differ in the end would be an error of the run."""
+    together, summary = together(name)
     assert summary["processes"] == 2 and summary["seed"] == 3
-    alone = run.train(name, out=tmp_path / "alone", show=False, **options)
-    one, two = (_floats(path) for path in (alone.path, tmp_path / "together"))
+    alone = run.train(name, out=tmp_path / "alone", show=False, **_control(name))
+    one, two = (_floats(path) for path in (alone.path, together.path))
     assert len(one) == len(two) > 0 and not torch.equal(one, two)
 
 
@@ -162,6 +196,6 @@ def test_what_cannot_be_joined_is_named(name, options, sentence, tmp_path, monke
 
 def test_what_cannot_be_split_is_named(tmp_path):
     words = ["--task", "addition", "--model", tiny_language.folder(), "--out", str(tmp_path / "run")]
-    done = _two("mtp_critic", *words)
+    done = _two("foresight", "train", "mtp_critic", *words)
     assert done.returncode != 0 and "mtp_critic has parts that cannot be sharded" in done.stderr
     assert not (tmp_path / "run").exists()
