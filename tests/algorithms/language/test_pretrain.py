@@ -166,7 +166,9 @@ def _peeking(query, key, value, allowed, dropout=0.0):
 def test_its_export_is_where_the_others_begin(tmp_path):
     state = _state(predict_tokens=2)
     pretrain.export(state, tmp_path / "export")
-    again = mtp_critic.build(build_config(mtp_critic.Config, str(tmp_path / "export"), heads=2, precision="float32"))
+    again = mtp_critic.build(
+        build_config(mtp_critic.Config, str(tmp_path / "export"), predict_tokens=2, precision="float32")
+    )
     pairs = ((state.policy, again.policy), (state.heads, again.heads))
     for one, other in pairs:
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
