@@ -194,7 +194,7 @@ def test_the_simulations_of_a_result_are_those_of_its_agent() -> None:
         assert resolve.resolve(name, preset="tic_tac_toe").config["play_simulations"] == shown["simulations"]
         aims = [one for suite in suites().values() for e in suite.experiments for one in e.figures if one.key == "lost"
                 and one.algorithm == name]  # fmt: skip
-        assert aims and all(f"{shown['simulations']} simulations a move" in one.task for one in aims)
+        assert aims and all(f"{shown['simulations']} simulations per move" in one.task for one in aims)
 
 
 def test_a_run_of_a_game_is_evaluated_against_its_opponent(tmp_path: Path) -> None:
