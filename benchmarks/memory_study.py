@@ -264,7 +264,7 @@ def add(found: dict[str, Any]) -> None:
         "machine": bench.machine(),
         "cells": cells,
     }
-    checkpoint.write_whole(FILE, json.dumps(result, indent=1) + "\n")
+    checkpoint.write_atomic(FILE, json.dumps(result, indent=1) + "\n")
 
 
 def shared(cells: list[dict[str, Any]]) -> list[int]:
@@ -320,7 +320,7 @@ def main() -> int:
         result = load()
         if result["cells"]:  # also adds the means to a file of a former version
             known = {"success": means(result["cells"]), "seeds": shared(result["cells"])}
-            checkpoint.write_whole(FILE, json.dumps({**result, **known}, indent=1) + "\n")
+            checkpoint.write_atomic(FILE, json.dumps({**result, **known}, indent=1) + "\n")
         publish(result, PICTURE, PAGE, KINDS, ENVS, TUNED)
     return 1 if failed else 0
 

@@ -57,7 +57,7 @@ def write(folder: Path, settings: Settings, summary: dict[str, Any]) -> Path:
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
         library = "foresight" if kind.startswith("foresight") else "transformers"  # the library that loads it
     use = scoring(folder) if catalog.entry(settings.algorithm).name == "reward_model" else ""
-    checkpoint.write_whole(folder / "README.md", text(settings, summary, library) + use)
+    checkpoint.write_atomic(folder / "README.md", text(settings, summary, library) + use)
     return folder / "README.md"
 
 

@@ -250,7 +250,7 @@ class Session:
         result = summary.document(self, step, self.evaluated[1])
         if exported is not None:
             self.kind.describe(exported, self.settings, result)
-        checkpoint.write_whole(self.path / "summary.json", json.dumps(result, indent=2) + "\n")
+        checkpoint.write_atomic(self.path / "summary.json", json.dumps(result, indent=2) + "\n")
         if self.record:
             self._record(state)
 

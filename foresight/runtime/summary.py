@@ -48,6 +48,6 @@ def write_config(path: Path, resolved: settings.Settings) -> None:
     """Write `config.yaml`. Raises UserError where the directory cannot be written."""
     document = {**resolved.document(), "versions": bench.versions()}
     try:
-        checkpoint.write_whole(path / "config.yaml", yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+        checkpoint.write_atomic(path / "config.yaml", yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
     except OSError as error:
         raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error

@@ -57,8 +57,8 @@ def _exact(policy, prompts: list[list[int]]) -> tuple[TokenBatch, torch.Tensor, 
     mass = policy.logits(seen.hidden[seen.context]).softmax(-1)  # [n, V], of the token that follows each state
     worth = torch.zeros(completion.shape)
     goes_on = first != 0  # token 0 ends the answer
-    worth[..., 1] = 0.5 * (digit[first] + goes_on * seen.spread(mass @ digit)[..., 1])
-    chance = seen.spread(mass.T)[:, :, 0, 0].T  # [P, V]
+    worth[..., 1] = 0.5 * (digit[first] + goes_on * seen.scatter(mass @ digit)[..., 1])
+    chance = seen.scatter(mass.T)[:, :, 0, 0].T  # [P, V]
     worth[..., 0] = (chance * worth[..., 1]).sum(1, keepdim=True)
     likely = torch.stack([torch.full(first.shape, 1 / size), chance * goes_on], -1) / len(prompts)
     return batch, worth, likely
@@ -88,7 +88,7 @@ def test_its_values_become_the_exact_ones():
         with torch.no_grad():
             seen = mtp.view(state.policy, batch)
             features, _ = state.heads(seen.hidden, seen.embedded, seen.parents)
-            values = seen.spread(state.heads.values(features[:, seen.context]))
+            values = seen.scatter(state.heads.values(features[:, seen.context]))
         return explained_variance(values.mean(0).flatten()[rows], worth.flatten()[rows]).item()
 
     untrained = explained()

@@ -206,14 +206,14 @@ def loss(
     config, policy, heads = state.config, state.policy, state.heads
     seen = mtp.view(policy, batch)
     logits = policy.logits(seen.hidden[seen.context])
-    logprob, entropy = (seen.spread(x) for x in token_logprob(logits, seen.tokens, config.temperature))
+    logprob, entropy = (seen.scatter(x) for x in token_logprob(logits, seen.tokens, config.temperature))
     detached = seen.hidden.detach()
     features, exist = heads(detached if config.detach_value else seen.hidden, seen.embedded, seen.parents)
-    values, exist = seen.spread(heads.values(features[:, seen.context])), seen.spread(exist[:, seen.context])
+    values, exist = seen.scatter(heads.values(features[:, seen.context])), seen.scatter(exist[:, seen.context])
     if fixed is None:
         with torch.no_grad():
             target_features, _ = state.averaged(detached, seen.embedded, seen.parents)
-            averaged = seen.spread(state.averaged.values(target_features[:, seen.context]))
+            averaged = seen.scatter(state.averaged.values(target_features[:, seen.context]))
             fixed = targets(config, batch, rewards, logprob.detach(), values.detach(), averaged, exist)
     rho = ratio(logprob, fixed.old)
     terms = {
@@ -224,7 +224,7 @@ def loss(
     if len(heads) > 1:
         draft_features = features if config.detach_value else heads(detached, seen.embedded, seen.parents)[0]
         drafts = (mtp.logits(policy, draft_features[k, seen.context]) for k in range(1, len(heads)))
-        found = [[seen.spread(x) for x in token_divergence(draft, logits.detach())] for draft in drafts]
+        found = [[seen.scatter(x) for x in token_divergence(draft, logits.detach())] for draft in drafts]
         distance, overlap = (torch.stack(x) * exist[1:] for x in zip(*found, strict=True))
         terms["token"] = distance.sum(0) / exist[1:].sum(0).clamp(min=1)
         sums["acceptance"] = (overlap.sum(0) / exist[1:].sum(0).clamp(min=1)).sum()

@@ -88,7 +88,7 @@ class Config:
     threads: int = 1  # torch CPU threads
 
 
-class Running:
+class UnfinishedGames:
     """Unfinished games: their actions and training data, saved with the State."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class State:
     generator: torch.Generator  # for search, noise, batches and symmetries
     random: np.ndarray  # `playouts.stream`
     replay: Replay
-    running: Running
+    running: UnfinishedGames
     step: int = 0
     samples_due: float = 0.0  # positions still to be trained on, so that `reuse` holds exactly
     finished: int = 0  # number of finished games
@@ -170,7 +170,7 @@ def build(config: Config, game: Game, device: str | torch.device = "cpu") -> Sta
         generator=torch.Generator().manual_seed(config.seed),
         random=rollouts.stream(config.seed),
         replay=Replay(config.replay_size),
-        running=Running(),
+        running=UnfinishedGames(),
         game=game,
         player=copy.deepcopy(network).bfloat16() if precision.dtype(config.precision, device) else None,
     )

@@ -153,7 +153,7 @@ class View:
     back: Tensor
     mask: Tensor
 
-    def spread(self, values: Tensor) -> Tensor:
+    def scatter(self, values: Tensor) -> Tensor:
         """Values `[..., n]` of distinct sampled tokens, scattered to `[..., P, G, T]`; 0 on padding."""
         flat = values.reshape(-1, values.shape[-1])
         whole = torch.zeros(len(flat), *self.mask.shape, dtype=values.dtype, device=values.device)

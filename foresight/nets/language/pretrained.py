@@ -119,7 +119,7 @@ def _base_of(folder: str) -> str | None:
     if not file.is_file():
         return None
     named = str(json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
-    if named == HUB and not _at_hand(named):
+    if named == HUB and not _is_cached(named):
         return str(packaged())
     if not Path(named).is_absolute() or Path(named).is_dir():
         return None
@@ -129,7 +129,7 @@ def _base_of(folder: str) -> str | None:
     )
 
 
-def _at_hand(name: str) -> bool:
+def _is_cached(name: str) -> bool:
     """Whether the model is in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 

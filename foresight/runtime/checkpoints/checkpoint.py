@@ -140,7 +140,7 @@ def best(directory: str | Path) -> Path | None:
 
 def mark_best(directory: str | Path, step: int) -> None:
     """Mark the checkpoint at `step` as the best; it is kept until another one is marked."""
-    write_whole(Path(directory) / "best.json", json.dumps({"step": step}) + "\n")
+    write_atomic(Path(directory) / "best.json", json.dumps({"step": step}) + "\n")
 
 
 def rotate(directory: str | Path, keep: int) -> None:
@@ -163,7 +163,7 @@ def set_aside(directory: str | Path, after: int) -> list[Path]:
     return moved
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Write a small text file atomically: a kill leaves either the old or the new one."""
     draft = path.with_name(f".{path.name}.draft")
     with draft.open("w", encoding="utf-8") as file:

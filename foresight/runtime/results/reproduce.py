@@ -149,7 +149,7 @@ def experiment(what: Experiment, results: Path, media: Path, command: str, quick
     document = {"what": values.pop("what"), "command": command, "seeds": values.pop("seeds"), **values}
     document |= {"versions": bench.versions(), "machine": bench.machine(), "seconds": round(seconds, 3)}
     file = results / f"{what.result}.json"
-    checkpoint.write_whole(file, json.dumps(document, indent=2) + "\n")
+    checkpoint.write_atomic(file, json.dumps(document, indent=2) + "\n")
     drawn = picture.is_file() and picture.stat().st_mtime_ns != before
     return [file, picture] if drawn else [file]
 
@@ -191,7 +191,7 @@ def trained(
         report(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
     file = results / f"{what.result}.json"
     document = collect(what.algorithm, what.preset, summaries, command)
-    checkpoint.write_whole(file, json.dumps(document, indent=2) + "\n")
+    checkpoint.write_atomic(file, json.dumps(document, indent=2) + "\n")
     return file
 
 

@@ -264,7 +264,7 @@ def test_a_value_is_of_the_state_before_its_token():
     for one in (batch, changed):
         seen = mtp_critic.mtp.view(state.policy, one)
         features, _ = state.heads(seen.hidden, seen.embedded, seen.parents)
-        found.append(seen.spread(state.heads.values(features[:, seen.context]))[:, :, 0].detach())
+        found.append(seen.scatter(state.heads.values(features[:, seen.context]))[:, :, 0].detach())
     long = batch.length[:, 0] > 3
     assert long.any()
     torch.testing.assert_close(found[0][:, long, :3], found[1][:, long, :3], atol=1e-5, rtol=1e-5)

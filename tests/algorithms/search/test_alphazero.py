@@ -89,7 +89,9 @@ def weights(state: az.State) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in state.network.parameters()])
 
 
-@sabotaged_by("foresight.algorithms.search.alphazero.Running.load_state_dict", lambda f: lambda self, state: None)
+@sabotaged_by(
+    "foresight.algorithms.search.alphazero.UnfinishedGames.load_state_dict", lambda f: lambda self, state: None
+)
 @sabotaged_by("foresight.data.replay.Replay.load_state_dict", lambda f: lambda self, state: None)
 def test_interrupted_self_play_resumes_without_losing_a_game(tmp_path: Path) -> None:
     whole = run(None, 1_024)

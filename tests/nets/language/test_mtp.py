@@ -65,10 +65,10 @@ def test_the_heads_of_a_tree_are_those_of_the_definition():
     with torch.no_grad():
         seen = mtp.view(model, batch)
         features, exist = heads(seen.hidden, seen.embedded, seen.parents)
-        values = seen.spread(heads.values(features[:, seen.context]))
+        values = seen.scatter(heads.values(features[:, seen.context]))
         logits = [mtp.logits(model, features[k, seen.context]) for k in range(3)]
-        chosen = torch.stack([seen.spread(token_logprob(z, seen.tokens)[0]) for z in logits])
-        there = seen.spread(exist[:, seen.context])
+        chosen = torch.stack([seen.scatter(token_logprob(z, seen.tokens)[0]) for z in logits])
+        there = seen.scatter(exist[:, seen.context])
     module = AutoModelForCausalLM.from_pretrained(tiny_language.folder(), dtype=torch.float32)
     missing = 0
     for p, prompt in enumerate(batch.prompts()):
@@ -95,11 +95,11 @@ def test_the_heads_of_a_tree_are_those_of_the_definition():
     assert (values[:, ~seen.mask] == 0).all()
 
 
-@sabotaged_by("foresight.nets.language.mtp.View.spread", lambda f: lambda self, x: f(self, x).flip(-1))
+@sabotaged_by("foresight.nets.language.mtp.View.scatter", lambda f: lambda self, x: f(self, x).flip(-1))
 def test_the_first_head_is_the_model():
     model, batch = tiny_language.model(), _batch()
     seen = mtp.view(model, batch)
-    mine = [seen.spread(x) for x in token_logprob(model.logits(seen.hidden[seen.context]), seen.tokens, 0.7)]
+    mine = [seen.scatter(x) for x in token_logprob(model.logits(seen.hidden[seen.context]), seen.tokens, 0.7)]
     for a, b in zip(mine, model.logprob(batch, 0.7), strict=True):
         torch.testing.assert_close(a, b)
 
