@@ -191,6 +191,12 @@ def check_play(config: PlayConfig) -> None:
     memory.require(1, simulations, 1, 4 * config.training.latent_size, more=" in play")
 
 
+def check_symmetries(symmetries: bool, spaces: Spaces | Game) -> None:
+    """Raise UserError if `symmetries` is set for an environment without a board."""
+    if symmetries and isinstance(spaces, Spaces):
+        raise UserError("symmetries is set, but only two-player games have symmetries of a board. Leave it out.")
+
+
 def spaces_of(spaces: Spaces | Game) -> tuple[Spaces, Game | None]:
     """The spaces of the agent, and the game if there is one: the agent plays both sides (`envs.games.selfplay`)."""
     return (spaces, None) if isinstance(spaces, Spaces) else (selfplay.spaces(spaces), spaces)
@@ -278,10 +284,15 @@ def due(state: Learner) -> bool:
     )
 
 
-def sample(state: Learner) -> Trajectory:
-    """`batch_size` sequences of K + n transitions, drawn uniformly from the replay: `[B, K + n]`."""
+def sample(state: Learner, symmetric: Game | None = None) -> Trajectory:
+    """`batch_size` sequences of K + n transitions, drawn uniformly from the replay: `[B, K + n]`.
+
+    With `symmetric`, the game that they are of, each is under a random symmetry of its board.
+    """
     config = state.config
     batch = state.replay.sample(config.training.batch_size, config.unroll_steps + config.n_steps, state.shuffler)
+    if symmetric is not None:
+        batch = selfplay.symmetric(symmetric, batch, state.shuffler, ("weights",))
     return batch.map(lambda x: x.to(state.generator.device))
 
 

@@ -11,9 +11,9 @@ completed values with v_mix, π' as the target, no Dirichlet noise and no temper
 -γ, as in `muzero`; reanalysis of a share of the targets with a target network.
 
 Different here: two-player games may start with random moves (arXiv:2306.03408), or one random move off a recent game
-(arXiv:1902.10565), where the paper plays the first 30 moves of Go in proportion to visits (appendix F); a time limit is
-not a termination; uniform replay; Adam. The loss is the cross-entropy, which differs from the KL by a constant. Without
-exploration there is no noise.
+(arXiv:1902.10565), where the paper plays the first 30 moves of Go in proportion to visits (appendix F); sequences may
+be trained on under symmetries of the board; a time limit is not a termination; uniform replay; Adam. The loss is the
+cross-entropy, which differs from the KL by a constant. Without exploration there is no noise.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Config:
     value_normalization: str = "siblings"  # scale of values: "siblings" (mctx), "tree" (MuZero), or "none"
     openings: int = 0  # maximum random moves at the start of a self-play game, not trained on; arXiv:2306.03408
     forked: float = 0.0  # share of self-play games that start one random move off a recent game; arXiv:1902.10565
+    symmetries: bool = False  # in games, train each sequence under a random symmetry of the board
     gamma: float = 0.997  # discount per step; MuZero, appendix G
     unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
     n_steps: int = 5  # n: rewards before the bootstrap; 10 on Atari in MuZero, 5 in reanalysis and LightZero
@@ -74,6 +75,7 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
     """Networks, optimizer, replay. Raises UserError for actions that are not discrete, or invalid hyperparameters."""
     muzero_targets.check(config, "considered")
     muzero_targets.check_play(config)
+    muzero_targets.check_symmetries(config.symmetries, spaces)
     _rule(config)  # raises if invalid
     errors.at_least(0, config, "openings")
     longest = 1 if isinstance(spaces, Spaces) else spaces.longest
@@ -181,9 +183,9 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
 def learn(state: State, transitions: Trajectory) -> dict[str, float]:
     """Store transitions `[B, T]`, then take the gradient steps that are due; returns the means of their metrics."""
     state.replay.add(transitions.map(lambda x: x.cpu()))
-    metrics = []
+    metrics, symmetric = [], state.game if state.config.symmetries else None
     while muzero_targets.due(state):
-        metrics.append(update(state, muzero_targets.sample(state)))
+        metrics.append(update(state, muzero_targets.sample(state, symmetric)))
     return {**diagnostics.mean(metrics), **state.episodes.metrics()}
 
 

@@ -14,7 +14,8 @@ G); absorbing states of value and reward 0 after a termination; reanalysis: a sh
 new search with a target network, which also gives the bootstrap values.
 
 Different here: a time limit is not a termination (later steps are masked, and the return bootstraps with the final
-observation); uniform replay (LightZero's default); Adam.
+observation); sequences of games may be trained on under symmetries of the board; uniform replay (LightZero's default);
+Adam.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Config:
     num_envs: int = 8  # parallel environments; one batched search serves all of them
     simulations: int = 25  # simulations per search; LightZero
     play_simulations: int | None = None  # simulations per search in play and evaluation; None: as in training
+    symmetries: bool = False  # in games, train each sequence under a random symmetry of the board
     gamma: float = 0.997  # discount per step; MuZero, appendix G
     unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
     n_steps: int = 5  # n: rewards before the bootstrap; 10 on Atari in MuZero, 5 in reanalysis and LightZero
@@ -75,6 +77,7 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
     muzero_targets.check(config)
     muzero_targets.check_exploration(config)
     muzero_targets.check_play(config)
+    muzero_targets.check_symmetries(config.symmetries, spaces)
     return muzero_targets.build(config, spaces, "MuZero", device)
 
 
@@ -170,9 +173,9 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
 def learn(state: State, transitions: Trajectory) -> dict[str, float]:
     """Store transitions `[B, T]`, then take the gradient steps that are due; returns the means of their metrics."""
     state.replay.add(transitions.map(lambda x: x.cpu()))
-    metrics = []
+    metrics, symmetric = [], state.game if state.config.symmetries else None
     while muzero_targets.due(state):
-        metrics.append(update(state, muzero_targets.sample(state)))
+        metrics.append(update(state, muzero_targets.sample(state, symmetric)))
     return {**diagnostics.mean(metrics), **state.episodes.metrics()}
 
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
-from foresight.data.trajectory import Tree
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env, Feedback, Spaces
 from foresight.envs.games.game import Game
 from foresight.errors import UserError
@@ -54,6 +54,30 @@ def forks(game: Game, visited: Tensor, count: int, generator: torch.Generator) -
     moved = game.step(position, action)
     position[~moved.over] = moved.position[~moved.over]
     return position
+
+
+def symmetric(game: Game, batch: Trajectory, generator: torch.Generator, policies: tuple[str, ...]) -> Trajectory:
+    """Sequences `[B, T]` of self-play, each under a random symmetry of the game: one for all its steps.
+
+    `policies` are the extras that are policies over actions, `[B, T, A]`; `next_obs` are observations.
+    """
+    drawn = torch.randint(len(game.symmetries), (len(batch.action),), generator=generator)
+    device = batch.action.device
+    cells = torch.stack([one.cells for one in game.symmetries])[drawn].to(device)
+    actions = torch.stack([one.actions for one in game.symmetries])[drawn].to(device)
+
+    def permuted(x: Tensor, order: Tensor) -> Tensor:
+        return x.gather(-1, order.view(len(order), *[1] * (x.dim() - 2), -1).expand_as(x))
+
+    def transformed(obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        planes = permuted(obs["planes"].flatten(-2), cells).view_as(obs["planes"])
+        return {"planes": planes, "action_mask": permuted(obs["action_mask"], actions)}
+
+    extras = {name: permuted(batch.extras[name], actions) for name in policies}
+    next_obs: Tree = batch.extras["next_obs"]
+    extras = {**batch.extras, **extras, "next_obs": transformed(next_obs)}
+    action = actions.argsort(-1).gather(1, batch.action)  # new action a is old action actions[a]
+    return batch.replace(obs=transformed(batch.obs), action=action, extras=extras)
 
 
 class SelfPlay:

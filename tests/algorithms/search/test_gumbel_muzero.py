@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 
 from foresight.algorithms.search import gumbel_muzero
+from foresight.envs.games import make as games
+from foresight.envs.games.selfplay import SelfPlay
 from foresight.envs.make import make
+from foresight.training import muzero_targets
 from foresight.training.options import build_config
 from tests.sabotage import flip_sign, sabotaged_by
 
@@ -39,3 +42,26 @@ def test_gumbel_muzero_balances_the_pole_for_a_while() -> None:
     trained = _mean_return(state)
     assert random < 40
     assert trained > 2 * random
+
+
+@sabotaged_by("foresight.envs.games.selfplay.symmetric", lambda f: lambda game, batch, *rest: batch)
+def test_games_are_trained_on_under_symmetries() -> None:
+    """Every game opens in the corner; its sequences are trained on as openings in all four corners."""
+    game = games.make("tic_tac_toe")
+    config = build_config(gumbel_muzero.Config, num_envs=4, learning_starts=80, batch_size=64, symmetries=True)
+    env = SelfPlay(game, 4)
+    obs = env.reset(0)
+    state = gumbel_muzero.build(config, game)
+    for _ in range(40):
+        fresh = game.moves(env.position) == 0
+        legal = obs["action_mask"].float()
+        action = torch.where(fresh, torch.zeros(4, dtype=torch.int64), legal.argmax(-1))
+        back = env.step(action)
+        row = muzero_targets.transition(obs, action, back, {"weights": legal / legal.sum(-1, keepdim=True)})
+        state.replay.add(row)
+        obs = back.obs
+    batch = muzero_targets.sample(state, game)
+    opens = batch.obs["action_mask"].sum(-1) == 9
+    assert set(batch.action[opens].tolist()) == {0, 2, 6, 8}
+    plain = muzero_targets.sample(state)
+    assert set(plain.action[plain.obs["action_mask"].sum(-1) == 9].tolist()) == {0}

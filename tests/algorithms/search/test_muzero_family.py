@@ -147,5 +147,8 @@ def test_invalid_configs_and_spaces_are_refused(module: ModuleType) -> None:
     for forked, spaces in ((0.5, cart.spaces), (1.5, games.make("tic_tac_toe")), (-0.1, games.make("tic_tac_toe"))):
         with pytest.raises(UserError, match=rf"forked is {forked}: .* between 0 and 1"):
             gumbel_muzero.build(gumbel_muzero.Config(forked=forked, gamma=1.0), spaces)
+    for one in (muzero, gumbel_muzero):
+        with pytest.raises(UserError, match="only two-player games have symmetries"):
+            one.build(one.Config(symmetries=True), cart.spaces)
     with pytest.raises(UserError, match="num_envs is 8"):
         next(module.train(module.Config(), cart))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foresight.data import trees
+from foresight.data.trajectory import Trajectory, tree_map
 from foresight.envs.games import make as games
-from foresight.envs.games.selfplay import SelfPlay, observe
+from foresight.envs.games.selfplay import SelfPlay, observe, symmetric
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
@@ -72,6 +74,39 @@ def test_games_may_fork_off_recent_ones() -> None:
     assert off.all() and len(env.position.unique(dim=0)) > 20
     env.reset(0)
     assert (TTT.moves(env.position) == 0).all()
+
+
+@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])
+@sabotaged_by(
+    "foresight.envs.games.selfplay.symmetric",
+    lambda f: lambda game, batch, *rest: f(game, batch, *rest).replace(action=batch.action),
+    lambda f: lambda game, batch, *rest: f(game, batch, *rest).replace(obs=batch.obs),
+)
+def test_a_sequence_under_a_symmetry_is_one_of_the_same_game(name: str) -> None:
+    """The actions of the new sequence, played from the start, show its observations and lead to its successors."""
+    game, generator = games.make(name), torch.Generator().manual_seed(0)
+    env = SelfPlay(game, 64)
+    obs, steps = env.reset(0), []
+    for _ in range(4):
+        action = torch.multinomial(obs["action_mask"].float(), 1, generator=generator).squeeze(-1)
+        back = env.step(action)
+        policy = torch.nn.functional.one_hot(action, game.actions).float()
+        extras = {"next_obs": back.final_obs, "weights": policy}
+        steps.append(Trajectory(obs, action, back.reward, back.discount, back.cut, extras=extras))
+        obs = back.obs
+    batch = trees.merge(lambda column: torch.stack(list(column), 1), steps)
+    moved = symmetric(game, batch, generator, ("weights",))
+    changed = (moved.action != batch.action).any(1).float().mean()
+    assert 0.3 < changed < 0.95  # some sequences are under the identity, or symmetric themselves
+    position = game.start(64)
+    for t in range(4):
+        torch.testing.assert_close(tree_map(lambda x, t=t: x[:, t], moved.obs), observe(game, position))
+        position = game.step(position, moved.action[:, t]).position
+        successor = tree_map(lambda x, t=t: x[:, t], moved.extras["next_obs"])
+        torch.testing.assert_close(successor, observe(game, position))
+    assert torch.equal(moved.extras["weights"].argmax(-1), moved.action)
+    for field in ("reward", "discount", "cut"):
+        assert torch.equal(getattr(moved, field), getattr(batch, field))
 
 
 def test_openspiel_keeps_the_positions_that_games_may_fork_off() -> None:
