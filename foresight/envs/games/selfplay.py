@@ -69,13 +69,12 @@ def symmetric(game: Game, batch: Trajectory, generator: torch.Generator, policie
     def permuted(x: Tensor, order: Tensor) -> Tensor:
         return x.gather(-1, order.view(len(order), *[1] * (x.dim() - 2), -1).expand_as(x))
 
-    def transformed(obs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def transformed(obs: Tree) -> Tree:
         planes = permuted(obs["planes"].flatten(-2), cells).view_as(obs["planes"])
         return {"planes": planes, "action_mask": permuted(obs["action_mask"], actions)}
 
-    extras = {name: permuted(batch.extras[name], actions) for name in policies}
-    next_obs: Tree = batch.extras["next_obs"]
-    extras = {**batch.extras, **extras, "next_obs": transformed(next_obs)}
+    extras: dict[str, Tree] = {name: permuted(batch.extras[name], actions) for name in policies}
+    extras = {**batch.extras, **extras, "next_obs": transformed(batch.extras["next_obs"])}
     action = actions.argsort(-1).gather(1, batch.action)  # new action a is old action actions[a]
     return batch.replace(obs=transformed(batch.obs), action=action, extras=extras)
 

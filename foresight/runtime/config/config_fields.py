@@ -14,7 +14,8 @@ from foresight.runtime import catalog, legacy
 from foresight.training.options import field_types, flatten
 
 RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; the rest is Config
-COUNTS = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "predict_tokens", "layers")  # each at least 1
+# Each is at least 1.
+COUNTS = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "predict_tokens", "layers")
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of text algorithms that sample
 
 
