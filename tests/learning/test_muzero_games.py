@@ -38,7 +38,7 @@ def learned(module: Any, **exploring: Any) -> Any:
 @sabotaged_by(*SABOTAGES[0])
 @sabotaged_by(*SABOTAGES[1])
 def test_muzero_learns_to_win_at_hex() -> None:
-    state = learned(muzero, dirichlet_alpha=1.0, temperatures=(1.0,))
+    state = learned(muzero, dirichlet_alpha=1.0, temperatures=(1.0,), known_bounds=True)
     random = match.play(HEX, opponents.make("random", HEX, 1), opponents.make("random", HEX, 2), 40)
     assert 0.2 < random.score < 0.8
     action, extras, _ = muzero.act(state, HEX.start(1))

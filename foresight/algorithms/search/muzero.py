@@ -7,11 +7,11 @@ where s^0 = h(o_t), (r^k, s^k) = g(s^{k-1}, a_{t+k-1}), (p^k, v^k) = f(s^k); π 
 n-step return, z_t = u_t + γ u_{t+1} + … + γⁿ v_{t+n}.
 
 Kept: the latent model and its PUCT search, with values normalized over the tree and legal moves only at the root;
-two-player games with discount -γ, so that values are those of the player to move and lie in the known bounds [-1, 1];
-Dirichlet noise and a falling temperature; scalars as two-hot categoricals of the signed hyperbolic transform
-(appendix F); latents scaled to [0, 1], unrolled losses weighted 1/K, the gradient into the dynamics halved (appendix
-G); absorbing states of value and reward 0 after a termination; reanalysis: a share of the policy targets comes from a
-new search with a target network, which also gives the bootstrap values.
+two-player games with discount -γ, so that values are those of the player to move; Dirichlet noise and a falling
+temperature; scalars as two-hot categoricals of the signed hyperbolic transform (appendix F); latents scaled to [0, 1],
+unrolled losses weighted 1/K, the gradient into the dynamics halved (appendix G); absorbing states of value and reward 0
+after a termination; reanalysis: a share of the policy targets comes from a new search with a target network, which also
+gives the bootstrap values.
 
 Different here: a time limit is not a termination (later steps are masked, and the return bootstraps with the final
 observation); sequences of games may be trained on under symmetries of the board; uniform replay (LightZero's default);
@@ -43,8 +43,8 @@ UNIT = "env steps"
 METRICS = ("return", "length", "value_loss", "policy_loss", "reward_loss")
 ACTING = ("network",)  # State fields sent to actors
 RULE = PUCT(normalize="tree", first_play="parent")  # untried actions have their parent's value: LightZero
-# Game values lie in [-1, 1], the pseudocode's known bounds: normalized by the tree's own bounds, a slight edge would
-# look like a sure win. The range is twice that of [0, 1], so c_init is doubled.
+# With `known_bounds`: normalized by the tree's own bounds, a slight edge would look like a sure win. The range of
+# [-1, 1] is twice that of [0, 1], so c_init is doubled.
 BOARD = PUCT(c_init=2.5, normalize="none", first_play="parent")
 
 
@@ -57,6 +57,7 @@ class Config:
     num_envs: int = 8  # parallel environments; one batched search serves all of them
     simulations: int = 25  # simulations per search; LightZero
     play_simulations: int | None = None  # simulations per search in play and evaluation; None: as in training
+    known_bounds: bool = False  # in games, do not normalize values, which lie in [-1, 1]; the pseudocode's known bounds
     symmetries: bool = False  # in games, train each sequence under a random symmetry of the board
     gamma: float = 0.997  # discount per step; MuZero, appendix G
     unroll_steps: int = 5  # K: steps of the unrolled model; MuZero, appendix G
@@ -195,4 +196,4 @@ def train(
 
 
 def _rule(state: State) -> PUCT:
-    return RULE if state.game is None else BOARD
+    return BOARD if state.config.known_bounds and state.game is not None else RULE

@@ -38,11 +38,13 @@ def test_a_number_is_learned_through_its_categorical() -> None:
 
 @sabotaged_by("foresight.algorithms.search.muzero._rule", lambda f: lambda state: muzero.RULE)
 def test_in_games_muzero_takes_a_slight_edge_for_slight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Game values have known bounds, so values near 0 change nothing. In control the tree's own bounds apply."""
+    """With known bounds, game values near 0 change nothing. In control the tree's own bounds apply."""
     envs = {"game": (games.make("tic_tac_toe"), 1.0), "control": (make("CartPole-v1", num_envs=1).spaces, 0.997)}
     forward, visits = CategoricalScalar.forward, {}
     for kind, (env, gamma) in envs.items():
-        state = muzero.build(build_config(muzero.Config, **{**SMALL, "simulations": 40, "gamma": gamma}), env)
+        state = muzero.build(
+            build_config(muzero.Config, **{**SMALL, "simulations": 40, "gamma": gamma}, known_bounds=True), env
+        )
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for p in state.network.parameters():
