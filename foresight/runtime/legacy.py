@@ -72,7 +72,7 @@ def fields(algorithm: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {renamed.get(name, name): value for name, value in values.items() if renamed.get(name) not in values}
 
 
-TD = (
+_TD = (
     "double_q_learning", "expected_sarsa", "n_step_sarsa", "q_learning", "sarsa", "td_lambda", "td_prediction",
 )  # fmt: skip
 
@@ -82,7 +82,7 @@ _STATES: Mapping[str, Mapping[str, str]] = {
     "alphago": {"plays": "game_id"},
     "alphazero": {"plays": "game_id", "owed": "samples_due"},
     "muzero_targets": {"plays": "game_id"},  # MuZero and its variants
-    **{name: {"walk": "actor"} for name in TD},
+    **{name: {"walk": "actor"} for name in _TD},
 }
 
 

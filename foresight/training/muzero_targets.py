@@ -191,10 +191,11 @@ def check_play(config: PlayConfig) -> None:
     memory.require(1, simulations, 1, 4 * config.training.latent_size, more=" in play")
 
 
-def check_symmetries(symmetries: bool, spaces: Spaces | Game) -> None:
-    """Raise UserError if `symmetries` is set for an environment without a board."""
-    if symmetries and isinstance(spaces, Spaces):
-        raise UserError("symmetries is set, but only two-player games have symmetries of a board. Leave it out.")
+def check_game(config: ModelConfig, spaces: Spaces | Game, *names: str) -> None:
+    """Raise UserError if one of the options `names`, which are for two-player games, is set without a game."""
+    for name in names:
+        if getattr(config, name) and isinstance(spaces, Spaces):
+            raise UserError(f"{name} is set, but it is an option of two-player games. Leave it out.")
 
 
 def spaces_of(spaces: Spaces | Game) -> tuple[Spaces, Game | None]:

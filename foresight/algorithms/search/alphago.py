@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from foresight import errors
-from foresight.envs.games import records
+from foresight.envs.games import records, symmetries
 from foresight.envs.games.game import Game, GameId
 from foresight.errors import LostError, UserError
 from foresight.nets.models.alphazero import PolicyNet, ValueNet
@@ -215,13 +215,10 @@ def imitate(state: State) -> dict[str, float]:
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
     rows = train[torch.randint(len(train), (config.batch_size,), generator=state.generator)]
     inputs, expert = planes[rows], actions[rows]
-    symmetries = state.game.symmetries
-    drawn = torch.randint(len(symmetries), (len(rows),), generator=state.generator)
-    flat = inputs.flatten(2)
-    cells = torch.stack([one.cells for one in symmetries])[drawn]
-    inputs = flat.gather(2, cells.unsqueeze(1).expand(-1, flat.shape[1], -1)).view_as(inputs)
-    # Action a of the transformed position is `actions[a]` of the original, so targets map by the inverse.
-    expert = torch.stack([one.actions.argsort() for one in symmetries])[drawn].gather(1, expert.unsqueeze(1)).squeeze(1)
+    cells, chosen = symmetries.draw(state.game.symmetries, len(rows), state.generator)
+    inputs = symmetries.permute(inputs.flatten(2), cells).view_as(inputs)
+    # Action a of the transformed position is `chosen[a]` of the original, so targets map by the inverse.
+    expert = chosen.argsort(-1).gather(1, expert.unsqueeze(1)).squeeze(1)
     logits = state.sl(inputs.to(_device(state)))
     loss = torch.nn.functional.cross_entropy(logits, expert.to(logits.device))
     optim.descend(state.sl_optimizer, _finite(loss).backward, config.max_grad_norm)

@@ -32,6 +32,7 @@ from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env
+from foresight.envs.games import symmetries
 from foresight.envs.games.game import Game, GameId, replay
 from foresight.errors import UserError
 from foresight.nets import precision
@@ -309,13 +310,9 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
 
 def transformed(state: State, planes: Tensor, policy: Tensor, legal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Each position under a random symmetry of the game."""
-    symmetries = state.game.symmetries
-    drawn = torch.randint(len(symmetries), (len(planes),), generator=state.generator)
-    cells = torch.stack([one.cells for one in symmetries])[drawn]
-    actions = torch.stack([one.actions for one in symmetries])[drawn]
-    flat = planes.flatten(2)
-    planes = flat.gather(2, cells.unsqueeze(1).expand(-1, flat.shape[1], -1)).view_as(planes)
-    return planes, policy.gather(1, actions), legal.gather(1, actions)
+    cells, actions = symmetries.draw(state.game.symmetries, len(planes), state.generator)
+    planes = symmetries.permute(planes.flatten(2), cells).view_as(planes)
+    return planes, symmetries.permute(policy, actions), symmetries.permute(legal, actions)
 
 
 @torch.inference_mode()

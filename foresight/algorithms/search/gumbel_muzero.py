@@ -75,7 +75,7 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
     """Networks, optimizer, replay. Raises UserError for actions that are not discrete, or invalid hyperparameters."""
     muzero_targets.check(config, "considered")
     muzero_targets.check_play(config)
-    muzero_targets.check_symmetries(config.symmetries, spaces)
+    muzero_targets.check_game(config, spaces, "symmetries")
     _rule(config)  # raises if invalid
     errors.at_least(0, config, "openings")
     longest = 1 if isinstance(spaces, Spaces) else spaces.longest

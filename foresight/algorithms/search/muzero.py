@@ -78,7 +78,7 @@ def build(config: Config, spaces: Spaces | Game, device: str | torch.device = "c
     muzero_targets.check(config)
     muzero_targets.check_exploration(config)
     muzero_targets.check_play(config)
-    muzero_targets.check_symmetries(config.symmetries, spaces)
+    muzero_targets.check_game(config, spaces, "known_bounds", "symmetries")
     return muzero_targets.build(config, spaces, "MuZero", device)
 
 
@@ -196,4 +196,4 @@ def train(
 
 
 def _rule(state: State) -> PUCT:
-    return BOARD if state.config.known_bounds and state.game is not None else RULE
+    return BOARD if state.config.known_bounds else RULE

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env, Feedback, Spaces
+from foresight.envs.games import symmetries
 from foresight.envs.games.game import Game
 from foresight.errors import UserError
 
@@ -61,19 +62,13 @@ def symmetric(game: Game, batch: Trajectory, generator: torch.Generator, policie
 
     `policies` are the extras that are policies over actions, `[B, T, A]`; `next_obs` are observations.
     """
-    drawn = torch.randint(len(game.symmetries), (len(batch.action),), generator=generator)
-    device = batch.action.device
-    cells = torch.stack([one.cells for one in game.symmetries])[drawn].to(device)
-    actions = torch.stack([one.actions for one in game.symmetries])[drawn].to(device)
-
-    def permuted(x: Tensor, order: Tensor) -> Tensor:
-        return x.gather(-1, order.view(len(order), *[1] * (x.dim() - 2), -1).expand_as(x))
+    cells, actions = symmetries.draw(game.symmetries, len(batch.action), generator)
 
     def transformed(obs: Tree) -> Tree:
-        planes = permuted(obs["planes"].flatten(-2), cells).view_as(obs["planes"])
-        return {"planes": planes, "action_mask": permuted(obs["action_mask"], actions)}
+        planes = symmetries.permute(obs["planes"].flatten(-2), cells).view_as(obs["planes"])
+        return {"planes": planes, "action_mask": symmetries.permute(obs["action_mask"], actions)}
 
-    extras: dict[str, Tree] = {name: permuted(batch.extras[name], actions) for name in policies}
+    extras: dict[str, Tree] = {name: symmetries.permute(batch.extras[name], actions) for name in policies}
     extras = {**batch.extras, **extras, "next_obs": transformed(batch.extras["next_obs"])}
     action = actions.argsort(-1).gather(1, batch.action)  # new action a is old action actions[a]
     return batch.replace(obs=transformed(batch.obs), action=action, extras=extras)

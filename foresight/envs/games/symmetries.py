@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from foresight.envs.games.game import Symmetry
+
+
+def draw(symmetries: Sequence[Symmetry], count: int, generator: torch.Generator) -> Symmetry:
+    """`count` of `symmetries`, drawn uniformly: `cells` `[count, H * W]`, `actions` `[count, A]`."""
+    drawn = torch.randint(len(symmetries), (count,), generator=generator)
+    return Symmetry(*(torch.stack(column)[drawn] for column in zip(*symmetries, strict=True)))
+
+
+def permute(x: Tensor, order: Tensor) -> Tensor:
+    """The last dim of each row of x `[N, ..., K]` in its own `order` `[N, K]`: cells of planes, or actions."""
+    return x.gather(-1, order.view(len(order), *[1] * (x.dim() - 2), -1).expand_as(x))
 
 
 def board_symmetry(height: int, width: int, actions: int, k: int) -> Symmetry:

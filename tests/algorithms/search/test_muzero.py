@@ -38,22 +38,23 @@ def test_a_number_is_learned_through_its_categorical() -> None:
 
 @sabotaged_by("foresight.algorithms.search.muzero._rule", lambda f: lambda state: muzero.RULE)
 def test_in_games_muzero_takes_a_slight_edge_for_slight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With known bounds, game values near 0 change nothing. In control the tree's own bounds apply."""
-    envs = {"game": (games.make("tic_tac_toe"), 1.0), "control": (make("CartPole-v1", num_envs=1).spaces, 0.997)}
+    """With known bounds, game values near 0 change nothing. Otherwise the tree's own bounds apply."""
+    game, control = games.make("tic_tac_toe"), make("CartPole-v1", num_envs=1).spaces
+    envs = {"game": (game, 1.0, True), "tree": (game, 1.0, False), "control": (control, 0.997, False)}
     forward, visits = CategoricalScalar.forward, {}
-    for kind, (env, gamma) in envs.items():
-        state = muzero.build(
-            build_config(muzero.Config, **{**SMALL, "simulations": 40, "gamma": gamma}, known_bounds=True), env
-        )
+    for kind, (env, gamma, known) in envs.items():
+        fields = {**SMALL, "simulations": 40, "gamma": gamma, "known_bounds": known}
+        state = muzero.build(build_config(muzero.Config, **fields), env)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for p in state.network.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
-        seen = env.start(1) if kind == "game" else torch.zeros(1, 4)
+        seen = torch.zeros(1, 4) if kind == "control" else env.start(1)
         for scale in (0.0, 1e-6):
             monkeypatch.setattr(CategoricalScalar, "forward", lambda self, x, scale=scale: scale * forward(self, x))
             visits[kind, scale] = muzero.act(state, seen)[1]["visits"]
     assert torch.equal(visits["game", 0.0], visits["game", 1e-6])
+    assert not torch.equal(visits["tree", 0.0], visits["tree", 1e-6])
     assert not torch.equal(visits["control", 0.0], visits["control", 1e-6])
 
 

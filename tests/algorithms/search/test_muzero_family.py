@@ -13,6 +13,7 @@ from gymnasium import spaces as gs
 from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero
 from foresight.data.trajectory import Trajectory
 from foresight.envs.games import make as games
+from foresight.envs.games import selfplay
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.planning.search.mcts import UCT, search
@@ -147,8 +148,20 @@ def test_invalid_configs_and_spaces_are_refused(module: ModuleType) -> None:
     for forked, spaces in ((0.5, cart.spaces), (1.5, games.make("tic_tac_toe")), (-0.1, games.make("tic_tac_toe"))):
         with pytest.raises(UserError, match=rf"forked is {forked}: .* between 0 and 1"):
             gumbel_muzero.build(gumbel_muzero.Config(forked=forked, gamma=1.0), spaces)
-    for one in (muzero, gumbel_muzero):
-        with pytest.raises(UserError, match="only two-player games have symmetries"):
-            one.build(one.Config(symmetries=True), cart.spaces)
+    for one, option in ((muzero, "symmetries"), (gumbel_muzero, "symmetries"), (muzero, "known_bounds")):
+        with pytest.raises(UserError, match=f"{option} is set, but it is an option of two-player games"):
+            one.build(one.Config(**{option: True}), cart.spaces)
     with pytest.raises(UserError, match="num_envs is 8"):
         next(module.train(module.Config(), cart))
+
+
+@pytest.mark.parametrize("module", [muzero, gumbel_muzero])
+def test_symmetries_reach_the_gradient_steps(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch that is trained on is under symmetries, or none is."""
+    seen: list[int] = []
+    symmetric = selfplay.symmetric
+    monkeypatch.setattr(selfplay, "symmetric", lambda *given: seen.append(1) or symmetric(*given))
+    for wanted in (False, True):
+        config = build_config(module.Config, **{**SMALL, "gamma": 1.0, "steps": 200, "symmetries": wanted})
+        *_, (_, _, state) = module.train(config, games.make("tic_tac_toe"))
+        assert state.updates > 0 and len(seen) == (state.updates if wanted else 0)
