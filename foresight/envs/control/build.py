@@ -9,7 +9,7 @@ from typing import Any
 from foresight import errors
 from foresight.envs.base import Env
 from foresight.envs.control import atari as atari_set
-from foresight.envs.control import engines, wrappers
+from foresight.envs.control import engines, own, wrappers
 from foresight.errors import UserError
 
 ENGINES = ("auto", "native", "envpool", "ale", "gymnasium", "async", "vector")
@@ -35,7 +35,7 @@ def make(
 ) -> Env:
     """A batch of `num_envs` environments of the id `name` (a Gymnasium, EnvPool or `module:Name-v0` id).
 
-    - `engine`: `native` (our own, for the ids in `engines.NATIVE` and `engines.OWN`), `envpool`, `ale` (ALE's
+    - `engine`: `native` (our own, for the ids in `engines.NATIVE` and `own.TASKS`), `envpool`, `ale` (ALE's
       own vector engine), `gymnasium` (one process), `async` (one process per environment, for slow ones), `vector` (the
       id's own vectorized form), or `auto`: the fastest that has the id;
     - `render`: make `render()` work; the engine is then always Gymnasium's;
@@ -95,7 +95,7 @@ def _start(request: engines.Request) -> Env:
     """The environments in the engine requested; `auto` is the fastest that supports the options."""
     name, engine = request.name, request.engine
     plain = not request.render and request.action_repeat == 1
-    if name in engines.OWN:
+    if name in own.TASKS:
         return _own(request)
     native = name in engines.NATIVE and not request.options
     if engine == "auto":
@@ -115,9 +115,7 @@ def _start(request: engines.Request) -> Env:
 
 
 def _own(request: engines.Request) -> Env:
-    """An environment that only this package has. It has no rendering and no action repeat."""
+    """An environment that only this package has. It has no action repeat."""
     if request.engine not in ("auto", "native") or request.action_repeat != 1:
         raise UserError(f"'{request.name}' is built in: it has engine='native' and no action_repeat.")
-    memory_tasks: Any = importlib.import_module("foresight.envs.control.memory_tasks")
-    env: Env = memory_tasks.make(request.name, request.num_envs, request.time_limit, **request.options)
-    return env
+    return own.make(request.name, request.num_envs, request.time_limit, **request.options)

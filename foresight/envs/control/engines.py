@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from foresight import errors
 from foresight.envs.base import Env, Frame, Spaces
-from foresight.envs.control import vector
+from foresight.envs.control import own, vector
 from foresight.errors import UserError
 
 NATIVE = ("CartPole-v1", "Pendulum-v1")  # in `classic`; listed here because numba is slow to import
-OWN = ("TMazePassive-v0", "RepeatFirst-v0")  # in `memory_tasks`, and in no other engine
 
 Made = TypeVar("Made")
 VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
@@ -182,7 +181,7 @@ def user_errors(request: Request, build: Callable[[], Made]) -> Made:
 
 def unknown(name: str) -> UserError:
     """The error for an unknown id, with the nearest ids."""
-    everything = {*NATIVE, *OWN, *gymnasium.registry, *envpool_ids()}
+    everything = {*NATIVE, *own.TASKS, *gymnasium.registry, *envpool_ids()}
     near = difflib.get_close_matches(name, sorted(everything), n=8, cutoff=0.5)
     return errors.unknown("environment", name, near or ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "ALE/Pong-v5"])
 
