@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foresight.data import trees
+from foresight.data.sequences import Sequences
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.envs.base import Env, Episodes
 from foresight.ops import returns
@@ -42,11 +43,19 @@ class Rollout:
 
 @torch.no_grad()
 def segment(
-    env: Env, obs: Tree, choose: Choose, steps: int, device: torch.device, episodes: Episodes, carry: Tree = None
+    env: Env,
+    obs: Tree,
+    choose: Choose,
+    steps: int,
+    device: torch.device,
+    episodes: Episodes,
+    carry: Tree = None,
+    terminal: bool = False,
 ) -> Rollout:
     """`steps` steps of every environment, from `obs`, on `device`. Episodes may end inside; `cut` marks where.
 
-    Finished episodes are added to `episodes`. A memory (`carry`) is reset where an episode is cut.
+    Finished episodes are added to `episodes`. A memory (`carry`) is reset where an episode is cut. With `terminal` the
+    final observations of terminations are kept too, and `limit` is 1 there.
     """
     first, home = carry, device.type == "cpu"
     transitions: list[tuple[Any, ...]] = []
@@ -59,7 +68,8 @@ def segment(
         if extras:
             noted.append(extras)
         if carry is not None or feedback.final_obs is not feedback.obs:
-            limits.add(len(transitions) - 1, feedback.cut * feedback.discount, feedback.final_obs, carry)
+            kept = feedback.cut * feedback.mask if terminal else feedback.cut * feedback.discount
+            limits.add(len(transitions) - 1, kept, feedback.final_obs, carry)
             carry = trees.reset_carry(carry, feedback.cut)
         episodes.note(feedback.info)
         obs = feedback.obs
@@ -113,6 +123,16 @@ def add_to_replay(replay: Buffer, rollout: Rollout) -> None:
     for t, needed in enumerate(limited):
         row = {name: tree_map(_step(t), getattr(trajectory, name)) for name in _STORED}
         replay.add(row, tree_map(_step(t), following) if needed else None)
+
+
+def add_sequences(replay: Sequences, rollout: Rollout) -> None:
+    """Add the steps to `replay`, with the final observation of every episode that ended."""
+    steps = rollout.trajectory
+    following = successor_obs(rollout)
+    extras = {name: x for name, x in steps.extras.items() if name not in ("limit", "key")}
+    for t in range(steps.shape[1]):
+        row = {name: tree_map(_step(t), getattr(steps, name)) for name in _STORED}
+        replay.add({**row, "extras": tree_map(_step(t), extras)}, tree_map(_step(t), following))
 
 
 def _step(t: int) -> Callable[[Tensor], Tensor]:

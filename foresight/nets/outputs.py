@@ -103,6 +103,64 @@ class Categorical:
         return Categorical(self.logps / temperature)
 
 
+class OneHots:
+    """G independent categoricals of C classes as one-hot vectors, from log-probabilities `logps` `[..., G, C]`.
+
+    Samples are `[..., G C]`: the one-hot vectors, one after the other. Scores are summed over G. Source: the discrete
+    latents of DreamerV2, Hafner et al. 2021 (arXiv:2010.02193), §2.
+    """
+
+    __slots__ = ("logps",)
+
+    def __init__(self, logps: Tensor) -> None:
+        self.logps = logps
+
+    @classmethod
+    def mixed(cls, logits: Tensor, uniform: float) -> OneHots:
+        """Softmax of `logits` mixed with a share `uniform` of the uniform distribution, so that no KL is infinite."""
+        if not uniform:
+            return cls(logits.log_softmax(-1))
+        return cls(((1 - uniform) * logits.softmax(-1) + uniform / logits.shape[-1]).log())
+
+    def straight_through(self, noise: Tensor) -> Tensor:
+        """The sample that Gumbel `noise` `[..., G, C]` makes, with the gradient of the probabilities."""
+        probs = self.logps.exp()
+        hard = F.one_hot((self.logps + noise).argmax(-1), self.logps.shape[-1]).to(probs.dtype)
+        return (hard + (probs - probs.detach())).flatten(-2)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """A sample `[..., G C]`, with the gradient of the probabilities."""
+        return self.straight_through(-torch.empty_like(self.logps).exponential_(generator=generator).log_())
+
+    def mode(self) -> Tensor:
+        """The likeliest vectors, `[..., G C]`."""
+        return F.one_hot(self.logps.argmax(-1), self.logps.shape[-1]).to(self.logps.dtype).flatten(-2)
+
+    def mean(self) -> Tensor:
+        """Probabilities `[..., G C]`."""
+        return self.logps.exp().flatten(-2)
+
+    def logp(self, x: Tensor) -> Tensor:
+        """Log-probability of the vectors `x` `[..., G C]`."""
+        return (x.unflatten(-1, self.logps.shape[-2:]) * self.logps).sum((-2, -1))
+
+    def entropy(self) -> Tensor:
+        """Sum of the entropies."""
+        return -(self.logps.exp() * self.logps).sum((-2, -1))
+
+    def detach(self) -> OneHots:
+        """The same without gradient."""
+        return OneHots(self.logps.detach())
+
+    def kl(self, other: OneHots) -> Tensor:
+        """Sum of the divergences."""
+        return (self.logps.exp() * (self.logps - other.logps)).sum((-2, -1))
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Cross-entropy with the vectors `target`."""
+        return -self.logp(target)
+
+
 class MultiCategorical:
     """Independent choices, one of `sizes[i]` each; `logits` `[..., Σ sizes]`. Scores are summed (PPO detail 37)."""
 
@@ -306,7 +364,9 @@ class TwoHot:
 
     def logp(self, x: Tensor) -> Tensor:
         """Σ two-hot(x)·log p: minus the cross-entropy with the two bins around `x`."""
-        return (transforms.two_hot(x, self.bins) * self.choice.logps).sum(-1)
+        index, weight = transforms.two_hot_neighbors(x, self.bins)  # two gathers: K weights would mostly be 0
+        pair = self.choice.logps.gather(-1, torch.stack([index, index + 1], -1))
+        return torch.lerp(pair[..., 0], pair[..., 1], weight)
 
     def entropy(self) -> Tensor:
         """Entropy over the bins."""

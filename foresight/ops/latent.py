@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -57,6 +59,27 @@ def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
     Source: SimSiam (arXiv:2011.10566), eq. 2; EfficientZero (arXiv:2111.00210), §4.1.
     """
     return -functional.cosine_similarity(prediction, target.detach(), dim=-1)
+
+
+class Divergent(Protocol):
+    """A distribution with `kl` and a way to stop its gradient."""
+
+    def kl(self, other: Any) -> Tensor:
+        """KL(self ‖ other)."""
+
+    def detach(self) -> Any:
+        """The same without gradient."""
+
+
+def balanced_kl(posterior: Divergent, prior: Divergent, free_nats: float) -> tuple[Tensor, Tensor]:
+    """KL balancing: `(dynamics, representation)`, each with a gradient into one of the two, none below `free_nats`.
+
+        dynamics = max(free, KL[sg(q) ‖ p]),  representation = max(free, KL[q ‖ sg(p)])
+
+    Shapes: distributions of `[...]`, returns two `[...]`. Source: DreamerV3 (arXiv:2301.04104), eq. 5.
+    """
+    dynamics = posterior.detach().kl(prior).clamp(min=free_nats)
+    return dynamics, posterior.kl(prior.detach()).clamp(min=free_nats)
 
 
 def shrunk_horizon(age: Tensor, total: float, n: int, share: float = 0.3) -> Tensor:

@@ -38,6 +38,26 @@ def signed_parabolic(x: Tensor, eps: float = 1e-3) -> Tensor:
     return x.sign() * (root.square() - 1)
 
 
+def symexp_bins(count: int = 255, limit: float = 20.0) -> Tensor:
+    """`count` bins from -symexp(`limit`) to symexp(`limit`), evenly spaced under `symlog`, symmetric: `[count]`.
+
+    Source: DreamerV3 (arXiv:2301.04104), eq. 9.
+    """
+    half = symexp(torch.linspace(-limit, 0, (count + 1) // 2))
+    return torch.cat([half, -half.flip(-1)[1 if count % 2 else 0 :]])
+
+
+def two_hot_neighbors(x: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
+    """`(index, weight)`: the bin below x (int64), and the weight of the bin above it, for `two_hot`.
+
+    Shapes: x `[...]`, bins `[K]` strictly increasing, K ≥ 2; returns two `[...]`.
+    """
+    x = x.clamp(bins[0], bins[-1])
+    above = torch.searchsorted(bins, x.contiguous()).clamp(1, len(bins) - 1)
+    low, high = bins[above - 1], bins[above]
+    return above - 1, (x - low) / (high - low)
+
+
 def two_hot(x: Tensor, bins: Tensor) -> Tensor:
     """Weights on the two bins around x, with mean x.
 
@@ -46,12 +66,9 @@ def two_hot(x: Tensor, bins: Tensor) -> Tensor:
 
     Becomes one-hot when x is on a bin.
     """
-    x = x.clamp(bins[0], bins[-1])
-    above = torch.searchsorted(bins, x.contiguous()).clamp(1, len(bins) - 1)
-    low, high = bins[above - 1], bins[above]
-    weight = ((x - low) / (high - low)).unsqueeze(-1)
+    index, weight = (y.unsqueeze(-1) for y in two_hot_neighbors(x, bins))
     code = torch.zeros(*x.shape, len(bins), dtype=bins.dtype, device=bins.device)
-    return code.scatter(-1, above.unsqueeze(-1) - 1, 1 - weight).scatter(-1, above.unsqueeze(-1), weight)
+    return code.scatter(-1, index, 1 - weight).scatter(-1, index + 1, weight)
 
 
 def two_hot_decode(probs: Tensor, bins: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Agents that learn a model of their environment and practice inside it."""

@@ -1,0 +1,122 @@
+"""`Sequences`: a replay of whole sequences in which every episode of T actions has T + 1 rows.
+
+The last row of an episode holds the final observation and no action: `mask` 0 and `cut` 1. So a world model sees what
+every action led to, also where the environment was reset in the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from foresight.data import trees
+from foresight.data.replay import Replay
+from foresight.data.trajectory import Trajectory, Tree, tree_map
+from foresight.errors import UserError
+
+
+class Arrival(NamedTuple):
+    """What led to each row of sequences `[B, T]`: the reward and the discount of the step before.
+
+    `known` is 0 at the first row of an episode and of a sequence; reward and discount are 0 there.
+    """
+
+    reward: Tensor
+    discount: Tensor
+    known: Tensor
+
+
+def arrivals(batch: Trajectory) -> Arrival:
+    """What led to each row of `batch` `[B, T]`."""
+    reward, discount, known = (pad(x[:, :-1], (1, 0)) for x in (batch.reward, batch.discount, 1 - batch.cut))
+    return Arrival(reward * known, discount * known, known)
+
+
+class Sequences:
+    """The last `capacity` rows of `streams` environments together. Episodes of one environment follow each other.
+
+    `added` counts the rows per stream since the beginning.
+    """
+
+    def __init__(self, capacity: int, streams: int) -> None:
+        """Raises UserError if there is not one row for each stream."""
+        self.streams = [Replay(capacity // streams) for _ in range(streams)]
+
+    def __len__(self) -> int:
+        """The number of rows stored, over all streams."""
+        return sum(map(len, self.streams))
+
+    def add(self, rows: dict[str, Tree], final_obs: Tree) -> None:
+        """Append one step of every stream: fields of a Trajectory `[B, ...]`, and the true successors `[B, ...]`.
+
+        A step with `mask` 0 (an autoreset step) is left out: its observation is the final one of the step before.
+        """
+        cut, mask = rows["cut"].tolist(), rows["mask"].tolist()
+        for i, stream in enumerate(self.streams):
+            if not mask[i]:
+                continue
+            row = tree_map(_one(i), rows)
+            if cut[i]:
+                row = {**row, "cut": torch.zeros(1)}
+            stream.add(row)
+            if cut[i]:
+                empty = {name: tree_map(torch.zeros_like, value) for name, value in row.items()}
+                last = tree_map(_one(i), final_obs)
+                stream.add({**empty, "obs": last, "cut": torch.ones(1), "mask": torch.zeros(1)})
+
+    def interrupt(self) -> None:
+        """The environments were reset without a step: the newest row of every stream ends its episode."""
+        for stream in self.streams:
+            stream.interrupt()
+
+    def ready(self, length: int) -> bool:
+        """Whether sequences of `length` rows can be sampled."""
+        return any(len(stream) >= length for stream in self.streams)
+
+    def sample(self, n: int, length: int, generator: torch.Generator) -> Trajectory:
+        """`n` sequences of `length` rows `[n, length]`, uniform over all that are stored; episodes may end inside.
+
+        `extras["key"]` `[n, length]` are for `refresh`. Raises UserError if none is long enough.
+        """
+        choices = torch.tensor([max(0, len(stream) - length + 1) for stream in self.streams], dtype=torch.float64)
+        if not choices.any():
+            raise UserError(f"Cannot sample sequences of {length} rows: {len(self)} are stored so far.")
+        counts = torch.multinomial(choices, n, replacement=True, generator=generator).bincount(minlength=len(choices))
+        parts = []
+        for i, count in enumerate(counts.tolist()):
+            if count:
+                part = self.streams[i].sample(count, length, generator)
+                key = part.extras["key"] + i * self.streams[0].capacity
+                parts.append(part.replace(extras={**part.extras, "key": key}))
+        return trees.join(parts)
+
+    def refresh(self, key: Tensor, extras: dict[str, Tensor]) -> None:
+        """Overwrite `extras` `[N, ...]` of the rows `key` `[N]`."""
+        capacity = self.streams[0].capacity
+        for i, stream in enumerate(self.streams):
+            rows = (key // capacity == i).nonzero().squeeze(-1)
+            if len(rows) and stream.storage is not None:
+                for name, values in extras.items():
+                    stream.storage.extras[name][0, key[rows] % capacity] = values[rows]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs."""
+        return {"streams": [stream.state_dict() for stream in self.streams]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict` exactly. Raises UserError if the capacity or the number of streams differs."""
+        if len(state["streams"]) != len(self.streams):
+            raise UserError(
+                f"The checkpoint's replay is of num_envs {len(state['streams'])}, this one of {len(self.streams)}: "
+                "resume with the same num_envs."
+            )
+        for stream, saved in zip(self.streams, state["streams"], strict=True):
+            stream.load_state_dict(saved)
+
+
+def _one(i: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: x[i : i + 1]

@@ -1,0 +1,175 @@
+"""The recurrent state-space model of DreamerV3: a world model whose latents are categoricals.
+
+    h_t = f(h_{t-1}, z_{t-1}, a_{t-1})                 deterministic state, a GRU in blocks
+    z_t ~ q(z | h_t, x_t)                              posterior, with the observation
+    ẑ_t ~ p(z | h_t)                                   prior, without it: what imagination uses
+    x̂_t, r̂_{t-1}, ĉ_{t-1} ~ p( · | h_t, z_t)           observation; reward and continuation of the step that led here
+
+Source: Hafner et al. 2023 (arXiv:2301.04104), eq. 1 to 5, and its code for what the text leaves out (blocks, gates).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from foresight.data.sequences import Arrival
+from foresight.data.trajectory import Trajectory, Tree
+from foresight.nets.models.world_model import ObsModel, Policy, TwoHotMLP, dense, imagined, linear, mlp, truncated
+from foresight.nets.outputs import OneHots
+from foresight.ops import latent
+
+State = dict[str, Tensor]  # "deter" `[..., D]`, "stoch" `[..., G C]`: one-hot categoricals, flattened
+
+
+class BlockLinear(nn.Module):
+    """A linear layer whose weight matrix is block-diagonal: `[..., blocks, inputs]` to `[..., blocks, outputs]`."""
+
+    def __init__(self, blocks: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(blocks, inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(blocks, 1, outputs))
+        truncated(self.weight, inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `[N, blocks, inputs]`."""
+        return torch.baddbmm(self.bias, x.transpose(0, 1), self.weight).transpose(0, 1)
+
+
+class RSSM(nn.Module):
+    """The model of one kind of observation `obs` and of actions with `action_width` features.
+
+    `deter` units of h in `blocks` blocks, `groups` categoricals of `classes` classes, `hidden` units between. `unimix`
+    is the share of uniform probability in every categorical. KL divergences below `free_nats` have no gradient. The
+    heads of reward and continuation have `layers` layers of `units`.
+    """
+
+    def __init__(
+        self,
+        obs: ObsModel,
+        action_width: int,
+        deter: int = 512,
+        hidden: int = 64,
+        groups: int = 32,
+        classes: int = 4,
+        blocks: int = 8,
+        unimix: float = 0.01,
+        free_nats: float = 1.0,
+        units: int = 64,
+        layers: int = 1,
+    ) -> None:
+        super().__init__()
+        self.obs, self.action_width = obs, action_width
+        self.deter, self.groups, self.classes, self.blocks = deter, groups, classes, blocks
+        self.unimix, self.free_nats = unimix, free_nats
+        stoch = groups * classes
+        self.size = deter + stoch  # of the features
+        self.from_deter, self.from_stoch = dense(deter, hidden), dense(stoch, hidden)
+        self.from_action = dense(action_width, hidden)
+        self.mix = BlockLinear(blocks, deter // blocks + 3 * hidden, deter // blocks)
+        self.mix_norm = nn.RMSNorm(deter, eps=1e-4)
+        self.gates = BlockLinear(blocks, deter // blocks, 3 * deter // blocks)
+        self.prior_layers = nn.Sequential(dense(deter, hidden), dense(hidden, hidden))
+        self.prior_logits = linear(hidden, stoch)
+        self.post_deter, self.post_obs = linear(deter, hidden), linear(obs.size, hidden)
+        self.post_norm = nn.RMSNorm(hidden, eps=1e-4)
+        self.post_logits = linear(hidden, stoch)
+        self.decoder = obs.decoder(self.size)
+        self.reward = TwoHotMLP(self.size, units, layers)
+        self.continues = mlp(self.size, units, layers, 1)
+
+    def initial(self, batch: int) -> State:
+        """The carry before the first step: state and last action, all zero."""
+        like = self.gates.bias
+        sizes = {"deter": self.deter, "stoch": self.groups * self.classes, "action": self.action_width}
+        return {name: like.new_zeros(batch, size) for name, size in sizes.items()}
+
+    def features(self, state: State) -> Tensor:
+        """h and z, `[..., size]`."""
+        return torch.cat([state["deter"], state["stoch"]], -1)
+
+    def observe(self, carry: State, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None) -> State:
+        """See `WorldModel`; the states also hold the logits of the posterior, `[B, T, G, C]`."""
+        tokens = self.post_obs(self.obs(obs))  # of all steps at once: the loop only does what depends on the last state
+        before = torch.cat([carry["action"].unsqueeze(1), action[:, :-1]], 1)
+        keep = torch.cat([torch.ones_like(cut[:, :1]), 1 - cut[:, :-1]], 1).unsqueeze(-1)
+        inputs = self.from_action(before * keep)
+        noise = _gumbel(tokens.shape[0], tokens.shape[1], self.groups, self.classes, like=tokens, generator=generator)
+        deter, stoch = carry["deter"], carry["stoch"]
+        steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        for t in range(tokens.shape[1]):
+            deter = self._advance(deter * keep[:, t], stoch * keep[:, t], inputs[:, t])
+            hidden = functional.silu(self.post_norm(self.post_deter(deter) + tokens[:, t]))
+            post = self._categoricals(self.post_logits(hidden))
+            stoch = post.straight_through(noise[:, t])
+            steps.append((deter, stoch, post.logps))
+        deters, stochs, logits = (torch.stack(parts, 1) for parts in zip(*steps, strict=True))
+        return {"deter": deters, "stoch": stochs, "posterior": logits}
+
+    def prior(self, deter: Tensor) -> OneHots:
+        """p(z | h), of `[..., D]`."""
+        return self._categoricals(self.prior_logits(self.prior_layers(deter)))
+
+    def imagine(
+        self, state: State, policy: Policy, horizon: int, generator: torch.Generator
+    ) -> tuple[Trajectory, Tensor]:
+        """See `WorldModel`. The latents are sampled from the prior."""
+        deter, stoch = state["deter"], state["stoch"]
+        noise = _gumbel(len(deter), horizon, self.groups, self.classes, like=deter, generator=generator)
+        features, actions = [self.features(state)], []
+        for t in range(horizon):
+            output = policy(features[-1])
+            action = output.sample(generator)
+            deter = self._advance(deter, stoch, self.from_action(policy.action_features(action)))
+            stoch = self.prior(deter).straight_through(noise[:, t])
+            features.append(torch.cat([deter, stoch], -1))
+            actions.append(action)
+        ahead = torch.stack(features[1:], 1)
+        return imagined(features, actions, self.reward(ahead).mean(), self.continues(ahead).squeeze(-1).sigmoid())
+
+    def loss(
+        self, carry: State, batch: Trajectory, arrival: Arrival, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], State]:
+        """The terms of eq. 5, `[B, T]` each, and the posterior states.
+
+        - `reconstruction`: -log p(x_t | h_t, z_t);
+        - `reward`, `continuation`: of the step that led to t, `arrival`; 0 where it is not known;
+        - `dynamics`: max(free_nats, KL[sg(q) ‖ p]), `representation`: max(free_nats, KL[q ‖ sg(p)]).
+
+        Shapes: `batch` `[B, T]` with action features `[B, T, A]`; the discount is the target of the continuation.
+        """
+        state = self.observe(carry, batch.obs, batch.action, batch.cut, generator)
+        features = self.features(state)
+        posterior, prior = OneHots(state["posterior"]), self.prior(state["deter"])
+        dynamics, representation = latent.balanced_kl(posterior, prior, self.free_nats)
+        logit = self.continues(features).squeeze(-1)
+        terms = {
+            "reconstruction": self.obs.loss(self.decoder(features), batch.obs),
+            "reward": arrival.known * self.reward(features).loss(arrival.reward),
+            "continuation": arrival.known * binary_cross_entropy_with_logits(logit, arrival.discount, reduction="none"),
+            "dynamics": dynamics,
+            "representation": representation,
+        }
+        return terms, state
+
+    def _advance(self, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor:
+        """h after the step: a GRU in blocks, each of which sees its part of h, and z and the action whole."""
+        shared = torch.cat([self.from_deter(deter), self.from_stoch(stoch), action], -1).unsqueeze(1)
+        parts = torch.cat([deter.view(len(deter), self.blocks, -1), shared.expand(-1, self.blocks, -1)], -1)
+        mixed = functional.silu(self.mix_norm(self.mix(parts).flatten(1)))
+        gates = self.gates(mixed.view(len(deter), self.blocks, -1))
+        reset, candidate, update = (gate.flatten(1) for gate in gates.chunk(3, -1))
+        update = torch.sigmoid(update - 1)  # biased towards keeping the state
+        return torch.lerp(deter, torch.tanh(torch.sigmoid(reset) * candidate), update)
+
+    def _categoricals(self, logits: Tensor) -> OneHots:
+        return OneHots.mixed(logits.unflatten(-1, (self.groups, self.classes)), self.unimix)
+
+
+def _gumbel(*shape: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Gumbel noise: the argmax of log-probabilities plus noise is a sample; without a generator 0, for the mode."""
+    if generator is None:
+        return torch.zeros(shape, device=like.device)
+    return -torch.empty(shape, device=like.device).exponential_(generator=generator).log_()

@@ -1,0 +1,241 @@
+"""What world models share: their protocol, encoders and decoders of observations, and the roll-out of imagination.
+
+A world model reads sequences in which every episode of T actions has T + 1 rows: the last one holds the final
+observation and no action (`data.sequences`). `cut` is 1 on that last row, and the row after it resets the model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foresight.data.sequences import Arrival
+from foresight.data.trajectory import Trajectory, Tree
+from foresight.errors import UserError
+from foresight.nets import conv, encoders
+from foresight.nets.outputs import Output, TwoHot
+from foresight.ops import transforms
+
+
+class Policy(Protocol):
+    """From features `[N, F]` to actions, and from actions to what the model reads."""
+
+    def __call__(self, features: Tensor) -> Output:
+        """The distribution over actions."""
+
+    def action_features(self, action: Tensor) -> Tensor:
+        """`[N, A]`."""
+
+
+class WorldModel(Protocol):
+    """A model of the environment that is trained on sequences and then stands in for it.
+
+    A state is a tree of tensors; `features` `[..., size]` of it are what actor and critic see. A carry is the state and
+    the features of the last action, zero before the first step of an episode.
+    """
+
+    size: int
+
+    def initial(self, batch: int) -> Tree:
+        """The carry before the first step: zeros."""
+
+    def observe(self, carry: Tree, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None) -> Tree:
+        """The states `[B, T, ...]` after each observation of a sequence `[B, T, ...]`.
+
+        `action` `[B, T, A]` are action features; the model is reset after a row with `cut` 1. Without a
+        generator, latents are the mode of the posterior.
+        """
+
+    def features(self, state: Tree) -> Tensor:
+        """`[..., size]`."""
+
+    def imagine(
+        self, state: Tree, policy: Policy, horizon: int, generator: torch.Generator
+    ) -> tuple[Trajectory, Tensor]:
+        """`horizon` steps of `policy` inside the model, from states `[N, ...]`.
+
+        `obs` of the Trajectory `[N, horizon]` are features, `discount` is the predicted continuation. The second result
+        are the features `[N, size]` after the last step.
+        """
+
+    def loss(
+        self, carry: Tree, batch: Trajectory, arrival: Arrival, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], Tree]:
+        """The terms of the model's loss by name, `[B, T]` each, and the states."""
+
+
+def dense(inputs: int, outputs: int) -> nn.Sequential:
+    """A linear layer, RMSNorm and SiLU, initialized as in DreamerV3's code: truncated normal, variance 1 / inputs."""
+    return nn.Sequential(linear(inputs, outputs), nn.RMSNorm(outputs, eps=1e-4), nn.SiLU())
+
+
+def linear(inputs: int, outputs: int, scale: float = 1.0) -> nn.Linear:
+    """A linear layer with truncated normal weights of variance scale² / inputs and bias 0."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.zeros_(layer.bias)
+    truncated(layer.weight, inputs, scale)
+    return layer
+
+
+def truncated(weight: Tensor, inputs: int, scale: float = 1.0) -> None:
+    """Fill `weight` from a normal of variance scale² / inputs, truncated at two standard deviations."""
+    if scale == 0:
+        nn.init.zeros_(weight)
+        return
+    std = scale / math.sqrt(inputs) / 0.87962566103423978  # the truncation takes that factor off
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def mlp(inputs: int, units: int, layers: int, outputs: int, scale: float = 1.0) -> nn.Sequential:
+    """`layers` of `dense` and a linear layer whose initial weights are times `scale`."""
+    sizes = [inputs] + [units] * layers
+    hidden = [dense(a, b) for a, b in itertools.pairwise(sizes)]
+    return nn.Sequential(*hidden, linear(sizes[-1], outputs, scale))
+
+
+class TwoHotMLP(nn.Module):
+    """An MLP that predicts a scalar as a categorical over symexp-spaced bins; it predicts exactly 0 at first.
+
+    255 bins of symexp(-20 .. 20): "Robust predictions" of DreamerV3 (arXiv:2301.04104).
+    """
+
+    bins: Tensor
+
+    def __init__(self, inputs: int, units: int, layers: int, bins: int = 255) -> None:
+        super().__init__()
+        self.net = mlp(inputs, units, layers, bins, scale=0.0)
+        self.register_buffer("bins", transforms.symexp_bins(bins), persistent=False)
+
+    def forward(self, x: Tensor) -> TwoHot:
+        """Features `[..., F]` to a prediction `[...]`."""
+        return TwoHot(self.net(x), self.bins)
+
+
+class Vectors(nn.Module):
+    """Encoder and decoder of everything that is not an image, as one vector: symlog in, squared symlog error out."""
+
+    def __init__(self, space: gs.Space[Any], units: int, layers: int) -> None:
+        super().__init__()
+        self.flat = encoders.vectorizer(space)
+        self.net = nn.Sequential(*[dense(units if i else int(self.flat.size), units) for i in range(layers)])
+        self.units, self.layers, self.size = units, layers, units
+
+    def decoder(self, inputs: int) -> nn.Module:
+        """From features `[..., inputs]` to symlog of the vector."""
+        return mlp(inputs, self.units, self.layers, int(self.flat.size))
+
+    def forward(self, obs: Tree) -> Tensor:
+        """`[..., units]`."""
+        return self.net(transforms.symlog(self.flat(obs)))
+
+    def loss(self, prediction: Tensor, obs: Tree) -> Tensor:
+        """`[...]`: squared error summed over the vector."""
+        return (prediction - transforms.symlog(self.flat(obs))).square().sum(-1)
+
+    def picture(self, prediction: Tensor) -> Tensor:
+        """The predicted vector."""
+        return transforms.symexp(prediction)
+
+
+class Images(nn.Module):
+    """Encoder and decoder of square images whose side is a power of 2, at least 8.
+
+    5 × 5 convolutions, each followed by max-pooling, down to 4 × 4; the decoder mirrors them with nearest-neighbor
+    upsampling. `depth` is the number of channels of the first, times `mults` for the others.
+    """
+
+    MULTS = (2, 3, 4, 4)
+
+    def __init__(self, space: gs.Space[Any], depth: int) -> None:
+        super().__init__()
+        shape = space.shape or ()
+        self.order = conv.order(shape) or ()
+        *stack, height, width = (shape[i] for i in self.order)
+        stages = round(math.log2(height / 4)) if height >= 8 else 0
+        if height != width or height != 4 * 2**stages or not stages:
+            raise UserError(
+                f"World models need square images of 8, 16, 32, 64 or 128 pixels, not {height} x {width}. "
+                "Resize the observation, for example with --env-options resize=64."
+            )
+        self.channels, self.depths = math.prod(stack), [depth * m for m in (self.MULTS * 2)[:stages]]
+        sizes = [self.channels, *self.depths]
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 5, padding=2) for a, b in itertools.pairwise(sizes))
+        self.down_norms = nn.ModuleList(nn.GroupNorm(1, b) for b in self.depths)
+        self.size = 16 * self.depths[-1]
+
+    def planes(self, obs: Tensor) -> Tensor:
+        """Images `[N, C, H, W]` in [0, 1]."""
+        lead = obs.dim() - len(self.order)
+        x = obs.permute(*range(lead), *(lead + i for i in self.order))
+        x = x.reshape(-1, self.channels, *x.shape[-2:]).float()
+        return x / 255 if obs.dtype == torch.uint8 else x
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """`[..., size]`."""
+        x = self.planes(obs) - 0.5
+        for layer, norm in zip(self.down, self.down_norms, strict=True):
+            x = functional.silu(norm(functional.max_pool2d(layer(x), 2)))
+        return x.reshape(*obs.shape[: obs.dim() - len(self.order)], self.size)
+
+    def decoder(self, inputs: int) -> nn.Module:
+        """From features `[..., inputs]` to images in [0, 1], `[N, C, H, W]`."""
+        return ImageDecoder(inputs, self.channels, self.depths)
+
+    def loss(self, prediction: Tensor, obs: Tensor) -> Tensor:
+        """`[...]`: squared error summed over the pixels."""
+        error = (prediction - self.planes(obs)).square().sum((-3, -2, -1))
+        return error.view(obs.shape[: obs.dim() - len(self.order)])
+
+    def picture(self, prediction: Tensor) -> Tensor:
+        """The predicted image as bytes `[N, C, H, W]`."""
+        return (prediction * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+class ImageDecoder(nn.Module):
+    """A linear layer to 4 × 4, then upsampling and 5 × 5 convolutions; see `Images`."""
+
+    def __init__(self, inputs: int, channels: int, depths: Sequence[int]) -> None:
+        super().__init__()
+        self.first = linear(inputs, 16 * depths[-1])
+        self.first_norm = nn.GroupNorm(1, depths[-1])
+        sizes = [*depths[::-1], channels]
+        self.up = nn.ModuleList(nn.Conv2d(a, b, 5, padding=2) for a, b in itertools.pairwise(sizes))
+        self.up_norms = nn.ModuleList(nn.GroupNorm(1, b) for b in sizes[1:-1])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[N, C, H, W]` of features `[..., F]`, N being the product of the leading dims."""
+        x = self.first(features.flatten(0, -2))
+        x = functional.silu(self.first_norm(x.view(len(x), -1, 4, 4)))
+        for i, layer in enumerate(self.up):
+            x = layer(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+            x = functional.silu(self.up_norms[i](x)) if i < len(self.up_norms) else torch.sigmoid(x)
+        return x
+
+
+ObsModel = Vectors | Images
+
+
+def obs_model(space: gs.Space[Any], units: int, layers: int, depth: int) -> ObsModel:
+    """Encoder and decoder of the observations of `space`. Raises UserError for images of unsupported sizes."""
+    if isinstance(space, gs.Dict) and "action_mask" in space.spaces:
+        raise UserError(
+            "World models do not support an action_mask: what is imagined has no mask. "
+            "Use ppo or dqn, or an environment in which every action is allowed."
+        )
+    return Images(space, depth) if encoders.is_image(space) else Vectors(space, units, layers)
+
+
+def imagined(
+    features: list[Tensor], actions: list[Tensor], reward: Tensor, discount: Tensor
+) -> tuple[Trajectory, Tensor]:
+    """The result of `WorldModel.imagine` from H + 1 `features` `[N, F]`, H `actions` `[N, ...]`, results `[N, H]`."""
+    states = torch.stack(features, 1)
+    steps = Trajectory(states[:, :-1], torch.stack(actions, 1), reward, discount, torch.zeros_like(reward))
+    return steps, states[:, -1]

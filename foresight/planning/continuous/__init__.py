@@ -1,0 +1,1 @@
+"""Planning with continuous actions: sampled action sequences, scored by a model or by the simulator."""

@@ -1,0 +1,94 @@
+"""CEM and MPPI: planning by sampling action sequences, scoring them, and moving the sampling distribution.
+
+Both are batched over B environments and N candidates, with actions scaled to [-1, 1]. `score` maps action sequences
+`[B, N, H, A]` to returns `[B, N]`; a model, a learned value after H steps or the simulator itself can be behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Score = Callable[[Tensor], Tensor]
+
+
+class Plan(NamedTuple):
+    """A distribution over action sequences: independent normals with `mean` and `std` `[B, H, A]`."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def initial(batch: int, horizon: int, actions: int, std: float = 1.0, device: str | torch.device = "cpu") -> Plan:
+    """Mean 0 and the same standard deviation everywhere."""
+    mean = torch.zeros(batch, horizon, actions, device=device)
+    return Plan(mean, torch.full_like(mean, std))
+
+
+def shifted(plan: Plan, std: float) -> Plan:
+    """The warm start of the next step: the plan without its first action, mean 0 for the new last one, and `std`."""
+    mean = torch.cat([plan.mean[:, 1:], torch.zeros_like(plan.mean[:, :1])], 1)
+    return Plan(mean, torch.full_like(mean, std))
+
+
+def sample(plan: Plan, candidates: int, generator: torch.Generator) -> Tensor:
+    """`candidates` action sequences `[B, N, H, A]`, clipped to [-1, 1]."""
+    batch, *rest = plan.mean.shape
+    noise = torch.randn(batch, candidates, *rest, generator=generator, device=plan.mean.device)
+    return (plan.mean.unsqueeze(1) + plan.std.unsqueeze(1) * noise).clamp(-1, 1)
+
+
+def best(sequences: Tensor, returns: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` sequences of highest return, `[B, count, H, A]`, and their returns `[B, count]`, the best first."""
+    top = returns.topk(count, 1)
+    index = top.indices.view(*top.indices.shape, 1, 1).expand(-1, -1, *sequences.shape[2:])
+    return sequences.gather(1, index), top.values
+
+
+@torch.no_grad()
+def cem(score: Score, plan: Plan, candidates: int, elites: int, iterations: int, generator: torch.Generator) -> Plan:
+    """The cross-entropy method: refit mean and standard deviation to the `elites`, `iterations` times.
+
+    Source: Rubinstein & Kroese 2004; PlaNet (Hafner et al. 2019, arXiv:1811.04551), algorithm 2, which acts by the
+    first mean (1,000 candidates, 100 elites, 10 iterations, horizon 12). Becomes random shooting with one iteration
+    and one elite.
+    """
+    for _ in range(iterations):
+        sequences = sample(plan, candidates, generator)
+        top, _ = best(sequences, score(sequences), elites)
+        plan = Plan(top.mean(1), top.std(1, correction=0))
+    return plan
+
+
+@torch.no_grad()
+def mppi(
+    score: Score,
+    plan: Plan,
+    candidates: int,
+    elites: int,
+    iterations: int,
+    generator: torch.Generator,
+    temperature: float = 0.5,
+    std_range: tuple[float, float] = (0.05, 2.0),
+    proposals: Tensor | None = None,
+) -> tuple[Plan, Tensor, Tensor]:
+    """Model predictive path integral control: as `cem`, with elites weighted by exp(temperature · (return - best)).
+
+    `proposals` `[B, K, H, A]` are scored beside the candidates in every iteration: TD-MPC2's are of its policy. Returns
+    the plan, the elites of the last iteration `[B, E, H, A]` and their weights `[B, E]`.
+    Source: Williams et al. 2017 (arXiv:1707.02342); TD-MPC2 (Hansen et al. 2024, arXiv:2310.16828), appendix.
+    """
+    for _ in range(iterations):
+        sequences = sample(plan, candidates, generator)
+        if proposals is not None:
+            sequences = torch.cat([sequences, proposals], 1)
+        top, returns = best(sequences, score(sequences), elites)
+        weight = torch.softmax(temperature * (returns - returns[:, :1]), 1)
+        share = weight.view(*weight.shape, 1, 1)
+        mean = (share * top).sum(1)
+        std = (share * (top - mean.unsqueeze(1)).square()).sum(1).sqrt().clamp(*std_range)
+        plan = Plan(mean, std)
+    return plan, top, weight

@@ -1,0 +1,106 @@
+"""What agents that learn in imagination share: the return of an imagined rollout, the actor's loss, the optimizer.
+
+Source: DreamerV3, Hafner et al. 2023 (arXiv:2301.04104), "Critic learning" and "Actor learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foresight.data.trajectory import Trajectory
+from foresight.nets.outputs import Output
+from foresight.ops import returns, transforms
+
+
+def imagined_return(steps: Trajectory, value: Tensor, lam: float) -> Tensor:
+    """The λ-return of every imagined step, `[N, H]`, from the values `[N, H + 1]` of all states.
+
+    Becomes the predicted one-step target when λ = 0.
+    """
+    return returns.lambda_return(steps.reward, steps.discount, steps.cut, value[:, 1:], lam)
+
+
+def reach_weights(first: Tensor, discount: Tensor) -> Tensor:
+    """The probability `[N, H]` that each imagined step is reached: of the root `first` `[N]`, then of continuing.
+
+    The continuation of a step itself is not in its own weight.
+    """
+    return torch.cat([first.unsqueeze(1), discount[:, :-1]], 1).cumprod(1)
+
+
+class Spread(nn.Module):
+    """The running range of returns between their 5th and 95th percentile, at least 1; saved with the agent."""
+
+    estimate: Tensor
+
+    def __init__(self, rate: float = 0.01) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("estimate", torch.zeros(()))
+
+    def update(self, returns: Tensor) -> Tensor:
+        """The range after `returns` (any shape) of one batch were counted."""
+        self.estimate.copy_(transforms.percentile_scale(returns, self.estimate, self.rate))
+        return self.estimate.clamp(min=1.0)
+
+
+def actor_loss(output: Output, action: Tensor, advantage: Tensor, weight: Tensor, entropy_coef: float) -> Tensor:
+    """Reinforce with an entropy bonus, `[...]`: -w (sg(A) log π(a) + η H). Source: eq. 7."""
+    return -weight * (advantage.detach() * output.logp(action) + entropy_coef * output.entropy())
+
+
+class LaProp(torch.optim.Optimizer):
+    """LaProp with adaptive gradient clipping, the optimizer of DreamerV3.
+
+        g ← g · min(1, agc · max(‖w‖, 1e-3) / ‖g‖)         of every tensor
+        n ← β₂ n + (1 - β₂) g²,  m ← β₁ m + (1 - β₁) g / (√n̂ + ε)
+        w ← w - lr · m̂
+
+    Source: Ziyin et al. 2020 (arXiv:2002.04839), algorithm 1; Brock et al. 2021 (arXiv:2102.06171), eq. 3, with norms
+    of whole tensors. The learning rate rises linearly over the first `warmup` steps.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-20,
+        agc: float = 0.3,
+        warmup: int = 1000,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "agc": agc, "warmup": warmup})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step with the gradients that are there."""
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            grads = [p.grad for p in weights]
+            if not weights:
+                continue
+            for p in weights:
+                if not self.state[p]:
+                    self.state[p] = {
+                        "step": torch.zeros(()), "square": torch.zeros_like(p), "moment": torch.zeros_like(p)
+                    }  # fmt: skip
+            states = [self.state[p] for p in weights]
+            squares, moments = [s["square"] for s in states], [s["moment"] for s in states]
+            torch._foreach_add_([s["step"] for s in states], 1)
+            count = int(states[0]["step"])
+            (b1, b2), lr = group["betas"], group["lr"] * min(1.0, count / max(1, group["warmup"]))
+            bounds = torch._foreach_clamp_min(torch._foreach_norm(weights), 1e-3)
+            torch._foreach_mul_(bounds, group["agc"])
+            torch._foreach_div_(bounds, torch._foreach_clamp_min(torch._foreach_norm(grads), 1e-6))
+            grads = list(torch._foreach_mul(grads, torch._foreach_clamp_max(bounds, 1.0)))
+            torch._foreach_mul_(squares, b2)
+            torch._foreach_addcmul_(squares, grads, grads, 1 - b2)
+            scale = torch._foreach_sqrt(torch._foreach_div(squares, 1 - b2**count))
+            torch._foreach_add_(scale, group["eps"])
+            torch._foreach_div_(grads, scale)
+            torch._foreach_lerp_(moments, grads, 1 - b1)
+            torch._foreach_add_(weights, moments, alpha=-lr / (1 - b1**count))

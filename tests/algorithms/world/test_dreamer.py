@@ -1,0 +1,160 @@
+"""DreamerV3 as a program: settings, observations, resuming, what it learns, and mistakes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import gymnasium.spaces as gs
+import numpy as np
+import pytest
+import torch
+
+from foresight.algorithms.world import dreamer
+from foresight.data.sequences import Arrival
+from foresight.envs.base import Spaces
+from foresight.errors import UserError
+from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
+from tests.algorithms.small_runs import last
+from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.world.world_runs import DREAMER, near, reward_of
+from tests.sabotage import change, flip_sign, sabotaged_by
+
+
+def test_it_counts_steps_and_reports_its_metrics() -> None:
+    config = dataclasses.replace(DREAMER, steps=1_500, train_ratio=0.2)
+    seen = list(dreamer.train(config, choice()))
+    assert [step for step, _, _ in seen] == [1024, 1504]
+    for step, metrics, state in seen:
+        assert state.step in (step, 1504)
+        assert set(dreamer.METRICS) <= set(metrics) and all(isinstance(x, float) for x in metrics.values())
+    assert state.gradient_steps == int(0.2 * (1504 - 32) / 64)  # of the rollouts after learning_starts
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
+    runs = [weights(last(dreamer, dataclasses.replace(DREAMER, seed=seed), choice())) for seed in (3, 3, 4)]
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    before = torch.random.get_rng_state()
+    last(dreamer, DREAMER, choice())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+FIELDS = (
+    "model", "actor", "critic", "slow_critic", "spread", "optimizer", "replay", "generator", "sampler", "due",
+)  # fmt: skip
+
+
+@sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
+def test_a_resumed_run_is_the_uninterrupted_one() -> None:
+    config = dataclasses.replace(DREAMER, train_ratio=6.3)  # a fraction of an update is due where it stops
+    halfway = last(dreamer, config, near())
+    halfway.spread.estimate.fill_(2.0)  # above its minimum of 1, where it would not matter
+    longer, ends = dataclasses.replace(config, steps=320), []
+    for state in (copy.deepcopy(halfway), restored(dreamer, halfway, near())):
+        state.config = longer
+        ends.append(last(dreamer, longer, near(), state))
+    assert ends[0].step == ends[1].step == 320
+    assert torch.equal(weights(ends[0]), weights(ends[1]))
+    assert ends[0].episodes == ends[1].episodes
+
+
+def _late(found: Arrival) -> Arrival:
+    return Arrival(*(torch.roll(x, 1, 1) for x in found))
+
+
+@sabotaged_by("foresight.training.imagination.actor_loss", flip_sign)
+@sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda batch: _late(f(batch)))
+def test_it_learns_the_right_action() -> None:
+    env, config = choice(2), dataclasses.replace(DREAMER, steps=640, train_ratio=24.0)
+    state = dreamer.build(config, env.spaces)
+    random = torch.stack([reward_of(dreamer, state, env, explore=True) for _ in range(100)]).mean()
+    assert 0.4 < random < 0.6
+    state = last(dreamer, config, env, state)
+    assert reward_of(dreamer, state, env).mean() == 1
+    assert torch.equal(dreamer.act(state, env.reset(0))[0], dreamer.act(state, env.reset(0))[0])
+
+
+def test_continuous_actions_are_learned_in_units_of_the_environment() -> None:
+    env, config = near(), dataclasses.replace(DREAMER, steps=960, train_ratio=24.0)
+    state = dreamer.build(config, env.spaces)
+    drawn = torch.stack([dreamer.act(state, env.reset(0), explore=True)[0] for _ in range(2_000)]).flatten(0, 1)
+    torch.testing.assert_close(drawn.mean(0), torch.tensor([0.0, 2.0]), atol=0.05, rtol=0)  # uniform at first
+    torch.testing.assert_close(drawn.std(0), torch.full((2,), 4 / 12**0.5), atol=0.03, rtol=0)
+    state = last(dreamer, config, env, state)
+    assert reward_of(dreamer, state, env).mean() > 0.85  # of random ones: -1.3
+
+
+def test_pixels_are_learned() -> None:
+    images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    images[0, :, :, :4], images[1, :, :, 4:] = 255, 255
+    spaces = Spaces(gs.Box(0, 255, (1, 8, 8), np.uint8), gs.Discrete(2))
+    env = Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
+    state = last(dreamer, dataclasses.replace(DREAMER, steps=640, train_ratio=24.0), env)
+    assert reward_of(dreamer, state, env).mean() == 1
+
+
+def test_it_imagines_from_the_last_rows_only_where_that_is_asked() -> None:
+    states = [last(dreamer, dataclasses.replace(DREAMER, imagined_last=n), choice()) for n in (0, 4, 2)]
+    assert torch.equal(weights(states[0]), weights(states[1]))  # all 4 of a sequence
+    assert not torch.equal(weights(states[0]), weights(states[2]))
+
+
+def test_latents_are_refreshed_where_sequences_were_trained_on() -> None:
+    state = last(dreamer, dataclasses.replace(DREAMER, train_ratio=0.0), choice())
+    streams = state.replay.streams
+    before = [stream.storage.extras["deter"].clone() for stream in streams]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in state.model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    carry, batch, arrival = dreamer.sample(state)
+    dreamer.update(state, carry, batch, arrival)
+    key = batch.extras["key"]
+    changed = [(a != stream.storage.extras["deter"]).any(-1)[0] for a, stream in zip(before, streams, strict=True)]
+    touched = [torch.zeros(len(x), dtype=torch.bool) for x in changed]
+    for one in key.flatten().tolist():
+        touched[one // 250][one % 250] = True
+    for a, b in zip(changed, touched, strict=True):
+        assert torch.equal(a, b)
+
+
+@sabotaged_by("foresight.training.imagination.reach_weights", change("first", torch.ones_like))
+def test_what_is_imagined_after_a_termination_has_no_weight() -> None:
+    """Final observations are states of the model too, but nothing is decided there."""
+    state = last(dreamer, DREAMER, choice())
+    carry, batch, arrival = dreamer.sample(state)
+    for module in (state.actor, state.critic):
+        module.requires_grad_(True)
+    over = arrival._replace(known=torch.ones_like(arrival.known), discount=torch.zeros_like(arrival.discount))
+    before = weights(dataclasses.replace(state, model=None, critic=None, slow_critic=None))
+    state.optimizer.state.clear()  # no momentum
+    dreamer.update(state, carry, batch.replace(cut=torch.ones_like(batch.cut)), over)
+    after = weights(dataclasses.replace(state, model=None, critic=None, slow_critic=None))
+    assert torch.equal(before, after)
+
+
+MISTAKES = [
+    ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
+    ({"batch_size": 0}, "batch_size must be at least 1"),
+    ({"gamma": 1.5}, "gamma must be between 0 and 1"),
+    ({"imagined_last": 5}, "imagined_last 5 is more than sequence_length 4"),
+    ({"blocks": 5}, "deter 32 is no multiple of blocks 5"),
+    ({"replay_size": 32}, "replay_size 32 is too small"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_mistakes_are_named(options, message) -> None:
+    with pytest.raises(UserError, match=message):
+        next(dreamer.train(dataclasses.replace(DREAMER, **options), choice()))
+
+
+def test_spaces_that_are_not_supported_are_named() -> None:
+    box = gs.Box(-1, 1, (3,), np.float32)
+    for spaces, message in (
+        (Spaces(box, gs.Box(-np.inf, np.inf, (2,), np.float32)), "bounded Box actions"),
+        (sides().spaces, "images of 8, 16, 32, 64 or 128 pixels, not 36 x 36"),
+        (hidden_choice().spaces, "action_mask"),
+    ):
+        with pytest.raises(UserError, match=message):
+            dreamer.build(DREAMER, spaces)

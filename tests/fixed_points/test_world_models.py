@@ -1,0 +1,81 @@
+"""Agents with world models on small random MDPs: what the model predicts and what the critic settles at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foresight.algorithms.world import dreamer
+from foresight.nets.outputs import Categorical
+from tests.fixed_points import mdps
+from tests.sabotage import change, sabotaged_by
+
+GAMMA = 0.8
+CONFIG = dreamer.Config(
+    steps=10**9, num_envs=64, rollout_steps=8, learning_starts=0, train_ratio=0.0, batch_size=64, sequence_length=4,
+    replay_size=40_000, horizon=4, learning_rate=1e-2, lr_warmup=10, gamma=GAMMA, slow_critic_rate=0.1,
+    deter=16, hidden=16, groups=4, classes=4, blocks=1, units=32, layers=1,
+)  # fmt: skip
+
+
+class Always:
+    """The policy that takes one action."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def __call__(self, features: Tensor) -> Categorical:
+        return Categorical(self.logits.expand(len(features), -1))
+
+    def action_features(self, action: Tensor) -> Tensor:
+        return torch.eye(len(self.logits))[action]
+
+
+@torch.no_grad()
+def predictions(state: Any, mdp: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every state, as the first of an episode: its value `[S]`, reward and discount of each action `[S, A]`."""
+    model, one = state.model, torch.zeros(mdp.states * 64, 1)
+    obs = mdps.observations(mdp).repeat_interleave(64, 0).unsqueeze(1)
+    seen = model.observe(
+        model.initial(len(one)), obs, one.unsqueeze(-1).expand(-1, -1, mdp.actions), one, state.generator
+    )
+    value = state.critic(model.features(seen)).mean()[:, 0]
+    root = {name: seen[name][:, 0] for name in ("deter", "stoch")}
+    rewards, discounts = [], []
+    for a in range(mdp.actions):
+        certain = Always(torch.full((mdp.actions,), -100.0).index_fill(0, torch.tensor(a), 0.0))
+        steps, _ = model.imagine(root, certain, 1, state.generator)
+        rewards.append(steps.reward.view(mdp.states, -1).mean(1))
+        discounts.append(steps.discount.view(mdp.states, -1).mean(1))
+    return value.view(mdp.states, -1).mean(1), torch.stack(rewards, 1), torch.stack(discounts, 1)
+
+
+@pytest.mark.slow
+@sabotaged_by("foresight.ops.returns.lambda_return", change("discount", lambda d: 0.8 * d))
+def test_dreamer_settles_at_the_values_of_its_policy() -> None:
+    """The policy is held at the uniform one, by a share of 1 of uniform probability."""
+    mdp = mdps.random_mdp(7, states=3, actions=2, ends=0.2)
+    env = mdps.Tabled(mdp, CONFIG.num_envs)
+    state = dreamer.build(CONFIG, env.spaces)
+    state.actor.unimix = 1.0
+    obs, carry = env.reset(0), None
+    for _ in range(80):
+        segment, obs, carry = dreamer.rollout(state, env, obs, carry)
+        dreamer.learn(state, segment)
+    seen = []
+    for i in range(320):
+        if i == 200:
+            state.optimizer.param_groups[0]["lr"] = 2e-3
+        dreamer.update(state, *dreamer.sample(state))
+        if i >= 240 and i % 10 == 0:
+            seen.append(predictions(state, mdp))
+    value, reward, discount = (torch.stack(x).mean(0) for x in zip(*seen, strict=True))
+    exact = mdps.policy_values(mdp, mdp.uniform(), GAMMA).float()
+    ended = 1 - mdps.transition(mdp).sum(-1).float()
+    assert exact.std() > 0.4 and ended.std() > 0.05
+    torch.testing.assert_close(value, exact, atol=0.12, rtol=0)
+    torch.testing.assert_close(reward, mdp.reward.float(), atol=0.12, rtol=0)
+    torch.testing.assert_close(discount, GAMMA * (1 - ended), atol=0.05, rtol=0)

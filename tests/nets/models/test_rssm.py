@@ -1,0 +1,61 @@
+"""The recurrent state-space model: sequences in parts, resets, gradients of the KL terms, and a small known process."""
+
+from __future__ import annotations
+
+import torch
+from gymnasium import spaces as gs
+
+from foresight.nets.models import rssm
+from foresight.nets.models.rssm import RSSM
+from foresight.nets.models.world_model import obs_model
+from tests.sabotage import change, sabotaged_by
+
+BOX = gs.Box(-1, 1, (3,))
+
+
+def _model(seed: int = 0) -> RSSM:
+    torch.manual_seed(seed)
+    return RSSM(obs_model(BOX, 8, 1, 2), 2, deter=16, hidden=8, groups=3, classes=4, blocks=2, units=8)
+
+
+def _sequences(steps: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    obs = torch.randn(4, steps, 3, generator=generator)
+    action = torch.randn(4, steps, 2, generator=generator).clamp(-1, 1)
+    cut = torch.zeros(4, steps)
+    cut[0, 2], cut[1, 0], cut[2, steps - 1] = 1, 1, 1
+    return obs, action, cut
+
+
+def _carry(model: RSSM, found: dict[str, torch.Tensor], action: torch.Tensor, cut: torch.Tensor) -> rssm.State:
+    keep = 1 - cut[:, -1:]
+    return {
+        "deter": found["deter"][:, -1] * keep,
+        "stoch": found["stoch"][:, -1] * keep,
+        "action": action[:, -1] * keep,
+    }
+
+
+@torch.no_grad()
+def test_a_sequence_in_parts_is_the_whole_sequence() -> None:
+    model = _model()
+    obs, action, cut = _sequences()
+    whole = model.observe(model.initial(4), obs, action, cut, None)
+    carry, parts = model.initial(4), []
+    for a, b in ((0, 3), (3, 4), (4, 7)):
+        found = model.observe(carry, obs[:, a:b], action[:, a:b], cut[:, a:b], None)
+        carry = _carry(model, found, action[:, a:b], cut[:, a:b])
+        parts.append(found)
+    for name, value in whole.items():
+        torch.testing.assert_close(torch.cat([part[name] for part in parts], 1), value, atol=1e-5, rtol=0)
+
+
+@sabotaged_by("foresight.nets.models.rssm.RSSM.observe", change("cut", torch.zeros_like))
+@torch.no_grad()
+def test_after_a_cut_the_past_is_irrelevant() -> None:
+    model = _model()
+    obs, action, cut = _sequences()
+    found = model.observe(model.initial(4), obs, action, cut, None)
+    again = model.observe(model.initial(1), obs[:1, 3:], action[:1, 3:], cut[:1, 3:], None)
+    torch.testing.assert_close(found["deter"][:1, 3:], again["deter"])
+    torch.testing.assert_close(found["stoch"][:1, 3:], again["stoch"])
