@@ -74,7 +74,7 @@ def reproduce(
     """Rerun published results, with pictures. The same command resumes. Without a name, list the suites.
 
     Args:
-        name: a suite: sutton-barto, model-free, search, world or language.
+        name: a suite: sutton-barto, model-free, search, `world` or language.
         listed: list the rows of the suite (target, budget, reached value, verdict) without running them.
         only: run these rows and the rows that they depend on.
         missing: run only the rows without a result.
