@@ -49,11 +49,12 @@ def targets(rows: list[Row]) -> list[str]:
             f"## {suite.name}: {suite.title}",
             "",
             f"Rerun all rows with `foresight reproduce {suite.name}`, some of them with `--only ROW ...`.",
+            *(["Games that were not run are left out."] if suite.atari else []),
             "",
             "| row | algorithm | task | target | reached [95% interval] | verdict | seeds | steps per seed | minutes |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
-        for row in (row for row in rows if row.suite == suite.name):
+        for row in (row for row in rows if row.suite == suite.name and (row.value is not None or not suite.atari)):
             name = row.name if row.value is None else f"[{row.name}](../{row.file})"
             verdict = "**missed**" if row.met is False else row.verdict if row.command else "not run: no code yet"
             steps = part(row.done_steps, row.steps) + (f" {row.unit}" if row.done_steps or row.steps else "")

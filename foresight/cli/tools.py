@@ -65,6 +65,7 @@ def reproduce(
     name: Annotated[str | None, tyro.conf.Positional] = None,
     listed: Annotated[bool, tyro.conf.arg(name="list")] = False,
     only: tuple[str, ...] = (),
+    games: tuple[str, ...] = (),
     missing: bool = False,
     seeds: int | None = None,
     out: str | None = None,
@@ -74,9 +75,10 @@ def reproduce(
     """Rerun published results, with pictures. The same command resumes. Without a name, list the suites.
 
     Args:
-        name: a suite: sutton-barto, model-free, search, `world` or language.
+        name: a suite: sutton-barto, model-free, search, `world`, atari100k or language.
         listed: list the rows of the suite (target, budget, reached value, verdict) without running them.
         only: run these rows and the rows that they depend on.
+        games: run only these games of atari100k, such as Pong.
         missing: run only the rows without a result.
         seeds: maximum number of seeds per trained row; default: the suite's.
         out: the folder for results and pictures; default: results/ and docs/media/.
@@ -96,19 +98,19 @@ def reproduce(
         return 0
     errors = screen.stderr()
     if listed:
-        chosen = again.chosen(name, only)
+        chosen = again.chosen(name, only, games)
         folder = Path(out) if out else None
     else:
         files = again.reproduce(
             name, out, quick, lambda text: errors.print(text, style="dim", markup=False),
-            only=only, missing=missing, seeds=seeds,
+            only=only, missing=missing, seeds=seeds, games=games,
         )  # fmt: skip
         if json:
             screen.emit([str(file) for file in files])
             return 0
         for file in files:
             screen.stdout().print(str(file), markup=False, soft_wrap=True)
-        chosen = again.chosen(name, only)
+        chosen = again.chosen(name, only, games)
         folder = Path(files[0]).parent if files else None
     names = [row.result for row in chosen]
     rows_of_suite = [row for row in results.gather(folder) if row.suite == name and row.name in names]

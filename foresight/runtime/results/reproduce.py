@@ -18,6 +18,7 @@ from typing import Any
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
 from foresight.runtime.evaluation import evaluate
+from foresight.runtime.results import atari100k
 from foresight.runtime.results.results import gather
 from foresight.runtime.results.suites import Experiment, Trained, made_by, suites
 
@@ -40,8 +41,11 @@ def reproduce(
     only: tuple[str, ...] = (),
     missing: bool = False,
     seeds: int | None = None,
+    games: tuple[str, ...] = (),
 ) -> list[Path]:
     """Rerun the suite `name`, or only its rows `only`, or those whose result is `missing`; returns the written files.
+
+    In a suite of Atari games, `games` chooses among them.
 
     JSON goes to `results/` and pictures to `docs/media/` of the checkout, or both to `out`. `quick` is a small test
     that everything works; it writes to `runs/reproduce/NAME-quick` unless `out` is given. `seeds` limits the seeds of
@@ -49,7 +53,7 @@ def reproduce(
     suite continues. Experiments that are commands write only to the checkout: `out` and `quick` skip them, and `quick`
     also skips what needs other rows or data. Raises UserError for a name that does not exist.
     """
-    rows = chosen(name, only)
+    rows = chosen(name, only, games)
     if out is None and quick:
         out = root() / "runs" / "reproduce" / f"{name}-quick"
     results = Path(out) if out else root() / "results"
@@ -67,6 +71,7 @@ def reproduce(
         command = shlex.join(
             ["foresight", "reproduce", name]
             + (["--only", *names] if only else [])
+            + (["--games", *games] if games else [])
             + (["--seeds", str(seeds)] if seeds else [])
             + (["--quick"] if quick else [])
         )
@@ -87,15 +92,28 @@ def reproduce(
         for found in gather(results):
             if (found.suite, found.name) == (name, row.result):
                 report(f"  {found.text()}")
+    if suites()[name].atari and not quick:
+        written += atari100k.write(suites()[name].runs, results, f"foresight reproduce {name}")
     return written
 
 
-def chosen(name: str, only: tuple[str, ...] = ()) -> list[Experiment | Trained]:
-    """The rows of the suite `name`, or those `only`, in the order in which they run. Raises UserError for bad names."""
+def chosen(name: str, only: tuple[str, ...] = (), games: tuple[str, ...] = ()) -> list[Experiment | Trained]:
+    """The rows of the suite `name`, or those `only`, in the order in which they run.
+
+    `games` chooses the rows of these Atari games. Raises UserError for bad names.
+    """
     valid = suites()
     if name not in valid:
         raise unknown("suite", name, valid)
-    return valid[name].rows(only)
+    rows = valid[name].rows(only)
+    if not games:
+        return rows
+    if not valid[name].atari:
+        raise UserError(f"'{name}' is no suite of Atari games: leave --games out, or use --only ROW.")
+    for game in games:
+        if game not in atari100k.games():
+            raise unknown("game", game, atari100k.games())
+    return [row for row in rows if isinstance(row, Trained) and row.env in {f"ALE/{game}-v5" for game in games}]
 
 
 def _skip_reason(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str:
@@ -184,13 +202,18 @@ def trained(
             inputs.append(made_by(what.needs.format(runs=shlex.quote(str(runs)))))
         if newer := _made_since(out, inputs):
             print(f"{out} is older than its input {newer}: moved to {_move_aside(out)}", file=sys.stderr)
-        summary = one(what.algorithm, what.preset, seed, out, what.episodes, steps, False, **fields)
+        summary = one(
+            what.algorithm, what.preset, seed, out, what.episodes, steps, False,
+            **({"env": what.env} if what.env else {}), **fields,
+        )  # fmt: skip
         if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
             raise UserError(f"{out} has no result: the grader could score none of the answers.")
         summaries.append({**summary, "last": last(what.algorithm, out)})
         report(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
     file = results / f"{what.result}.json"
     document = collect(what.algorithm, what.preset, summaries, command)
+    if what.env:
+        document["env"] = what.env
     checkpoint.write_atomic(file, json.dumps(document, indent=2) + "\n")
     return file
 
@@ -204,6 +227,7 @@ def one(
     steps: int | None,
     show: bool = True,
     env_options: dict[str, Any] | None = None,
+    env: str | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
     """The summary of one seed: read, resumed or trained. An existing run with other settings is moved aside."""
@@ -212,7 +236,7 @@ def one(
 
     given = {**fields, "seed": seed, **({} if steps is None else {"steps": steps})}
     if (out / "config.yaml").is_file():
-        wanted = resolve.resolve(name, preset=preset, env_options=env_options, episodes=episodes, given=given)
+        wanted = resolve.resolve(name, preset=preset, env=env, env_options=env_options, episodes=episodes, given=given)
         if changed := settings.differences(settings.Settings.read(out), wanted):
             print(f"{out} was trained with another {', '.join(changed)}: moved to {_move_aside(out)}", file=sys.stderr)
     elif any((out / part).exists() for part in run.HOLDS_A_RUN):
@@ -222,8 +246,8 @@ def one(
     if (out / "config.yaml").is_file():
         return run.resume(out, show=show).summary
     return run.train(
-        name, preset=preset, seed=seed, out=out, env_options=env_options, evaluation_episodes=episodes, steps=steps,
-        show=show, **fields,
+        name, preset=preset, env=env, seed=seed, out=out, env_options=env_options, evaluation_episodes=episodes,
+        steps=steps, show=show, **fields,
     ).summary  # fmt: skip
 
 

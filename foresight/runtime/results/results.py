@@ -150,7 +150,7 @@ def _suite_rows(suite: Suite, found: Mapping[str, Any]) -> Iterator[Row]:
         unit = catalog.entry(run.algorithm).unit
         env = " ".join(f"{key}={value}" for key, value in run.options.get("env_options", {}).items())
         blank = Row(
-            run.algorithm, f"{run.preset} {env}".strip(), run.result, suite.name, run.target,
+            run.algorithm, " ".join(filter(None, (run.preset, run.env, env))), run.result, suite.name, run.target,
             f"foresight reproduce {suite.name} --only {run.result}", run.seeds, run.budget, unit, run.minutes,
         )  # fmt: skip
         yield _with_result(blank, found) if run.result in found else blank

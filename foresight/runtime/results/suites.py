@@ -12,6 +12,7 @@ from typing import Any
 
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
+from foresight.runtime.results import atari100k
 
 FILE = Path(__file__).with_name("suites.yaml")
 BOUND = re.compile(r"(?P<sign>>=|<=) (?:(?P<times>[\d.]+) × )?(?P<of>\S+)(?: - (?P<less>[\d.]+))?")
@@ -58,11 +59,12 @@ class Trained:
     target: str | None = None  # see `met`
     needs: str = ""
     after: tuple[str, ...] = ()
+    env: str = ""  # default: the preset's
 
     @property
     def result(self) -> str:
         """The stem of the JSON."""
-        return self.name or f"{self.algorithm}-{self.preset}".replace("/", "-")
+        return self.name or "-".join(filter(None, (self.algorithm, self.preset, self.env))).replace("/", "-")
 
     @property
     def budget(self) -> int | None:
@@ -78,6 +80,7 @@ class Suite:
     title: str
     experiments: tuple[Experiment, ...] = ()
     runs: tuple[Trained, ...] = ()
+    atari: bool = False  # each run stands for one of every game; scores are also reported human-normalized
 
     def rows(self, only: tuple[str, ...] = ()) -> list[Experiment | Trained]:
         """All rows, or those named `only` and the rows they need. Raises UserError for an unknown name."""
@@ -103,9 +106,11 @@ def suites(path: Path = FILE) -> dict[str, Suite]:
             name,
             entry["title"],
             tuple(_entries(path, name, "an experiment", _experiment, entry.get("experiments"))),
-            tuple(_entries(path, name, "a run", _trained, entry.get("runs"))),
+            tuple(_each_game(runs) if entry.get("atari") else runs),
+            bool(entry.get("atari")),
         )
         for name, entry in catalog.read_yaml(path).items()
+        for runs in [list(_entries(path, name, "a run", _trained, entry.get("runs")))]
     }
 
 
@@ -148,6 +153,12 @@ def _entries(path: Path, name: str, kind: str, make: Any, entries: list[dict[str
             yield make({**entry, "after": tuple(entry.get("after") or ())})
         except (TypeError, ValueError) as error:
             raise UserError(f"{path.name}: {kind} of '{name}' is wrong: {error}.") from error
+
+
+def _each_game(runs: list[Trained]) -> Iterator[Trained]:
+    for run in runs:
+        for game in atari100k.games():
+            yield dataclasses.replace(run, env=f"ALE/{game}-v5", name=f"{run.algorithm}-{run.preset}-{game}")
 
 
 def _trained(entry: dict[str, Any]) -> Trained:
