@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from foresight.cli import games, screen
+from foresight.cli import dream, games, screen
 from foresight.errors import UserError
 
 if TYPE_CHECKING:  # these import torch
@@ -30,6 +30,7 @@ def play(
     seed: int = 0,
     checkpoint: str = "latest",
     tokens: int | None = None,
+    imagine: bool = False,
     side: Literal["first", "second"] = "first",
     simulations: int | None = None,
     device: str = "auto",
@@ -44,6 +45,8 @@ def play(
         seed: seed of the episode.
         checkpoint: latest, best, or a step.
         tokens: maximum tokens per answer; default: as in training.
+        imagine: act inside the run's world model, from the keyboard; without a terminal or with --gif, a video of the
+            agent that acts there.
         side: your side of a game.
         simulations: simulations per move of the agent in a game; default: as in its evaluation (play_simulations of
             its Config); 0: no search, the raw policy.
@@ -54,6 +57,12 @@ def play(
 
     agent = runner.load(run, checkpoint, device, completer)
     kind = agent.settings.kind
+    if imagine:
+        try:
+            dream.play(agent, Path(run), gif, seed, read_key)
+        finally:
+            agent.close()
+        return 0
     if prompt is not None and kind not in PROMPTED:
         raise UserError(
             f"--prompt is for language runs, and {agent.settings.algorithm} was trained on '{agent.settings.env}': "

@@ -29,8 +29,9 @@ def plot(
         out: the image file to write (.png, .svg or .pdf).
         metric: the metric to draw; default: the main metric of the algorithm.
         x: unit of the x axis.
-        model: draw the error of the learned model (muzero and its variants) over this many model steps instead:
-            predicted values, policies and rewards compared with the actual ones.
+        model: draw the error of the learned model (muzero and its variants, dreamer) over this many model steps
+            instead: predictions compared with what happened. With --out x.mp4 or x.gif, a video of what a world model
+            predicts: rows truth, prediction and error, observed frames with a green border, imagined ones with orange.
         json: print the last point of each curve as JSON.
     """
     if model is not None:
@@ -54,10 +55,12 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
     """Measure and draw the errors of learned models by the number of model steps."""
     if not runs:
         raise UserError("No run given. Name at least one run directory: foresight plot RUN")
-    from foresight.runtime.evaluation import model_error
+    from foresight.runtime.evaluation import model_error, record
 
-    found = {run: model_error.measure(run, depth) for run in runs}
-    model_error.draw(found, out)
+    if Path(out).suffix.lower() in record.SUFFIXES:
+        found = model_error.film(runs, depth, out)
+    else:
+        found = model_error.draw_runs(runs, depth, out)
     if json:
         plain = {
             run: {k: [x if x == x else None for x in row] for k, row in errors.items()} for run, errors in found.items()

@@ -86,6 +86,11 @@ class Replay:
         """Keys `[B]` of the newest steps; undefined before the first `add`."""
         return torch.arange(self._streams()) * self.capacity + (self._write - 1) % self.capacity
 
+    def columns(self) -> Tensor:
+        """The columns of `storage` from the oldest to the newest step."""
+        oldest = self._write if self._size == self.capacity else 0
+        return (oldest + torch.arange(self._size)) % self.capacity
+
     def add(self, rows: Trajectory | dict[str, Tree], final_obs: Tree = None) -> None:
         """Append steps: a Trajectory `[B, T]`, or a dict of its fields `[B, ...]` for one step.
 

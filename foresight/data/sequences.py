@@ -94,6 +94,27 @@ class Sequences:
                 parts.append(part.replace(extras={**part.extras, "key": key}))
         return trees.join(parts)
 
+    def episodes(self) -> tuple[Tree, int]:
+        """The first observations `[N, ...]` of all episodes that are stored whole, and the most actions of one.
+
+        Raises UserError if there is none.
+        """
+        found, longest = [], 0
+        for stream in self.streams:
+            if stream.storage is None:
+                continue
+            columns = stream.columns()
+            ends = stream.storage.cut[0, columns].nonzero().squeeze(-1)
+            starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1] + 1]) if len(ends) else ends
+            whole = slice(int(len(stream) == stream.capacity), None)  # the first one may have lost its beginning
+            if len(starts[whole]):
+                longest = max(longest, int((ends - starts)[whole].max()))
+                rows = columns[starts[whole]]
+                found.append(trees.pick(tree_map(lambda x: x[0], stream.storage.obs), rows))
+        if not found:
+            raise UserError(f"The replay of {len(self)} rows holds no whole episode: train longer.")
+        return trees.concat(found), longest
+
     def refresh(self, key: Tensor, extras: dict[str, Tensor]) -> None:
         """Overwrite `extras` `[N, ...]` of the rows `key` `[N]`."""
         capacity = self.streams[0].capacity

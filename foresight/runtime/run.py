@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.runtime import catalog
+from foresight.runtime import catalog, imagined
 from foresight.runtime.catalog import State
 from foresight.runtime.config import config_fields, resolve, settings
 from foresight.training.options import build_config
@@ -239,7 +239,9 @@ def _directory(out: str | Path | None, resolved: settings.Settings) -> tuple[Pat
     Raises UserError if it holds a run or cannot be created.
     """
     if out is None:
-        label = f"{Path(resolved.algorithm).stem}-{resolved.preset or resolved.env}-{resolved.seed}"
+        inside = imagined.run_of(resolved.env)
+        env = f"imagined-{inside.name}" if inside is not None else resolved.preset or resolved.env
+        label = f"{Path(resolved.algorithm).stem}-{env}-{resolved.seed}"
         name = re.sub(r"[^\w.-]+", "-", label)
         path, number = Path("runs") / name, 1
         while path.exists():

@@ -36,6 +36,20 @@ def test_an_episode_of_two_actions_has_three_rows() -> None:
     assert _rows(replay, 0, "cut") == [0, 0, 1, 0, 1] and _rows(replay, 0, "mask") == [1, 1, 0, 1, 0]
 
 
+@sabotaged_by("foresight.data.replay.Replay.columns", lambda f: lambda self: f(self).roll(1))
+def test_episodes_begin_after_final_observations() -> None:
+    replay = Sequences(18, 2)  # 9 rows for each
+    with pytest.raises(UserError, match="The replay of 0 rows holds no whole episode"):
+        replay.episodes()
+    for t, ends in enumerate(({}, {0: 0.0}, {}, {1: 1.0}, {0: 0.0}, {})):
+        _add(replay, t, ends)
+    first, longest = replay.episodes()
+    assert first.tolist() == [0, 2, 0] and longest == 4  # 0 1 | 2 3 4 | 5 and 0 1 2 3 | 4 5
+    _add(replay, 6, {0: 0.0})  # the first stream has lost the row 0, and its episode
+    first, longest = replay.episodes()
+    assert first.tolist() == [2, 5, 0] and longest == 4
+
+
 def test_a_step_that_only_resets_is_left_out() -> None:
     replay = Sequences(10, 1)
     _add(replay, 0, {0: 1.0}, streams=1)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from gymnasium import spaces as gs
 from torch import Tensor, nn
+from torch.nn import functional
 
 from foresight.errors import UserError
 from foresight.nets.models.world_model import mlp
@@ -24,6 +25,14 @@ def action_width(space: gs.Space[Any]) -> int:
         f"World models support Discrete actions and bounded Box actions with one dim, not {space}. "
         "Wrap the environment so that it takes one of these."
     )
+
+
+def features_of(space: gs.Space[Any], action: Tensor) -> Tensor:
+    """What world models read of an env's actions `[N, ...]`, `[N, width]`: see `LatentActor.action_features`."""
+    if isinstance(space, gs.Discrete):
+        return functional.one_hot(action.long(), int(space.n)).float()
+    low, high = (torch.as_tensor(bound, dtype=torch.float32, device=action.device) for bound in (space.low, space.high))  # type: ignore[attr-defined]
+    return ((2 * action - low - high) / (high - low)).clamp(-1, 1)
 
 
 class LatentActor(nn.Module):

@@ -129,6 +129,18 @@ class RSSM(nn.Module):
         ahead = torch.stack(features[1:], 1)
         return imagined(features, actions, self.reward(ahead).mean(), self.continues(ahead).squeeze(-1).sigmoid())
 
+    def advance(self, state: State, action: Tensor, generator: torch.Generator) -> tuple[State, Tensor, Tensor]:
+        """See `WorldModel`. The latents are sampled from the prior."""
+        deter = self._advance(state["deter"], state["stoch"], self.from_action(action))
+        noise = _gumbel(len(deter), self.groups, self.classes, like=deter, generator=generator)
+        state = {"deter": deter, "stoch": self.prior(deter).straight_through(noise)}
+        features = self.features(state)
+        return state, self.reward(features).mean(), self.continues(features).squeeze(-1).sigmoid()
+
+    def decode(self, state: State) -> Tensor:
+        """See `WorldModel`."""
+        return self.obs.picture(self.decoder(self.features(state)))
+
     def loss(
         self, carry: State, batch: Trajectory, arrival: Arrival, generator: torch.Generator
     ) -> tuple[dict[str, Tensor], State]:

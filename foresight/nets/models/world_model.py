@@ -65,6 +65,18 @@ class WorldModel(Protocol):
         are the features `[N, size]` after the last step.
         """
 
+    def advance(self, state: Tree, action: Tensor, generator: torch.Generator) -> tuple[Tree, Tensor, Tensor]:
+        """One step of the model from states `[N, ...]` with action features `[N, A]`, without an observation.
+
+        Returns the states, the predicted reward `[N]` and the predicted continuation `[N]`.
+        """
+
+    def decode(self, state: Tree) -> Tensor:
+        """The predicted observations of states `[N, ...]`: bytes `[N, C, H, W]` of images, otherwise vectors `[N, D]`.
+
+        Models without a decoder do not have this.
+        """
+
     def loss(
         self, carry: Tree, batch: Trajectory, arrival: Arrival, generator: torch.Generator
     ) -> tuple[dict[str, Tensor], Tree]:
@@ -155,7 +167,7 @@ class Images(nn.Module):
 
     def __init__(self, space: gs.Space[Any], depth: int) -> None:
         super().__init__()
-        shape = space.shape or ()
+        self.shape = shape = space.shape or ()
         self.order = conv.order(shape) or ()
         *stack, height, width = (shape[i] for i in self.order)
         stages = round(math.log2(height / 4)) if height >= 8 else 0
@@ -196,6 +208,11 @@ class Images(nn.Module):
     def picture(self, prediction: Tensor) -> Tensor:
         """The predicted image as bytes `[N, C, H, W]`."""
         return (prediction * 255).round().clamp(0, 255).to(torch.uint8)
+
+    def layout(self, images: Tensor) -> Tensor:
+        """Images `[N, C, H, W]` with their dims in the order of the observations, `[N, ...]`."""
+        x = images.view(len(images), *(self.shape[i] for i in self.order))
+        return x.permute(0, *(1 + self.order.index(i) for i in range(len(self.order))))
 
 
 class ImageDecoder(nn.Module):

@@ -1,9 +1,12 @@
-"""The error of a learned model by depth: what it predicts in its own rollouts, compared with what happened."""
+"""The error of a learned model by depth: what it predicts in its own rollouts, compared with what happened.
+
+Of MuZero and its variants: values, policies and rewards. Of world models: see `open_loop`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -14,8 +17,9 @@ from foresight.envs.base import Episodes
 from foresight.envs.games import selfplay
 from foresight.errors import UserError
 from foresight.nets.outputs import Categorical, Output
-from foresight.runtime import environments, machine, run
+from foresight.runtime import catalog, environments, machine, run
 from foresight.runtime.catalog import State
+from foresight.runtime.evaluation import open_loop, record
 from foresight.runtime.evaluation.evaluate import EVALUATION_SEED, preserve_generators
 from foresight.runtime.kinds import control
 from foresight.runtime.results import plot
@@ -38,7 +42,8 @@ def measure(
     try:
         if not hasattr(module, "reanalyze"):
             raise UserError(
-                f"{agent.settings.algorithm} learns no model to search in. Give a run of muzero or one of its variants."
+                f"{agent.settings.algorithm} learns no model to search in. "
+                "Give a run of muzero or one of its variants, or of dreamer."
             )
         base_env = environments.evaluation(
             dataclasses.replace(agent.settings, episodes=control.EVALUATION_ENVS), agent.env
@@ -65,6 +70,49 @@ def measure(
     finally:
         agent.close()
     return {name: [float(x) for x in values] for name, values in found.items()}
+
+
+def draw_runs(runs: Sequence[str], depth: int, out: str | Path) -> dict[str, dict[str, list[float]]]:
+    """Draw the errors of runs by depth into `out` (.png, .svg or .pdf), and return them.
+
+    Raises UserError for a run without a learned model, and for runs whose errors are not of the same kind.
+    """
+    decoding = [_has_model_to_observe(name) for name in runs]
+    if any(decoding) and not all(decoding):
+        raise UserError("Draw runs of world models and runs of muzero and its variants in two figures.")
+    if not any(decoding):
+        found = {name: measure(name, depth) for name in runs}
+        draw(found, out)
+        return found
+    loops = {name: _open_loop(name, depth) for name in runs}
+    open_loop.draw(loops, out)
+    return {name: one.errors() for name, one in loops.items()}
+
+
+def film(runs: Sequence[str], depth: int, out: str | Path) -> dict[str, dict[str, list[float]]]:
+    """Write a video of what the world model of one run predicts, and return its errors by depth.
+
+    Raises UserError for several runs, and for a run without predicted images.
+    """
+    if len(runs) != 1:
+        raise UserError(f"A video shows the predictions of one run, not of {len(runs)}. Name one, or use --out x.png.")
+    found = _open_loop(runs[0], depth)
+    record.write(out, open_loop.frames(found), open_loop.FPS)
+    return {runs[0]: found.errors()}
+
+
+def _open_loop(path: str, horizon: int) -> open_loop.OpenLoop:
+    agent = run.load(path)
+    try:
+        return open_loop.measure(agent, horizon)
+    finally:
+        agent.close()
+
+
+def _has_model_to_observe(path: str) -> bool:
+    """Whether the State of the run's algorithm holds a world model (`nets.models.world_model`)."""
+    module = catalog.module(run.Run(run.find(path)).settings.algorithm)
+    return module.KIND == "control" and "model" in {field.name for field in dataclasses.fields(module.State)}
 
 
 def _policy(state: State) -> Callable[[Tensor], Output]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import UserError
+from foresight.runtime import imagined
 from foresight.runtime.kinds.kind import Kind, Profiled, fold, make_env
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ def _resolve_name(name: str, entry: Entry) -> tuple[str | None, str]:
 
     Raises UserError for a game that only other algorithms play.
     """
+    if (run := imagined.run_of(name)) is not None:
+        return None, f"{imagined.PREFIX}{run.absolute()}"  # found from any directory
     folded = fold(name)
     if not GAME.fullmatch(folded) or VERSIONED.search(name):
         return None, name
@@ -49,12 +54,16 @@ def _resolve_name(name: str, entry: Entry) -> tuple[str | None, str]:
 
 def _training(settings: Settings) -> Env:
     count = settings.config.get("num_envs")
+    if (run := imagined.run_of(settings.env)) is not None:
+        return imagined.make(run, count or 1, **settings.env_options)
     return make_env(settings, **({"num_envs": count} if count else {}))
 
 
 def _evaluation(settings: Settings, env: Env) -> Env:
     from foresight.envs.control import multi_task
 
+    if (run := imagined.run_of(settings.env)) is not None:
+        return imagined.evaluation(run, min(EVALUATION_ENVS, settings.episodes or 1))
     count = max(len(multi_task.tasks(settings.env)), min(EVALUATION_ENVS, settings.episodes or 1))
     return make_env(settings, num_envs=count)
 
@@ -62,6 +71,10 @@ def _evaluation(settings: Settings, env: Env) -> Env:
 def _single(settings: Settings, render: bool) -> Env:
     from foresight.envs.control import multi_task
 
+    if (run := imagined.run_of(settings.env)) is not None:
+        if settings.actors:
+            raise UserError("Actors cannot act inside a world model: leave out --actors.")
+        return imagined.outside(run, render)
     return make_env(settings, num_envs=len(multi_task.tasks(settings.env)), render=render)
 
 
@@ -98,13 +111,25 @@ def _evaluate(module: Algorithm, state: State, env: Env, episodes: int | None, s
         action, _, carry = module.act(state, tree_map(lambda x: x.to(device), obs), carry, explore=False)
         return action.cpu(), carry
 
-    return returns.evaluate(env, act, episodes or 1, seed, getattr(module, "reset_carry", None))
+    reset_carry = getattr(module, "reset_carry", None)
+    return _inside_and_outside(env, lambda env: returns.evaluate(env, act, episodes or 1, seed, reset_carry))
+
+
+def _inside_and_outside(env: Env, score: Callable[[Env], Evaluation]) -> Evaluation:
+    """The evaluation in `env`; of a world model in the true one, with the return inside and the gap between both."""
+    true = getattr(env, "outside", None)
+    if true is None:
+        return score(env)
+    result, inside = score(true), score(env).mean
+    return dataclasses.replace(result, extra_metrics={"return_inside": inside, "gap": inside - result.mean})
 
 
 def _baseline(module: Algorithm, state: State, env: Env, episodes: int | None, seed: int) -> Evaluation:
     from foresight.runtime.evaluation import returns
 
-    return returns.evaluate(env, returns.random_policy(env, seed), episodes or 1, seed, None)
+    return _inside_and_outside(
+        env, lambda env: returns.evaluate(env, returns.random_policy(env, seed), episodes or 1, seed, None)
+    )
 
 
 def _act(agent: Agent, obs: Any, explore: bool) -> Any:
@@ -117,8 +142,25 @@ def _record(module: Algorithm, state: State, settings: Settings, path: Path) -> 
     env = _single(settings, render=True)
     try:
         record.write(path, record.episode(module, state, env, settings.seed))
+        if imagined.has_model(state):
+            _record_model(module, state, settings, env, path.with_name("open-loop"))
     finally:
         env.close()
+
+
+def _record_model(module: Algorithm, state: State, settings: Settings, env: Env, path: Path) -> None:
+    """What the world model predicts, as a video of images, otherwise as a picture."""
+    from foresight.runtime.evaluation import open_loop, record
+
+    envs = _evaluation(dataclasses.replace(settings, episodes=EVALUATION_ENVS), env)
+    try:
+        found = open_loop.observe_and_predict(module, state, envs, settings.seed)
+    finally:
+        envs.close()
+    if found.images:
+        record.write(path.with_suffix(".mp4"), open_loop.frames(found), open_loop.FPS)
+    else:
+        open_loop.draw({settings.algorithm: found}, path.with_suffix(".png"))
 
 
 KIND = Kind(

@@ -50,6 +50,36 @@ def test_a_sequence_in_parts_is_the_whole_sequence() -> None:
         torch.testing.assert_close(torch.cat([part[name] for part in parts], 1), value, atol=1e-5, rtol=0)
 
 
+class Given:
+    """The policy that takes given actions."""
+
+    def __init__(self, action: torch.Tensor) -> None:
+        self.action = action
+
+    def __call__(self, features: torch.Tensor) -> Given:
+        return self
+
+    def sample(self, generator: torch.Generator) -> torch.Tensor:
+        return self.action
+
+    def action_features(self, action: torch.Tensor) -> torch.Tensor:
+        return action
+
+
+@sabotaged_by("foresight.nets.models.rssm.RSSM.advance", change("action", lambda x: -x))
+@torch.no_grad()
+def test_a_step_of_the_model_is_a_step_of_imagination() -> None:
+    model = _model()
+    obs, action, cut = _sequences()
+    found = model.observe(model.initial(4), obs, action, cut, None)
+    state = {name: found[name][:, -1] for name in ("deter", "stoch")}
+    steps, last = model.imagine(state, Given(action[:, -1]), 1, torch.Generator().manual_seed(5))
+    after, reward, continuation = model.advance(state, action[:, -1], torch.Generator().manual_seed(5))
+    assert torch.equal(model.features(after), last) and torch.equal(reward, steps.reward[:, 0])
+    assert torch.equal(continuation, steps.discount[:, 0])
+    torch.testing.assert_close(model.decode(after), model.obs.picture(model.decoder(last)))
+
+
 @sabotaged_by("foresight.nets.models.rssm.RSSM.observe", change("cut", torch.zeros_like))
 @torch.no_grad()
 def test_after_a_cut_the_past_is_irrelevant() -> None:

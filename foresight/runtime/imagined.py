@@ -1,0 +1,105 @@
+"""`imagined:RUN`: the world model that a run has learned, as an environment to train and to play in."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foresight.errors import UserError
+
+if TYPE_CHECKING:
+    from foresight.runtime.agent import Agent
+    from foresight.runtime.catalog import State
+    from foresight.training.imagined_env import ImaginedEnv
+
+PREFIX = "imagined:"
+HORIZON = 50  # steps of an episode inside, unless `horizon` is given
+
+
+def run_of(name: str) -> Path | None:
+    """The run directory that `imagined:RUN` names, or None for another name."""
+    return Path(name.removeprefix(PREFIX)).expanduser() if name.startswith(PREFIX) else None
+
+
+def has_model(state: State) -> bool:
+    """Whether `state` holds a world model that predicts step by step."""
+    return hasattr(getattr(state, "model", None), "advance")
+
+
+def require_model(agent: Agent) -> Any:
+    """The world model of an agent. Raises UserError if its algorithm learns none that predicts step by step."""
+    if not has_model(agent.state):
+        raise UserError(
+            f"{agent.path} is a run of {agent.settings.algorithm}, which learns no world model. "
+            "Give a run of dreamer or another algorithm with a world model."
+        )
+    return agent.state.model
+
+
+def make(run: Path, num_envs: int, horizon: int = HORIZON, **options: Any) -> ImaginedEnv:
+    """The environment to train in: episodes start anywhere in the run's replay and last at most `horizon` steps.
+
+    Raises UserError for other options, a run without a world model, and a replay that is too small.
+    """
+    if options:
+        raise UserError(f"{PREFIX}{run} has the option horizon, not {', '.join(options)}.")
+    if not isinstance(horizon, int) or horizon < 1:
+        raise UserError(f"horizon must be a whole number of at least 1, not {horizon!r}.")
+    from foresight.runtime import run as runner
+
+    agent = runner.load(run)
+    try:
+        return inside(agent, num_envs, horizon, first=False)
+    finally:
+        agent.close()
+
+
+def evaluation(run: Path, num_envs: int) -> ImaginedEnv:
+    """The environment to evaluate in: whole episodes, from their beginning, inside and (`outside`) in the true one."""
+    from foresight.runtime import environments
+    from foresight.runtime import run as runner
+
+    agent = runner.load(run)
+    try:
+        outside = environments.evaluation(dataclasses.replace(agent.settings, episodes=num_envs), agent.env)
+        env = inside(agent, num_envs, None, first=True)
+    finally:
+        agent.close()
+    env.outside = outside
+    return env
+
+
+def outside(run: Path, render: bool) -> Any:
+    """One of the environments that the run was trained in."""
+    from foresight.runtime import environments
+    from foresight.runtime.config.settings import Settings
+
+    return environments.single(Settings.read(run), render)
+
+
+def inside(agent: Agent, num_envs: int, horizon: int | None, first: bool, seed: int = 0) -> ImaginedEnv:
+    """The agent's world model as an environment.
+
+    Episodes start at the beginnings of episodes in the replay (`first`), or anywhere in it. `horizon` None is the
+    length of the longest episode there.
+    """
+    import torch
+
+    from foresight.runtime import machine
+    from foresight.training import imagined_env
+
+    model, state = require_model(agent), agent.state
+    device = machine.device_of(state)
+    generator = torch.Generator(device).manual_seed(seed)
+    if not state.replay.ready(imagined_env.CONTEXT):
+        raise UserError(
+            f"The replay of {agent.path} holds {len(state.replay)} rows, too few to start from: "
+            f"{imagined_env.CONTEXT} rows of an environment are needed. Train it longer: foresight resume {agent.path}"
+        )
+    draw = imagined_env.beginnings if first else imagined_env.anywhere
+    starts = draw(model, agent.spaces.action, state.replay, generator)
+    longest = horizon or state.replay.episodes()[1]
+    name = f"{PREFIX}{agent.path}"
+    gamma = float(getattr(state.config, "gamma", 1.0))
+    return imagined_env.ImaginedEnv(name, model, agent.spaces, starts, num_envs, longest, gamma, device)

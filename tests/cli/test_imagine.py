@@ -1,0 +1,134 @@
+"""A learned world model on the command line: drawn, played in, trained in; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import foresight
+from foresight.cli import dream
+from foresight.errors import UserError
+from foresight.runtime import imagined
+from foresight.runtime.run import load
+
+SMALL = {
+    "num_envs": 4, "rollout_steps": 4, "learning_starts": 100, "train_ratio": 1.0, "batch_size": 8,
+    "sequence_length": 8, "replay_size": 2_000, "horizon": 3, "deter": 16, "hidden": 16, "groups": 4, "classes": 4,
+    "blocks": 1, "units": 16, "layers": 1, "depth": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run on vectors, a run on images with media, and one without a world model."""
+    folder = tmp_path_factory.mktemp("runs")
+    common = {"show": False, "evaluation_episodes": 2}
+    pole = foresight.train("dreamer", env="CartPole-v1", steps=600, out=folder / "pole", **common, **SMALL)
+    door = foresight.train(
+        "dreamer", env="KeyDoor-v0", env_options={"size": 2, "time_limit": 12}, steps=400, record=True,
+        out=folder / "door", **common, **SMALL,
+    )  # fmt: skip
+    plain = foresight.train("ppo", env="CartPole-v1", steps=256, out=folder / "plain", **common)
+    return {"pole": pole.path, "door": door.path, "plain": plain.path}
+
+
+def test_a_recorded_run_shows_what_its_model_predicts(runs: dict[str, Path]) -> None:
+    assert {file.name for file in (runs["door"] / "media").iterdir()} >= {"result.mp4", "open-loop.mp4"}
+
+
+def test_plot_draws_errors_by_horizon(runs: dict[str, Path], tmp_path: Path, call: Callable) -> None:
+    for name in ("pole", "door"):
+        answer = call("plot", runs[name], "--model", 4, "--out", tmp_path / f"{name}.png", "--json").json
+        (errors,) = answer["runs"].values()
+        assert set(errors) == {"observation", "reward", "continuation"}
+        assert all(len(values) == 5 for values in errors.values()) and errors["observation"][1] > 0
+        assert (tmp_path / f"{name}.png").stat().st_size > 5_000
+    again = call("plot", runs["door"], "--model", 4, "--out", tmp_path / "again.png", "--json").json
+    assert again["runs"] == answer["runs"]  # measuring changes nothing
+    assert call("plot", runs["door"], "--model", 4, "--out", tmp_path / "door.gif").code == 0
+    assert (tmp_path / "door.gif").stat().st_size > 1_000
+
+
+def test_the_agent_is_filmed_inside_its_model(runs: dict[str, Path], tmp_path: Path, call: Callable) -> None:
+    answer = call("play", runs["door"], "--imagine", "--gif", tmp_path / "inside.gif")
+    assert answer.code == 0 and "frames in" in answer.out and (tmp_path / "inside.gif").is_file()
+
+
+def keys(text: str) -> Callable[[], str]:
+    pressed: Iterator[str] = iter(text)
+    return lambda: next(pressed)
+
+
+@pytest.mark.parametrize("name", ["pole", "door"])
+def test_keys_act_inside_the_model(runs: dict[str, Path], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = load(runs[name])
+    env = imagined.inside(agent, 1, None, first=True)
+    dream._keyboard(agent, env, 0, keys("01 ?r1q0"))
+    agent.close()
+    out = capsys.readouterr().out
+    lines = [line.split("  ")[0] for line in out.splitlines() if line.startswith("step")]
+    assert lines[0] == "step 0" and lines.count("step 0") >= 2 and "step 1" in lines and "return" in out
+    assert ("▀" in out) == (name == "door")
+
+
+def test_ppo_trains_inside_and_is_evaluated_outside(runs: dict[str, Path], tmp_path: Path) -> None:
+    inside = foresight.train(
+        "ppo", env=f"imagined:{runs['pole']}", env_options={"horizon": 10}, steps=512, num_envs=8, rollout_steps=16,
+        out=tmp_path / "inside", show=False, evaluation_episodes=3,
+    )  # fmt: skip
+    for part in (inside.evaluation, inside.baseline):
+        extra = part.extra_metrics
+        assert extra["gap"] == pytest.approx(extra["return_inside"] - part.mean)
+    assert inside.evaluation.metric == "return" and inside.evaluation.n == 3
+    lengths = [row["length"] for row in inside.metrics() if "length" in row]
+    assert lengths and max(lengths) <= 10
+    longer = foresight.resume(inside.path, steps=640, show=False)
+    assert longer.summary["steps"] == 640
+    agent = load(inside.path)
+    assert agent.env.name == "CartPole-v1" and agent.act(torch.zeros(4)) in (0, 1)
+    agent.close()
+
+
+def test_mistakes_are_named(runs: dict[str, Path], tmp_path: Path, call: Callable) -> None:
+    model = f"imagined:{runs['pole']}"
+    cases = [
+        (("train", "ppo", "--env", f"imagined:{runs['plain']}"), "which learns no world model. Give a run of dreamer"),
+        (("train", "ppo", "--env", "imagined:nowhere"), "is not a run directory"),
+        (("train", "ppo", "--env", model, "--env-options", "hroizon=3"), "has the option horizon, not hroizon"),
+        (("train", "ppo", "--env", model, "--env-options", "horizon=0"), "horizon must be a whole number"),
+        (("train", "ppo", "--env", model, "--actors", "2"), "Actors cannot act inside a world model"),
+        (("play", runs["plain"], "--imagine"), "which learns no world model"),
+        (("play", runs["pole"], "--imagine", "--gif", tmp_path / "x.gif"), "predicts numbers, not images"),
+        (("plot", runs["plain"], "--model", "3", "--out", tmp_path / "x.png"), "learns no model to search in"),
+        (("plot", runs["pole"], "--model", "0", "--out", tmp_path / "x.png"), "must be at least 1, not 0"),
+        (("plot", runs["pole"], runs["plain"], "--model", "3", "--out", tmp_path / "x.png"), "in two figures"),
+        (("plot", runs["pole"], runs["door"], "--model", "3", "--out", tmp_path / "x.gif"), "of one run, not of 2"),
+    ]
+    for words, message in cases:
+        answer = call(*words, *(("--out", tmp_path / "bad") if words[0] == "train" else ()))
+        assert answer.code == 2 and message in answer.err.replace("\n", " "), (words, answer.err)
+
+
+def test_a_damaged_replay_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(runs["pole"], copy)
+    for file in (copy / "checkpoints").glob("step-*/replay*.safetensors"):
+        file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match="is damaged"):
+        imagined.make(copy, 2)
+
+
+def test_a_short_replay_is_named(tmp_path: Path) -> None:
+    run = foresight.train(
+        "dreamer", env="CartPole-v1", out=tmp_path / "short", show=False, evaluation_episodes=2,
+        **{**SMALL, "steps": 16, "learning_starts": 16},
+    )  # fmt: skip
+    with pytest.raises(UserError, match="too few to start from: 16 rows of an environment are needed"):
+        imagined.make(run.path, 2)
+    assert json.loads((run.path / "summary.json").read_text())["steps"] == 16
