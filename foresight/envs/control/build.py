@@ -42,7 +42,8 @@ def make(
     - `time_limit`: actions before an episode is truncated; None keeps the id's own;
     - `visible`: the indices of a vector observation to keep, e.g. `[0, 2]` (CartPole without velocities);
     - `frame_stack`: stack the last K observations, `[K, ...]` (default for Atari: 4);
-    - `action_repeat`: repeat every action this many times and sum the rewards (Atari has `frame_skip`);
+    - `action_repeat`: repeat every action this many times, or until the episode ends, and sum the rewards (Atari has
+      `frame_skip`);
     - `flatten`: one float vector: parts of a Dict in the order of their keys, Discrete as one-hot;
     - `rescale_action`: the Box action space becomes [-1, 1], mapped linearly to the environment's bounds;
     - `clip_reward`: clip the reward to its sign (Atari: on). `info["episode_return"]` is never clipped;
@@ -95,13 +96,17 @@ def _start(request: engines.Request) -> Env:
     """The environments in the engine requested; `auto` is the fastest that supports the options."""
     name, engine = request.name, request.engine
     plain = not request.render and request.action_repeat == 1
+    alone = not request.render and name not in engines.gymnasium.registry  # only EnvPool may have it
     if name in own.TASKS:
         return _own(request)
     native = name in engines.NATIVE and not request.options
     if engine == "auto":
-        engine = "native" if plain and native else "envpool" if plain and engines.in_envpool(request) else "gymnasium"
-    if engine in ("native", "envpool", "vector") and not plain:
+        pooled = (plain or alone) and engines.in_envpool(request)
+        engine = "native" if plain and native else "envpool" if pooled else "gymnasium"
+    if engine in ("native", "vector") and not plain:
         raise UserError(f"The engine '{engine}' has no action_repeat and no render; use engine='gymnasium'.")
+    if engine == "envpool" and request.render:
+        raise UserError("The engine 'envpool' has no render; use engine='gymnasium'.")
     if engine == "native":
         if not native:
             what = f"takes no options for '{name}'" if name in engines.NATIVE else f"does not have '{name}'"

@@ -245,6 +245,12 @@ def envpool_env(request: Request) -> Env:
     config = dict(request.options)
     spec = _declared(request.name)
     limit = request.time_limit or (registered.max_episode_steps if registered is not None else None)
+    repeat = request.action_repeat
+    if limit is not None and limit % repeat:
+        raise UserError(
+            f"The time limit of '{request.name}' is {limit} steps, no multiple of action_repeat {repeat}. Set a time_limit "
+            "that is one, or use engine='gymnasium'."
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
         unused = set(config) - set(spec._config_keys)
@@ -258,9 +264,33 @@ def envpool_env(request: Request) -> Env:
     n = request.num_envs
 
     def build(seed: int) -> vector.Engine:
-        return envpool.make(request.name, "gymnasium", num_envs=n, seed=seed, **config)
+        engine: vector.Engine = envpool.make(request.name, "gymnasium", num_envs=n, seed=seed, **config)
+        return engine if repeat == 1 else RepeatPool(engine, repeat)
 
-    return pool(request.name, n, spaces, build, limit)
+    return pool(request.name, n, spaces, build, limit and limit // repeat)
+
+
+class RepeatPool:
+    """An EnvPool that takes every action `count` times, or until the episode ends; rewards are summed."""
+
+    def __init__(self, engine: Any, count: int) -> None:
+        self._engine, self._count = engine, count
+        self.reset, self.close = engine.reset, engine.close
+
+    def step(self, actions: Any, /) -> tuple[vector.Arrays, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """One action, repeated in the environments that have not ended."""
+        obs, total, terminated, truncated, info = self._engine.step(actions)
+        total, terminated, truncated = total.copy(), terminated.copy(), truncated.copy()
+        for _ in range(self._count - 1):
+            going = np.flatnonzero(~(terminated | truncated)).astype(np.int32)
+            if not len(going):
+                break
+            obs_of, reward, ended, cut, more = self._engine.step(actions[going], going)
+            rows = more["env_id"]
+            obs = _place(obs, obs_of, rows)
+            total[rows] += reward
+            terminated[rows], truncated[rows] = ended, cut
+        return obs, total, terminated, truncated, info
 
 
 def pool(
