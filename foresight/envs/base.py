@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -17,17 +18,31 @@ Frame = NDArray[np.uint8]
 KEPT = 100  # finished episodes that the mean return is over
 
 
+class Simulator(Protocol):
+    """The true dynamics of an environment, from any state that an observation shows."""
+
+    def root(self, obs: Tree) -> Tensor:
+        """The states `[B, S]` in which `obs` `[B, ...]` were made."""
+
+    def rewards(self, state: Tensor, actions: Tensor) -> Tensor:
+        """The rewards `[N, H]` of `actions` `[N, H, A]`, in the environment's units, from states `[N, S]`.
+
+        They are 0 after a termination.
+        """
+
+
 class Spaces(NamedTuple):
     """The observation and action space of one environment (Gymnasium spaces, without the batch dim).
 
     `obs` is a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; `action` one of the first four.
     Floats are float32. A Box action outside its bounds is clipped to them first. `continuing`: the environment never
-    terminates, so its episodes are only ever truncated.
+    terminates, so its episodes are only ever truncated. `simulator` makes its true dynamics, where they can be had.
     """
 
     obs: gymnasium.Space[Any]
     action: gymnasium.Space[Any]
     continuing: bool = False
+    simulator: Callable[[], Simulator] | None = None
 
 
 class Feedback(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from foresight.ops import returns
 # (observations `[B, ...]` on the learner's device, carry) to (actions `[B, ...]` there, extras to store, carry):
 # an algorithm's `act` with `explore`. The carry is None where there is no memory.
 Choose = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor], Any]]
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,22 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
         alive = alive * (1 - feedback.cut)
         obs = feedback.obs
     return _rollout(transitions, [], obs, limits, device)
+
+
+def whole_episodes(
+    env: Env, seed: int, choose: Choose, finished: Episodes, device: torch.device = _CPU
+) -> Iterator[Rollout]:
+    """Rollouts of one step each, from a reset with `seed` until every environment has finished an episode.
+
+    Environments that end earlier go on with their next episode. The memory begins as None. See `segment` with
+    `terminal`.
+    """
+    obs, carry, running = env.reset(seed), None, torch.ones(env.num_envs)
+    while running.any():
+        step = segment(env, obs, choose, 1, device, finished, carry, terminal=True)
+        obs, carry = step.last, step.carry
+        running = running * (1 - step.trajectory.cut[:, 0].cpu())
+        yield step
 
 
 class Buffer(Protocol):

@@ -18,6 +18,7 @@ by a time limit only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,17 +160,11 @@ def reset_carry(carry: Tree, cut: Tensor) -> Tree:
 @torch.no_grad()
 def rollout(state: State, env: Env) -> None:
     """Store a whole episode of every environment (of the others also what they do until the longest has ended)."""
-    obs, carry = env.reset(state.config.seed + state.step), state.model.initial(env.num_envs)
-    running = torch.ones(env.num_envs)
-    while running.any():
-        segment = collect.segment(
-            env, obs, lambda obs, carry: act(state, obs, carry, explore=True), 1, state.generator.device,
-            state.episodes, carry, terminal=True,
-        )  # fmt: skip
+    choose = functools.partial(act, state, explore=True)
+    seed = state.config.seed + state.step
+    for segment in collect.whole_episodes(env, seed, choose, state.episodes, state.generator.device):
         collect.add_sequences(state.replay, segment)
-        obs, carry = segment.last, segment.carry
-        state.step += env.num_envs
-        running = running * (1 - segment.trajectory.cut[:, 0].cpu())
+        state.step += segment.trajectory.reward.numel()
     state.replay.interrupt()
     state.rounds += 1
 
@@ -215,5 +210,4 @@ def _check(config: Config) -> None:
         1, config, "num_envs", "updates", "batch_size", "sequence_length", "replay_size", "horizon", "candidates",
         "elites", "iterations", "deter", "stoch", "hidden", "units", "layers", "depth",
     )  # fmt: skip
-    if config.elites > config.candidates:
-        raise errors.UserError(f"elites is {config.elites}, but there are {config.candidates} candidates: at most that many.")
+    cem.require_elites(config.candidates, config.elites)

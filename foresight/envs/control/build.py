@@ -9,7 +9,7 @@ from typing import Any
 from foresight import errors
 from foresight.envs.base import Env
 from foresight.envs.control import atari as atari_set
-from foresight.envs.control import engines, own, wrappers
+from foresight.envs.control import engines, own, simulators, wrappers
 from foresight.errors import UserError
 
 ENGINES = ("auto", "native", "envpool", "ale", "gymnasium", "async", "vector")
@@ -68,7 +68,9 @@ def make(
         options |= {key: value for key, value in (("image_size", image_size), ("gray", gray)) if value is not None}
     request = engines.Request(name, num_envs, engine, render, time_limit, action_repeat, autoreset, options)
     env: Env = atari_set.make(request, spec, frame_stack) if pixels else _start(request)
-    env.spaces = env.spaces._replace(continuing=_continuing(name, options))
+    plain = not (flatten or rescale_action or visible or pixels or image_size or gray or (frame_stack or 1) > 1)
+    simulator = simulators.find(name, action_repeat, options) if plain else None
+    env.spaces = env.spaces._replace(continuing=_continuing(name, options), simulator=simulator)
     if (image_size is not None or gray) and not pixels:
         env = wrappers.picture(env, image_size, bool(gray))
     if flatten:

@@ -248,8 +248,8 @@ def envpool_env(request: Request) -> Env:
     repeat = request.action_repeat
     if limit is not None and limit % repeat:
         raise UserError(
-            f"The time limit of '{request.name}' is {limit} steps, no multiple of action_repeat {repeat}. Set a time_limit "
-            "that is one, or use engine='gymnasium'."
+            f"The time limit of '{request.name}' is {limit} steps, no multiple of action_repeat {repeat}. Set a "
+            "time_limit that is one, or use engine='gymnasium'."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays

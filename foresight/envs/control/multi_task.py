@@ -34,7 +34,7 @@ class MultiTask:
                         f"'{env.name}' has {other}. Env options such as flatten may make them equal."
                     )
         self.envs = list(envs)
-        self.spaces = first.spaces._replace(continuing=any(env.spaces.continuing for env in envs))
+        self.spaces = first.spaces._replace(continuing=any(env.spaces.continuing for env in envs), simulator=None)
         self.name, self.num_envs = ",".join(env.name for env in envs), sum(env.num_envs for env in envs)
         edges = list(itertools.accumulate((env.num_envs for env in envs), initial=0))
         self._parts = [slice(a, b) for a, b in itertools.pairwise(edges)]

@@ -11,6 +11,8 @@ Source: Hafner et al. 2019 (arXiv:1811.04551), eq. 4 and 5, and its code for wha
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -53,10 +55,8 @@ class GaussianRSSM(nn.Module):
         self.post_out = nn.Linear(hidden, 2 * stoch)
         self.decoder = obs.decoder(self.size)
         sizes = [self.size] + [units] * layers
-        hidden_layers = [
-            layer for a, b in zip(sizes[:-1], sizes[1:], strict=True) for layer in (nn.Linear(a, b), nn.ReLU())
-        ]
-        self.reward = nn.Sequential(*hidden_layers, nn.Linear(sizes[-1], 1), nn.Flatten(-2))
+        inner = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+        self.reward = nn.Sequential(*inner, nn.Linear(sizes[-1], 1), nn.Flatten(-2))
 
     def initial(self, batch: int) -> State:
         """The carry before the first step: state and last action, all zero."""

@@ -17,8 +17,8 @@ def width(space: gs.Space[Any]) -> int:
     if isinstance(space, gs.Box) and len(space.shape) == 1 and np.isfinite([space.low, space.high]).all():
         return int(space.shape[0])
     raise UserError(
-        f"CEM and MPPI plan bounded Box actions with one dim, not {space}. Choose an environment with such actions, such "
-        "as Pendulum-v1, or an algorithm for discrete actions, such as muzero or dreamer."
+        f"CEM and MPPI plan bounded Box actions with one dim, not {space}. Choose an environment with such actions, "
+        "such as Pendulum-v1, or an algorithm for discrete actions, such as muzero or dreamer."
     )
 
 

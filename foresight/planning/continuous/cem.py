@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foresight.errors import UserError
+
 Score = Callable[[Tensor], Tensor]
 
 
@@ -46,6 +48,12 @@ def best(sequences: Tensor, returns: Tensor, count: int) -> tuple[Tensor, Tensor
     top = returns.topk(count, 1)
     index = top.indices.view(*top.indices.shape, 1, 1).expand(-1, -1, *sequences.shape[2:])
     return sequences.gather(1, index), top.values
+
+
+def require_elites(candidates: int, elites: int) -> None:
+    """Raise UserError if there are more elites than candidates."""
+    if elites > candidates:
+        raise UserError(f"elites is {elites}, but there are only {candidates} candidates. Set elites to at most that.")
 
 
 @torch.no_grad()
