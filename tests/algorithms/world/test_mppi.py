@@ -74,7 +74,7 @@ def test_mistakes_are_named() -> None:
             mppi.build(dataclasses.replace(SMALL, **{field: value}), env.spaces)
     with pytest.raises(UserError, match="bounded Box"):
         mppi.build(SMALL, Integrator(space=gs.Discrete(2)).spaces)
-    with pytest.raises(UserError, match="no simulator.*planet"):
+    with pytest.raises(UserError, match="no simulator"):
         mppi.build(SMALL, env.spaces._replace(simulator=None))
     with pytest.raises(UserError, match="num_envs"):
         next(mppi.train(dataclasses.replace(SMALL, num_envs=2), env))

@@ -1,0 +1,84 @@
+"""The planner of trained PlaNet runs against random shooting in the same model: results/planners.json.
+
+python benchmarks/planners.py                                    # every run of `foresight reproduce world`
+python benchmarks/planners.py CartpoleSwingup-v1 --episodes 10
+
+Both plan with the weights of the same run, from the same starts. Random shooting takes the best of as many random
+sequences as CEM scores in all its iterations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "results" / "planners.json"
+RUNS = ROOT / "runs" / "reproduce"
+TASKS = ("CartpoleSwingup-v1", "BallInCupCatch-v1", "Pendulum-v1")
+
+
+def compared(run: Path, episodes: int) -> dict[str, Any]:
+    """Returns of both planners with the model of `run`."""
+    from foresight.runtime import run as runs
+
+    agent = runs.load(run)
+    config = agent.state.config
+    shooting = dataclasses.replace(config, iterations=1, elites=1, candidates=config.candidates * config.iterations)
+    found: dict[str, Any] = {"run": run.name, "gradient_steps": agent.state.gradient_steps, "env_steps": agent.step}
+    for name, settings in (("cem", config), ("random_shooting", shooting)):
+        agent.state.config = settings
+        began = time.monotonic()
+        result = agent.evaluate(episodes)
+        found[name] = result.mean
+        found[f"{name}_returns"] = list(result.values)
+        found[f"{name}_seconds"] = round(time.monotonic() - began, 1)
+    found["random"] = runs.Run(run).summary["baseline"]["mean"]
+    found["cem_minus_random_shooting"] = found["cem"] - found["random_shooting"]
+    found["cem_is_better"] = found["cem"] > found["random_shooting"]
+    agent.close()
+    return found
+
+
+def main() -> None:
+    """Compare the planners of every trained run, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", default=TASKS)
+    parser.add_argument("--episodes", type=int, default=10)
+    given = parser.parse_args()
+
+    import torch
+
+    from foresight.runtime import bench
+    from foresight.runtime.checkpoints import checkpoint
+
+    torch.set_num_threads(1)
+    document = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
+    began = time.monotonic()
+    for task in given.tasks:
+        run = RUNS / f"planet-{task}-0"
+        if not (run / "summary.json").is_file():
+            print(f"{run} has not ended: foresight reproduce world --only planet-{task}", file=sys.stderr)
+            continue
+        document[task] = compared(run, given.episodes)
+        print(task, {name: value for name, value in document[task].items() if not isinstance(value, list)}, flush=True)
+    document = {
+        "what": "PlaNet: planning by CEM and by random shooting in the same learned model",
+        "command": shlex.join(["python", "benchmarks/planners.py", *sys.argv[1:]]),
+        "seeds": [0],
+        **{name: value for name, value in document.items() if name not in ("what", "command", "seeds")},
+        "versions": bench.versions(),
+        "machine": bench.machine(),
+        "seconds": round(document["seconds"] + time.monotonic() - began, 1),
+    }
+    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""PlaNet as a program: settings, resuming, what it learns, its planner, and mistakes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import gymnasium.spaces as gs
+import numpy as np
+import pytest
+import torch
+
+from foresight.algorithms.world import planet
+from foresight.envs.base import Spaces
+from foresight.errors import UserError
+from tests.algorithms.small_runs import last
+from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.world.integrator import Integrator, regret
+from tests.algorithms.world.world_runs import near, reward_of
+from tests.sabotage import change, flip_sign, sabotaged_by
+
+SMALL = planet.Config(
+    steps=192, num_envs=4, seed_episodes=2, updates=3, batch_size=16, sequence_length=8, replay_size=4_000,
+    learning_rate=1e-2, reconstruction_coef=30.0, free_nats=1.0, horizon=3, candidates=40, elites=8, iterations=2,
+    deter=16, stoch=4, hidden=16, units=32, layers=1, depth=2,
+)  # fmt: skip
+
+
+def test_it_collects_an_episode_and_updates_in_turn() -> None:
+    env = Integrator()
+    seen = [(step, set(metrics), state.gradient_steps) for step, metrics, state in planet.train(SMALL, env)]
+    assert [step for step, _, _ in seen] == [32 * (i + 1) for i in range(6)]
+    assert [updates for _, _, updates in seen] == [0, 0, 3, 6, 9, 12]  # after two rounds of random episodes
+    assert set(planet.METRICS) <= seen[-1][1] and not set(planet.METRICS[2:]) & seen[1][1]
+
+
+FIELDS = ("model", "optimizer", "replay", "generator", "sampler", "rounds")
+
+
+@sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
+def test_a_resumed_run_is_the_uninterrupted_one() -> None:
+    env = Integrator()
+    halfway, ends = last(planet, SMALL, env), []
+    longer = dataclasses.replace(SMALL, steps=288)
+    for state in (copy.deepcopy(halfway), restored(planet, halfway, env)):
+        state.config = longer
+        ends.append(last(planet, longer, env, state))
+    assert ends[0].step == ends[1].step == 288
+    assert torch.equal(weights(ends[0]), weights(ends[1]))
+    assert ends[0].episodes == ends[1].episodes
+    whole = last(planet, longer, env)
+    assert torch.equal(weights(whole), weights(ends[0]))
+
+
+@sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
+@sabotaged_by("foresight.planning.continuous.bounds.to_env", flip_sign)
+def test_it_learns_in_units_of_the_environment() -> None:
+    env = near(8)
+    config = dataclasses.replace(
+        SMALL, steps=400, num_envs=8, horizon=1, updates=8, sequence_length=6, seed_episodes=25, candidates=100
+    )
+    state = planet.build(config, env.spaces)
+    random = planet.act(state, env.reset(0).expand(8, -1), explore=True)[0]
+    assert (random[:, 1] >= 0).all() and (random[:, 1] <= 4).all()
+    state = last(planet, config, env, state)
+    assert reward_of(planet, state, env).mean() > 0.85  # of random ones: -1.3
+
+
+def test_noise_is_added_to_collected_actions_only() -> None:
+    env = Integrator()
+    state = last(planet, SMALL, env)
+    obs = torch.zeros(512, 1)
+    greedy = planet.act(state, obs)[0]
+    noisy, extras, carry = planet.act(state, obs, explore=True)
+    assert noisy.std() > greedy.std() + 0.1 and torch.equal(extras["action"], carry["action"])
+    assert noisy.abs().max() <= 1
+
+
+def test_images_are_learned_from() -> None:
+    env = near(4)
+    images = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    env.spaces = Spaces(gs.Box(0, 255, (1, 8, 8), np.uint8), env.spaces.action)
+    env._see = lambda c: images.expand(len(c), -1, -1, -1)
+    config = dataclasses.replace(SMALL, steps=60, sequence_length=4, reconstruction_coef=1.0)
+    state = last(planet, config, env)
+    assert state.gradient_steps > 0 and planet.act(state, env.reset(0))[0].shape == (4, 2)
+
+
+@pytest.mark.slow
+@sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda b: type(f(b))(-f(b).reward, *f(b)[1:]))
+def test_it_controls_an_integrator() -> None:
+    env = Integrator()
+    config = dataclasses.replace(SMALL, steps=640, updates=25, deter=32, hidden=32, candidates=100, elites=10)
+    state = last(planet, config, env)
+
+    def policy(obs: torch.Tensor, carry):
+        action, _, carry = planet.act(state, obs, carry)
+        return action, carry
+
+    generator = torch.Generator().manual_seed(0)
+    random = regret(env, lambda obs, carry: (2 * torch.rand(obs.shape, generator=generator) - 1, None))
+    assert random > 2 and regret(env, policy) < 0.15 * random
+
+
+def test_mistakes_are_named() -> None:
+    env = Integrator()
+    for field, value in {"horizon": 0, "elites": 41, "updates": 0, "action_noise": -1.0, "sequence_length": 0}.items():
+        with pytest.raises(UserError, match=field):
+            planet.build(dataclasses.replace(SMALL, **{field: value}), env.spaces)
+    with pytest.raises(UserError, match="bounded Box"):
+        planet.build(SMALL, Integrator(space=gs.Discrete(2)).spaces)
+    with pytest.raises(UserError, match="num_envs"):
+        next(planet.train(dataclasses.replace(SMALL, num_envs=2), env))
