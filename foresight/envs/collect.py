@@ -114,7 +114,7 @@ def whole_episodes(
 ) -> Iterator[Rollout]:
     """Rollouts of one step each, from a reset with `seed` until every environment has finished an episode.
 
-    Environments that end earlier go on with their next episode. The memory begins as None. See `segment` with
+    Environments that end earlier continue with their next episode. The memory begins as None. See `segment` with
     `terminal`.
     """
     obs, carry, running = env.reset(seed), None, torch.ones(env.num_envs)

@@ -42,7 +42,7 @@ class Config:
     horizon: int = 20  # planned steps; H
     candidates: int = 200  # action sequences per iteration
     elites: int = 20  # sequences of the highest return, which are weighted
-    iterations: int = 4
+    iterations: int = 4  # one in the original
     temperature: float = 0.5  # τ, per unit of reward: larger is greedier; TD-MPC2
     min_std: float = 0.05  # of σ; TD-MPC2
     initial_std: float = 1.0  # σ before the first iteration, in units of half the range of actions
@@ -57,7 +57,6 @@ class State:
     config: Config
     generator: torch.Generator
     step: int = 0
-    rounds: int = 0  # of episodes
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
     space: Any = field(default=None, metadata={"save": False})  # of actions
     simulator: Simulator | None = field(default=None, metadata={"save": False})
@@ -94,6 +93,12 @@ def reset_carry(carry: Tree, cut: Tensor) -> Tree:
     return trees.reset_carry(carry, cut)
 
 
+def update(state: State, steps: int) -> dict[str, float]:
+    """Count `steps` env steps; nothing is trained."""
+    state.step += steps
+    return state.episodes.metrics()
+
+
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
@@ -104,9 +109,8 @@ def train(
     while state.step < config.steps:
         seed = config.seed + state.step
         for segment in collect.whole_episodes(env, seed, lambda *seen: act(state, *seen), state.episodes):
-            state.step += segment.trajectory.reward.numel()
-        state.rounds += 1
-        yield state.step, state.episodes.metrics(), state
+            metrics = update(state, segment.trajectory.reward.numel())
+        yield state.step, metrics, state
 
 
 def _check(config: Config) -> None:

@@ -3,7 +3,7 @@
     world model  minimize  Σ_t  -log p(x_t|s_t) - log p(r_t|s_t) + max(free, KL[q(s_t|h_t, x_t) ‖ p(s_t|h_t)])     eq. 4
     action       a_t = first mean of CEM over a_{t:t+H},  maximize  Σ_{k=1..H} r̂_{t+k}                            alg. 2
 
-There is no policy and no value: at every step the cross-entropy method plans anew in the latent space of the model.
+There is no policy and no value: at every step the cross-entropy method plans again in the latent space of the model.
 
 What is kept: the Gaussian recurrent state-space model with free nats (`nets.models.planet`), seed episodes of random
 actions, gradient steps on sequences between two episodes, noise on the actions of collected episodes, replanning at

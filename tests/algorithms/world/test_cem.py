@@ -29,7 +29,7 @@ def _policy(state: cem.State):
 
 
 @pytest.mark.parametrize("bound", [1.0, 3.0])
-@sabotaged_by("foresight.planning.continuous.bounds.to_env", flip_sign)
+@sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
 def test_the_first_action_is_that_of_the_riccati_equation(bound: float) -> None:
     env = Integrator(bound=bound)
     config = dataclasses.replace(SMALL, candidates=400, elites=20, iterations=12)

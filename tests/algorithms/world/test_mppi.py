@@ -13,7 +13,7 @@ from foresight.errors import UserError
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import restored
 from tests.algorithms.world.integrator import Integrator, gain, regret
-from tests.sabotage import begins_anew, flip_sign, sabotaged_by
+from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by
 
 SMALL = mppi.Config(steps=64, num_envs=4, horizon=6, candidates=50, elites=5, iterations=3, temperature=20.0)
 
@@ -27,7 +27,7 @@ def _policy(state: mppi.State):
 
 
 @pytest.mark.parametrize("bound", [1.0, 3.0])
-@sabotaged_by("foresight.planning.continuous.bounds.to_env", flip_sign)
+@sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
 def test_the_first_action_is_that_of_the_riccati_equation(bound: float) -> None:
     env = Integrator(bound=bound)
     config = dataclasses.replace(SMALL, candidates=400, elites=20, iterations=12, min_std=0.0)

@@ -85,6 +85,25 @@ def test_action_repeat_sums_rewards_and_stops_at_the_end() -> None:
     assert env.step(torch.tensor([1])).obs[0].tolist() == [1, 4, 1]
 
 
+def test_action_repeat_in_envpool_is_that_many_steps() -> None:
+    plain, repeated = (make("CartpoleSwingup-v1", num_envs=3, action_repeat=n, max_episode_steps=10) for n in (1, 4))
+    plain.reset(0), repeated.reset(0)
+    generator, rewards = torch.Generator().manual_seed(0), []
+    for t in range(3):  # of 4, 4 and 2 steps
+        action = 2 * torch.rand(3, 1, generator=generator) - 1
+        once = steps(plain, 4 if t < 2 else 2, action)
+        twice = repeated.step(action)
+        torch.testing.assert_close(twice.reward, torch.stack([f.reward for f in once]).sum(0))
+        assert torch.equal(twice.final_obs["position"], once[-1].final_obs["position"])
+        assert torch.equal(twice.cut, torch.full((3,), float(t == 2)))
+        rewards.append(twice.reward)
+    torch.testing.assert_close(
+        torch.tensor(twice.info["episode_return"]), torch.stack(rewards).sum(0), check_dtype=False
+    )
+    assert twice.info["episode_length"] == [3, 3, 3]
+    assert "multiple of action_repeat" in error("LunarLander-v3", engine="envpool", action_repeat=3, time_limit=100)
+
+
 def test_flatten_gives_one_vector_in_the_order_of_the_keys() -> None:
     plain, flat = (make("MiniGrid-Empty-5x5-v0", num_envs=2, flatten=flat) for flat in (False, True))
     parts, x = plain.reset(0), flat.reset(0)
