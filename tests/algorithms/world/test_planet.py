@@ -15,7 +15,7 @@ from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
-from tests.algorithms.world.integrator import Integrator, regret
+from tests.algorithms.world.integrator import Integrator
 from tests.algorithms.world.world_runs import near, reward_of
 from tests.sabotage import change, sabotaged_by
 
@@ -83,22 +83,6 @@ def test_images_are_trained_on() -> None:
     config = dataclasses.replace(SMALL, steps=60, sequence_length=4, reconstruction_coef=1.0)
     state = last(planet, config, env)
     assert state.gradient_steps > 0 and planet.act(state, env.reset(0))[0].shape == (4, 2)
-
-
-@pytest.mark.slow
-@sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda b: type(f(b))(-f(b).reward, *f(b)[1:]))
-def test_it_controls_an_integrator() -> None:
-    env = Integrator()
-    config = dataclasses.replace(SMALL, steps=640, updates=25, deter=32, hidden=32, candidates=100, elites=10)
-    state = last(planet, config, env)
-
-    def policy(obs: torch.Tensor, carry):
-        action, _, carry = planet.act(state, obs, carry)
-        return action, carry
-
-    generator = torch.Generator().manual_seed(0)
-    random = regret(env, lambda obs, carry: (2 * torch.rand(obs.shape, generator=generator) - 1, None))
-    assert random > 2 and regret(env, policy) < 0.15 * random
 
 
 def test_mistakes_are_named() -> None:
