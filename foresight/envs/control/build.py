@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
+
 from foresight import errors
 from foresight.envs.base import Env
 from foresight.envs.control import atari as atari_set
@@ -98,7 +100,7 @@ def _start(request: engines.Request) -> Env:
     """The environments in the engine requested; `auto` is the fastest that supports the options."""
     name, engine = request.name, request.engine
     plain = not request.render and request.action_repeat == 1
-    alone = not request.render and name not in engines.gymnasium.registry  # only EnvPool may have it
+    alone = not request.render and name not in gymnasium.registry  # only EnvPool may have it
     if name in own.TASKS:
         return _own(request)
     native = name in engines.NATIVE and not request.options

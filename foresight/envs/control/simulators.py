@@ -43,9 +43,11 @@ def find(name: str, action_repeat: int, options: dict[str, Any]) -> Callable[[],
         return functools.partial(Copy, name, action_repeat, options)
     if options:
         return None
-    made = {"Pendulum-v1": Pendulum, "MountainCarContinuous-v0": MountainCar, "CartpoleSwingup-v1": cartpole_swingup,
-            "BallInCupCatch-v1": ball_in_cup_catch}.get(name)  # fmt: skip
-    return made and functools.partial(made, action_repeat)
+    makers: dict[str, Callable[[int], Simulator]] = {
+        "Pendulum-v1": Pendulum, "MountainCarContinuous-v0": MountainCar, "CartpoleSwingup-v1": cartpole_swingup,
+        "BallInCupCatch-v1": ball_in_cup_catch,
+    }  # fmt: skip
+    return functools.partial(makers[name], action_repeat) if name in makers else None
 
 
 class Pendulum:

@@ -30,7 +30,7 @@ def _policy(state: mppi.State):
 @sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
 def test_the_first_action_is_that_of_the_riccati_equation(bound: float) -> None:
     env = Integrator(bound=bound)
-    config = dataclasses.replace(SMALL, candidates=400, elites=20, iterations=12, min_std=0.0)
+    config = dataclasses.replace(SMALL, candidates=400, elites=20, iterations=12, min_std=0.0, temperature=2.0)
     state, obs = mppi.build(config, env.spaces), torch.tensor([[0.5], [-0.3], [0.1], [0.0]])
     state.simulator = _Scaled(bound)
     action, _, _ = mppi.act(state, obs)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foresight.envs import make
-from tests.sabotage import change, sabotaged_by, scaled
+from tests.sabotage import change, sabotaged_by
 
 STEPS = 5
 CASES = [
@@ -49,20 +49,20 @@ def test_rewards_are_those_of_the_environment(name: str, options: dict[str, Any]
     assert _errors(name, options, 12).max() < bound
 
 
-@sabotaged_by("foresight.envs.control.simulators._tolerance", scaled(0.9))
+@sabotaged_by("foresight.envs.control.simulators._tolerance", change("margin", lambda margin: 1.1 * margin))
 @sabotaged_by("foresight.envs.control.simulators.Bodies.rewards", change("actions", torch.neg))
 def test_cartpole_is_that_of_envpool() -> None:
     assert _errors("CartpoleSwingup-v1", {"action_repeat": 8}, 4).max() < 1e-4
 
 
-@sabotaged_by("foresight.envs.control.simulators.Bodies.rewards", change("actions", lambda a: 3 * a + 1))
+@sabotaged_by("foresight.envs.control.simulators.Bodies.rewards", change("state", lambda s: s.roll(1, -1)))
 def test_the_ball_is_caught_where_envpool_reports_it() -> None:
-    env = make.make("BallInCupCatch-v1", num_envs=64)  # some start with the ball in the cup
-    simulator, obs = env.spaces.simulator(), env.reset(0)
-    actions = torch.rand(64, 4, 2, generator=torch.Generator().manual_seed(0)) - 0.5
+    env = make.make("BallInCupCatch-v1", num_envs=2)
+    simulator, obs = env.spaces.simulator(), env.reset(61)  # a start with the ball in the cup
+    actions = torch.rand(2, 4, 2, generator=torch.Generator().manual_seed(0)) - 0.5
     predicted = simulator.rewards(simulator.root(obs), actions)
     rewards = torch.stack([env.step(actions[:, t]).reward for t in range(4)], 1)
-    assert torch.equal(predicted, rewards) and 0.02 < rewards.mean() < 0.5
+    assert torch.equal(predicted, rewards) and 0 < rewards.mean() < 1
     env.close()
 
 
