@@ -31,8 +31,8 @@ def require_model(agent: Agent) -> Any:
     """The world model of an agent. Raises UserError if its algorithm learns none that predicts step by step."""
     if not has_model(agent.state):
         raise UserError(
-            f"{agent.path} is a run of {agent.settings.algorithm}, which learns no world model. "
-            "Give a run of dreamer or another algorithm with a world model."
+            f"{agent.path} is a run of {agent.settings.algorithm}, which learns no world model that predicts "
+            "step by step. Give a run of dreamer or planet."
         )
     return agent.state.model
 

@@ -96,7 +96,10 @@ def test_ppo_trains_inside_and_is_evaluated_outside(runs: dict[str, Path], tmp_p
 def test_mistakes_are_named(runs: dict[str, Path], tmp_path: Path, call: Callable) -> None:
     model = f"imagined:{runs['pole']}"
     cases = [
-        (("train", "ppo", "--env", f"imagined:{runs['plain']}"), "which learns no world model. Give a run of dreamer"),
+        (
+            ("train", "ppo", "--env", f"imagined:{runs['plain']}"),
+            "which learns no world model that predicts step by step. Give a run of dreamer",
+        ),
         (("train", "ppo", "--env", "imagined:nowhere"), "is not a run directory"),
         (("train", "ppo", "--env", model, "--env-options", "hroizon=3"), "has the option horizon, not hroizon"),
         (("train", "ppo", "--env", model, "--env-options", "horizon=0"), "horizon must be a whole number"),

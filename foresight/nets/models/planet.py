@@ -104,6 +104,17 @@ class GaussianRSSM(nn.Module):
         reward = self.reward(torch.stack(features[1:], 1))
         return imagined(features, actions, reward, torch.ones_like(reward))
 
+    def advance(self, state: State, action: Tensor, generator: torch.Generator) -> tuple[State, Tensor, Tensor]:
+        """See `WorldModel`. The latents are sampled from the prior; the continuation is 1."""
+        deter = self._advance(state["deter"], state["stoch"], action)
+        state = {"deter": deter, "stoch": self.prior(deter).sample(generator)}
+        reward = self.reward(self.features(state))
+        return state, reward, torch.ones_like(reward)
+
+    def decode(self, state: State) -> Tensor:
+        """See `WorldModel`."""
+        return self.obs.picture(self.decoder(self.features(state)))
+
     def rewards(self, state: State, actions: Tensor) -> Tensor:
         """The predicted rewards `[N, H]` of actions `[N, H, A]` from states `[N, ...]`, by the means of the latents."""
         deter, stoch = state["deter"], state["stoch"]

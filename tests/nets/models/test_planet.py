@@ -140,3 +140,31 @@ def _after(model: GaussianRSSM, state: planet.State, actions: torch.Tensor) -> p
 def test_the_standard_deviation_has_a_minimum() -> None:
     model = _model(min_std=0.5)
     assert (model.prior(100 * torch.randn(50, 16)).std >= 0.5).all()
+
+
+class Given:
+    """The policy that takes given actions."""
+
+    def __init__(self, action: torch.Tensor) -> None:
+        self.action = action
+
+    def __call__(self, features: torch.Tensor) -> Given:
+        return self
+
+    def sample(self, generator: torch.Generator) -> torch.Tensor:
+        return self.action
+
+    def action_features(self, action: torch.Tensor) -> torch.Tensor:
+        return action
+
+
+@sabotaged_by("foresight.nets.models.planet.GaussianRSSM.advance", change("action", lambda x: -x))
+@torch.no_grad()
+def test_a_step_of_the_model_is_a_step_of_imagination() -> None:
+    model, generator = _model(), torch.Generator().manual_seed(0)
+    state = {"deter": torch.randn(6, 16, generator=generator), "stoch": torch.randn(6, 4, generator=generator)}
+    action = torch.randn(6, 2, generator=generator).clamp(-1, 1)
+    steps, last = model.imagine(state, Given(action), 1, torch.Generator().manual_seed(5))
+    after, reward, continuation = model.advance(state, action, torch.Generator().manual_seed(5))
+    assert torch.equal(model.features(after), last) and torch.equal(reward, steps.reward[:, 0])
+    assert torch.equal(continuation, torch.ones(6)) and model.decode(after).shape == (6, model.obs.flat.size)
