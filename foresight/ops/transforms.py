@@ -126,3 +126,18 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     mean = a.mean + shift * share
     var = a.var * (1 - share) + b.var * share + shift.square() * share * (1 - share)
     return Moments(n, mean, var)
+
+
+def random_shift(images: Tensor, pad: int, generator: torch.Generator) -> Tensor:
+    """Each image shifted by up to `pad` pixels in both directions, its edges repeated outside.
+
+    Shapes: images `[N, C, H, W]`; the result is the same. Source: DrQ, Kostrikov et al. 2020 (arXiv:2004.13649), §3.1.
+
+    Becomes the identity when `pad` is 0.
+    """
+    count, _, height, width = images.shape
+    shift = torch.randint(-pad, pad + 1, (2, count, 1), generator=generator, device=images.device)
+    rows = (torch.arange(height, device=images.device) + shift[0]).clamp(0, height - 1).unsqueeze(2)
+    columns = (torch.arange(width, device=images.device) + shift[1]).clamp(0, width - 1).unsqueeze(1)
+    index = torch.arange(count, device=images.device).view(-1, 1, 1)
+    return images[index, :, rows, columns].movedim(-1, 1)

@@ -1,7 +1,8 @@
 """CEM and MPPI: planning by sampling action sequences, scoring them, and moving the sampling distribution.
 
 Both are batched over B environments and N candidates, with actions scaled to [-1, 1]. `score` maps action sequences
-`[B, N, H, A]` to returns `[B, N]`; a model, a learned value after H steps or the simulator itself can be behind it.
+`[B, N, H, A]` to returns `[B, N]`. `lookahead` scores them by any model with a `step`: learned dynamics with a value
+after H steps, or the simulator itself.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 
 Score = Callable[[Tensor], Tensor]
+Step = Callable[[Tree, Tensor], tuple[Tree, Tensor, Tensor]]
 
 
 class Plan(NamedTuple):
@@ -54,6 +57,34 @@ def require_elites(candidates: int, elites: int) -> None:
     """Raise UserError if there are more elites than candidates."""
     if elites > candidates:
         raise UserError(f"elites is {elites}, but there are only {candidates} candidates. Set elites to at most that.")
+
+
+def chosen(elites: Tensor, weight: Tensor, generator: torch.Generator) -> Tensor:
+    """One of the `elites` `[B, E, H, A]` per environment, drawn in proportion to `weight` `[B, E]`: `[B, H, A]`."""
+    index = torch.multinomial(weight, 1, generator=generator).squeeze(1)
+    return elites[torch.arange(len(elites), device=elites.device), index]
+
+
+def lookahead(
+    step: Step, state: Tree, sequences: Tensor, gamma: float = 1.0, value: Callable[[Tree], Tensor] | None = None
+) -> Tensor:
+    """The returns `[B, N]` of action sequences `[B, N, H, A]` from states `[B, ...]`.
+
+        Σ_t c_0 ⋯ c_{t-1} γᵗ r_t + c_0 ⋯ c_{H-1} γᴴ v(s_H)
+
+    `step` maps states and actions, M = B·N rows of each, to `(state, reward [M], discount [M])`. That discount is c: 0
+    at a termination, or the predicted continuation. Without a `value` what comes after H steps is worth 0.
+    """
+    batch, count = sequences.shape[:2]
+    state = tree_map(lambda x: x.repeat_interleave(count, 0), state)
+    total, weight = sequences.new_zeros(batch * count), sequences.new_ones(batch * count)
+    for action in sequences.flatten(0, 1).unbind(1):
+        state, reward, discount = step(state, action)
+        total = total + weight * reward
+        weight = gamma * weight * discount
+    if value is not None:
+        total = total + weight * value(state)
+    return total.view(batch, count)
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ Q, R, H = torch.diag(torch.tensor([1.0, 0.1])), 0.1, 15
 START = 0.25 * torch.tensor([[0.5, 0.0], [-0.2, 0.4], [0.3, -0.3]])
 
 
-def _score(sequences: torch.Tensor) -> torch.Tensor:
+def _score(sequences: torch.Tensor, start: torch.Tensor = START) -> torch.Tensor:
     batch, count, horizon, _ = sequences.shape
-    state = START[:batch].unsqueeze(1).expand(-1, count, -1)
+    state = start[:batch].unsqueeze(1).expand(-1, count, -1)
     total = torch.zeros(batch, count)
     for t in range(horizon):
         action = sequences[:, :, t]
@@ -24,19 +24,83 @@ def _score(sequences: torch.Tensor) -> torch.Tensor:
     return total - (state @ Q * state).sum(-1)
 
 
-def _riccati() -> torch.Tensor:
-    """The optimal first actions `[3, 1]` of the problem of H steps."""
-    value = Q
+def _step(state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The true system, one step of M of them."""
+    reward = -(state @ Q * state).sum(-1) - R * action.square().sum(-1)
+    return state @ A.T + action @ B.T, reward, torch.ones(len(state))
+
+
+def _gains() -> list[torch.Tensor]:
+    """The optimal gains of the problem of H steps, the first one first."""
+    value, gains = Q, []
     for _ in range(H):
-        gain = torch.linalg.solve(R * torch.eye(1) + B.T @ value @ B, B.T @ value @ A)
-        value = Q + A.T @ value @ (A - B @ gain)
-    return -START @ gain.T
+        gains.append(torch.linalg.solve(R * torch.eye(1) + B.T @ value @ B, B.T @ value @ A))
+        value = Q + A.T @ value @ (A - B @ gains[-1])
+    return gains[::-1]
+
+
+def _riccati() -> torch.Tensor:
+    """The optimal first actions `[3, 1]`."""
+    return -START @ _gains()[0].T
 
 
 @sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
 def test_cem_finds_the_optimal_first_action() -> None:
     plan = cem.cem(_score, cem.initial(3, H, 1), 500, 50, 30, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(plan.mean[:, 0], _riccati(), atol=0.03, rtol=0)
+    torch.testing.assert_close(plan.mean[:, 0], _riccati(), atol=1e-3, rtol=0)
+
+
+@sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
+def test_mppi_finds_the_optimal_first_action() -> None:
+    generator = torch.Generator().manual_seed(0)
+    plan, elites, weight = cem.mppi(_score, cem.initial(3, H, 1), 500, 50, 30, generator, 5.0, (0.0, 2.0))
+    torch.testing.assert_close(plan.mean[:, 0], _riccati(), atol=1e-3, rtol=0)
+    assert elites.shape == (3, 50, H, 1)
+    torch.testing.assert_close(weight.sum(1), torch.ones(3))
+
+
+@sabotaged_by("foresight.planning.continuous.cem.shifted", change("plan", lambda p: cem.Plan(0 * p.mean, p.std)))
+def test_a_warm_start_needs_fewer_iterations() -> None:
+    """Receding: two steps of the true system, planned with few iterations from the rest of a plan that was found."""
+    generator = torch.Generator().manual_seed(0)
+    plan, _, _ = cem.mppi(_score, cem.initial(3, H, 1), 500, 50, 30, generator, 5.0, (0.0, 2.0))
+    state = START @ (A - B @ _gains()[0]).T
+    warm = cem.shifted(plan, 0.05)
+    plan, _, _ = cem.mppi(lambda s: _score(s, state), warm, 200, 20, 4, generator, 5.0, (0.01, 2.0))
+    torch.testing.assert_close(plan.mean[:, 0], -state @ _gains()[0].T, atol=0.03, rtol=0)
+
+
+@sabotaged_by("foresight.planning.continuous.cem.lookahead", change("value", lambda f: lambda s: 0 * f(s)))
+@sabotaged_by("foresight.planning.continuous.cem.lookahead", change("gamma", lambda g: 0.9))
+def test_looking_ahead_with_the_true_system_is_its_cost() -> None:
+    sequences = cem.sample(cem.initial(3, H, 1), 20, torch.Generator().manual_seed(0))
+    found = cem.lookahead(_step, START, sequences, 1.0, lambda state: -(state @ Q * state).sum(-1))
+    torch.testing.assert_close(found, _score(sequences))
+
+
+def _counting(state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rewards 1, 2, 3, ...; a positive action ends the episode."""
+    return state + 1, state, (action[:, 0] <= 0).float()
+
+
+@sabotaged_by("tests.planning.continuous.test_cem._counting", lambda f: lambda s, a: (*f(s, a)[:2], torch.ones(len(s))))
+def test_looking_ahead_stops_at_a_termination() -> None:
+    """γ 0.1, one row per case: 1 + 0.2 + 0.03 + 0.001 · 9 without an end; ends after the first and the last step."""
+    sequences = torch.tensor([[-1.0, -1, -1], [1, -1, -1], [-1, -1, 1]]).view(1, 3, 3, 1)
+    found = cem.lookahead(_counting, torch.ones(1), sequences, 0.1, lambda state: torch.full_like(state, 9.0))
+    torch.testing.assert_close(found, torch.tensor([[1.239, 1.0, 1.23]]))
+    found = cem.lookahead(_counting, torch.ones(1), sequences, 0.1)
+    torch.testing.assert_close(found, torch.tensor([[1.23, 1.0, 1.23]]))
+
+
+@sabotaged_by("foresight.planning.continuous.cem.chosen", change("weight", torch.ones_like))
+def test_an_elite_is_chosen_in_proportion_to_its_weight() -> None:
+    elites = torch.arange(3.0).view(1, 3, 1, 1).expand(10_000, 3, 2, 1)
+    weight = torch.tensor([[0.5, 0.3, 0.2]]).expand(10_000, 3)
+    drawn = cem.chosen(elites, weight, torch.Generator().manual_seed(0))
+    assert drawn.shape == (10_000, 2, 1)
+    share = drawn[:, 0, 0].long().bincount() / 10_000
+    torch.testing.assert_close(share, weight[0], atol=0.02, rtol=0)
 
 
 def test_a_warm_start_is_the_rest_of_the_plan() -> None:
