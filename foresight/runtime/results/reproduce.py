@@ -197,6 +197,8 @@ def trained(
             key: value.format(runs=runs, seed=seed) if isinstance(value, str) else value
             for key, value in what.options.items()
         }
+        if what.env:
+            fields["env"] = what.env
         inputs = [runs / f"{row}-{seed}" / "summary.json" for row in what.after]
         if what.needs:
             inputs.append(made_by(what.needs.format(runs=shlex.quote(str(runs)))))
@@ -204,7 +206,7 @@ def trained(
             print(f"{out} is older than its input {newer}: moved to {_move_aside(out)}", file=sys.stderr)
         summary = one(
             what.algorithm, what.preset, seed, out, what.episodes, steps, False,
-            **({"env": what.env} if what.env else {}), **fields,
+            **fields,
         )  # fmt: skip
         if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
             raise UserError(f"{out} has no result: the grader could score none of the answers.")
