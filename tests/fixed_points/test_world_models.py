@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresight.algorithms.world import dreamer
+from foresight.algorithms.world import dreamer, storm
 from foresight.nets.outputs import Categorical
 from tests.fixed_points import mdps
 from tests.sabotage import change, sabotaged_by
@@ -43,7 +43,7 @@ def predictions(state: Any, mdp: Any) -> tuple[Tensor, Tensor, Tensor]:
         model.initial(len(one)), obs, one.unsqueeze(-1).expand(-1, -1, mdp.actions), one, state.generator
     )
     value = state.critic(model.features(seen)).mean()[:, 0]
-    root = {name: seen[name][:, 0] for name in ("deter", "stoch")}
+    root = {name: x[:, 0] for name, x in seen.items()}
     rewards, discounts = [], []
     for a in range(mdp.actions):
         certain = Always(torch.full((mdp.actions,), -100.0).index_fill(0, torch.tensor(a), 0.0))
@@ -76,6 +76,42 @@ def test_dreamer_settles_at_the_values_of_its_policy() -> None:
     exact = mdps.policy_values(mdp, mdp.uniform(), GAMMA).float()
     ended = 1 - mdps.transition(mdp).sum(-1).float()
     assert exact.std() > 0.4 and ended.std() > 0.05
+    torch.testing.assert_close(value, exact, atol=0.12, rtol=0)
+    torch.testing.assert_close(reward, mdp.reward.float(), atol=0.12, rtol=0)
+    torch.testing.assert_close(discount, GAMMA * (1 - ended), atol=0.05, rtol=0)
+
+
+STORM = storm.Config(
+    steps=10**9, num_envs=64, rollout_steps=8, learning_starts=0, train_every=10**9, batch_size=64, sequence_length=4,
+    replay_size=40_000, imagined_batch=256, context=2, horizon=4, learning_rate=1e-2, agent_learning_rate=1e-2,
+    gamma=GAMMA, slow_critic_rate=0.1, width=16, sequence_layers=1, heads=2, dropout=0.0, groups=4, classes=4, units=32,
+    layers=1,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@sabotaged_by("foresight.ops.returns.lambda_return", change("discount", lambda d: 0.8 * d))
+def test_storm_settles_at_the_values_of_its_policy() -> None:
+    """The policy is held at the uniform one, by a share of 1 of uniform probability."""
+    mdp = mdps.random_mdp(7, states=3, actions=2, ends=0.2)
+    env = mdps.Tabled(mdp, STORM.num_envs)
+    state = storm.build(STORM, env.spaces)
+    state.actor.unimix = 1.0
+    obs, carry = env.reset(0), None
+    for _ in range(80):
+        segment, obs, carry = storm.rollout(state, env, obs, carry)
+        storm.learn(state, segment)
+    seen = []
+    for i in range(320):
+        if i == 200:
+            for optimizer in (state.optimizer, state.agent_optimizer):
+                optimizer.param_groups[0]["lr"] = 2e-3
+        storm.update(state)
+        if i >= 240 and i % 10 == 0:
+            seen.append(predictions(state, mdp))
+    value, reward, discount = (torch.stack(x).mean(0) for x in zip(*seen, strict=True))
+    exact = mdps.policy_values(mdp, mdp.uniform(), GAMMA).float()
+    ended = 1 - mdps.transition(mdp).sum(-1).float()
     torch.testing.assert_close(value, exact, atol=0.12, rtol=0)
     torch.testing.assert_close(reward, mdp.reward.float(), atol=0.12, rtol=0)
     torch.testing.assert_close(discount, GAMMA * (1 - ended), atol=0.05, rtol=0)

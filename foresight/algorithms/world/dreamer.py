@@ -39,7 +39,7 @@ from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets.models.latent_actor import LatentActor, action_width
 from foresight.nets.models.rssm import RSSM
-from foresight.nets.models.world_model import TwoHotMLP, obs_model
+from foresight.nets.models.world_model import TwoHotMLP, WorldModel, obs_model
 from foresight.ops import returns, schedules
 from foresight.training import imagination, optim
 
@@ -93,7 +93,7 @@ class State:
     """Everything that is saved, including the replay."""
 
     config: Config
-    model: RSSM
+    model: WorldModel
     actor: LatentActor
     critic: TwoHotMLP
     slow_critic: TwoHotMLP
@@ -148,14 +148,17 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     carry = model.initial(batch) if carry is None else carry
     nothing = torch.zeros(batch, 1, device=state.generator.device)
     one = tree_map(lambda x: x.unsqueeze(1), obs)
-    found = model.observe(carry, one, carry["action"].unsqueeze(1), nothing, state.generator if explore else None)
-    deter, stoch = found["deter"][:, 0], found["stoch"][:, 0]
-    output = actor(torch.cat([deter, stoch], -1))
+    unknown = nothing.unsqueeze(-1).expand(-1, -1, actor.width)  # the action is not chosen yet
+    found = model.observe(carry, one, unknown, nothing, state.generator if explore else None)
+    now = {name: x[:, 0] for name, x in found.items()}
+    output = actor(model.features(now))
     action = output.sample(state.generator) if explore else output.mode()
     if explore and state.step < config.learning_starts:
         action = actor.random(batch, state.generator)
-    carry = {"deter": deter, "stoch": stoch, "action": actor.action_features(action)}
-    return actor.to_env(action), carry if explore else {}, carry
+    features = actor.action_features(action)
+    carry = model.carry(now, features)
+    extras = {**{name: carry[name] for name in model.kept}, "action": features}
+    return actor.to_env(action), extras if explore else {}, carry
 
 
 def reset_carry(carry: Tree, cut: Tensor) -> Tree:
@@ -187,7 +190,8 @@ def sample(state: State) -> tuple[Tree, Trajectory, Arrival]:
     batch = batch.map(lambda x: x.to(device)).replace(discount=config.gamma * batch.discount.to(device))
     arrival = Arrival(*(x[:, 1:] for x in arrivals(batch)))
     keep = (1 - batch.cut[:, 0]).unsqueeze(-1)
-    carry = {name: batch.extras[name][:, 0] * keep for name in ("deter", "stoch", "action")}
+    carry = state.model.initial(config.batch_size)
+    carry |= {name: batch.extras[name][:, 0] * keep for name in state.model.kept}
     return carry, batch.map(lambda x: x[:, 1:]), arrival
 
 
@@ -197,7 +201,7 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
     batch = batch.replace(action=batch.extras["action"])
     terms, found = model.loss(carry, batch, arrival, state.generator)
 
-    latents = {name: found[name].detach() for name in ("deter", "stoch")}
+    latents = {name: x.detach() for name, x in found.items()}
     alive = 1 - arrival.known * (arrival.discount == 0).float()  # 0 at the final observation of a termination
     late = slice(-config.imagined_last, None) if config.imagined_last else slice(None)
     with torch.no_grad():
@@ -222,9 +226,8 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
     loss = torch.stack([coefs.get(name, 1.0) * term.mean() for name, term in terms.items()]).sum()
     optim.step(state.optimizer, loss.backward)
     optim.track(state.slow_critic, critic, config.slow_critic_rate)
-    state.replay.refresh(
-        batch.extras["key"].flatten().cpu(), {name: x.flatten(0, 1).cpu() for name, x in latents.items()}
-    )
+    fresh = {name: latents[name].flatten(0, 1).cpu() for name in model.kept if name in latents}
+    state.replay.refresh(batch.extras["key"].flatten().cpu(), fresh)
     state.gradient_steps += 1
     metrics = {name: term.detach().mean() for name, term in terms.items()}
     metrics |= {"imagined_return": target.mean(), "entropy": output.entropy().detach().mean()}

@@ -10,6 +10,8 @@ Source: Hafner et al. 2023 (arXiv:2301.04104), eq. 1 to 5, and its code for what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -45,6 +47,8 @@ class RSSM(nn.Module):
     is the share of uniform probability in every categorical. KL divergences below `free_nats` have no gradient. The
     heads of reward and continuation have `layers` layers of `units`.
     """
+
+    kept: Sequence[str] = ("deter", "stoch", "action")
 
     def __init__(
         self,
@@ -86,6 +90,10 @@ class RSSM(nn.Module):
         sizes = {"deter": self.deter, "stoch": self.groups * self.classes, "action": self.action_width}
         return {name: like.new_zeros(batch, size) for name, size in sizes.items()}
 
+    def carry(self, state: State, action: Tensor) -> State:
+        """See `WorldModel`: the state and the action."""
+        return {"deter": state["deter"], "stoch": state["stoch"], "action": action}
+
     def features(self, state: State) -> Tensor:
         """h and z, `[..., size]`."""
         return torch.cat([state["deter"], state["stoch"]], -1)
@@ -107,6 +115,11 @@ class RSSM(nn.Module):
             steps.append((deter, stoch, post.logps))
         deters, stochs, logits = (torch.stack(parts, 1) for parts in zip(*steps, strict=True))
         return {"deter": deters, "stoch": stochs, "posterior": logits}
+
+    def latest(self, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None) -> State:
+        """See `WorldModel`."""
+        found = self.observe(self.initial(len(cut)), obs, action, cut, generator)
+        return {name: found[name][:, -1] for name in ("deter", "stoch")}
 
     def prior(self, deter: Tensor) -> OneHots:
         """p(z | h), of `[..., D]`."""

@@ -37,27 +37,37 @@ class Policy(Protocol):
 class WorldModel(Protocol):
     """A model of the environment that is trained on sequences and then stands in for it.
 
-    A state is a tree of tensors; `features` `[..., size]` of it are what actor and critic see. A carry is the state and
-    the features of the last action, zero before the first step of an episode.
+    A state is a dict of tensors; `features` `[..., size]` of it are what actor and critic see. A carry is what is
+    remembered of the steps before, a dict of tensors, zero before the first step of an episode. Those of its parts that
+    are `kept` are stored in the replay with every step, so that a sequence can start from them.
     """
 
     size: int
+    kept: Sequence[str]
 
-    def initial(self, batch: int) -> Tree:
+    def initial(self, batch: int) -> dict[str, Tensor]:
         """The carry before the first step: zeros."""
 
-    def observe(self, carry: Tree, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None) -> Tree:
+    def observe(
+        self, carry: dict[str, Tensor], obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
         """The states `[B, T, ...]` after each observation of a sequence `[B, T, ...]`.
 
         `action` `[B, T, A]` are action features; the model is reset after a row with `cut` 1. Without a
         generator, latents are the mode of the posterior.
         """
 
-    def features(self, state: Tree) -> Tensor:
+    def carry(self, state: dict[str, Tensor], action: Tensor) -> dict[str, Tensor]:
+        """The carry `[B, ...]` after a step with action features `[B, A]` from states `[B, ...]`."""
+
+    def latest(self, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """The states `[N, ...]` of the last rows of sequences `[N, T, ...]`, as far as `imagine` reads them."""
+
+    def features(self, state: dict[str, Tensor]) -> Tensor:
         """`[..., size]`."""
 
     def imagine(
-        self, state: Tree, policy: Policy, horizon: int, generator: torch.Generator
+        self, state: dict[str, Tensor], policy: Policy, horizon: int, generator: torch.Generator
     ) -> tuple[Trajectory, Tensor]:
         """`horizon` steps of `policy` inside the model, from states `[N, ...]`.
 
@@ -78,8 +88,8 @@ class WorldModel(Protocol):
         """
 
     def loss(
-        self, carry: Tree, batch: Trajectory, arrival: Arrival, generator: torch.Generator
-    ) -> tuple[dict[str, Tensor], Tree]:
+        self, carry: dict[str, Tensor], batch: Trajectory, arrival: Arrival, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The terms of the model's loss by name, `[B, T]` each, and the states."""
 
 
@@ -139,6 +149,10 @@ class Vectors(nn.Module):
         self.net = nn.Sequential(*[dense(units if i else int(self.flat.size), units) for i in range(layers)])
         self.units, self.layers, self.size = units, layers, units
 
+    def augmented(self, obs: Tree, generator: torch.Generator) -> Tree:
+        """The same: vectors are not augmented."""
+        return obs
+
     def decoder(self, inputs: int) -> nn.Module:
         """From features `[..., inputs]` to symlog of the vector."""
         return mlp(inputs, self.units, self.layers, int(self.flat.size))
@@ -195,6 +209,19 @@ class Images(nn.Module):
         for layer, norm in zip(self.down, self.down_norms, strict=True):
             x = functional.silu(norm(functional.max_pool2d(layer(x), 2)))
         return x.reshape(*obs.shape[: obs.dim() - len(self.order)], self.size)
+
+    def augmented(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+        """Square crops of 25% to 100% of each image, stretched to its size: floats in [0, 1] of the shape of `obs`."""
+        lead = obs.dim() - len(self.order)
+        ordered = [obs.shape[lead + i] for i in self.order]
+        x = self.planes(obs)
+        side = torch.rand(len(x), device=x.device, generator=generator).mul_(0.75).add_(0.25).sqrt_()
+        shift = torch.rand(len(x), 2, device=x.device, generator=generator).mul_(2).sub_(1) * (1 - side).unsqueeze(1)
+        scale = torch.diag_embed(side.unsqueeze(1).expand(-1, 2))
+        grid = functional.affine_grid(torch.cat([scale, shift.unsqueeze(2)], 2), list(x.shape), align_corners=False)
+        crops = functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
+        back = [self.order.index(i) for i in range(len(self.order))]
+        return crops.view(*obs.shape[:lead], *ordered).permute(*range(lead), *(lead + i for i in back))
 
     def decoder(self, inputs: int) -> nn.Module:
         """From features `[..., inputs]` to images in [0, 1], `[N, C, H, W]`."""

@@ -307,6 +307,7 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         return_attention: bool = False,
+        start: Tensor | None = None,
     ) -> tuple[Tensor, Cache, tuple[Tensor, ...]]:
         """As `forward`, but before the unembedding: `[B, T, D]`, the cache, and the attention weights (or ()).
 
@@ -315,9 +316,18 @@ class Transformer(nn.Module):
         batch, steps = inputs.shape[:2]
         cache = self.empty_cache(batch) if cache is None else cache
         real = _extend_mask(cache, mask, batch, steps, inputs.device)
-        if positions is None:
-            positions = _positions(cache, real, batch, steps, inputs.device)
         allowed = _allowed(real, cache.length, steps, inputs.device)
+        given = positions
+        positions = _positions(cache, real, batch, steps, inputs.device) if given is None else given
+        if start is not None:
+            same = _same_episode(start, cache.length)
+            if allowed is None:
+                allowed = same.new_ones(steps, cache.length + steps).tril(cache.length)
+            allowed = allowed & same[:, None]
+            if given is None:
+                began = torch.where(start > 0, positions, 0).cummax(dim=1).values
+                positions = positions - began
+            real = same[:, -1] if real is None else real & same[:, -1]
         x = self.embed(inputs) if self.embed is not None and not inputs.is_floating_point() else inputs
         angles = None
         if self.position is None:
@@ -350,6 +360,7 @@ class Transformer(nn.Module):
         positions: Tensor | None = ...,
         mask: Tensor | None = ...,
         return_attention: Literal[False] = ...,
+        start: Tensor | None = ...,
     ) -> tuple[Tensor, Cache]: ...
 
     @overload
@@ -361,6 +372,7 @@ class Transformer(nn.Module):
         mask: Tensor | None = ...,
         *,
         return_attention: Literal[True],
+        start: Tensor | None = ...,
     ) -> tuple[Tensor, Cache, tuple[Tensor, ...]]: ...
 
     def forward(
@@ -370,6 +382,7 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         return_attention: bool = False,
+        start: Tensor | None = None,
     ) -> tuple[Tensor, Cache] | tuple[Tensor, Cache, tuple[Tensor, ...]]:
         """Read T more steps.
 
@@ -377,13 +390,15 @@ class Transformer(nn.Module):
         - `cache`: of the steps before (None: none);
         - `mask` `[B, T]` bool: False where an input is padding, on either side: it is never attended to
           and takes no position. None: no padding;
-        - `positions` `[B, T]` int64. None: the number of real inputs before, the cached ones included.
+        - `positions` `[B, T]` int64. None: the number of real inputs before, the cached ones included;
+        - `start` `[B, T]`: 1 at the first step of an episode, which sees nothing before it and is at position 0.
+          None: no episode starts.
 
         Returns the logits `[B, T, V]` (features `[B, T, D]` without a vocabulary) and the cache; with
         `return_attention` also each layer's weights `[B, heads, T, length + T]` (eager attention, slower).
         Outputs at padding are undefined.
         """
-        x, cache, weights = self.features(inputs, cache, positions, mask, return_attention)
+        x, cache, weights = self.features(inputs, cache, positions, mask, return_attention, start)
         out = x if self.embed is None else self.logits(x)
         return (out, cache, weights) if return_attention else (out, cache)
 
@@ -478,6 +493,13 @@ def _allowed(real: Tensor | None, length: int, steps: int, device: torch.device)
         return causal[None, None]
     # Every step sees itself, padding too: a softmax over nothing is NaN, and NaN spreads through later layers.
     return ((causal & real[:, None, :]) | (slots == query))[:, None]
+
+
+def _same_episode(start: Tensor, length: int) -> Tensor:
+    """`[B, T, length + T]` bool: whether a slot is of the episode of a step. The cache is of the first one."""
+    episode = start.long().cumsum(dim=1)
+    slots = F.pad(episode, (length, 0))
+    return episode[:, :, None] == slots[:, None]
 
 
 def _check(config: TransformerConfig) -> None:

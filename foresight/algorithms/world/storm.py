@@ -1,0 +1,313 @@
+"""STORM: Efficient stochastic transformer based world models, Zhang et al. 2023 (arXiv:2310.09615).
+
+    world model  minimize  Σ_t  |o_t - ô_t|² - log p(r_t|h_t) - log p(c_t|h_t)
+                                + β_dyn max(1, KL[sg(q(z_{t+1}|o_{t+1})) ‖ p(z_{t+1}|h_t)])
+                                + β_rep max(1, KL[q(z_{t+1}|o_{t+1}) ‖ sg(p(z_{t+1}|h_t))])
+    critic       minimize  Σ_t  w_t ( -log p_ψ(R_t | s_t) - log p_ψ(R'_t | s_t) )
+    actor        minimize  -Σ_t  w_t ( sg(R_t - V_ψ(s_t)) / max(1, S) · log π(a_t|s_t) + η H[π(·|s_t)] )
+
+where z_t is the categorical latent of the observation o_t, h_t the output of a causal transformer over the latents and
+actions up to t, and s_t = (z_t, h_{t-1}). R_t is the λ-return of a rollout that the actor makes inside the world model,
+R'_t the same with the values of a slow average of the critic, w_t the predicted probability that the rollout is still
+alive, and S the running range of returns between their 5th and 95th percentile.
+
+What is kept: one token a step, two steps of training (model, then agent) after every env step, imagination from random
+contexts of the replay, free bits on the mean divergence, the coefficients, sizes and learning rates.
+
+Departures from the authors' code, where that differs from the definitions:
+
+- the λ-return mixes in V(s_{t+1}), the code V(s_t);
+- attention and positions begin again at every episode, the code reads across the end of episodes;
+- the actor sees the latent of the current observation; the code's sees a sample of the prior of it, so that it acts
+  before looking;
+- steps after an imagined end of the episode weigh less, and the predicted continuation, with γ, multiplies values; the
+  code thresholds it and does not weigh;
+- the mean of two-hot predictions is taken over the values of the bins, not over their symlog;
+- the network: see `nets.models.storm`. Encoder and decoder are those of our other world models.
+
+`contrastive_coef` adds the loss of TWISTER (`nets.models.contrastive`). `sequence_model` "lstm" replaces the
+transformer by an LSTM with as many weights, to show what attention adds.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foresight import errors
+from foresight.data import trees
+from foresight.data.sequences import Arrival, Sequences, arrivals
+from foresight.data.trajectory import Trajectory, Tree, tree_map
+from foresight.envs import collect
+from foresight.envs.base import Env, Episodes, Spaces, require_num_envs
+from foresight.envs.collect import Rollout
+from foresight.errors import UserError
+from foresight.nets.models.contrastive import Contrastive
+from foresight.nets.models.latent_actor import LatentActor, action_width
+from foresight.nets.models.storm import STORM, CausalTransformer, RecurrentSequence, SequenceModel
+from foresight.nets.models.world_model import TwoHotMLP, WorldModel, obs_model
+from foresight.ops import schedules
+from foresight.training import imagination, optim
+
+KIND = "control"
+UNIT = "env steps"
+METRICS = ("return", "length", "reconstruction", "dynamics", "imagined_return", "entropy")
+ACTING = ("model", "actor")  # the fields of State that actors are sent
+REPORT = 1_000  # env steps between two yields
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults: the paper's, for Atari 100k. "Code" is the authors'."""
+
+    steps: int = 102_000  # env steps, summed over all environments; code
+    seed: int = 0
+    num_envs: int = 1  # parallel environments
+    rollout_steps: int = 1  # steps of each environment between two rounds of updates, and per message of an actor
+    max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
+    train_every: int = 1  # env steps per update of model and agent; code
+    batch_size: int = 16  # sequences per update of the model; code
+    sequence_length: int = 64  # rows per sequence; code
+    replay_size: int = 100_000  # rows kept; code
+    learning_starts: int = 1_024  # env steps with random actions, before the first update; code
+    learning_rate: float = 1e-4  # of the model, Adam; code
+    agent_learning_rate: float = 3e-5  # of actor and critic, Adam; code
+    max_grad_norm: float = 1_000.0  # of the model; code
+    agent_max_grad_norm: float = 100.0  # of actor and critic; code
+    imagined_batch: int = 1_024  # imagined rollouts per update of the agent; code
+    context: int = 8  # earlier steps that acting and imagination see (the code imagines with 8 and acts with 16)
+    horizon: int = 16  # imagined steps; code
+    gamma: float = 0.985  # discount per step; code
+    gae_lambda: float = 0.95  # λ of the returns; code
+    entropy_coef: float = 3e-4  # η; code
+    dynamics_coef: float = 0.5  # β_dyn; code
+    representation_coef: float = 0.1  # β_rep; code
+    contrastive_coef: float = 0.0  # of TWISTER's loss, which has 1; 0: without it
+    contrastive_steps: int = 10  # steps ahead of that loss, the current one included; TWISTER's code
+    free_nats: float = 1.0  # mean KL below which there is no gradient; code
+    unimix: float = 0.01  # share of uniform probability in latents; code
+    slow_critic_rate: float = 0.02  # of the slow critic's average, per update; code
+    sequence_model: str = "transformer"  # or "lstm"
+    width: int = 512  # of the sequence model
+    sequence_layers: int = 2  # of the sequence model
+    heads: int = 8  # of attention
+    dropout: float = 0.1  # in the transformer, while the model is trained
+    groups: int = 32  # categoricals per latent
+    classes: int = 32  # classes per categorical
+    units: int = 512  # per layer of the heads, actor and critic, and of encoder and decoder of vectors
+    layers: int = 2  # of the heads, actor and critic, and of encoder and decoder of vectors
+    depth: int = 16  # channels of the image encoder: 2, 3, 4 and 4 times this
+    threads: int = 1  # of torch, on a CPU; 0: one per core
+
+
+SEQUENCE_MODELS: dict[str, Callable[[Config], SequenceModel]] = {
+    "transformer": lambda c: CausalTransformer(c.width, c.sequence_layers, c.heads, c.dropout),
+    "lstm": lambda c: RecurrentSequence(c.width, c.sequence_layers),
+}
+
+
+@dataclass
+class State:
+    """Everything that is saved, including the replay."""
+
+    config: Config
+    model: WorldModel
+    actor: LatentActor
+    critic: TwoHotMLP
+    slow_critic: TwoHotMLP
+    spread: imagination.Spread
+    optimizer: torch.optim.Adam  # of the model
+    agent_optimizer: torch.optim.Adam  # of actor and critic
+    replay: Sequences
+    generator: torch.Generator  # samples actions and latents
+    sampler: torch.Generator  # samples sequences, on the CPU
+    step: int = 0
+    gradient_steps: int = 0
+    due: int = 0  # env steps that were not yet trained on
+    episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
+
+
+def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
+    """Networks, optimizers and replay. Raises UserError for spaces and settings that are not supported."""
+    _check(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        obs = obs_model(spaces.obs, config.units, config.layers, config.depth)
+        width, stoch = action_width(spaces.action), config.groups * config.classes
+        contrastive = None
+        if config.contrastive_coef:
+            contrastive = Contrastive(config.width, stoch, width, config.contrastive_steps, config.units)
+        model = STORM(
+            obs, width, SEQUENCE_MODELS[config.sequence_model](config), config.groups, config.classes, config.context,
+            config.unimix, config.free_nats, config.units, config.layers, contrastive,
+        )  # fmt: skip
+        actor = LatentActor(spaces.action, model.size, config.units, config.layers, unimix=0.0)
+        critic = TwoHotMLP(model.size, config.units, config.layers)
+        model, actor, critic = model.to(device), actor.to(device), critic.to(device)
+    agent = [*actor.parameters(), *critic.parameters()]
+    return State(
+        config,
+        model,
+        actor,
+        critic,
+        copy.deepcopy(critic).requires_grad_(False),
+        imagination.Spread().to(device),
+        torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True),
+        torch.optim.Adam(agent, lr=config.agent_learning_rate, eps=1e-5, fused=True),
+        Sequences(config.replay_size, config.num_envs),
+        generator=torch.Generator(device).manual_seed(config.seed),
+        sampler=torch.Generator().manual_seed(config.seed),
+    )
+
+
+@torch.no_grad()
+def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
+    """An action for every row of `obs`: sampled if `explore`, else the mode, of latents too.
+
+    Before `learning_starts`, sampled actions are uniform. The carry is the latents and actions of the last `context`
+    steps. The extras are the action as the model reads it, for the replay.
+    """
+    model, actor = state.model, state.actor
+    batch = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+    carry = model.initial(batch) if carry is None else carry
+    one, generator = tree_map(lambda x: x.unsqueeze(1), obs), state.generator if explore else None
+    nothing = torch.zeros(batch, 1, actor.width, device=state.generator.device)  # the action is not chosen yet
+    found = model.observe(carry, one, nothing, nothing[..., 0], generator)
+    now = {name: x[:, 0] for name, x in found.items()}
+    output = actor(model.features(now))
+    action = output.sample(state.generator) if explore else output.mode()
+    if explore and state.step < state.config.learning_starts:
+        action = actor.random(batch, state.generator)
+    features = actor.action_features(action)
+    return actor.to_env(action), {"action": features} if explore else {}, model.carry(now, features)
+
+
+def reset_carry(carry: Tree, cut: Tensor) -> Tree:
+    """The carry with the rows set to zero where an episode was cut."""
+    return trees.reset_carry(carry, cut)
+
+
+def restart(state: State) -> None:
+    """The environments were reset: the successors of the newest transitions are unknown."""
+    state.replay.interrupt()
+
+
+@torch.no_grad()
+def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Rollout, Tree, Tree]:
+    """`rollout_steps` of every environment from `obs` on; also the next observation and the carry."""
+    carry = state.model.initial(env.num_envs) if carry is None else carry
+    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    segment = collect.segment(
+        env, obs, choose, state.config.rollout_steps, device, state.episodes, carry, terminal=True
+    )
+    state.step += segment.trajectory.reward.numel()
+    return dataclasses.replace(segment, first=None, carry=None, final_carry=None), segment.last, segment.carry
+
+
+def sample(state: State, count: int, length: int) -> tuple[Trajectory, Arrival]:
+    """`count` sequences of `length` rows, actions as the model reads them, γ in the discount; what led to each row."""
+    batch = state.replay.sample(count, length, state.sampler).map(lambda x: x.to(state.generator.device))
+    batch = batch.replace(action=batch.extras["action"], discount=state.config.gamma * batch.discount)
+    return batch, arrivals(batch)
+
+
+def update_model(state: State, batch: Trajectory, arrival: Arrival) -> dict[str, Tensor]:
+    """One gradient step of the world model on sequences `[B, T]`."""
+    config, model = state.config, state.model
+    terms, _ = model.loss(model.initial(len(batch.reward)), batch, arrival, state.generator)
+    coefs = {
+        "dynamics": config.dynamics_coef,
+        "representation": config.representation_coef,
+        "contrastive": config.contrastive_coef,
+    }
+    loss = torch.stack([coefs.get(name, 1.0) * term.mean() for name, term in terms.items()]).sum()
+    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
+    return {name: term.detach().mean() for name, term in terms.items()}
+
+
+def update_agent(state: State, contexts: Trajectory, arrival: Arrival) -> dict[str, Tensor]:
+    """One gradient step of actor and critic on rollouts from the last rows of `contexts` `[N, context + 1]`."""
+    config, model, actor, critic = state.config, state.model, state.actor, state.critic
+    with torch.no_grad():
+        starts = model.latest(contexts.obs, contexts.action, contexts.cut, state.generator)
+        steps, last = model.imagine(starts, actor, config.horizon, state.generator)
+        features = torch.cat([steps.obs, last.unsqueeze(1)], 1)
+        value, slow = critic(features).mean(), state.slow_critic(features).mean()
+        target = imagination.imagined_return(steps, value, config.gae_lambda)
+        slow_target = imagination.imagined_return(steps, slow, config.gae_lambda)
+        over = contexts.cut * arrival.known * (arrival.discount == 0)  # final observations; a lost life is not one
+        alive = 1 - over[:, -1]
+        weight = imagination.reach_weights(alive, steps.discount)
+        advantage = (target - value[:, :-1]) / state.spread.update(target)
+    output, predicted = actor(steps.obs), critic(steps.obs)
+    actor_loss = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)
+    critic_loss = weight * (predicted.loss(target) + predicted.loss(slow_target))
+    loss = (actor_loss + critic_loss).mean()
+    optim.descend(state.agent_optimizer, loss.backward, config.agent_max_grad_norm)
+    optim.track(state.slow_critic, critic, config.slow_critic_rate)
+    found = {"actor": actor_loss, "critic": critic_loss, "imagined_return": target, "entropy": output.entropy()}
+    return {name: x.detach().mean() for name, x in found.items()}
+
+
+def update(state: State) -> dict[str, float]:
+    """One update of the world model, then one of the agent."""
+    config = state.config
+    metrics = update_model(state, *sample(state, config.batch_size, config.sequence_length))
+    metrics |= update_agent(state, *sample(state, config.imagined_batch, config.context + 1))
+    state.gradient_steps += 1
+    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+
+
+def learn(state: State, segment: Rollout) -> dict[str, float]:
+    """Store the rollout, then run the updates that are due; returns the metrics of the last one."""
+    config = state.config
+    collect.add_sequences(state.replay, segment)
+    metrics: dict[str, float] = {}
+    if state.step >= config.learning_starts and state.replay.ready(max(config.sequence_length, config.context + 1)):
+        state.due += segment.trajectory.reward.numel()
+        while state.due >= config.train_every:
+            metrics = update(state)
+            state.due -= config.train_every
+    return metrics
+
+
+def train(
+    config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
+) -> Iterator[tuple[int, dict[str, float], State]]:
+    """Act, store, update, until `steps`. A given state resumes with new episodes."""
+    require_num_envs(env, config.num_envs)
+    if state is None:
+        state = build(config, env.spaces, device)
+    restart(state)
+    obs, carry = env.reset(config.seed + state.step), None
+    metrics: dict[str, float] = {}
+    while state.step < config.steps:
+        before = state.step
+        segment, obs, carry = rollout(state, env, obs, carry)
+        metrics |= learn(state, segment)
+        if schedules.passed(before, state.step, REPORT) or state.step >= config.steps:
+            yield state.step, {**metrics, **state.episodes.metrics()}, state
+
+
+def _check(config: Config) -> None:
+    if config.sequence_model not in SEQUENCE_MODELS:
+        raise errors.unknown("sequence_model", config.sequence_model, SEQUENCE_MODELS)
+    errors.at_least(0, config, "max_lag", "contrastive_coef")
+    errors.at_least(
+        1, config, "num_envs", "rollout_steps", "train_every", "batch_size", "sequence_length", "replay_size",
+        "imagined_batch", "context", "horizon", "contrastive_steps", "width", "sequence_layers", "heads", "groups",
+        "classes", "units", "layers", "depth",
+    )  # fmt: skip
+    errors.between(0, 1, config, "gamma", "gae_lambda", "unimix", "slow_critic_rate", "dropout")
+    longest = max(config.sequence_length, config.context + 1)
+    if config.replay_size < config.num_envs * longest:
+        raise UserError(
+            f"replay_size {config.replay_size} is too small: num_envs {config.num_envs} streams of sequences of "
+            f"{longest} rows do not fit."
+        )

@@ -1,0 +1,189 @@
+"""STORM as a program: settings, observations, resuming, what it learns, other world models, and mistakes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import gymnasium.spaces as gs
+import numpy as np
+import pytest
+import torch
+
+from foresight.algorithms.world import dreamer, storm
+from foresight.data.sequences import Arrival
+from foresight.envs.base import Spaces
+from foresight.errors import UserError
+from foresight.nets.models.latent_actor import action_width
+from foresight.nets.models.rssm import RSSM
+from foresight.nets.models.storm import STORM, CausalTransformer
+from foresight.nets.models.world_model import TwoHotMLP, obs_model
+from foresight.training import imagination
+from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
+from tests.algorithms.small_runs import last
+from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.world.world_runs import DREAMER, near, reward_of
+from tests.sabotage import change, flip_sign, sabotaged_by
+
+CONFIG = storm.Config(
+    steps=160, num_envs=8, rollout_steps=4, learning_starts=64, train_every=8, batch_size=16, sequence_length=4,
+    replay_size=2_000, learning_rate=1e-2, agent_learning_rate=1e-2, imagined_batch=64, context=1, horizon=2,
+    entropy_coef=3e-2, width=16, sequence_layers=1, heads=2, groups=4, classes=4, units=16, layers=1, depth=2,
+)  # fmt: skip
+
+
+def test_it_counts_steps_and_reports_its_metrics() -> None:
+    config = dataclasses.replace(CONFIG, steps=1_500, train_every=300)
+    seen = list(storm.train(config, choice()))
+    assert [step for step, _, _ in seen] == [1024, 1504]
+    for step, metrics, state in seen:
+        assert state.step in (step, 1504)
+        assert set(storm.METRICS) <= set(metrics) and all(isinstance(x, float) for x in metrics.values())
+    assert state.gradient_steps == (1504 - 32) // 300  # of the rollouts after learning_starts
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
+    runs = [weights(last(storm, dataclasses.replace(CONFIG, seed=seed), choice())) for seed in (3, 3, 4)]
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    before = torch.random.get_rng_state()
+    last(storm, CONFIG, choice())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+FIELDS = (
+    "model", "actor", "critic", "slow_critic", "spread", "optimizer", "agent_optimizer", "replay", "generator",
+    "sampler", "due",
+)  # fmt: skip
+
+
+@sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
+def test_a_resumed_run_is_the_uninterrupted_one() -> None:
+    config = dataclasses.replace(CONFIG, train_every=45, contrastive_coef=1.0)  # steps are due where it stops
+    halfway = last(storm, config, near())
+    assert halfway.due
+    halfway.spread.estimate.fill_(2.0)  # above its minimum of 1, where it would not matter
+    longer, ends = dataclasses.replace(config, steps=320), []
+    for state in (copy.deepcopy(halfway), restored(storm, halfway, near())):
+        state.config = longer
+        ends.append(last(storm, longer, near(), state))
+    assert ends[0].step == ends[1].step == 320
+    assert torch.equal(weights(ends[0]), weights(ends[1]))
+    assert ends[0].episodes == ends[1].episodes
+
+
+def _late(found: Arrival) -> Arrival:
+    return Arrival(*(torch.roll(x, 1, 1) for x in found))
+
+
+@sabotaged_by("foresight.training.imagination.actor_loss", flip_sign)
+@sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda batch: _late(f(batch)))
+def test_it_learns_the_right_action() -> None:
+    env, config = choice(3), dataclasses.replace(CONFIG, steps=800, train_every=4, dropout=0.0)
+    state = storm.build(config, env.spaces)
+    random = torch.stack([reward_of(storm, state, env, explore=True) for _ in range(100)]).mean()
+    assert 0.25 < random < 0.42
+    state = last(storm, config, env, state)
+    assert reward_of(storm, state, env).mean() == 1
+    assert torch.equal(storm.act(state, env.reset(0))[0], storm.act(state, env.reset(0))[0])
+
+
+def test_it_learns_with_an_lstm() -> None:
+    env = choice(3)
+    state = last(storm, dataclasses.replace(CONFIG, steps=1_000, train_every=4, sequence_model="lstm"), env)
+    assert reward_of(storm, state, env).mean() == 1
+
+
+def test_continuous_actions_are_learned_in_units_of_the_environment() -> None:
+    env, config = near(), dataclasses.replace(CONFIG, steps=960, train_every=4)
+    state = last(storm, config, env)
+    assert reward_of(storm, state, env).mean() > 0.8  # of random ones: -1.3
+
+
+def test_pixels_are_learned() -> None:
+    images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    images[0, :, :, :4], images[1, :, :, 4:] = 255, 255
+    spaces = Spaces(gs.Box(0, 255, (1, 8, 8), np.uint8), gs.Discrete(2))
+    env = Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
+    state = last(storm, dataclasses.replace(CONFIG, steps=640), env)
+    assert reward_of(storm, state, env).mean() == 1
+
+
+@sabotaged_by("foresight.training.imagination.reach_weights", change("first", torch.ones_like))
+def test_what_is_imagined_after_a_termination_has_no_weight() -> None:
+    """Final observations are states of the model too, but nothing is decided there."""
+    state = last(storm, CONFIG, choice())
+    contexts, arrival = storm.sample(state, 32, 2)
+    over = arrival._replace(known=torch.ones_like(arrival.known), discount=torch.zeros_like(arrival.discount))
+    state.agent_optimizer.state.clear()  # no momentum
+    before = copy.deepcopy(state.actor.state_dict())
+    storm.update_agent(state, contexts.replace(cut=torch.ones_like(contexts.cut)), over)
+    assert all(torch.equal(before[name], value) for name, value in state.actor.state_dict().items())
+
+
+def storms_model(state: Any, env: Any) -> STORM:
+    return STORM(
+        obs_model(env.spaces.obs, 16, 1, 2), action_width(env.spaces.action), CausalTransformer(16, 1, 2), 4, 4,
+        context=1, units=16, layers=1,
+    )  # fmt: skip
+
+
+def test_dreamer_learns_with_the_world_model_of_storm() -> None:
+    """Only the model is another: actor, critic and optimizer are built for its features, as `build` would."""
+    env, config = choice(2), dataclasses.replace(DREAMER, steps=640, train_ratio=24.0)
+    torch.manual_seed(0)
+    state = dreamer.build(config, env.spaces)
+    state.model = storms_model(state, env)
+    _fit(state, config)
+    parameters = [p for m in (state.model, state.actor, state.critic) for p in m.parameters()]
+    state.optimizer = imagination.LaProp(parameters, config.learning_rate, warmup=config.lr_warmup)
+    state = last(dreamer, config, env, state)
+    assert set(state.replay.streams[0].storage.extras) == {"action"}
+    assert reward_of(dreamer, state, env).mean() == 1
+
+
+def test_storm_learns_with_the_world_model_of_dreamer() -> None:
+    env, config = choice(2), dataclasses.replace(CONFIG, steps=800, train_every=4)
+    torch.manual_seed(0)
+    state = storm.build(config, env.spaces)
+    state.model = RSSM(obs_model(env.spaces.obs, 16, 1, 2), 2, 32, 16, 4, 4, 2, units=16)
+    _fit(state, config)
+    state.optimizer = torch.optim.Adam(state.model.parameters(), lr=config.learning_rate, fused=True)
+    agent = [*state.actor.parameters(), *state.critic.parameters()]
+    state.agent_optimizer = torch.optim.Adam(agent, lr=config.agent_learning_rate, fused=True)
+    state = last(storm, config, env, state)
+    assert reward_of(storm, state, env).mean() == 1
+
+
+def _fit(state: Any, config: Any) -> None:
+    kind = type(state.actor)
+    state.actor = kind(gs.Discrete(2), state.model.size, config.units, config.layers)
+    state.critic = TwoHotMLP(state.model.size, config.units, config.layers)
+    state.slow_critic = copy.deepcopy(state.critic).requires_grad_(False)
+
+
+MISTAKES = [
+    ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
+    ({"batch_size": 0}, "batch_size must be at least 1"),
+    ({"gamma": 1.5}, "gamma must be between 0 and 1"),
+    ({"sequence_model": "lstn"}, "Did you mean 'lstm'"),
+    ({"replay_size": 16}, "replay_size 16 is too small"),
+    ({"heads": 3}, "dim=16 is not a multiple of heads=3"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_mistakes_are_named(options, message) -> None:
+    with pytest.raises(UserError, match=message):
+        next(storm.train(dataclasses.replace(CONFIG, **options), choice()))
+
+
+def test_spaces_that_are_not_supported_are_named() -> None:
+    box = gs.Box(-1, 1, (3,), np.float32)
+    for spaces, message in (
+        (Spaces(box, gs.Box(-np.inf, np.inf, (2,), np.float32)), "bounded Box actions"),
+        (sides().spaces, "images of 8, 16, 32, 64 or 128 pixels, not 36 x 36"),
+        (hidden_choice().spaces, "action_mask"),
+    ):
+        with pytest.raises(UserError, match=message):
+            storm.build(CONFIG, spaces)
