@@ -100,3 +100,36 @@ def value_prefix(reward: Tensor, alive: Tensor, horizon: int) -> Tensor:
     """
     parts = (reward * alive).split(horizon, 1)
     return torch.cat([part.cumsum(1) for part in parts], 1)
+
+
+def sigreg(z: Tensor, slices: int, generator: torch.Generator, knots: int = 17, t_max: float = 3.0) -> Tensor:
+    """The distance of the distribution of N embeddings from an isotropic normal, by the test of Epps and Pulley.
+
+    N ∫ |φ(t) - e^(-t²/2)|² e^(-t²/2) dt, where φ is the empirical characteristic function of the embeddings projected
+    on a random unit vector; the mean over `slices` such vectors. The integral from -t_max to t_max is by the trapezoid
+    rule with `knots` on its positive half. It is about 1.05 for standard normal embeddings, whatever N; 0.402 N if all
+    are zero, as after a collapse.
+
+    Shapes: z `[..., N, D]`; returns `[...]`. In float32 whatever the dtype of z: cosines of sums are small differences.
+    Source: SIGReg of LeJEPA (arXiv:2511.08544), used by LeWorldModel (arXiv:2603.19312).
+    """
+    z = z.float()
+    vectors = torch.randn(z.shape[-1], slices, generator=generator, device=z.device)
+    t = torch.linspace(0, t_max, knots, device=z.device)
+    weight = torch.full_like(t, 2 * t_max / (knots - 1)) * (-t.square() / 2).exp()  # twice: the integrand is even
+    weight[[0, -1]] /= 2
+    angles = (z @ functional.normalize(vectors, dim=0)).unsqueeze(-1) * t  # [..., N, M, knots]
+    error = (angles.cos().mean(-3) - (-t.square() / 2).exp()).square() + angles.sin().mean(-3).square()
+    return z.shape[-2] * (error @ weight).mean(-1)
+
+
+@torch.no_grad()
+def effective_rank(z: Tensor) -> Tensor:
+    """exp(H(p)) of the shares p of the singular values of the centered embeddings z `[N, D]`: a scalar in [1, D].
+
+    D if they vary equally in all directions, 1 if in only one. Source: Roy & Vetterli 2007 (EUSIPCO), definition 1.
+    """
+    values = torch.linalg.svdvals(z.float() - z.float().mean(0))
+    share = values / values.sum().clamp_min(1e-30)
+    entropy: Tensor = torch.special.entr(share).sum()
+    return entropy.exp()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from foresight.ops import latent
@@ -56,3 +57,56 @@ def test_a_value_prefix_is_reset() -> None:
     reward = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
     alive = torch.tensor([[1.0, 1.0, 1.0, 1.0, 0.0]])
     assert latent.value_prefix(reward, alive, 2).tolist() == [[1.0, 3.0, 3.0, 7.0, 0.0]]
+
+
+def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _sigreg(z: torch.Tensor) -> float:
+    return float(latent.sigreg(z, 512, torch.Generator().manual_seed(1)))
+
+
+@sabotaged_by("foresight.ops.latent.sigreg", change("z", lambda z: 0.8 * z), change("t_max", lambda t: 2.0))
+def test_sigreg_has_known_values() -> None:
+    """Closed forms; for the normal: E|φ_N - φ|² = (1 - φ²) / N, so N cancels."""
+    t = torch.linspace(-3, 3, 20_001, dtype=torch.float64)
+    phi = (-t.square() / 2).exp()
+    collapsed = float(torch.trapezoid((1 - phi).square() * phi, t))
+    floor = float(torch.trapezoid((1 - phi.square()) * phi, t))
+    assert collapsed == pytest.approx(0.402, abs=1e-3) and floor == pytest.approx(1.05, abs=0.01)
+    for n in (64, 128, 512):
+        assert _sigreg(torch.zeros(n, 8)) == pytest.approx(collapsed * n, rel=0.01)
+    for n in (128, 512):
+        normal = [_sigreg(_normal(n, 16, seed=seed)) for seed in range(20)]
+        assert sum(normal) / len(normal) == pytest.approx(floor, rel=0.1)
+    assert _sigreg(0.5 * _normal(128, 192)) == pytest.approx(20, rel=0.15)
+
+
+@sabotaged_by("foresight.ops.latent.sigreg", scaled(0.5))
+def test_sigreg_is_the_statistic_of_each_slice() -> None:
+    z = _normal(3, 7, 4).requires_grad_()
+    found = latent.sigreg(z, 5, torch.Generator().manual_seed(3))
+    vectors = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
+    vectors = vectors / vectors.norm(dim=0)
+    t = torch.linspace(-3, 3, 33)
+    phi = (-t.square() / 2).exp()
+    for k in range(3):
+        total = 0.0
+        for m in range(5):
+            h = z[k] @ vectors[:, m]
+            empirical = torch.exp(1j * torch.outer(h, t)).mean(0)
+            total = total + 7 * torch.trapezoid((empirical - phi).abs().square() * phi, t)
+        torch.testing.assert_close(found[k], total / 5, atol=1e-5, rtol=1e-5)
+    found.sum().backward()
+    assert z.grad is not None and z.grad.abs().max() > 0
+    assert latent.sigreg(z.detach().bfloat16(), 5, torch.Generator()).dtype == torch.float32
+
+
+@sabotaged_by("foresight.ops.latent.effective_rank", scaled(1.1), change("z", lambda z: z + 1e3 * z[:1] * z))
+def test_the_effective_rank_counts_directions() -> None:
+    assert float(latent.effective_rank(torch.outer(torch.arange(9.0), torch.ones(3)))) == pytest.approx(1, abs=1e-3)
+    sides = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
+    assert float(latent.effective_rank(sides)) == pytest.approx(2)
+    stretched = sides * torch.tensor([3.0, 1.0]) + 5  # singular values 3 : 1
+    assert float(latent.effective_rank(stretched)) == pytest.approx((0.75**-0.75) * (0.25**-0.25), rel=1e-5)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foresight import errors
+from foresight.data.trajectory import Tree
 from foresight.envs.base import Feedback, Frame, Spaces
 from foresight.errors import UserError
 
@@ -23,12 +24,12 @@ class Rules(Protocol):
         """Start a new episode in the environments `rows` `[B]` (bool)."""
 
     def move(self, action: Tensor, time: Tensor, generator: torch.Generator) -> Tensor:
-        """Take `action` `[B]`, the `time`-th of its episode (from 1); returns the reward `[B]`."""
+        """Take `action` `[B, ...]`, the `time`-th of its episode (from 1); returns the reward `[B]`."""
 
     def over(self, time: Tensor) -> Tensor:
         """Where the episode has terminated after `time` `[B]` actions, `[B]` bool."""
 
-    def show(self, time: Tensor) -> Tensor:
+    def show(self, time: Tensor) -> Tree:
         """The observation after `time` `[B]` actions of the episode."""
 
 
@@ -44,6 +45,7 @@ class Task(NamedTuple):
 TASKS = {
     "TMazePassive-v0": Task("memory_tasks", "TMaze", {"length": 10}, {"length": 1}),
     "RepeatFirst-v0": Task("memory_tasks", "RepeatFirst", {"length": 51, "suits": 4}, {"length": 2, "suits": 2}),
+    "TwoRoom-v0": Task("two_room", "TwoRoom", {"ahead": 25}, {"ahead": 0}),
     "KeyDoor-v0": Task("key_door", "KeyDoor", {"size": 6, "view": 5}, {"size": 2, "view": 3}),
 }
 
@@ -75,7 +77,7 @@ class Own:
         self._returns = torch.zeros(num_envs)
         self._mask = torch.ones(num_envs)
 
-    def reset(self, seed: int) -> Tensor:
+    def reset(self, seed: int) -> Tree:
         """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
         self._generator = torch.Generator().manual_seed(seed)
         self._time.zero_()
@@ -84,9 +86,10 @@ class Own:
         return self._rules.show(self._time)
 
     def step(self, action: Tensor) -> Feedback:
-        """Take `action` `[B]` in every environment."""
-        if action.shape != (self.num_envs,):
-            raise ValueError(f"'{self.name}' takes actions of shape {(self.num_envs,)}, not {tuple(action.shape)}.")
+        """Take `action` `[B, ...]` in every environment."""
+        wanted = (self.num_envs, *(self.spaces.action.shape or ()))
+        if action.shape != wanted:
+            raise ValueError(f"'{self.name}' takes actions of shape {wanted}, not {tuple(action.shape)}.")
         if self._generator is None:
             raise RuntimeError(f"Environment '{self.name}': call reset(seed) before step.")
         self._time = self._time + 1
