@@ -202,7 +202,7 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
     terms, found = model.loss(carry, batch, arrival, state.generator)
 
     latents = {name: x.detach() for name, x in found.items()}
-    alive = 1 - arrival.known * (arrival.discount == 0).float()  # 0 at the final observation of a termination
+    alive = 1 - batch.cut * arrival.known * (arrival.discount == 0)  # 0 at final observations; a lost life is not one
     late = slice(-config.imagined_last, None) if config.imagined_last else slice(None)
     with torch.no_grad():
         starts = {name: x[:, late].flatten(0, 1) for name, x in latents.items()}

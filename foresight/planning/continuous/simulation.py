@@ -17,8 +17,8 @@ def simulator(spaces: Spaces) -> Simulator:
     if spaces.simulator is None:
         raise UserError(
             "This environment has no simulator to plan in: its state cannot be recovered from its observations. There "
-            "is one for Pendulum-v1, MountainCarContinuous-v0, CartpoleSwingup-v1, BallInCupCatch-v1 and Gymnasium's "
-            "MuJoCo tasks such as HalfCheetah-v5, without options that change observations or actions (action_repeat "
+            "is one for Pendulum-v1, MountainCarContinuous-v0, CartpoleSwingup-v1, BallInCupCatch-v1, HalfCheetah-v5 "
+            "and Hopper-v5, without options that change observations or actions (action_repeat "
             "is supported). In other environments plan in a learned model: foresight train planet --env ..."
         )
     return spaces.simulator()
