@@ -1,4 +1,4 @@
-"""`foresight data`: preferences or demonstrations from a model's own scored answers, as a JSONL file."""
+"""`foresight data`: scored answers of a language model as a JSONL file, or episodes of a run as a Minari data set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from foresight.runtime import legacy
 
 
 def data(
-    kind: Annotated[Literal["preferences", "demonstrations"], tyro.conf.Positional],
-    task: str,
+    kind: Annotated[Literal["preferences", "demonstrations", "episodes"], tyro.conf.Positional],
+    run: Annotated[str | None, tyro.conf.Positional] = None,
+    *,
     out: str,
+    task: str | None = None,
     model: tuple[str, ...] = ("smollm2",),
     prompts: int | None = None,
     group: int = 8,
@@ -28,15 +30,20 @@ def data(
     device: str = "auto",
     completer: str | None = None,
     env_options: tuple[str, ...] = (),
+    episodes: int = 100,
+    checkpoint: str = "latest",
+    explore: bool = False,
+    random: bool = False,
 ) -> int:
-    """Generate data for sft, dpo, kto, orpo and reward_model: a model answers the training prompts of a task.
+    """Generate data: answers of a language model for sft, dpo, kto, orpo and reward_model, or episodes of a run.
 
-    The grader of the task scores the answers.
+    A model answers the training prompts of a task, and the grader of the task scores the answers.
 
     Args:
-        kind: preferences (prompt, chosen, rejected), or demonstrations (prompt, completion).
+        kind: preferences (prompt, chosen, rejected), demonstrations (prompt, completion), or episodes (of a run).
+        run: the run directory whose policy acts (only of episodes).
         task: the text task: addition, largest, reasoning_gym:NAME, or a .jsonl file with a reward function.
-        out: the JSONL file to write.
+        out: the JSONL file to write; of episodes the folder, in Minari's format.
         model: "smollm2", a Hugging Face folder (such as the export/ of a run), or a hub id. With several, each
             answers all prompts, and both answers of a pair are from the same model.
         prompts: number of training prompts to answer; default: all of them.
@@ -49,7 +56,17 @@ def data(
         device: auto, cpu, cuda, cuda:1 or mps.
         completer: URL of a server that samples with its own weights; --model gives the tokenizer.
         env_options: options of the task, as key=value (reward=rewards.py:score).
+        episodes: number of episodes to record.
+        checkpoint: "latest", "best" or a step of the run.
+        explore: sample actions instead of taking the likeliest.
+        random: uniformly random actions in the environment of the run.
     """
+    if kind == "episodes":
+        return _episodes(run, out, episodes, checkpoint, explore, random, seed, device)
+    if run is not None or task is None:
+        raise UserError(
+            f"`foresight data {kind}` needs a task and no run: foresight data {kind} --task addition --out F"
+        )
     import torch
 
     from foresight.envs.make import make
@@ -114,4 +131,32 @@ def data(
             + "Raise --group or --max-new-tokens, or choose an easier task."
         )
     screen.stdout().print(f"{count} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _episodes(
+    run: str | None, out: str, count: int, checkpoint: str, explore: bool, random: bool, seed: int, device: str
+) -> int:
+    """Record episodes of a run and write them."""
+    if run is None:
+        raise UserError(f"No run given. Name one: foresight data episodes RUN --episodes {count} --out {out}")
+    if count < 1:
+        raise UserError(f"--episodes must be at least 1, not {count}.")
+    if Path(out).exists():
+        raise UserError(f"The folder {out} already exists: choose another --out, or remove it.")
+    from foresight.runtime import episodes as recorder
+    from foresight.runtime.run import load
+
+    agent = load(run, int(checkpoint) if checkpoint.isdigit() else checkpoint, device)
+    try:
+        found = recorder.record(agent, count, seed, explore, random)
+        path = recorder.write(found, agent, out)
+    finally:
+        agent.close()
+    low, mean, high = (float(x) for x in (found.returns.min(), found.returns.mean(), found.returns.max()))
+    screen.stdout().print(
+        f"{count} episodes, {int(found.length.sum()):,} steps, return {mean:.4g} ({low:.4g} to {high:.4g}): {path}",
+        markup=False,
+        soft_wrap=True,
+    )
     return 0

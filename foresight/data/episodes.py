@@ -1,0 +1,239 @@
+"""Episodes as data: read from Minari's files, cut into windows, and their returns and statistics.
+
+A data set is a folder as Minari (0.5) writes it with `data_format` "parquet" or "arrow": `data/metadata.json` with the
+spaces, and `data/N/*.parquet` with the T + 1 rows of episode N, whose last one holds the final observation only.
+`runtime.episodes` writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor
+
+from foresight.data import trees
+from foresight.errors import UserError
+
+FORMATS = ("parquet", "arrow")
+COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations")
+
+
+class Window(NamedTuple):
+    """K consecutive steps of one episode in each row `[B, K]`, padded with zeros on the left.
+
+    `to_go` is the sum of the rewards from the step to the end of the whole episode, `time` the number of steps before
+    it in its episode, `mask` 0 on padding.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    to_go: Tensor
+    time: Tensor
+    mask: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """N episodes, one after the other: an episode of T actions has T + 1 rows, R rows in all.
+
+    - `obs` `[R, ...]`, `action` `[R, ...]`, `reward` `[R]`: action and reward are 0 in the last row of an episode;
+    - `length` `[N]` int64: the number of actions T;
+    - `terminated` `[N]` bool: false at a time limit.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    length: Tensor
+    terminated: Tensor
+
+    def __len__(self) -> int:
+        """The number of episodes."""
+        return len(self.length)
+
+    @functools.cached_property
+    def first(self) -> Tensor:
+        """The first row of each episode, `[N]`."""
+        return (self.length + 1).cumsum(0) - (self.length + 1)
+
+    @functools.cached_property
+    def owner(self) -> Tensor:
+        """The episode of each of the S actions, `[S]`."""
+        return torch.arange(len(self)).repeat_interleave(self.length)
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """The row of each of the S actions, `[S]`."""
+        return torch.arange(len(self.owner)) + self.owner
+
+    @functools.cached_property
+    def returns(self) -> Tensor:
+        """The undiscounted return of each episode, `[N]`."""
+        return self.to_go[self.first]
+
+    @functools.cached_property
+    def to_go(self) -> Tensor:
+        """The sum of the rewards from each row to the end of its episode, `[R]`."""
+        after = self.reward.double().cumsum(0)
+        last = after[self.first + self.length].repeat_interleave(self.length + 1)
+        return (last - after + self.reward).float()
+
+    def windows(self, n: int, steps: int, generator: torch.Generator) -> Window:
+        """`n` windows of `steps` steps that start at steps drawn uniformly from all S; see `window`."""
+        return self.window(torch.randint(0, len(self.rows), (n,), generator=generator), steps)
+
+    def window(self, start: Tensor, steps: int) -> Window:
+        """The windows `[B, steps]` from the actions numbered `start` `[B]` on; short where an episode ends."""
+        owner = self.owner[start]
+        begin = self.rows[start] - self.first[owner]
+        count = (self.length[owner] - begin).clamp(max=steps)
+        time = begin[:, None] + torch.arange(steps) - (steps - count)[:, None]
+        real = time >= begin[:, None]
+        rows = torch.where(real, self.first[owner][:, None] + time, 0)
+        obs, action, reward, to_go = (_padded(x[rows], real) for x in (self.obs, self.action, self.reward, self.to_go))
+        return Window(obs, action, reward, to_go, torch.where(real, time, 0), real.float())
+
+    def best(self, share: float) -> Episodes:
+        """The episodes of the highest returns until they have at least this share of all steps.
+
+        Source: %BC, Chen et al. 2021 (arXiv:2106.01345), §5.1.
+        """
+        order = self.returns.sort(descending=True, stable=True).indices
+        before = self.length[order].cumsum(0) - self.length[order]
+        return self.pick(order[before < share * int(self.length.sum())].sort().values)
+
+    def pick(self, which: Tensor) -> Episodes:
+        """The episodes numbered `which` (int64), in this order."""
+        size = self.length[which] + 1
+        inside = torch.arange(int(size.sum())) - (size.cumsum(0) - size).repeat_interleave(size)
+        rows = self.first[which].repeat_interleave(size) + inside
+        return Episodes(self.obs[rows], self.action[rows], self.reward[rows], size - 1, self.terminated[which])
+
+
+def statistics(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation `[...]` of `values` `[S, ...]`; a constant dimension gets the deviation 1."""
+    values = values.double()
+    mean, std = values.mean(0), values.std(0, correction=0)
+    constant = std <= 1e-6 * mean.abs().clamp(min=1e-6)
+    return mean.float(), torch.where(constant, 1.0, std).float()
+
+
+def join(parts: Sequence[Episodes]) -> Episodes:
+    """The episodes of all `parts`, as for a mixture of data sets."""
+    return trees.join(parts)
+
+
+def check_spaces(obs: gs.Space[Any], action: gs.Space[Any]) -> None:
+    """Raise UserError unless episodes with these spaces can be stored: arrays that are no images, and integers."""
+    if not (isinstance(obs, gs.Discrete) or (isinstance(obs, gs.Box) and obs.dtype != np.uint8)):
+        raise UserError(
+            f"Episodes hold observations that are one array of floats or one integer, not {obs}. "
+            "Use an environment with such observations, or --env-options flatten=true when training the run."
+        )
+    if not isinstance(action, gs.Discrete | gs.Box | gs.MultiDiscrete | gs.MultiBinary):
+        raise UserError(f"Episodes hold actions of Discrete, MultiDiscrete, MultiBinary and Box spaces, not {action}.")
+
+
+def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> Episodes:
+    """The episodes in the folder `path`, which must have these spaces. Raises UserError for anything else."""
+    folder = Path(path).expanduser()
+    folder = folder / "data" if (folder / "data").is_dir() else folder
+    if not (folder / "metadata.json").is_file():
+        raise UserError(
+            f"There are no episodes in {path}. Write some with: foresight data episodes RUN --episodes 100 --out {path}"
+        )
+    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    kind = metadata.get("data_format", "hdf5")
+    if kind not in FORMATS:
+        raise UserError(f"The episodes in {path} are in the format '{kind}'. Minari can write them as: parquet, arrow.")
+    check_spaces(obs, action)
+    for name, space in (("observation_space", obs), ("action_space", action)):
+        found = metadata.get(name)
+        if found is not None and _shape(json.loads(found)) != _shape(json.loads(describe(space))):
+            raise UserError(
+                f"The {name} of {path} is {found[:200]}, but the environment's is {space}. Use its own data."
+            )
+    if not metadata.get("total_episodes"):
+        raise UserError(f"{path} holds no episode.")
+    return join([_episode(folder / str(i), kind, obs, action) for i in range(metadata["total_episodes"])])
+
+
+def describe(space: gs.Space[Any]) -> str:
+    """A space as Minari writes it into `metadata.json`."""
+    if isinstance(space, gs.Discrete):
+        return json.dumps({"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)})
+    if isinstance(space, gs.Box):
+        low, high = space.low.tolist(), space.high.tolist()
+        return json.dumps(
+            {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), "low": low, "high": high}
+        )
+    shape = list(space.shape or ())
+    counts = space.nvec.tolist() if isinstance(space, gs.MultiDiscrete) else shape
+    return json.dumps({"type": type(space).__name__, "dtype": str(space.dtype), "shape": shape, "n": counts})
+
+
+def table(episodes: Episodes, number: int) -> Any:
+    """The T + 1 rows of one episode as a `pyarrow.Table` with Minari's columns."""
+    pyarrow = importlib.import_module("pyarrow")
+    begin, count = int(episodes.first[number]), int(episodes.length[number])
+    rows, flags = slice(begin, begin + count + 1), np.zeros((2, count + 1), dtype=bool)
+    flags[0 if episodes.terminated[number] else 1, count - 1] = True
+    arrays = []
+    for values in (episodes.obs[rows].numpy(), episodes.action[rows].numpy()):
+        if values.ndim == 1:
+            arrays.append(pyarrow.array(values))
+        else:
+            flat = pyarrow.array(values.reshape(-1))
+            arrays.append(pyarrow.FixedSizeListArray.from_arrays(flat, values[0].size))
+    rest = (episodes.reward[rows].double().numpy(), *flags)
+    return pyarrow.table([*arrays, *map(pyarrow.array, rest)], names=list(COLUMNS))
+
+
+def _episode(folder: Path, kind: str, obs: gs.Space[Any], action: gs.Space[Any]) -> Episodes:
+    dataset = importlib.import_module("pyarrow.dataset")
+    try:
+        found = dataset.dataset(str(folder), format=kind, ignore_prefixes=["_", ".", "metadata.json"]).to_table()
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read the episode in {folder}: {error}") from error
+    if missing := [name for name in COLUMNS if name not in found.column_names]:
+        raise UserError(
+            f"The episode in {folder} has no column '{missing[0]}'. It has: {', '.join(found.column_names)}."
+        )
+    columns = {name: found[name].combine_chunks() for name in COLUMNS}
+    count = len(found) - 1
+    if count < 1 or not bool(columns["terminations"][count - 1].as_py() or columns["truncations"][count - 1].as_py()):
+        raise UserError(f"The episode in {folder} has {count} steps and no end: record it again.")
+    reward = torch.tensor(columns["rewards"].to_numpy(zero_copy_only=False), dtype=torch.float32)
+    return Episodes(
+        _tensor(columns["observations"], obs),
+        _tensor(columns["actions"], action),
+        torch.cat([reward[:-1], torch.zeros(1)]),
+        torch.tensor([count]),
+        torch.tensor([bool(columns["terminations"][count - 1].as_py())]),
+    )
+
+
+def _tensor(column: Any, space: gs.Space[Any]) -> Tensor:
+    """A column as float32 or int64 `[T + 1, ...]`."""
+    values = (column.flatten() if space.shape else column).to_numpy(zero_copy_only=False)
+    floats = np.dtype(space.dtype).kind == "f"
+    return torch.tensor(values, dtype=torch.float32 if floats else torch.int64).view(len(column), *(space.shape or ()))
+
+
+def _shape(space: dict[str, Any]) -> tuple[Any, ...]:
+    """What must agree between the data and the environment: bounds may differ."""
+    return space["type"], space.get("shape"), space.get("n"), space.get("start")
+
+
+def _padded(values: Tensor, real: Tensor) -> Tensor:
+    return values * real.view(*real.shape, *[1] * (values.dim() - 2)).to(values.dtype)

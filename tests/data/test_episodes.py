@@ -1,0 +1,94 @@
+"""Windows, returns, the best episodes and statistics of episodes that can be counted by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gymnasium.spaces as gs
+import numpy as np
+import pytest
+import torch
+
+from foresight.data import episodes
+from foresight.data.episodes import Episodes
+from foresight.errors import UserError
+from tests.sabotage import sabotaged_by
+
+# Two episodes, of 3 and 1 actions; an observation is 10 · episode + time.
+DATA = Episodes(
+    torch.tensor([10.0, 11, 12, 13, 20, 21]).view(-1, 1),
+    torch.tensor([1, 0, 1, 0, 1, 0]),
+    torch.tensor([1.0, 2, 4, 0, 9, 0]),
+    torch.tensor([3, 1]),
+    torch.tensor([False, True]),
+)
+OBS, ACTION = gs.Box(-1, 1, (1,), np.float32), gs.Discrete(2)
+
+
+def _window_only(original):
+    """Returns to go that end with the window."""
+
+    def window(self, start, steps):
+        w = original(self, start, steps)
+        total = w.reward.sum(1, keepdim=True)
+        return w._replace(to_go=(total - w.reward.cumsum(1) + w.reward) * w.mask)
+
+    return window
+
+
+@sabotaged_by("foresight.data.episodes._padded", lambda f: lambda values, real: values)
+@sabotaged_by("foresight.data.episodes.Episodes.window", _window_only)
+def test_windows_stay_in_their_episode_and_know_the_whole_return() -> None:
+    w = DATA.window(torch.tensor([0, 1, 3]), 2)
+    assert w.obs.squeeze(-1).tolist() == [[10, 11], [11, 12], [0, 20]]
+    assert w.action.tolist() == [[1, 0], [0, 1], [0, 1]]
+    assert w.to_go.tolist() == [[7, 6], [6, 4], [0, 9]]  # not cut at the window's end
+    assert w.time.tolist() == [[0, 1], [1, 2], [0, 0]]
+    assert w.mask.tolist() == [[1, 1], [1, 1], [0, 1]]
+    longer = DATA.window(torch.tensor([0]), 5)  # than the episode
+    assert longer.mask.tolist() == [[0, 0, 1, 1, 1]] and longer.time.tolist() == [[0, 0, 0, 1, 2]]
+
+
+def test_windows_start_at_every_step_equally_often() -> None:
+    w = DATA.windows(4_000, 1, torch.Generator().manual_seed(0))
+    seen, counts = w.obs.flatten().unique(return_counts=True)
+    assert seen.tolist() == [10, 11, 12, 20] and (counts - 1_000).abs().max() < 150
+
+
+@sabotaged_by("foresight.data.episodes.Episodes.pick", lambda f: lambda self, which: self)
+def test_the_best_episodes_have_the_share_of_steps() -> None:
+    assert DATA.returns.tolist() == [7, 9]
+    best = DATA.best(0.25)
+    assert best.obs.flatten().tolist() == [20, 21] and best.returns.tolist() == [9] and bool(best.terminated)
+    assert len(DATA.best(0.3)) == len(DATA.best(1)) == 2
+    swapped = DATA.pick(torch.tensor([1, 0]))
+    assert swapped.obs.flatten().tolist() == [20, 21, 10, 11, 12, 13]
+    assert episodes.join([DATA, best]).returns.tolist() == [7, 9, 9]
+
+
+def test_constant_dimensions_are_not_divided_by_zero() -> None:
+    mean, std = episodes.statistics(torch.tensor([[1.0, 0.1, 0], [3, 0.1, 0]]))
+    assert mean.tolist() == pytest.approx([2, 0.1, 0]) and std.tolist() == [1, 1, 1]
+    assert episodes.statistics(torch.tensor([[0.0], [4]]))[1].item() == 2
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There are no episodes in"):
+        episodes.read(tmp_path, OBS, ACTION)
+    document = {"data_format": "hdf5", "total_episodes": 1, "action_space": episodes.describe(gs.Discrete(3))}
+    for fields, message in (
+        ({}, "in the format 'hdf5'"),
+        ({"data_format": "parquet"}, "The action_space of"),
+        (
+            {"data_format": "parquet", "action_space": episodes.describe(ACTION), "total_episodes": 0},
+            "holds no episode",
+        ),
+        ({"data_format": "parquet", "action_space": episodes.describe(ACTION)}, "Cannot read the episode"),
+    ):
+        (tmp_path / "metadata.json").write_text(json.dumps({**document, **fields}))
+        with pytest.raises(UserError, match=message):
+            episodes.read(tmp_path, OBS, ACTION)
+    for obs, action in ((gs.Dict({"x": OBS}), ACTION), (gs.Box(0, 255, (8, 8), np.uint8), ACTION), (OBS, gs.Text(3))):
+        with pytest.raises(UserError, match="Episodes hold"):
+            episodes.check_spaces(obs, action)

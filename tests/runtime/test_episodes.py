@@ -1,0 +1,65 @@
+"""`foresight data episodes`: what is recorded is what the environment did, and other readers can open it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pyarrow.dataset
+import pyarrow.parquet
+import pytest
+import torch
+
+from foresight.cli.main import main
+from foresight.data import episodes
+from foresight.runtime import run as runs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of PPO."""
+    path = tmp_path_factory.mktemp("runs") / "ppo"
+    given = {"num_envs": 2, "rollout_steps": 16, "show": False, "evaluation_episodes": 1}
+    runs.train("ppo", env="CartPole-v1", out=path, steps=32, **given)
+    return path
+
+
+@pytest.mark.parametrize("option", ["--random", "--explore"])
+def test_episodes_replay_in_gymnasium_and_open_as_parquet(trained: Path, tmp_path: Path, option: str) -> None:
+    out = tmp_path / "mixture"
+    assert main(["data", "episodes", str(trained), "--episodes", "5", option, "--out", str(out)]) == 0
+    env = gymnasium.make("CartPole-v1")
+    found = episodes.read(out, env.observation_space, env.action_space)
+    assert len(found) == 5 and torch.equal(found.returns, found.length.float()) and found.terminated.all()
+    assert len(found.obs) == int(found.length.sum()) + 5
+    env.reset(seed=0)
+    for i in range(5):
+        rows = slice(int(found.first[i]), int(found.first[i] + found.length[i]))
+        env.unwrapped.state = found.obs[rows][0].double().numpy()
+        env.unwrapped.steps_beyond_terminated = None
+        for t, action in enumerate(found.action[rows].tolist()):
+            obs, _, over, _, _ = env.step(action)
+            np.testing.assert_allclose(found.obs[rows.start + t + 1], obs, atol=1e-4)
+        assert over  # only the last action ends it
+    # As Minari's storage reads an episode, and as any parquet reader does.
+    metadata = json.loads((out / "data" / "metadata.json").read_text())
+    assert metadata["data_format"] == "parquet" and metadata["total_steps"] == int(found.length.sum())
+    ignored = ["_", ".", "metadata.json"]
+    one = pyarrow.dataset.dataset(f"{out}/data/0", format="parquet", ignore_prefixes=ignored).to_table()
+    assert np.stack(one["observations"].to_numpy()).shape == (int(found.length[0]) + 1, 4)
+    assert np.asarray(one["terminations"])[:-1].tolist() == [False] * (int(found.length[0]) - 1) + [True]
+    plain = pyarrow.parquet.read_table(out / "data" / "1" / "part-0.parquet")
+    assert plain["rewards"].to_pylist() == [1.0] * int(found.length[1]) + [0.0]
+
+
+def test_mistakes_are_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, message in (
+        (["episodes", "--out", str(tmp_path / "a")], "No run given"),
+        (["episodes", str(trained), "--out", str(tmp_path)], "already exists"),
+        (["episodes", str(trained), "--episodes", "0", "--out", str(tmp_path / "a")], "must be at least 1"),
+        (["preferences", "--out", str(tmp_path / "a")], "needs a task and no run"),
+    ):
+        assert main(["data", *given]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
