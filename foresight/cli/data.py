@@ -15,7 +15,7 @@ from foresight.runtime import legacy
 
 def data(
     kind: Annotated[Literal["preferences", "demonstrations", "episodes"], tyro.conf.Positional],
-    run: Annotated[str | None, tyro.conf.Positional] = None,
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     *,
     out: str,
     task: str | None = None,
@@ -33,7 +33,7 @@ def data(
     episodes: int = 100,
     checkpoint: str = "latest",
     explore: bool = False,
-    random: bool = False,
+    random: int = 0,
 ) -> int:
     """Generate data: answers of a language model for sft, dpo, kto, orpo and reward_model, or episodes of a run.
 
@@ -41,7 +41,7 @@ def data(
 
     Args:
         kind: preferences (prompt, chosen, rejected), demonstrations (prompt, completion), or episodes (of a run).
-        run: the run directory whose policy acts (only of episodes).
+        runs: the run directories whose policies act (only of episodes); all episodes go into one folder.
         task: the text task: addition, largest, reasoning_gym:NAME, or a .jsonl file with a reward function.
         out: the JSONL file to write; of episodes the folder, in Minari's format.
         model: "smollm2", a Hugging Face folder (such as the export/ of a run), or a hub id. With several, each
@@ -56,14 +56,14 @@ def data(
         device: auto, cpu, cuda, cuda:1 or mps.
         completer: URL of a server that samples with its own weights; --model gives the tokenizer.
         env_options: options of the task, as key=value (reward=rewards.py:score).
-        episodes: number of episodes to record.
+        episodes: number of episodes to record of each run.
         checkpoint: "latest", "best" or a step of the run.
         explore: sample actions instead of taking the likeliest.
-        random: uniformly random actions in the environment of the run.
+        random: number of further episodes with uniformly random actions, in the environment of the first run.
     """
     if kind == "episodes":
-        return _episodes(run, out, episodes, checkpoint, explore, random, seed, device)
-    if run is not None or task is None:
+        return _episodes(runs, out, episodes, checkpoint, explore, random, seed, device)
+    if runs or task is None:
         raise UserError(
             f"`foresight data {kind}` needs a task and no run: foresight data {kind} --task addition --out F"
         )
@@ -135,27 +135,35 @@ def data(
 
 
 def _episodes(
-    run: str | None, out: str, count: int, checkpoint: str, explore: bool, random: bool, seed: int, device: str
+    runs: tuple[str, ...], out: str, count: int, checkpoint: str, explore: bool, random: int, seed: int, device: str
 ) -> int:
-    """Record episodes of a run and write them."""
-    if run is None:
+    """Record episodes of runs and write them."""
+    if not runs:
         raise UserError(f"No run given. Name one: foresight data episodes RUN --episodes {count} --out {out}")
-    if count < 1:
-        raise UserError(f"--episodes must be at least 1, not {count}.")
+    if min(count, random) < 0 or not count + random:
+        raise UserError(f"--episodes must be at least 1, or 0 with --random above 0, not {count} and {random}.")
     if Path(out).exists():
         raise UserError(f"The folder {out} already exists: choose another --out, or remove it.")
+    from foresight.data import episodes as data
     from foresight.runtime import episodes as recorder
     from foresight.runtime.run import load
 
-    agent = load(run, int(checkpoint) if checkpoint.isdigit() else checkpoint, device)
+    which, parts = int(checkpoint) if checkpoint.isdigit() else checkpoint, []
+    agents = [load(run, which, device) for run in runs]
     try:
-        found = recorder.record(agent, count, seed, explore, random)
-        path = recorder.write(found, agent, out)
+        if len(environments := {agent.settings.env for agent in agents}) > 1:
+            raise UserError(f"One folder holds episodes of one environment, not of {', '.join(sorted(environments))}.")
+        if random:
+            parts.append(recorder.record(agents[0], random, seed, random=True))
+        parts += [recorder.record(agent, count, seed, explore) for agent in agents if count]
+        found = data.join(parts)
+        path = recorder.write(found, agents[0], out)
     finally:
-        agent.close()
+        for agent in agents:
+            agent.close()
     low, mean, high = (float(x) for x in (found.returns.min(), found.returns.mean(), found.returns.max()))
     screen.stdout().print(
-        f"{count} episodes, {int(found.length.sum()):,} steps, return {mean:.4g} ({low:.4g} to {high:.4g}): {path}",
+        f"{len(found)} episodes, {int(found.length.sum()):,} steps, return {mean:.4g} ({low:.4g} to {high:.4g}): {path}",
         markup=False,
         soft_wrap=True,
     )

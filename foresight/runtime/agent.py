@@ -79,6 +79,11 @@ class Agent:
         )
         return first
 
+    def reward(self, reward: float | Tensor) -> None:
+        """Pass the reward of the last action (`[B]` for a batch) to a policy that acts on it; others ignore it."""
+        if self._carry is not None and hasattr(self.module, "rewarded"):
+            self._carry = self.module.rewarded(self._carry, torch.as_tensor(reward, dtype=torch.float32))
+
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> Evaluation:
         """Evaluate again, see `runtime.evaluation.evaluate`; `episodes` and `seed` default to the run's."""
         if self._missing_data is not None:

@@ -49,7 +49,8 @@ class Algorithm(Protocol):
     """The module of an algorithm.
 
     The types of the environment, of `spaces` and of observations depend on `KIND`. Some algorithms also have
-    `measure`, `assess`, `export`, `picture`, `reset_carry` or `read_files`, which are looked up by name.
+    `measure`, `assess`, `export`, `picture`, `reset_carry`, `rewarded` or
+    `read_files`, which are looked up by name.
     """
 
     KIND: str

@@ -56,6 +56,8 @@ def record(agent: Agent, episodes: int, seed: int = 0, explore: bool = False, ra
                     if len(found[i]) < quota[i]:
                         found[i].append(_whole(steps, feedback.final_obs[i], not bool(feedback.discount[i])))
                     steps.clear()
+            if carry is not None and hasattr(agent.module, "rewarded"):
+                carry = agent.module.rewarded(carry, feedback.reward * feedback.mask)
             if carry is not None and bool(feedback.cut.any()):
                 carry = agent.module.reset_carry(carry, feedback.cut)
             obs = feedback.obs

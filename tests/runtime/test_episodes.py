@@ -26,10 +26,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("option", ["--random", "--explore"])
+@pytest.mark.parametrize("option", ["--episodes 0 --random 5", "--episodes 3 --random 2 --explore"])
 def test_episodes_replay_in_gymnasium_and_open_as_parquet(trained: Path, tmp_path: Path, option: str) -> None:
     out = tmp_path / "mixture"
-    assert main(["data", "episodes", str(trained), "--episodes", "5", option, "--out", str(out)]) == 0
+    assert main(["data", "episodes", str(trained), *option.split(), "--out", str(out)]) == 0
     env = gymnasium.make("CartPole-v1")
     found = episodes.read(out, env.observation_space, env.action_space)
     assert len(found) == 5 and torch.equal(found.returns, found.length.float()) and found.terminated.all()

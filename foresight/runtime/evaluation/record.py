@@ -61,6 +61,8 @@ def episode(module: Algorithm, state: State, env: Env, seed: int = 0, limit: int
         yield np.asarray(frame, dtype=np.uint8)
         action, _, carry = module.act(state, obs, carry)
         feedback = env.step(action)
+        if hasattr(module, "rewarded"):
+            carry = module.rewarded(carry, feedback.reward)
         if bool(feedback.cut[0]):
             return
         obs = feedback.obs

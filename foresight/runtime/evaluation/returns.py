@@ -37,9 +37,17 @@ def random_policy(env: Env, seed: int) -> Act:
 
 
 def evaluate(
-    env: Env, act: Act, episodes: int, seed: int, reset_carry: Callable[[Tree, Tensor], Tree] | None
+    env: Env,
+    act: Act,
+    episodes: int,
+    seed: int,
+    reset_carry: Callable[[Tree, Tensor], Tree] | None,
+    rewarded: Callable[[Tree, Tensor], Tree] | None = None,
 ) -> Evaluation:
-    """Evaluate `act` on `episodes` episodes, a fixed quota per env: the first to end would be biased to short ones."""
+    """Evaluate `act` on `episodes` episodes, a fixed quota per env: the first to end would be biased to short ones.
+
+    `rewarded(carry, reward)` passes the rewards `[B]` to a policy that acts on them.
+    """
     quota = [episodes // env.num_envs + (i < episodes % env.num_envs) for i in range(env.num_envs)]
     values: list[list[float]] = [[] for _ in quota]
     running, length = [0.0] * env.num_envs, [0] * env.num_envs
@@ -61,6 +69,8 @@ def evaluate(
         for i in range(env.num_envs):
             if length[i] >= MAX_STEPS:
                 values[i] += [running[i]] * (quota[i] - len(values[i]))
+        if carry is not None and rewarded is not None:
+            carry = rewarded(carry, feedback.reward * feedback.mask)
         if carry is not None and bool(feedback.cut.any()):
             if reset_carry is None:
                 raise TypeError("An algorithm that has a carry must define reset_carry(carry, cut).")

@@ -111,8 +111,8 @@ def _evaluate(module: Algorithm, state: State, env: Env, episodes: int | None, s
         action, _, carry = module.act(state, tree_map(lambda x: x.to(device), obs), carry, explore=False)
         return action.cpu(), carry
 
-    reset_carry = getattr(module, "reset_carry", None)
-    return _inside_and_outside(env, lambda env: returns.evaluate(env, act, episodes or 1, seed, reset_carry))
+    reset_carry, rewarded = getattr(module, "reset_carry", None), getattr(module, "rewarded", None)
+    return _inside_and_outside(env, lambda env: returns.evaluate(env, act, episodes or 1, seed, reset_carry, rewarded))
 
 
 def _inside_and_outside(env: Env, score: Callable[[Env], Evaluation]) -> Evaluation:

@@ -129,7 +129,7 @@ def _skip_reason(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str
 
 def prepare(command: str, report: Report = lambda text: None) -> None:
     """Run a command that makes a file, unless the file exists. Raises UserError if it fails."""
-    if not made_by(command).is_file():
+    if not made_by(command).exists():
         report(f"  {command}")
         _run(command, Path.cwd())
 
@@ -270,7 +270,7 @@ def _made_since(out: Path, inputs: Sequence[Path]) -> Path | None:
     if not (out / "config.yaml").is_file():
         return None
     began = (out / "config.yaml").stat().st_mtime_ns
-    return next((file for file in inputs if file.is_file() and file.stat().st_mtime_ns > began), None)
+    return next((file for file in inputs if file.exists() and file.stat().st_mtime_ns > began), None)
 
 
 def _move_aside(out: Path) -> Path:

@@ -1,0 +1,86 @@
+"""What policies trained on recorded episodes share: normalized observations, and actions as vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from foresight.data.episodes import statistics
+from foresight.errors import UserError
+from foresight.nets import encoders
+
+
+class NormalizedObs(nn.Module):
+    """Observations `[..., *shape]` as vectors `[..., size]` of mean 0 and deviation 1 over the data.
+
+    The statistics are buffers, so that they are saved with the policy. Integers become one-hot.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, space: gs.Space[Any]) -> None:
+        super().__init__()
+        self.vector = encoders.vectorizer(space)
+        self.size = self.vector.size
+        self.scaled = isinstance(space, gs.Box)
+        self.register_buffer("mean", torch.zeros(self.size))
+        self.register_buffer("std", torch.ones(self.size))
+
+    def fit(self, obs: Tensor) -> None:
+        """Take the statistics of `obs` `[S, ...]`."""
+        if self.scaled:
+            mean, std = statistics(self.vector(obs))
+            self.mean.copy_(mean)
+            self.std.copy_(std)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """`[..., size]`."""
+        return (self.vector(obs) - self.mean) / self.std
+
+
+class ActionCode(nn.Module):
+    """Actions as vectors `[..., width]`: one-hot, or scaled to [-1, 1] by the bounds of a Box; and their loss.
+
+    Raises UserError for other spaces.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, space: gs.Space[Any]) -> None:
+        super().__init__()
+        self.discrete = isinstance(space, gs.Discrete)
+        bounded = isinstance(space, gs.Box) and len(space.shape) == 1 and np.isfinite([space.low, space.high]).all()
+        if not (self.discrete or bounded):
+            raise UserError(f"Actions must be Discrete or a bounded Box with one dim, not {space}.")
+        self.width: int = int(space.n) if isinstance(space, gs.Discrete) else int(space.shape[0])  # type: ignore[index]
+        self.first = int(space.start) if isinstance(space, gs.Discrete) else 0
+        if isinstance(space, gs.Box):
+            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32))
+            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32))
+
+    def encode(self, action: Tensor) -> Tensor:
+        """`[..., width]`; actions of a Box outside the bounds are clipped to them, as the environment does."""
+        if self.discrete:
+            return F.one_hot(action.long() - self.first, self.width).float()
+        middle, half = (self.high + self.low) / 2, (self.high - self.low) / 2
+        return ((action - middle) / half).clamp(-1, 1)
+
+    def decode(self, y: Tensor) -> Tensor:
+        """The likeliest action for the network's output `y` `[..., width]`."""
+        if self.discrete:
+            return y.argmax(-1) + self.first
+        return self.low + (y.tanh() + 1) / 2 * (self.high - self.low)
+
+    def loss(self, y: Tensor, action: Tensor) -> Tensor:
+        """Cross-entropy, or mean squared error in [-1, 1], `[...]`."""
+        target = self.encode(action)
+        if self.discrete:
+            return -(target * y.log_softmax(-1)).sum(-1)
+        return (y.tanh() - target).square().mean(-1)

@@ -1,0 +1,79 @@
+"""The network of the Decision Transformer: three tokens per step, `nets.sequence.transformer` over them.
+
+Source: Chen et al. 2021 (arXiv:2106.01345), algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from foresight.data.episodes import Episodes
+from foresight.nets.imitation import ActionCode, NormalizedObs
+from foresight.nets.sequence.transformer import Transformer, TransformerConfig
+
+
+class DecisionTransformer(nn.Module):
+    """Return to go, observation and action of each of K steps, in this order; actions are predicted at observations.
+
+    An embedding of the time step in the episode, at most `max_length`, is added to its three tokens; there are no other
+    positions. `scale` divides returns; it and the statistics of the observations are buffers, taken from the data.
+    """
+
+    scale: Tensor
+    best: Tensor
+
+    def __init__(
+        self,
+        obs: gs.Space[Any],
+        action: gs.Space[Any],
+        dim: int,
+        layers: int,
+        heads: int,
+        max_length: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.obs_space, self.action_space, self.max_length = obs, action, max_length
+        self.inputs, self.actions = NormalizedObs(obs), ActionCode(action)
+        self.embed_return, self.embed_obs = nn.Linear(1, dim), nn.Linear(self.inputs.size, dim)
+        self.embed_action, self.embed_time = nn.Linear(self.actions.width, dim), nn.Embedding(max_length, dim)
+        nn.init.normal_(self.embed_time.weight, std=0.02)
+        self.norm = nn.LayerNorm(dim)
+        shape = TransformerConfig(
+            layers=layers, dim=dim, heads=heads, norm="layer", activation="gelu", bias=True, dropout=dropout
+        )
+        self.transformer = Transformer(shape)
+        self.head = nn.Linear(dim, self.actions.width)
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("best", torch.zeros(()))  # the highest return of the data
+
+    def fit(self, episodes: Episodes) -> None:
+        """Take the statistics of the data."""
+        self.inputs.fit(episodes.obs[episodes.rows].to(self.scale.device))
+        self.scale.copy_(episodes.to_go[episodes.rows].abs().max())
+        self.best.copy_(episodes.returns.max())
+
+    def forward(self, obs: Tensor, action: Tensor, to_go: Tensor, time: Tensor, mask: Tensor) -> Tensor:
+        """Outputs for actions `[B, K, width]` of steps `[B, K, ...]`; `action` `[B, K, width]` are vectors.
+
+        The output of a step depends on its return and observation and on everything before; its action and what
+        follows are invisible to it.
+        """
+        asked = self.embed_return((to_go / self.scale).unsqueeze(-1))
+        tokens = torch.stack([asked, self.embed_obs(self.inputs(obs)), self.embed_action(action)], 2)  # [B, K, 3, D]
+        when = self.embed_time(time.clamp(max=self.max_length - 1)).unsqueeze(2)
+        stream = self.norm(tokens + when).flatten(1, 2)
+        # At position 0 a rotation is the identity.
+        still = torch.zeros(stream.shape[:2], dtype=torch.int64, device=stream.device)
+        features, _ = self.transformer(stream, positions=still, mask=mask.repeat_interleave(3, 1) > 0)
+        y: Tensor = self.head(at_observations(features))
+        return y
+
+
+def at_observations(features: Tensor) -> Tensor:
+    """The features `[B, K, D]` at the observations, of all three tokens' `[B, 3 K, D]`."""
+    return features[:, 1::3]

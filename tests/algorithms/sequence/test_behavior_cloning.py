@@ -1,0 +1,53 @@
+"""Behavior cloning as a program: the data it takes, resuming, and mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from foresight.algorithms.sequence import behavior_cloning as bc
+from foresight.errors import UserError
+from foresight.training import offline
+from tests.algorithms.sequence.chain import ENV, chain
+from tests.algorithms.small_runs import last
+from tests.algorithms.states import forgets, restored, weights
+from tests.sabotage import change, sabotaged_by
+
+CONFIG = bc.Config(steps=60, data=("d",), hidden=(16,), batch_size=64, learning_rate=0.02)
+
+
+@pytest.fixture(autouse=True)
+def data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chain as the data."""
+    monkeypatch.setattr(offline, "read", lambda *_: chain())
+
+
+@sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in ("policy", "optimizer", "sampler")])
+def test_a_resumed_run_is_the_uninterrupted_one() -> None:
+    whole = last(bc, CONFIG, ENV)
+    stopped = next(state for _, _, state in bc.train(CONFIG, ENV))
+    resumed = last(bc, CONFIG, ENV, restored(bc, stopped, ENV))
+    assert stopped.step == 50 and resumed.step == 60 and torch.equal(weights(resumed), weights(whole))
+
+
+@sabotaged_by("foresight.data.episodes.Episodes.best", change("share", lambda _: 1.0))
+@sabotaged_by("foresight.nets.imitation.ActionCode.encode", change("action", lambda a: 1 - a))
+def test_the_best_episodes_are_imitated() -> None:
+    """The three episodes of the highest return have two actions 1 each; over all data both are equally frequent."""
+    every = last(bc, dataclasses.replace(CONFIG, steps=150, batch_size=512), ENV)
+    best = last(bc, dataclasses.replace(CONFIG, steps=150, share=3 / 16), ENV)
+    probability = [state.policy(torch.ones(1, 1)).softmax(-1)[0, 1].item() for state in (every, best)]
+    assert abs(probability[0] - 0.5) < 0.06 and probability[1] > 0.97, probability
+    assert bc.act(best, torch.ones(2, 1))[0].tolist() == [1, 1]
+
+
+def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="share must be between"):
+        last(bc, dataclasses.replace(CONFIG, share=0), ENV)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="No data given"):
+        last(bc, dataclasses.replace(CONFIG, data=()), ENV)
+    with pytest.raises(UserError, match="There are no episodes in nowhere"):
+        last(bc, dataclasses.replace(CONFIG, data=("nowhere",)), ENV)
