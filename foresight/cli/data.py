@@ -163,7 +163,8 @@ def _episodes(
             agent.close()
     low, mean, high = (float(x) for x in (found.returns.min(), found.returns.mean(), found.returns.max()))
     screen.stdout().print(
-        f"{len(found)} episodes, {int(found.length.sum()):,} steps, return {mean:.4g} ({low:.4g} to {high:.4g}): {path}",
+        f"{len(found)} episodes, {int(found.length.sum()):,} steps, return {mean:.4g} ({low:.4g} to {high:.4g}): "
+        f"{path}",
         markup=False,
         soft_wrap=True,
     )

@@ -58,7 +58,7 @@ class Config:
     layers: int = 2  # 3 in the paper
     heads: int = 1  # the paper's
     dropout: float = 0.1  # the paper's
-    max_length: int = 1_000  # time steps that are told apart; the official code's
+    max_length: int = 1_000  # time steps with an embedding of their own; the official code's
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
