@@ -75,19 +75,14 @@ def record(name: str, steps: int, seed: int) -> tuple[Any, Any]:
 
 
 def build(kind: str, spaces: Any, seed: int) -> Any:
-    """The State of an algorithm with this model; an RSSM has the width at which it is as large as the transformer."""
+    """The State of an algorithm with this model, about 130,000 weights."""
     from foresight.algorithms.world import dreamer, storm
 
     common: dict[str, Any] = {"seed": seed, "groups": 8, "classes": 8, "units": 64, "layers": 2, "replay_size": 1_000}
-    if kind != "rssm":
-        config = storm.Config(
-            **common, sequence_model=kind, width=64, heads=4, dropout=0.0, batch_size=BATCH, sequence_length=LENGTH
-        )
-        return storm.build(config, spaces)
-    wanted = parameters(build("transformer", spaces, seed).model)
-    config = dreamer.Config(**common, blocks=1, batch_size=BATCH, sequence_length=LENGTH)
-    sizes = [dataclasses.replace(config, deter=n, hidden=n // 2) for n in range(48, 160, 4)]
-    return min((dreamer.build(c, spaces) for c in sizes), key=lambda s: abs(parameters(s.model) - wanted))
+    common |= {"batch_size": BATCH, "sequence_length": LENGTH}
+    if kind == "rssm":
+        return dreamer.build(dreamer.Config(**common, deter=92, hidden=46, blocks=1), spaces)
+    return storm.build(storm.Config(**common, sequence_model=kind, width=64, heads=4, dropout=0.0), spaces)
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -191,8 +186,10 @@ def document(cells: list[dict[str, Any]]) -> dict[str, Any]:
         every.setdefault((c["env"], c["model"]), set()).add(c["seed"])
     return {
         "what": "errors of open-loop predictions by horizon: RSSM, transformer and LSTM of equal size",
-        "command": "python benchmarks/open_loop.py --seeds "
-        + " ".join(str(seed) for seed in sorted({c["seed"] for c in cells})),
+        "command": " ".join(
+            ["python benchmarks/open_loop.py --envs", *sorted({c["env"] for c in cells}), "--seeds"]
+            + [str(seed) for seed in sorted({c["seed"] for c in cells})]
+        ),
         "seeds": sorted(set.intersection(*every.values())),
         "errors": summary(cells),
         "seconds": round(sum(c["seconds"] for c in cells), 1),
