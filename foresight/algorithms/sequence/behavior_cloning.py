@@ -3,7 +3,7 @@
     minimize  Σ_{(s, a) ∈ D_p} -log π(a | s)        (actions of a Box: ‖a - μ(s)‖²)
 
 where D_p holds the episodes of the highest returns that together have the share p of all steps of the data. With p = 1
-where D_p holds the episodes of the highest returns that together have the share p of all steps. With p = 1
+rewards are not read; with p = 0.1 it is 10%-BC, the baseline of every method that is conditioned on returns.
 
 What is kept: the selection by steps, ordered by return. Differences: an MLP on one observation instead of the last 20.
 """
