@@ -32,9 +32,14 @@ def require_model(agent: Agent) -> Any:
     if not has_model(agent.state):
         raise UserError(
             f"{agent.path} is a run of {agent.settings.algorithm}, which learns no world model that predicts "
-            "step by step. Give a run of dreamer or planet."
+            "step by step. Give a run of dreamer, storm, planet or tdmpc2."
         )
     return agent.state.model
+
+
+def gamma_of(state: State) -> float:
+    """The γ that the continuation of the state's world model includes; 1 without."""
+    return float(state.config.gamma) if state.model.discounted else 1.0
 
 
 def make(run: Path, num_envs: int, horizon: int = HORIZON, **options: Any) -> ImaginedEnv:
@@ -101,5 +106,4 @@ def inside(agent: Agent, num_envs: int, horizon: int | None, first: bool, seed: 
     starts = draw(model, agent.spaces.action, state.replay, generator)
     longest = horizon or state.replay.episodes()[1]
     name = f"{PREFIX}{agent.path}"
-    gamma = float(getattr(state.config, "gamma", 1.0))
-    return imagined_env.ImaginedEnv(name, model, agent.spaces, starts, num_envs, longest, gamma, device)
+    return imagined_env.ImaginedEnv(name, model, agent.spaces, starts, num_envs, longest, gamma_of(state), device)

@@ -33,7 +33,7 @@ def anywhere(model: WorldModel, space: gs.Space[Any], replay: Sequences, generat
     action = latent_actor.features_of(space, batch.action.flatten(0, 1)).unflatten(0, batch.shape)
     found = model.observe(model.initial(STARTS), batch.obs, action, batch.cut, generator)
     going = (batch.cut[:, -1] == 0).nonzero().squeeze(-1)  # no action follows a final observation
-    return tree_map(lambda x: x[going, -1], found)
+    return model.begin(tree_map(lambda x: x[going, -1], found))
 
 
 @torch.no_grad()
@@ -48,15 +48,16 @@ def beginnings(model: WorldModel, space: gs.Space[Any], replay: Sequences, gener
     count = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
     action = torch.zeros(count, 1, latent_actor.action_width(space), device=device)
     found = model.observe(model.initial(count), obs, action, torch.zeros(count, 1, device=device), generator)
-    return tree_map(lambda x: x[:, 0], found)
+    return model.begin(tree_map(lambda x: x[:, 0], found))
 
 
 class ImaginedEnv:
     """An `Env` whose steps are those of a world model.
 
-    Episodes start from states drawn uniformly from `starts` `[N, ...]`. They terminate by the predicted continuation,
-    as a coin: the model predicts γ times the probability to continue, and `gamma` is that γ. They are truncated after
-    `limit` steps. Observations are decoded, so that a policy can act outside as well: images, or float vectors.
+    Episodes start from states drawn uniformly from `starts` `[N, ...]`, as `begin` returns them. They terminate by the
+    predicted continuation, as a coin (never, where the environment never does): the model predicts γ times the
+    probability to continue, and `gamma` is that γ. They are truncated after `limit` steps. Observations are decoded, so
+    that a policy can act outside as well: images, or float vectors.
 
     `outside` is the environment that the model was trained in, for evaluations, or None.
     """
@@ -74,10 +75,16 @@ class ImaginedEnv:
         outside: Env | None = None,
     ) -> None:
         """Raises UserError for a model that does not decode, and for observations that cannot be made of its output."""
-        self.name, self.num_envs, self.spaces, self.outside = name, num_envs, spaces, outside
+        self.name, self.num_envs, self.outside = name, num_envs, outside
+        self.spaces = spaces._replace(simulator=None)  # that of the true dynamics
         self.model, self.starts, self.limit, self.gamma, self.device = model, starts, limit, gamma, device
-        box = isinstance(spaces.obs, gs.Box) and (isinstance(model.obs, Images) or spaces.obs.dtype.kind == "f")
-        if not hasattr(model, "decode") or not box:
+        if not hasattr(model, "decode"):
+            raise UserError(
+                f"'{name}' cannot be an environment: its world model predicts no observations, so that nothing that is "
+                "trained or played inside could act outside. Give a run of dreamer, storm or planet. Its errors are "
+                "drawn with: foresight plot RUN --model 45 --out errors.png"
+            )
+        if not isinstance(spaces.obs, gs.Box) or not (isinstance(model.obs, Images) or spaces.obs.dtype.kind == "f"):
             raise UserError(
                 f"'{name}' cannot be an environment: its world model must predict observations that are images or one "
                 f"float array, not {spaces.obs}."
@@ -106,7 +113,7 @@ class ImaginedEnv:
             raise ValueError(f"'{self.name}' takes actions of shape {shape}, not {tuple(action.shape)}.")
         features = latent_actor.features_of(self.spaces.action, action.to(self.device))
         self.state, reward, continuation = self.model.advance(self.state, features, self._generator)
-        alive = (continuation / self.gamma).clamp(0, 1)
+        alive = torch.ones_like(reward) if self.spaces.continuing else (continuation / self.gamma).clamp(0, 1)
         discount = (torch.rand(alive.shape, generator=self._generator, device=self.device) < alive).float().cpu()
         reward = reward.cpu()
         self._time, self._returns = self._time + 1, self._returns + reward
@@ -116,7 +123,7 @@ class ImaginedEnv:
         if cut.any():
             info = {"episode_return": self._returns[cut].tolist(), "episode_length": self._time[cut].tolist()}
             over, fresh = cut.to(self.device), self._draw()
-            self.state = {name: _chosen(over, fresh[name], x) for name, x in self.state.items()}
+            self.state = trees.merge(lambda pair: _chosen(over, *pair), [fresh, self.state])
             self._time, self._returns = self._time.masked_fill(cut, 0), self._returns.masked_fill(cut, 0.0)
             obs = _chosen(cut, self._decoded(self.state), final)
         return Feedback(obs, reward, discount, cut.float(), self._mask, final, info)
@@ -144,7 +151,7 @@ class ImaginedEnv:
         self._generator.set_state(state["generator"])
 
     def _draw(self) -> Tree:
-        count = len(next(iter(self.starts.values())))
+        count = len(self.model.features(self.starts))
         rows = torch.randint(count, (self.num_envs,), generator=self._generator, device=self.device)
         return trees.pick(self.starts, rows)
 

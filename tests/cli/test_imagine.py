@@ -22,9 +22,21 @@ SMALL = {
 }  # fmt: skip
 
 
+STORM = {
+    "num_envs": 4, "rollout_steps": 4, "learning_starts": 100, "train_every": 50, "batch_size": 8,
+    "sequence_length": 8, "replay_size": 2_000, "horizon": 3, "context": 2, "imagined_batch": 16, "width": 16,
+    "sequence_layers": 1, "heads": 2, "groups": 4, "classes": 4, "units": 16, "layers": 1, "depth": 1,
+}  # fmt: skip
+TDMPC2 = {
+    "num_envs": 4, "learning_starts": 100, "train_every": 50, "batch_size": 8, "replay_size": 2_000, "horizon": 2,
+    "candidates": 8, "proposals": 2, "elites": 2, "iterations": 1, "latent_size": 8, "hidden": 8, "encoder_hidden": 8,
+    "bins": 11,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run on vectors, a run on images with media, and one without a world model."""
+    """Runs on vectors and images, one that predicts no observations, and one without a world model."""
     folder = tmp_path_factory.mktemp("runs")
     common = {"show": False, "evaluation_episodes": 2}
     pole = foresight.train("dreamer", env="CartPole-v1", steps=600, out=folder / "pole", **common, **SMALL)
@@ -32,8 +44,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "dreamer", env="KeyDoor-v0", env_options={"size": 2, "time_limit": 12}, steps=400, record=True,
         out=folder / "door", **common, **SMALL,
     )  # fmt: skip
+    small = {"size": 2, "time_limit": 12}
+    storm = foresight.train(
+        "storm", env="KeyDoor-v0", env_options=small, steps=400, out=folder / "storm", **common, **STORM
+    )
+    blind = foresight.train("tdmpc2", env="Pendulum-v1", steps=800, out=folder / "blind", **common, **TDMPC2)
     plain = foresight.train("ppo", env="CartPole-v1", steps=256, out=folder / "plain", **common)
-    return {"pole": pole.path, "door": door.path, "plain": plain.path}
+    found = {"pole": pole, "door": door, "storm": storm, "blind": blind, "plain": plain}
+    return {name: run.path for name, run in found.items()}
 
 
 def test_a_recorded_run_shows_what_its_model_predicts(runs: dict[str, Path]) -> None:
@@ -41,20 +59,23 @@ def test_a_recorded_run_shows_what_its_model_predicts(runs: dict[str, Path]) -> 
 
 
 def test_plot_draws_errors_by_horizon(runs: dict[str, Path], tmp_path: Path, call: Callable) -> None:
-    for name in ("pole", "door"):
+    for name in ("pole", "storm", "door"):
         answer = call("plot", runs[name], "--model", 4, "--out", tmp_path / f"{name}.png", "--json").json
         (errors,) = answer["runs"].values()
         assert set(errors) == {"observation", "reward", "continuation"}
         assert all(len(values) == 5 for values in errors.values()) and errors["observation"][1] > 0
         assert (tmp_path / f"{name}.png").stat().st_size > 5_000
+    errors = call("plot", runs["blind"], "--model", 4, "--out", tmp_path / "blind.png", "--json").json["runs"]
+    assert [set(x) for x in errors.values()] == [{"reward", "continuation"}]
     again = call("plot", runs["door"], "--model", 4, "--out", tmp_path / "again.png", "--json").json
     assert again["runs"] == answer["runs"]  # measuring changes nothing
     assert call("plot", runs["door"], "--model", 4, "--out", tmp_path / "door.gif").code == 0
     assert (tmp_path / "door.gif").stat().st_size > 1_000
 
 
-def test_the_agent_is_filmed_inside_its_model(runs: dict[str, Path], tmp_path: Path, call: Callable) -> None:
-    answer = call("play", runs["door"], "--imagine", "--gif", tmp_path / "inside.gif")
+@pytest.mark.parametrize("name", ["door", "storm"])
+def test_the_agent_is_filmed_inside_its_model(runs: dict[str, Path], name: str, tmp_path: Path, call: Callable) -> None:
+    answer = call("play", runs[name], "--imagine", "--gif", tmp_path / "inside.gif")
     assert answer.code == 0 and "frames in" in answer.out and (tmp_path / "inside.gif").is_file()
 
 
@@ -63,7 +84,7 @@ def keys(text: str) -> Callable[[], str]:
     return lambda: next(pressed)
 
 
-@pytest.mark.parametrize("name", ["pole", "door"])
+@pytest.mark.parametrize("name", ["pole", "door", "storm"])
 def test_keys_act_inside_the_model(runs: dict[str, Path], name: str, capsys: pytest.CaptureFixture[str]) -> None:
     agent = load(runs[name])
     env = imagined.inside(agent, 1, None, first=True)
@@ -72,7 +93,7 @@ def test_keys_act_inside_the_model(runs: dict[str, Path], name: str, capsys: pyt
     out = capsys.readouterr().out
     lines = [line.split("  ")[0] for line in out.splitlines() if line.startswith("step")]
     assert lines[0] == "step 0" and lines.count("step 0") >= 2 and "step 1" in lines and "return" in out
-    assert ("▀" in out) == (name == "door")
+    assert ("▀" in out) == (name != "pole")
 
 
 def test_ppo_trains_inside_and_is_evaluated_outside(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -103,6 +124,8 @@ def test_mistakes_are_named(runs: dict[str, Path], tmp_path: Path, call: Callabl
         (("train", "ppo", "--env", "imagined:nowhere"), "is not a run directory"),
         (("train", "ppo", "--env", model, "--env-options", "hroizon=3"), "has the option horizon, not hroizon"),
         (("train", "ppo", "--env", model, "--env-options", "horizon=0"), "horizon must be a whole number"),
+        (("train", "ppo", "--env", f"imagined:{runs['blind']}"), "world model predicts no observations"),
+        (("play", runs["blind"], "--imagine"), "Give a run of dreamer, storm or planet"),
         (("train", "ppo", "--env", model, "--actors", "2"), "Actors cannot act inside a world model"),
         (("play", runs["plain"], "--imagine"), "which learns no world model"),
         (("play", runs["pole"], "--imagine", "--gif", tmp_path / "x.gif"), "predicts numbers, not images"),

@@ -31,6 +31,7 @@ class Line:
 
     size = 1
     obs: Any = Vector()
+    discounted = True
 
     def __init__(self, step: float = 1.0) -> None:
         self.by = step
@@ -44,12 +45,22 @@ class Line:
     def features(self, state: dict[str, Tensor]) -> Tensor:
         return state["place"]
 
+    def begin(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"place": state["place"]}
+
     def advance(self, state: dict[str, Tensor], action: Tensor, generator: Any) -> tuple[Any, Tensor, Tensor]:
         place = state["place"] + self.by * action[:, 1:]
         return {"place": place}, place[:, 0], GAMMA * (place[:, 0] < END).float()
 
     def decode(self, state: dict[str, Tensor]) -> Tensor:
         return state["place"]
+
+
+class Slope(Line):
+    """The same with continuous actions: moves of up to `step` in each direction."""
+
+    def advance(self, state: dict[str, Tensor], action: Tensor, generator: Any) -> tuple[Any, Tensor, Tensor]:
+        return super().advance(state, action.expand(-1, 2), generator)
 
 
 class Picture(Line):

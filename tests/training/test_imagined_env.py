@@ -12,24 +12,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresight.algorithms.policy import ppo
+from foresight.algorithms.policy import ppo, sac
+from foresight.algorithms.search import muzero
+from foresight.algorithms.value import dqn
 from foresight.algorithms.world import dreamer
 from foresight.data.sequences import Sequences
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
+from foresight.nets.models import tdmpc2
 from foresight.nets.models.latent_actor import LatentActor, features_of
 from foresight.nets.models.world_model import Images
 from foresight.training import imagined_env
 from foresight.training.imagined_env import ImaginedEnv
+from foresight.training.options import ModelTraining
 from tests.algorithms.policy.small_envs import choice
 from tests.algorithms.small_runs import last
+from tests.algorithms.states import weights
 from tests.algorithms.world.world_runs import DREAMER, reward_of
 from tests.sabotage import change, sabotaged_by
-from tests.training.small_model import GAMMA, SPACES, Line, Picture
+from tests.training.small_model import GAMMA, SPACES, Line, Picture, Slope
 
 
 def line(count: int, limit: int = 5, places: tuple[float, ...] = (0.0, 1.0), model: Any = None) -> ImaginedEnv:
-    starts = {"place": torch.tensor(places).unsqueeze(1), "seen": torch.ones(len(places), 1)}
+    starts = {"place": torch.tensor(places).unsqueeze(1)}
     return ImaginedEnv("line", model or Line(), SPACES, starts, count, limit, GAMMA)
 
 
@@ -80,6 +85,13 @@ def test_the_predicted_continuation_is_a_coin() -> None:
     env.reset(0)
     f = env.step(torch.zeros(4000, dtype=torch.int64))
     assert f.discount.mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+def test_no_coin_ends_what_never_terminates() -> None:
+    env = ImaginedEnv("line", Line(), SPACES._replace(continuing=True), {"place": torch.ones(1, 1)}, 1, 5, GAMMA)
+    env.reset(0)
+    rows = [env.step(torch.ones(1, dtype=torch.int64)) for _ in range(5)]
+    assert [f.discount.item() for f in rows] == [1] * 5 and [f.cut.item() for f in rows] == [0, 0, 0, 0, 1]
 
 
 def test_equal_seeds_give_equal_episodes_and_a_state_continues() -> None:
@@ -161,10 +173,33 @@ def test_training_inside_improves_the_return_outside() -> None:
     assert before <= 0.5 and after == 1.0
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn", "muzero", "sac"])
+def test_others_train_inside(name: str) -> None:
+    small: dict[str, Any] = {
+        "ppo": {"rollout_steps": 8, "hidden": (8,), "learning_rate": 1e-2},
+        "dqn": {"learning_starts": 32, "hidden": (8,), "learning_rate": 1e-2, "target_every": 16},
+        "sac": {"learning_starts": 32, "hidden": (8,), "learning_rate": 1e-2, "batch_size": 16},
+        "muzero": {
+            "simulations": 4, "unroll_steps": 2, "n_steps": 2,
+            "training": ModelTraining(
+                latent_size=8, hidden=(8,), support=5, learning_starts=32, batch_size=16, collect_steps=4
+            ),
+        },
+    }  # fmt: skip
+    module = {"ppo": ppo, "dqn": dqn, "sac": sac, "muzero": muzero}[name]
+    model, space = (Slope(), gs.Box(-1, 1, (1,), np.float32)) if name == "sac" else (Line(), gs.Discrete(2))
+    env = ImaginedEnv("line", model, SPACES._replace(action=space), {"place": torch.zeros(1, 1)}, 4, 5, GAMMA)
+    state = last(module, module.Config(steps=96, num_envs=4, **small[name]), env)
+    before = weights(module.build(state.config, env.spaces))
+    assert torch.isfinite(weights(state)).all() and not torch.equal(weights(state), before)
+
+
 def test_what_cannot_be_an_environment_is_refused() -> None:
     discrete = Spaces(gs.Discrete(4), gs.Discrete(2))
     with pytest.raises(UserError, match="must predict observations that are images or one float array, not Discrete"):
         ImaginedEnv("x", Line(), discrete, {"place": torch.zeros(1, 1)}, 1, 5, GAMMA)
+    with pytest.raises(UserError, match="predicts no observations, so that nothing that is trained or played inside"):
+        ImaginedEnv("x", tdmpc2.TDMPC2, SPACES, {"latent": torch.zeros(1, 1)}, 1, 5, GAMMA)
     empty = Sequences(100, 2)
     with pytest.raises(UserError, match="holds no whole episode"):
         imagined_env.beginnings(Line(), gs.Discrete(2), empty, torch.Generator())

@@ -145,7 +145,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             contrastive = Contrastive(config.width, stoch, width, config.contrastive_steps, config.units)
         model = STORM(
             obs, width, SEQUENCE_MODELS[config.sequence_model](config), config.groups, config.classes, config.context,
-            config.unimix, config.free_nats, config.units, config.layers, contrastive,
+            config.unimix, config.free_nats, config.units, config.layers, contrastive, config.sequence_length,
         )  # fmt: skip
         actor = LatentActor(spaces.action, model.size, config.units, config.layers, unimix=0.0)
         critic = TwoHotMLP(model.size, config.units, config.layers)

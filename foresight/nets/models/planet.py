@@ -32,6 +32,8 @@ class GaussianRSSM(nn.Module):
     A KL divergence below `free_nats` has no gradient. The reward has `layers` layers of `units`.
     """
 
+    discounted = False
+
     def __init__(
         self,
         obs: ObsModel,
@@ -103,6 +105,10 @@ class GaussianRSSM(nn.Module):
             actions.append(action)
         reward = self.reward(torch.stack(features[1:], 1))
         return imagined(features, actions, reward, torch.ones_like(reward))
+
+    def begin(self, state: State) -> State:
+        """See `WorldModel`."""
+        return {"deter": state["deter"], "stoch": state["stoch"]}
 
     def advance(self, state: State, action: Tensor, generator: torch.Generator) -> tuple[State, Tensor, Tensor]:
         """See `WorldModel`. The latents are sampled from the prior; the continuation is 1."""

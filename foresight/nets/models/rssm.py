@@ -49,6 +49,7 @@ class RSSM(nn.Module):
     """
 
     kept: Sequence[str] = ("deter", "stoch", "action")
+    discounted = True
 
     def __init__(
         self,
@@ -141,6 +142,10 @@ class RSSM(nn.Module):
             actions.append(action)
         ahead = torch.stack(features[1:], 1)
         return imagined(features, actions, self.reward(ahead).mean(), self.continues(ahead).squeeze(-1).sigmoid())
+
+    def begin(self, state: State) -> State:
+        """See `WorldModel`."""
+        return {"deter": state["deter"], "stoch": state["stoch"]}
 
     def advance(self, state: State, action: Tensor, generator: torch.Generator) -> tuple[State, Tensor, Tensor]:
         """See `WorldModel`. The latents are sampled from the prior."""

@@ -26,8 +26,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from foresight.data.sequences import Arrival
 from foresight.data.trajectory import Trajectory, Tree
@@ -35,12 +34,13 @@ from foresight.nets.models.contrastive import Contrastive
 from foresight.nets.models.world_model import ObsModel, Policy, TwoHotMLP, imagined, linear, mlp
 from foresight.nets.outputs import OneHots
 from foresight.nets.sequence.recurrent import Recurrent
-from foresight.nets.sequence.transformer import Transformer, TransformerConfig
+from foresight.nets.sequence.transformer import Cache, Transformer, TransformerConfig
 from foresight.ops import latent
 
-State = dict[str, Tensor]
+State = dict[str, Any]
 # "deter" `[..., D]`: h of the step before; "stoch" `[..., G C]`: one-hot categoricals, flattened; "context"
 # `[..., K, G C + A]`: latents and actions of the K steps before, of which "filled" `[..., K]` are of this episode.
+# In steps without an observation (`advance`), the memory of the sequence model instead of the context: "memory".
 
 
 class SequenceModel(Protocol):
@@ -66,6 +66,12 @@ class SequenceModel(Protocol):
 
     def step(self, x: Tensor, memory: Any) -> tuple[Tensor, Any]:
         """The output `[N, size]` after one more token `[N, size]`, and the memory."""
+
+    def window(self, memory: Any, slots: int) -> dict[str, Tensor]:
+        """The memory of the last `slots` tokens as tensors `[N, ...]`, whose shapes depend on `slots` only."""
+
+    def slide(self, x: Tensor, window: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """As `step`, of a `window`, in which the new token takes the place of the oldest."""
 
 
 class CausalTransformer(nn.Module):
@@ -97,6 +103,19 @@ class CausalTransformer(nn.Module):
         h, memory, _ = self.net.features(x.unsqueeze(1), memory)
         return h.squeeze(1), memory
 
+    def window(self, memory: Any, slots: int) -> dict[str, Tensor]:
+        """See `SequenceModel`: keys and values `[N, layers, heads, slots, D]`, which are real, the next position."""
+        room = slots - memory.length  # below 0, the oldest are dropped
+        keys, values = (pad(torch.stack(x, 1), (0, 0, room, 0)) for x in (memory.keys, memory.values))
+        return {"keys": keys, "values": values, "real": pad(memory.mask, (room, 0)), "position": memory.lengths}
+
+    def slide(self, x: Tensor, window: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `SequenceModel`."""
+        position, slots = window["position"], window["real"].shape[1]
+        cache = Cache(window["keys"].unbind(1), window["values"].unbind(1), window["real"], slots, static=False)
+        h, cache, _ = self.net.features(x.unsqueeze(1), cache, positions=position.unsqueeze(1))
+        return h.squeeze(1), {**self.window(cache, slots), "position": position + 1}
+
 
 class RecurrentSequence(nn.Module):
     """An LSTM as a `SequenceModel`, with as many weights as a `CausalTransformer` of equal size: 8 size² a layer."""
@@ -121,22 +140,31 @@ class RecurrentSequence(nn.Module):
         y, memory = self.net(x.unsqueeze(1), memory)
         return y.squeeze(1), memory
 
+    def window(self, memory: Any, slots: int) -> dict[str, Tensor]:
+        """See `SequenceModel`: the state, which remembers all tokens."""
+        return dict(memory)
+
+    def slide(self, x: Tensor, window: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `SequenceModel`."""
+        return self.step(x, window)
+
 
 def first_filled(filled: Tensor) -> Tensor:
     """True at the first of the filled slots, `[N, K]` bool of bool."""
-    return filled & ~functional.pad(filled[:, :-1], (1, 0))
+    return filled & ~pad(filled[:, :-1], (1, 0))
 
 
 class STORM(nn.Module):
     """The model of one kind of observation `obs` and of actions with `action_width` features.
 
     `sequence` is the model over tokens. A latent has `groups` categoricals of `classes` classes, with a share `unimix`
-    of uniform probability each. Acting and imagination see the last `context` steps. KL divergences whose mean is below
-    `free_nats` have no gradient. The heads of reward and continuation have `layers` layers of `units`. `contrastive`
-    adds TWISTER's loss.
+    of uniform probability each. Acting and imagination see the last `context` steps; steps without an observation, the
+    last `window`. KL divergences whose mean is below `free_nats` have no gradient. The heads of reward and continuation
+    have `layers` layers of `units`. `contrastive` adds TWISTER's loss.
     """
 
     kept: Sequence[str] = ()
+    discounted = True
 
     def __init__(
         self,
@@ -151,9 +179,11 @@ class STORM(nn.Module):
         units: int = 512,
         layers: int = 2,
         contrastive: Contrastive | None = None,
+        window: int = 64,
     ) -> None:
         super().__init__()
-        self.obs, self.sequence, self.action_width, self.context = obs, sequence, action_width, context
+        self.obs, self.sequence, self.action_width = obs, sequence, action_width
+        self.context, self.window = context, window
         self.groups, self.classes, self.unimix, self.free_nats = groups, classes, unimix, free_nats
         width, stoch = sequence.size, groups * classes
         self.size = stoch + width  # of the features
@@ -207,11 +237,17 @@ class STORM(nn.Module):
         """See `WorldModel`: the reconstruction from z."""
         return self.obs.picture(self.decoder(state["stoch"]))
 
+    def begin(self, state: State) -> State:
+        """See `WorldModel`: the context is read."""
+        _, memory = self.sequence.prefill(self.mixer(state["context"]), state["filled"], 0)
+        memory = self.sequence.window(memory, self.window)
+        return {"deter": state["deter"], "stoch": state["stoch"], "memory": memory}
+
     def advance(self, state: State, action: Tensor, generator: torch.Generator) -> tuple[State, Tensor, Tensor]:
-        """See `WorldModel`. The context is read again: `imagine` is faster for more than one step."""
-        carry = self.carry(state, action)
-        deter, _ = self.sequence.prefill(self.mixer(carry["context"]), carry["filled"], 0)
-        after = {**carry, "deter": deter, "stoch": self.prior(deter).sample(generator)}
+        """See `WorldModel`. One more token is read; the memory is of the last `window` tokens, the context included."""
+        token = torch.cat([state["stoch"], action], -1)
+        deter, memory = self.sequence.slide(self.mixer(token), state["memory"])
+        after = {"deter": deter, "stoch": self.prior(deter).sample(generator), "memory": memory}
         return after, self.reward(deter).mean(), self.continues(deter).squeeze(-1).sigmoid()
 
     def imagine(

@@ -128,6 +128,7 @@ class TDMPC2(nn.Module):
     """
 
     bins: Tensor
+    discounted = False
 
     def __init__(
         self,
@@ -174,6 +175,15 @@ class TDMPC2(nn.Module):
         pair = torch.cat([latent, action], -1)
         after = self.dynamics(pair)
         return after, TwoHot(self.reward(pair), self.bins).mean(), self.continuation(after)
+
+    def begin(self, state: Tree) -> Tree:
+        """See `WorldModel`."""
+        return state
+
+    def advance(self, state: Tree, action: Tensor, generator: torch.Generator) -> tuple[Tree, Tensor, Tensor]:
+        """See `WorldModel`: `step`, in which nothing is random. There is no `decode`."""
+        latent, reward, continuation = self.step(state["latent"], action)
+        return {"latent": latent}, reward, continuation
 
     def continuation(self, latent: Tensor) -> Tensor:
         """The predicted probability `[...]` that the episode continues at `latent`."""

@@ -39,11 +39,13 @@ class WorldModel(Protocol):
 
     A state is a dict of tensors; `features` `[..., size]` of it are what actor and critic see. A carry is what is
     remembered of the steps before, a dict of tensors, zero before the first step of an episode. Those of its parts that
-    are `kept` are stored in the replay with every step, so that a sequence can start from them.
+    are `kept` are stored in the replay with every step, so that a sequence can start from them. `discounted` is whether
+    the predicted continuation includes γ, as the discount that it was trained on does.
     """
 
     size: int
     kept: Sequence[str]
+    discounted: bool
 
     def initial(self, batch: int) -> dict[str, Tensor]:
         """The carry before the first step: zeros."""
@@ -74,6 +76,9 @@ class WorldModel(Protocol):
         `obs` of the Trajectory `[N, horizon]` are features, `discount` is the predicted continuation. The second result
         are the features `[N, size]` after the last step.
         """
+
+    def begin(self, state: Tree) -> Tree:
+        """The states `[N, ...]` of `observe`, as `advance` takes and returns them."""
 
     def advance(self, state: Tree, action: Tensor, generator: torch.Generator) -> tuple[Tree, Tensor, Tensor]:
         """One step of the model from states `[N, ...]` with action features `[N, A]`, without an observation.

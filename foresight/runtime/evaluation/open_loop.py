@@ -138,10 +138,10 @@ def predict(state: State, space: Any, rows: Trajectory, context: int, generator:
     states = [{name: x[:, t] for name, x in observed.items()} for t in range(context)]
     zeros = torch.zeros(batch, device=action.device)
     rewards, continuations = [zeros] * context, [zeros] * context
-    gamma = float(getattr(state.config, "gamma", 1.0))
+    gamma, now = imagined.gamma_of(state), model.begin(states[-1])
     for t in range(context - 1, length - 1):
-        after, reward, continuation = model.advance(states[-1], action[:, t], generator)
-        states.append(after)
+        now, reward, continuation = model.advance(now, action[:, t], generator)
+        states.append(now)
         rewards.append(reward)
         continuations.append((continuation / gamma).clamp(0, 1))
     decoded = [model.decode(one) for one in states] if hasattr(model, "decode") else None

@@ -146,13 +146,59 @@ def _check_rollout(model: STORM, policy: Uniform, generator: torch.Generator) ->
         torch.testing.assert_close(steps.reward[row], model.reward(h).mean())
     found = model.observe(model.initial(4), obs, action, cut, None)
     torch.testing.assert_close(steps.obs[:, 0], model.features(found)[:, -1], atol=1e-5, rtol=0)
-    taken = policy.action_features(steps.action[:, 0])
-    after, reward, discount = model.advance({name: x[:, -1] for name, x in found.items()}, taken, generator)
-    room = start["filled"].sum(1) < model.context  # the first tokens are forgotten where there is none
-    torch.testing.assert_close(after["deter"][room], steps.obs[room, 1, 12:], atol=1e-5, rtol=0)
-    torch.testing.assert_close(reward[room], steps.reward[room, 0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(discount[room], steps.discount[room, 0], atol=1e-5, rtol=0)
-    assert after["filled"].sum(1).tolist() == [1, 3, 3, 3] and model.decode(after).shape == (4, 3)
+
+
+class Scripted(Uniform):
+    """A policy that takes `actions` `[N, H]` in order and draws nothing."""
+
+    def __init__(self, actions: Tensor) -> None:
+        super().__init__()
+        self.rest = list(actions.unbind(1))
+
+    def __call__(self, features: Tensor) -> Scripted:
+        return self
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        return self.rest.pop(0)
+
+
+def _unfilled(original: Callable[..., object]) -> Callable[..., object]:
+    """The context is not read."""
+    return lambda self, state: original(self, {**state, "filled": torch.zeros_like(state["filled"])})
+
+
+@sabotaged_by("foresight.nets.models.storm.STORM.begin", _unfilled)
+@BOTH
+@torch.no_grad()
+def test_steps_taken_one_by_one_are_those_of_imagination(kind: str) -> None:
+    model = _model(kind, window=8)
+    obs, action, cut = _sequences(4)
+    found = model.observe(model.initial(4), obs, action, cut, None)
+    actions = torch.randint(2, (4, 5), generator=torch.Generator().manual_seed(2))
+    one, other = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    steps, last = model.imagine(model.latest(obs, action, cut, None), Scripted(actions), 5, one)
+    ahead = torch.cat([steps.obs[:, 1:], last.unsqueeze(1)], 1)
+    now = model.begin({name: x[:, -1] for name, x in found.items()})
+    for t in range(5):
+        now, reward, continuation = model.advance(now, torch.eye(2)[actions[:, t]], other)
+        torch.testing.assert_close(model.features(now), ahead[:, t], atol=1e-5, rtol=0)
+        torch.testing.assert_close(reward, steps.reward[:, t], atol=1e-5, rtol=0)
+        torch.testing.assert_close(continuation, steps.discount[:, t], atol=1e-5, rtol=0)
+    assert model.decode(now).shape == (4, 3)
+
+
+@sabotaged_by("foresight.nets.models.storm.CausalTransformer.window", change("slots", lambda n: n + 1))
+@torch.no_grad()
+def test_a_token_leaves_the_window_when_it_is_full() -> None:
+    net = CausalTransformer(16, 1, 2)  # one layer: what is in the window has not read what is not
+    x = torch.randn(3, 12, 16, generator=torch.Generator().manual_seed(2))
+    filled = torch.tensor([[False] * 3, [False, True, True], [True] * 3])
+    window = net.window(net.prefill(x[:, :3], filled, 0)[1], 4)
+    for t in range(3, 12):
+        h, window = net.slide(x[:, t], window)
+        for row, first in ((0, 3), (1, 1), (2, 0)):
+            seen = x[row : row + 1, max(first, t - 4) : t + 1]
+            torch.testing.assert_close(h[row], net.read(seen, torch.zeros(seen.shape[:2]))[0, -1])
 
 
 @sabotaged_by("foresight.ops.latent.balanced_kl", swap("posterior", "prior"))
