@@ -97,6 +97,8 @@ def inside(agent: Agent, num_envs: int, horizon: int | None, first: bool, seed: 
     model, state = require_model(agent), agent.state
     device = machine.device_of(state)
     generator = torch.Generator(device).manual_seed(seed)
+    name = f"{PREFIX}{agent.path}"
+    imagined_env.require_observations(name, model, agent.spaces)
     if not state.replay.ready(imagined_env.CONTEXT):
         raise UserError(
             f"The replay of {agent.path} holds {len(state.replay)} rows, too few to start from: "
@@ -105,5 +107,4 @@ def inside(agent: Agent, num_envs: int, horizon: int | None, first: bool, seed: 
     draw = imagined_env.beginnings if first else imagined_env.anywhere
     starts = draw(model, agent.spaces.action, state.replay, generator)
     longest = horizon or state.replay.episodes()[1]
-    name = f"{PREFIX}{agent.path}"
     return imagined_env.ImaginedEnv(name, model, agent.spaces, starts, num_envs, longest, gamma_of(state), device)

@@ -51,6 +51,21 @@ def beginnings(model: WorldModel, space: gs.Space[Any], replay: Sequences, gener
     return model.begin(tree_map(lambda x: x[:, 0], found))
 
 
+def require_observations(name: str, model: Any, spaces: Spaces) -> None:
+    """Raises UserError for a model that does not decode, and for observations that cannot be made of its output."""
+    if not hasattr(model, "decode"):
+        raise UserError(
+            f"'{name}' cannot be an environment: its world model predicts no observations, so that nothing that is "
+            "trained or played inside could act outside. Give a run of dreamer, storm or planet. Its errors are "
+            "drawn with: foresight plot RUN --model 45 --out errors.png"
+        )
+    if not isinstance(spaces.obs, gs.Box) or not (isinstance(model.obs, Images) or spaces.obs.dtype.kind == "f"):
+        raise UserError(
+            f"'{name}' cannot be an environment: its world model must predict observations that are images or one "
+            f"float array, not {spaces.obs}."
+        )
+
+
 class ImaginedEnv:
     """An `Env` whose steps are those of a world model.
 
@@ -74,21 +89,11 @@ class ImaginedEnv:
         device: str | torch.device = "cpu",
         outside: Env | None = None,
     ) -> None:
-        """Raises UserError for a model that does not decode, and for observations that cannot be made of its output."""
+        """Raises UserError as `require_observations` does."""
         self.name, self.num_envs, self.outside = name, num_envs, outside
         self.spaces = spaces._replace(simulator=None)  # that of the true dynamics
         self.model, self.starts, self.limit, self.gamma, self.device = model, starts, limit, gamma, device
-        if not hasattr(model, "decode"):
-            raise UserError(
-                f"'{name}' cannot be an environment: its world model predicts no observations, so that nothing that is "
-                "trained or played inside could act outside. Give a run of dreamer, storm or planet. Its errors are "
-                "drawn with: foresight plot RUN --model 45 --out errors.png"
-            )
-        if not isinstance(spaces.obs, gs.Box) or not (isinstance(model.obs, Images) or spaces.obs.dtype.kind == "f"):
-            raise UserError(
-                f"'{name}' cannot be an environment: its world model must predict observations that are images or one "
-                f"float array, not {spaces.obs}."
-            )
+        require_observations(name, model, spaces)
         self.state: Tree = None
         self._generator = torch.Generator(device)
         self._time = torch.zeros(num_envs, dtype=torch.int64)
