@@ -85,6 +85,8 @@ class Config:
     units: int = 64  # per layer of encoder, decoder, heads, actor and critic
     layers: int = 3  # of encoder, decoder, actor and critic; reward and continuation have one
     depth: int = 4  # channels of the image encoder: 2, 3, 4 and 4 times this
+    patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
+    decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
@@ -113,10 +115,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     _check(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        obs = obs_model(spaces.obs, config.units, config.layers, config.depth)
+        obs = obs_model(spaces.obs, config.units, config.layers, config.depth, config.patch)
         model = RSSM(
             obs, action_width(spaces.action), config.deter, config.hidden, config.groups, config.classes,
-            config.blocks, config.unimix, config.free_nats, config.units,
+            config.blocks, config.unimix, config.free_nats, config.units, decoded=config.decoded,
         )  # fmt: skip
         actor = LatentActor(spaces.action, model.size, config.units, config.layers, config.unimix)
         critic = TwoHotMLP(model.size, config.units, config.layers)
@@ -280,10 +282,10 @@ def train(
 
 
 def _check(config: Config) -> None:
-    errors.at_least(0, config, "max_lag", "imagined_last")
+    errors.at_least(0, config, "max_lag", "imagined_last", "decoded")
     errors.at_least(
         1, config, "num_envs", "rollout_steps", "batch_size", "sequence_length", "replay_size", "horizon", "groups",
-        "classes", "blocks", "deter", "hidden", "units", "layers", "depth",
+        "classes", "blocks", "deter", "hidden", "units", "layers", "depth", "patch",
     )  # fmt: skip
     errors.between(0, 1, config, "gamma", "gae_lambda", "unimix", "slow_critic_rate")
     if config.imagined_last > config.sequence_length:

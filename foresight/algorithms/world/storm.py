@@ -103,6 +103,8 @@ class Config:
     units: int = 512  # per layer of the heads, actor and critic, and of encoder and decoder of vectors
     layers: int = 2  # of the heads, actor and critic, and of encoder and decoder of vectors
     depth: int = 16  # channels of the image encoder: 2, 3, 4 and 4 times this
+    patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
+    decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
@@ -138,7 +140,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     _check(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        obs = obs_model(spaces.obs, config.units, config.layers, config.depth)
+        obs = obs_model(spaces.obs, config.units, config.layers, config.depth, config.patch)
         width, stoch = action_width(spaces.action), config.groups * config.classes
         contrastive = None
         if config.contrastive_coef:
@@ -146,6 +148,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         model = STORM(
             obs, width, SEQUENCE_MODELS[config.sequence_model](config), config.groups, config.classes, config.context,
             config.unimix, config.free_nats, config.units, config.layers, contrastive, config.sequence_length,
+            config.decoded,
         )  # fmt: skip
         actor = LatentActor(spaces.action, model.size, config.units, config.layers, unimix=0.0)
         critic = TwoHotMLP(model.size, config.units, config.layers)
@@ -298,11 +301,11 @@ def train(
 def _check(config: Config) -> None:
     if config.sequence_model not in SEQUENCE_MODELS:
         raise errors.unknown("sequence_model", config.sequence_model, SEQUENCE_MODELS)
-    errors.at_least(0, config, "max_lag", "contrastive_coef")
+    errors.at_least(0, config, "max_lag", "contrastive_coef", "decoded")
     errors.at_least(
         1, config, "num_envs", "rollout_steps", "train_every", "batch_size", "sequence_length", "replay_size",
         "imagined_batch", "context", "horizon", "contrastive_steps", "width", "sequence_layers", "heads", "groups",
-        "classes", "units", "layers", "depth",
+        "classes", "units", "layers", "depth", "patch",
     )  # fmt: skip
     errors.between(0, 1, config, "gamma", "gae_lambda", "unimix", "slow_critic_rate", "dropout")
     longest = max(config.sequence_length, config.context + 1)

@@ -19,7 +19,17 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from foresight.data.sequences import Arrival
 from foresight.data.trajectory import Trajectory, Tree
-from foresight.nets.models.world_model import ObsModel, Policy, TwoHotMLP, dense, imagined, linear, mlp, truncated
+from foresight.nets.models.world_model import (
+    ObsModel,
+    Policy,
+    TwoHotMLP,
+    dense,
+    imagined,
+    linear,
+    mlp,
+    reconstruction,
+    truncated,
+)
 from foresight.nets.outputs import OneHots
 from foresight.ops import latent
 
@@ -45,7 +55,8 @@ class RSSM(nn.Module):
 
     `deter` units of h in `blocks` blocks, `groups` categoricals of `classes` classes, `hidden` units between. `unimix`
     is the share of uniform probability in every categorical. KL divergences below `free_nats` have no gradient. The
-    heads of reward and continuation have `layers` layers of `units`.
+    heads of reward and continuation have `layers` layers of `units`. Per update, `decoded` rows of every sequence are
+    reconstructed; 0: all.
     """
 
     kept: Sequence[str] = ("deter", "stoch", "action")
@@ -64,8 +75,10 @@ class RSSM(nn.Module):
         free_nats: float = 1.0,
         units: int = 64,
         layers: int = 1,
+        decoded: int = 0,
     ) -> None:
         super().__init__()
+        self.decoded = decoded
         self.obs, self.action_width = obs, action_width
         self.deter, self.groups, self.classes, self.blocks = deter, groups, classes, blocks
         self.unimix, self.free_nats = unimix, free_nats
@@ -176,7 +189,7 @@ class RSSM(nn.Module):
         dynamics, representation = latent.balanced_kl(posterior, prior, self.free_nats)
         logit = self.continues(features).squeeze(-1)
         terms = {
-            "reconstruction": self.obs.loss(self.decoder(features), batch.obs),
+            "reconstruction": reconstruction(self.obs, self.decoder, features, batch.obs, self.decoded, generator),
             "reward": arrival.known * self.reward(features).loss(arrival.reward),
             "continuation": arrival.known * binary_cross_entropy_with_logits(logit, arrival.discount, reduction="none"),
             "dynamics": dynamics,

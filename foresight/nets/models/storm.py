@@ -31,7 +31,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, pad
 from foresight.data.sequences import Arrival
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.nets.models.contrastive import Contrastive
-from foresight.nets.models.world_model import ObsModel, Policy, TwoHotMLP, imagined, linear, mlp
+from foresight.nets.models.world_model import ObsModel, Policy, TwoHotMLP, imagined, linear, mlp, reconstruction
 from foresight.nets.outputs import OneHots
 from foresight.nets.sequence.recurrent import Recurrent
 from foresight.nets.sequence.transformer import Cache, Transformer, TransformerConfig
@@ -160,7 +160,8 @@ class STORM(nn.Module):
     `sequence` is the model over tokens. A latent has `groups` categoricals of `classes` classes, with a share `unimix`
     of uniform probability each. Acting and imagination see the last `context` steps; steps without an observation, the
     last `window`. KL divergences whose mean is below `free_nats` have no gradient. The heads of reward and continuation
-    have `layers` layers of `units`. `contrastive` adds TWISTER's loss.
+    have `layers` layers of `units`. `contrastive` adds TWISTER's loss. Per update, `decoded` rows of every sequence are
+    reconstructed; 0: all.
     """
 
     kept: Sequence[str] = ()
@@ -180,10 +181,11 @@ class STORM(nn.Module):
         layers: int = 2,
         contrastive: Contrastive | None = None,
         window: int = 64,
+        decoded: int = 0,
     ) -> None:
         super().__init__()
         self.obs, self.sequence, self.action_width = obs, sequence, action_width
-        self.context, self.window = context, window
+        self.context, self.window, self.decoded = context, window, decoded
         self.groups, self.classes, self.unimix, self.free_nats = groups, classes, unimix, free_nats
         width, stoch = sequence.size, groups * classes
         self.size = stoch + width  # of the features
@@ -288,7 +290,9 @@ class STORM(nn.Module):
         dynamics, representation = latent.balanced_kl(posterior, prior, 0.0)
         logit = self.continues(state["deter"]).squeeze(-1)
         terms = {
-            "reconstruction": self.obs.loss(self.decoder(state["stoch"]), batch.obs),
+            "reconstruction": reconstruction(
+                self.obs, self.decoder, state["stoch"], batch.obs, self.decoded, generator
+            ),
             "reward": arrival.known * self.reward(state["deter"]).loss(arrival.reward),
             "continuation": arrival.known * binary_cross_entropy_with_logits(logit, arrival.discount, reduction="none"),
             "dynamics": _mean_free(dynamics, arrival.known, self.free_nats),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresight.data.sequences import Arrival
-from foresight.data.trajectory import Trajectory, Tree
+from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import conv, encoders
 from foresight.nets.outputs import Output, TwoHot
@@ -179,12 +179,15 @@ class Images(nn.Module):
     """Encoder and decoder of square images whose side is a power of 2, at least 8.
 
     5 × 5 convolutions, each followed by max-pooling, down to 4 × 4; the decoder mirrors them with nearest-neighbor
-    upsampling. `depth` is the number of channels of the first, times `mults` for the others.
+    upsampling. Their channels are `depth` times `MULTS`. With a `patch` of 2, 4, 8, ... pixels, a linear layer on squares
+    of that side replaces the first of them, and one to such squares ends the decoder (Dosovitskiy et al. 2020,
+    arXiv:2010.11929, eq. 1): the large images are where the arithmetic is.
     """
 
     MULTS = (2, 3, 4, 4)
 
-    def __init__(self, space: gs.Space[Any], depth: int) -> None:
+    def __init__(self, space: gs.Space[Any], depth: int, patch: int = 1) -> None:
+        """Raises UserError for images of other sizes, and for a `patch` that leaves less than 4 × 4 squares."""
         super().__init__()
         self.shape = shape = space.shape or ()
         self.order = conv.order(shape) or ()
@@ -195,10 +198,21 @@ class Images(nn.Module):
                 f"World models need square images of 8, 16, 32, 64 or 128 pixels, not {height} x {width}. "
                 "Resize the observation, for example with --env-options resize=64."
             )
-        self.channels, self.depths = math.prod(stack), [depth * m for m in (self.MULTS * 2)[:stages]]
-        sizes = [self.channels, *self.depths]
+        sides = [2**i for i in range(stages + 1)]
+        if patch not in sides:
+            raise UserError(
+                f"patch {patch} does not fit images of {height} pixels. Use one of {', '.join(map(str, sides))}."
+            )
+        self.channels, self.patch = math.prod(stack), patch
+        convs = stages - round(math.log2(patch))
+        self.depths = [depth * m for m in (self.MULTS * 2)[: convs + (patch > 1)]]
+        first = self.channels
+        if patch > 1:
+            first = self.depths[0]
+            self.embed, self.embed_norm = nn.Conv2d(self.channels, first, patch, patch), nn.GroupNorm(1, first)
+        sizes = [first, *self.depths[patch > 1 :]]
         self.down = nn.ModuleList(nn.Conv2d(a, b, 5, padding=2) for a, b in itertools.pairwise(sizes))
-        self.down_norms = nn.ModuleList(nn.GroupNorm(1, b) for b in self.depths)
+        self.down_norms = nn.ModuleList(nn.GroupNorm(1, b) for b in sizes[1:])
         self.size = 16 * self.depths[-1]
 
     def planes(self, obs: Tensor) -> Tensor:
@@ -211,6 +225,8 @@ class Images(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """`[..., size]`."""
         x = self.planes(obs) - 0.5
+        if self.patch > 1:
+            x = functional.silu(self.embed_norm(self.embed(x)))
         for layer, norm in zip(self.down, self.down_norms, strict=True):
             x = functional.silu(norm(functional.max_pool2d(layer(x), 2)))
         return x.reshape(*obs.shape[: obs.dim() - len(self.order)], self.size)
@@ -230,7 +246,7 @@ class Images(nn.Module):
 
     def decoder(self, inputs: int) -> nn.Module:
         """From features `[..., inputs]` to images in [0, 1], `[N, C, H, W]`."""
-        return ImageDecoder(inputs, self.channels, self.depths)
+        return ImageDecoder(inputs, self.channels, self.depths, self.patch)
 
     def loss(self, prediction: Tensor, obs: Tensor) -> Tensor:
         """`[...]`: squared error summed over the pixels."""
@@ -248,15 +264,17 @@ class Images(nn.Module):
 
 
 class ImageDecoder(nn.Module):
-    """A linear layer to 4 × 4, then upsampling and 5 × 5 convolutions; see `Images`."""
+    """A linear layer to 4 × 4, then upsampling and 5 × 5 convolutions, at last to squares; see `Images`."""
 
-    def __init__(self, inputs: int, channels: int, depths: Sequence[int]) -> None:
+    def __init__(self, inputs: int, channels: int, depths: Sequence[int], patch: int = 1) -> None:
         super().__init__()
+        self.patch = patch
         self.first = linear(inputs, 16 * depths[-1])
         self.first_norm = nn.GroupNorm(1, depths[-1])
-        sizes = [*depths[::-1], channels]
+        sizes = [*depths[::-1], channels] if patch == 1 else [*depths[::-1]]
         self.up = nn.ModuleList(nn.Conv2d(a, b, 5, padding=2) for a, b in itertools.pairwise(sizes))
-        self.up_norms = nn.ModuleList(nn.GroupNorm(1, b) for b in sizes[1:-1])
+        self.up_norms = nn.ModuleList(nn.GroupNorm(1, b) for b in (sizes[1:-1] if patch == 1 else sizes[1:]))
+        self.squares = nn.Conv2d(depths[0], channels * patch**2, 1) if patch > 1 else None
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, C, H, W]` of features `[..., F]`, N being the product of the leading dims."""
@@ -264,21 +282,37 @@ class ImageDecoder(nn.Module):
         x = functional.silu(self.first_norm(x.view(len(x), -1, 4, 4)))
         for i, layer in enumerate(self.up):
             x = layer(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
-            x = functional.silu(self.up_norms[i](x)) if i < len(self.up_norms) else torch.sigmoid(x)
-        return x
+            x = functional.silu(self.up_norms[i](x)) if i < len(self.up_norms) else x
+        return torch.sigmoid(x if self.squares is None else functional.pixel_shuffle(self.squares(x), self.patch))
 
 
 ObsModel = Vectors | Images
 
 
-def obs_model(space: gs.Space[Any], units: int, layers: int, depth: int) -> ObsModel:
+def obs_model(space: gs.Space[Any], units: int, layers: int, depth: int, patch: int = 1) -> ObsModel:
     """Encoder and decoder of the observations of `space`. Raises UserError for images of unsupported sizes."""
     if isinstance(space, gs.Dict) and "action_mask" in space.spaces:
         raise UserError(
             "World models do not support an action_mask: what is imagined has no mask. "
             "Use ppo or dqn, or an environment in which every action is allowed."
         )
-    return Images(space, depth) if encoders.is_image(space) else Vectors(space, units, layers)
+    return Images(space, depth, patch) if encoders.is_image(space) else Vectors(space, units, layers)
+
+
+def reconstruction(
+    obs_model: ObsModel, decoder: nn.Module, features: Tensor, obs: Tree, rows: int, generator: torch.Generator
+) -> Tensor:
+    """-log p(x_t | features_t), `[B, T]`, of features `[B, T, F]` and observations `[B, T, ...]`.
+
+    With `rows` above 0 only so many of the T are decoded, drawn for all B together; they weigh T / rows, the others 0,
+    so the mean over T is right on average.
+    """
+    length = features.shape[1]
+    if not 0 < rows < length:
+        return obs_model.loss(decoder(features), obs)
+    drawn = torch.randperm(length, generator=generator, device=features.device)[:rows]
+    error = obs_model.loss(decoder(features[:, drawn]), tree_map(lambda x: x[:, drawn], obs))
+    return torch.zeros_like(features[..., 0]).index_copy(1, drawn, error * (length / rows))
 
 
 def imagined(
