@@ -179,9 +179,9 @@ class Images(nn.Module):
     """Encoder and decoder of square images whose side is a power of 2, at least 8.
 
     5 × 5 convolutions, each followed by max-pooling, down to 4 × 4; the decoder mirrors them with nearest-neighbor
-    upsampling. Their channels are `depth` times `MULTS`. With a `patch` of 2, 4, 8, ... pixels, a linear layer on squares
-    of that side replaces the first of them, and one to such squares ends the decoder (Dosovitskiy et al. 2020,
-    arXiv:2010.11929, eq. 1): the large images are where the arithmetic is.
+    upsampling. Their channels are `depth` times `MULTS`. With a `patch` of 2, 4, 8, ... pixels, a linear layer on
+    squares of that side comes first in the encoder, and one to such squares last in the decoder (Dosovitskiy et al.
+    2020, arXiv:2010.11929, eq. 1). They replace the convolutions of large images, where the arithmetic is.
     """
 
     MULTS = (2, 3, 4, 4)

@@ -1,0 +1,74 @@
+"""Images in patches, and reconstruction of some rows only."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from foresight.errors import UserError
+from foresight.nets.models import world_model
+from foresight.nets.models.world_model import Images
+from tests.sabotage import change, sabotaged_by, scaled
+
+SPACE = gs.Box(0, 255, (32, 32, 3), np.uint8)
+
+
+@sabotaged_by("torch.nn.functional.pixel_shuffle", lambda f: lambda x, n: f(x, n).transpose(-1, -2))
+def test_a_decoder_draws_squares_of_the_patch_in_their_places() -> None:
+    for patch in (2, 8):
+        decoder = Images(SPACE, 2, patch).decoder(5)
+        torch.nn.init.zeros_(decoder.squares.weight)
+        square = torch.randn(3, patch, patch, generator=torch.Generator().manual_seed(0))
+        decoder.squares.bias.data = square.flatten()
+        drawn = decoder(torch.zeros(2, 5))
+        wanted = square.sigmoid().repeat(1, 32 // patch, 32 // patch)
+        torch.testing.assert_close(drawn, wanted.expand(2, -1, -1, -1))
+
+
+@sabotaged_by(
+    "foresight.nets.models.world_model.Images.planes", lambda f: lambda self, x: f(self, x) * (torch.arange(32) > 0)
+)
+def test_every_pixel_is_seen() -> None:
+    for patch in (1, 4, 8):
+        torch.manual_seed(0)
+        model = Images(SPACE, 4, patch)
+        images = torch.rand(2, 3, 32, 32, 3, requires_grad=True)
+        features = model(images)
+        assert features.shape == (2, 3, model.size)
+        (gradient,) = torch.autograd.grad(features.square().sum(), images)
+        assert (gradient.abs().amax((0, 1, 4)) > 0).all()
+
+
+@sabotaged_by("foresight.nets.models.world_model.reconstruction", scaled(0.5), change("rows", lambda rows: 0))
+def test_the_rows_that_are_decoded_weigh_as_much_as_all() -> None:
+    torch.manual_seed(0)
+    model = Images(SPACE, 2)
+    decoder = model.decoder(5)
+    features, obs = torch.randn(2, 3, 5), torch.randint(256, (2, 3, 32, 32, 3), dtype=torch.uint8)
+    full = model.loss(decoder(features), obs)
+    seen: set[int] = set()
+    for seed in range(12):
+        found = world_model.reconstruction(
+            model, decoder, features, obs, rows=1, generator=torch.Generator().manual_seed(seed)
+        )
+        drawn = found.sum(0).nonzero().flatten().tolist()
+        assert len(drawn) == 1
+        torch.testing.assert_close(found[:, drawn[0]], 3 * full[:, drawn[0]])
+        seen |= set(drawn)
+    assert seen == {0, 1, 2}
+
+
+def test_rows_beyond_the_sequence_are_all_of_them() -> None:
+    model = Images(SPACE, 2)
+    decoder, generator = model.decoder(5), torch.Generator()
+    features, obs = torch.randn(1, 3, 5), torch.zeros(1, 3, 32, 32, 3, dtype=torch.uint8)
+    for rows in (0, 3, 4):
+        found = world_model.reconstruction(model, decoder, features, obs, rows, generator)
+        torch.testing.assert_close(found, model.loss(decoder(features), obs))
+
+
+def test_a_patch_that_does_not_fit_is_named() -> None:
+    with pytest.raises(UserError, match=r"patch 16 does not fit images of 32 pixels. Use one of 1, 2, 4, 8\."):
+        Images(SPACE, 2, 16)
