@@ -66,6 +66,7 @@ class Config:
     train_every: int = 1  # env steps between updates; appendix
     gradient_steps: int = 1  # gradient steps per update; appendix
     learning_rate: float = 3e-4  # Adam; appendix
+    anneal_lr: bool = False  # anneal the learning rates linearly to 0
     encoder_lr_scale: float = 0.3  # times the learning rate, for the encoder; appendix
     max_grad_norm: float = 20.0  # of model and critics, and of the policy; appendix
     gamma: float = 0.99  # discount per step; the paper: (T/5 - 1) / (T/5) for episodes of T steps, 0.95 to 0.995
@@ -307,6 +308,11 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
         )
     collect.add_sequences(state.replay, segment)
     metrics: dict[str, float] = {}
+    if config.anneal_lr:
+        rate = schedules.linear(state.step / config.steps, config.learning_rate)
+        for group in (*state.optimizer.param_groups, *state.policy_optimizer.param_groups):
+            group["lr"] = rate
+        state.optimizer.param_groups[0]["lr"] = rate * config.encoder_lr_scale
     if state.step >= config.learning_starts and state.replay.ready(config.horizon + 1):
         while state.gradient_steps < config.gradient_steps * (state.step // config.train_every):
             metrics = update(state, sample(state))

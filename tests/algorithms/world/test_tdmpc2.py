@@ -213,3 +213,16 @@ def test_mistakes_are_named(options, message) -> None:
 def test_discrete_actions_are_refused() -> None:
     with pytest.raises(UserError, match=r"tdmpc2 needs continuous actions.*takes Discrete\(4\)"):
         tdmpc2.build(SMALL, choice().spaces)
+
+
+def test_the_learning_rates_are_annealed() -> None:
+    config, env = dataclasses.replace(SMALL, anneal_lr=True), aim()
+    state = tdmpc2.build(config, env.spaces)
+    segment, *_ = tdmpc2.rollout(state, env, env.reset(0))
+    tdmpc2.learn(state, segment)
+    encoder, rest = state.optimizer.param_groups
+    rate = SMALL.learning_rate * (1 - 8 / 160)  # after one step of 8 environments
+    assert rest["lr"] == state.policy_optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+    assert encoder["lr"] == pytest.approx(rate * config.encoder_lr_scale)
+    tdmpc2.learn(dataclasses.replace(state, step=160), segment)
+    assert rest["lr"] == encoder["lr"] == 0
