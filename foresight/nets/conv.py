@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from foresight.errors import UserError
-from foresight.nets.mlp import orthogonal
+from foresight.nets.mlp import Encoder, orthogonal
 from foresight.ops import fused
 
 
@@ -96,7 +96,7 @@ class Impala(nn.Module):
 class Planes(nn.Module):
     """`encoder` of `[..., C, H, W]` for images whose dims are in another `order` (see `order`)."""
 
-    def __init__(self, encoder: Nature | Nips | Impala, order: tuple[int, ...]) -> None:
+    def __init__(self, encoder: Encoder, order: tuple[int, ...]) -> None:
         super().__init__()
         self.encoder, self.order = encoder, order
         self.size = encoder.size

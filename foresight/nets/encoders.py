@@ -19,9 +19,14 @@ from foresight.nets.conv import Impala, Nature, Nips, Planes, order
 from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead
 from foresight.nets.mlp import MLP
 from foresight.nets.normalize import ObsNormalizer
+from foresight.nets.sequence.swin import Swin
+from foresight.nets.sequence.vit import ViT
 from foresight.nets.stacked_mlp import StackedMLP
 
-IMAGES: dict[str, Callable[..., Nature | Nips | Impala]] = {"nature": Nature, "nips": Nips, "impala": Impala}
+ImageNetwork = Nature | Nips | Impala | ViT | Swin
+IMAGES: dict[str, Callable[..., ImageNetwork]] = {
+    "nature": Nature, "nips": Nips, "impala": Impala, "vit": ViT, "swin": Swin,
+}  # fmt: skip
 ACTION_MASK = "action_mask"  # the key of a dict observation with the mask of allowed actions
 
 
@@ -85,7 +90,7 @@ class DictVectorizer(nn.Module):
 
 
 Vectorizer = OneHot | Flat | Symbols | DictVectorizer
-ImageEncoder = Nature | Nips | Impala | Planes
+ImageEncoder = ImageNetwork | Planes
 
 
 def is_image(space: gs.Space[Any]) -> bool:
@@ -117,7 +122,7 @@ def vectorizer(space: gs.Space[Any]) -> Vectorizer:
 
 
 def image_encoder(space: gs.Space[Any], images: str, **options: Any) -> ImageEncoder:
-    """The convolutional network `images` ('nature', 'nips' or 'impala') for images in any order of their dims.
+    """The network `images`, a name of `IMAGES`, for images in any order of their dims.
 
     Raises UserError for an unknown name, and for images that are too small.
     """
@@ -135,8 +140,8 @@ def encoder(
 ) -> ImageEncoder | MLP:
     """The encoder of observations of `space`; its `size` is the width of the features.
 
-    Images get the convolutional network `images` ('nature', 'nips' or 'impala'), everything else an MLP with `hidden`
-    layers. Raises UserError for an unknown name.
+    Images get the network `images`, a name of `IMAGES`, everything else an MLP with `hidden` layers. Raises UserError
+    for an unknown name.
     """
     if is_image(space):
         return image_encoder(space, images)

@@ -48,7 +48,7 @@ class ModelTraining:
     support: int = 20
     """Bins of h(x) on each side of 0: 20 reaches ±422, 40 reaches ±1,555; 300 in MuZero (appendix F)."""
     images: str = "nature"
-    """Image encoder: "nature", "nips" or "impala"."""
+    """Image encoder: "nature", "nips", "impala", "vit" or "swin"."""
     replay_size: int = 100_000
     """Transitions kept, summed over all environments."""
     learning_starts: int = 1_000

@@ -52,7 +52,7 @@ def test_images_that_are_too_small_are_refused():
 
 
 @sabotaged_by("foresight.nets.conv.Planes.forward", change("obs", lambda x: x.roll(1, -2)))
-@pytest.mark.parametrize("network", ["nature", "nips", "impala"])
+@pytest.mark.parametrize("network", ["nature", "nips", "impala", "vit", "swin"])
 @pytest.mark.parametrize(
     ("shape", "order"),
     [

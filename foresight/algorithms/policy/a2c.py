@@ -62,7 +62,7 @@ class Config:
     normalize_reward: bool = False  # divide by the running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; SB3
     activation: str = "tanh"  # activation of the hidden layers; SB3
-    images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; see nets.sequence.memory
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory

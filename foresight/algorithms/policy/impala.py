@@ -77,7 +77,7 @@ class Config:
     max_lag: int | None = None  # updates by which the policy of a rollout may lag; None: no limit; 0: actors wait
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; the paper has none
     activation: str = "tanh"  # activation of the MLPs
-    images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right), "nature" or "nips"
+    images: str = "impala"  # the trunk over pixels: "impala" (figure 3, right), "nature", "nips", "vit" or "swin"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over the trunk; an LSTM of 256 in figure 3
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory

@@ -70,7 +70,7 @@ class Config:
     normalize_reward: bool = True  # divide by the running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two trunks over vectors
     activation: str = "tanh"  # activation of the two trunks over vectors
-    images: str = "impala"  # the trunks over pixels: "nature", "nips" or "impala"
+    images: str = "impala"  # the trunks over pixels: "nature", "nips", "impala", "vit" or "swin"
     log_std: float = 0.0  # initial log standard deviation of continuous actions
     threads: int = 1  # torch threads on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
 

@@ -61,7 +61,7 @@ class Config:
     max_grad_norm: float = 0.5  # bound of the norm of each of the two gradients
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two networks over vectors
     activation: str = "tanh"  # activation of the two networks over vectors
-    images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
     threads: int = 1  # torch threads on a CPU; 0: one per core
 
 

@@ -65,7 +65,7 @@ class Config:
     max_grad_norm: float = 0.5  # bound of the gradient norm; as in SLM-Lab's reinforce_cartpole
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the trunks over vectors
     activation: str = "tanh"  # activation of the trunks over vectors
-    images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
     log_std: float = 0.0  # initial log standard deviation of continuous actions
     threads: int = 1  # torch threads on a CPU; 0: one per core
 

@@ -74,7 +74,7 @@ class Config:
     target_entropy: float | None = None  # H̄ in nats; None: -1 per action dim (table 1)
     hidden: tuple[int, ...] = (256, 256)  # hidden layers of policy and critics; table 1
     activation: str = "relu"  # activation of the hidden layers; table 1
-    images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory

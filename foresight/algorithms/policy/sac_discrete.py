@@ -72,7 +72,7 @@ class Config:
     target_entropy: float = 0.89  # H̄ / log A for A allowed actions; 0.98 in the authors' code, 0.89 in CleanRL
     hidden: tuple[int, ...] = (256, 256)  # hidden layers of policy and critics
     activation: str = "relu"  # activation of the hidden layers
-    images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory

@@ -68,7 +68,7 @@ class Config:
     normalize_reward: bool = False  # divide by the running std of the discounted return, clip to ±10
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the two networks over vectors; contrib
     activation: str = "tanh"  # activation of the two networks; the paper, appendix D
-    images: str = "nature"  # the trunk over pixels: "nature", "nips" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
     log_std: float = 0.0  # initial log standard deviation of continuous actions
     threads: int = 1  # torch threads on a CPU; 0: one per core
 

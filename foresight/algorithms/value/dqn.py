@@ -78,7 +78,7 @@ class Config:
     value_range: tuple[float, float] = (-10.0, 10.0)  # range of C51's atoms, in units of return; §5 of its paper
     hidden: tuple[int, ...] = (256, 256)  # hidden layers over vectors
     activation: str = "relu"  # activation of the hidden layers
-    images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
     threads: int = 1  # torch threads on a CPU; 0: one per core
 
 

@@ -73,7 +73,7 @@ class Config:
     max_grad_norm: float = 10.0  # bound of the global gradient norm; as in the dueling paper, §4.2
     hidden: tuple[int, ...] = (256, 256)  # hidden layers over vectors
     activation: str = "relu"  # activation of the hidden layers
-    images: str = "nature"  # the convolutions over pixels: "nature", "nips" or "impala"
+    images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
     threads: int = 1  # torch threads on a CPU; 0: one per core
 
 

@@ -1,0 +1,131 @@
+"""Vision Transformer: an image as a sequence of patches, read by a transformer without a causal mask.
+
+Source: Dosovitskiy et al. 2020 (arXiv:2010.11929), equations 1 to 4: a linear map of each patch, a class token before
+them, learned positions, blocks with layer norm first, and the normalized class token as the features.
+
+Patches of P × P pixels of an H × W image are N = ⌈H / P⌉ · ⌈W / P⌉ tokens, and attention costs N²: P sets the cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foresight.errors import UserError
+from foresight.nets.sequence.transformer import Block, Cache, TransformerConfig
+
+NO_CACHE = Cache((), (), None, 0, False)
+TOKENS_PER_SIDE = 8  # at most, where no patch size is given
+
+
+def to_patches(images: Tensor, patch: int) -> Tensor:
+    """Images `[N, C, H, W]` as rows of squares, `[N, ⌈H / P⌉ · ⌈W / P⌉, C · P · P]`; zeros fill the last squares."""
+    count, channels, height, width = images.shape
+    images = F.pad(images, (0, -width % patch, 0, -height % patch))
+    rows, columns = images.shape[2] // patch, images.shape[3] // patch
+    squares = images.reshape(count, channels, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
+    return squares.reshape(count, rows * columns, -1)
+
+
+def from_patches(squares: Tensor, shape: Sequence[int], patch: int) -> Tensor:
+    """The images `[N, C, H, W]` of `to_patches`; `shape` is (C, H, W)."""
+    channels, height, width = shape
+    rows, columns = math.ceil(height / patch), math.ceil(width / patch)
+    images = squares.reshape(-1, rows, columns, channels, patch, patch).permute(0, 3, 1, 4, 2, 5)
+    return images.reshape(-1, channels, rows * patch, columns * patch)[..., :height, :width]
+
+
+def pixels(obs: Tensor) -> Tensor:
+    """Images `[..., C, H, W]` as floats `[N, C, H, W]`; bytes are scaled to [0, 1]."""
+    flat = obs.reshape(-1, *obs.shape[-3:])
+    return flat.float() / 255 if obs.dtype == torch.uint8 else flat
+
+
+class ViT(nn.Module):
+    """Images `[..., C, H, W]` to features `[..., size]`, the class token's.
+
+    `shape` is (C, H, W). `patch` is the side P of a patch in pixels; None: the smallest of which no more than 8 fill a
+    side. With `size` None the features are `dim` wide, otherwise a linear layer and ReLU follow. Without `positions`
+    the features do not depend on the order of the patches. Raises UserError for sizes that do not fit.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        size: int | None = None,
+        patch: int | None = None,
+        dim: int = 64,
+        layers: int = 4,
+        heads: int = 4,
+        dropout: float = 0.0,
+        positions: bool = True,
+    ) -> None:
+        super().__init__()
+        channels, height, width = image_shape(shape)
+        patch = math.ceil(max(height, width) / TOKENS_PER_SIDE) if patch is None else patch
+        if not 1 <= patch <= max(height, width):
+            raise UserError(f"patch must be from 1 to {max(height, width)} pixels, the side of the image, not {patch}.")
+        if dim % heads:
+            raise UserError(f"dim must be a multiple of heads, {heads}, not {dim}.")
+        config = TransformerConfig(
+            layers=layers, dim=dim, heads=heads, norm="layer", norm_eps=1e-6, activation="gelu", bias=True,
+            dropout=dropout,
+        )  # fmt: skip
+        self.shape, self.patch = (channels, height, width), patch
+        self.rows, self.columns = math.ceil(height / patch), math.ceil(width / patch)
+        self.embed = nn.Linear(channels * patch * patch, dim)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.position = nn.Parameter(torch.zeros(1, 1 + self.rows * self.columns, dim)) if positions else None
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.linear = None if size is None else nn.Linear(dim, size)
+        self.size = dim if size is None else size
+        initialize(self)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features `[..., size]` of images `[..., C, H, W]`."""
+        return self._read(obs, False)[0]
+
+    def with_attention(self, obs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The features, and each layer's weights `[images, heads, 1 + N, 1 + N]`; token 0 is the class token.
+
+        Weights are of the softmax written out; the features are those of `forward` up to rounding.
+        """
+        return self._read(obs, True)
+
+    def _read(self, obs: Tensor, eager: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        x = self.embed(to_patches(pixels(obs), self.patch))
+        x = torch.cat([self.class_token.expand(len(x), -1, -1).to(x.dtype), x], 1)
+        x = self.dropout(x if self.position is None else x + self.position)
+        everything = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        weights = []
+        for block in self.blocks:
+            x, _, _, attention = block(x, None, everything, NO_CACHE, 0, eager)
+            weights.append(attention)
+        features = self.norm(x[:, 0])
+        features = features if self.linear is None else torch.relu(self.linear(features))
+        return features.view(*obs.shape[:-3], self.size), tuple(weights) if eager else ()
+
+
+def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+    """(C, H, W). Raises UserError for another number of dims."""
+    if len(shape) != 3 or min(shape) < 1:
+        raise UserError(
+            f"This encoder needs images (channels, height, width), but the observation is {tuple(shape)}. "
+            "Choose another encoder with --images."
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def initialize(module: nn.Module) -> None:
+    """Weights of all linear layers and tables: normal with deviation 0.02, cut at two; biases 0."""
+    for name, parameter in module.named_parameters():
+        if parameter.ndim > 1:
+            nn.init.trunc_normal_(parameter, std=0.02, a=-0.04, b=0.04)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
