@@ -67,6 +67,7 @@ def reproduce(
     only: tuple[str, ...] = (),
     games: tuple[str, ...] = (),
     missing: bool = False,
+    more: bool = False,
     seeds: int | None = None,
     out: str | None = None,
     quick: bool = False,
@@ -80,6 +81,7 @@ def reproduce(
         only: run these rows and the rows that they depend on.
         games: run only these games of atari100k, such as Pong.
         missing: run only the rows without a result.
+        more: keep the seeds that a result has, and train only the others, as on another day or machine.
         seeds: maximum number of seeds per trained row; default: the suite's.
         out: the folder for results and pictures; default: results/ and docs/media/.
         quick: run only a few steps, to check that everything works; writes under runs/ unless --out is given.
@@ -103,7 +105,7 @@ def reproduce(
     else:
         files = again.reproduce(
             name, out, quick, lambda text: errors.print(text, style="dim", markup=False),
-            only=only, missing=missing, seeds=seeds, games=games,
+            only=only, missing=missing, seeds=seeds, games=games, more=more,
         )  # fmt: skip
         if json:
             screen.emit([str(file) for file in files])

@@ -100,12 +100,14 @@ class Episodes:
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    finished: int = field(default=0, compare=False, metadata={"save": False})  # in this process
 
     def note(self, info: dict[str, Any]) -> None:
         """Add the episodes that ended with a step, from its `Feedback.info`."""
         if "episode_return" in info:
             self.returns = (self.returns + info["episode_return"])[-KEPT:]
             self.lengths = (self.lengths + info["episode_length"])[-KEPT:]
+            self.finished += len(info["episode_return"])
 
     def metrics(self) -> dict[str, float]:
         """The mean `return` and `length`; nothing before the first episode has ended."""

@@ -20,7 +20,7 @@ from foresight.runtime.config import paths, settings
 from foresight.runtime.distributed import actors, learner, ray_cluster
 from foresight.runtime.evaluation import evaluate
 from foresight.runtime.evaluation.evaluate import Evaluation
-from foresight.runtime.monitoring import finite, log, profile
+from foresight.runtime.monitoring import ended, finite, log, profile
 from foresight.runtime.monitoring.health import Health, no_learning
 from foresight.runtime.monitoring.progress import Progress
 from foresight.runtime.triggers import Every, Interruption
@@ -160,6 +160,7 @@ class Session:
         assert self.log is not None
         health = Health()
         first = int(getattr(state, "step", 0))
+        count = ended.finished(state)
         began = time.monotonic()
         checkpoint_due, trim_due = Every(self.checkpoint_every), Every(TRIM_EVERY)
         evaluation_due = Every(self.settings.evaluate_every, first)
@@ -176,6 +177,8 @@ class Session:
                 self._check_finite(step, metrics)
                 # Tabular runs log no seconds: the metrics of a resumed run equal those of an uninterrupted one.
                 metrics = {**metrics, **self.kind.timings(self.profile, profile_due(self.seconds))}
+                metrics |= ended.since(state, count)
+                count = ended.finished(state)
                 self.log.row(step, self.seconds, metrics)
                 self.progress.update(step, metrics)
                 if trim_due(time.monotonic() - began):

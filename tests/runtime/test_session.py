@@ -41,6 +41,15 @@ def test_callbacks_see_every_step(tmp_path: Path) -> None:
     assert all(0 < entropy < 0.7 and step == whole for step, entropy, whole in seen)
 
 
+def test_the_log_counts_each_episode_once(tmp_path: Path) -> None:
+    states: list[Any] = []
+    fields = {**SMALL, "steps": 512, "out": tmp_path / "run"}
+    rows = run.train("ppo", callbacks=[lambda step, metrics, state: states.append(state)], **fields).metrics()
+    episodes = states[-1].episodes
+    assert sum(row.get("ended", 0) for row in rows) == episodes.finished == len(episodes.returns) > 4
+    assert min(row["ended_return_min"] for row in rows if "ended" in row) == min(episodes.returns)
+
+
 def test_a_callback_can_stop_a_run(tmp_path: Path) -> None:
     def enough(step: int, metrics: dict[str, Any], state: Any) -> None:
         if step >= 512:

@@ -11,17 +11,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
+from foresight.runtime.config import config_fields
 from foresight.runtime.evaluation import evaluate
+from foresight.runtime.monitoring import ended, log
 from foresight.runtime.results import atari100k
 from foresight.runtime.results.results import gather
 from foresight.runtime.results.suites import Experiment, Trained, made_by, suites
 
+MOST = 1.05  # times the budget: whole rollouts may exceed it
 QUICK = 100  # --quick trains a hundredth of the steps
 Report = Callable[[str], None]
 
@@ -42,6 +45,7 @@ def reproduce(
     missing: bool = False,
     seeds: int | None = None,
     games: tuple[str, ...] = (),
+    more: bool = False,
 ) -> list[Path]:
     """Rerun the suite `name`, or only its rows `only`, or those whose result is `missing`; returns the written files.
 
@@ -50,10 +54,13 @@ def reproduce(
     JSON goes to `results/` and pictures to `docs/media/` of the checkout, or both to `out`. `quick` is a small test
     that everything works; it writes to `runs/reproduce/NAME-quick` unless `out` is given. `seeds` limits the seeds of
     trained rows. Presets that were trained before, in `runs/reproduce`, are resumed or read, so that an interrupted
-    suite continues. Experiments that are commands write only to the checkout: `out` and `quick` skip them, and `quick`
-    also skips what needs other rows or data. Raises UserError for a name that does not exist.
+    suite continues. `more` keeps the seeds that a result file has and trains only the others; a row that another chosen
+    row comes after is run as without it. Experiments that are commands write only to the checkout: `out` and `quick`
+    skip them, and `quick` also skips what needs other rows or data. Raises UserError for a name that does not exist.
     """
     rows = chosen(name, only, games)
+    if more and missing:
+        raise UserError("--missing leaves rows with a result as they are, and --more adds seeds to them: choose one.")
     if out is None and quick:
         out = root() / "runs" / "reproduce" / f"{name}-quick"
     results = Path(out) if out else root() / "results"
@@ -81,10 +88,16 @@ def reproduce(
         if reason := _skip_reason(row, out is not None, quick):
             report(f"  skipped: {reason}")
             continue
+        kept: dict[int, dict[str, Any]] = {}
+        if isinstance(row, Trained) and more and not any(row.result in other.after for other in rows):
+            kept = stored(row, results / f"{row.result}.json", quick)
+            report(f"  seeds {', '.join(map(str, kept)) or 'none'} kept")
+            if set(planned(row, quick, seeds)) <= set(kept):
+                continue
         if row.needs:
             prepare(row.needs.format(runs=shlex.quote(str(runs))), report)
         if isinstance(row, Trained):
-            written.append(trained(row, results, runs, command, quick, report, seeds))
+            written.append(trained(row, results, runs, command, quick, report, seeds, kept))
         elif row.is_command:
             written.append(run_command(row))
         else:
@@ -180,18 +193,15 @@ def trained(
     quick: bool,
     report: Report = lambda text: None,
     seeds: int | None = None,
+    kept: Mapping[int, dict[str, Any]] | None = None,
 ) -> Path:
-    """Train a preset with its first `seeds` seeds (None: all) and write the JSON."""
+    """Train a preset with its first `seeds` seeds (None: all), without those `kept`, and write the JSON of both."""
     from foresight.runtime.checkpoints import checkpoint
-    from foresight.runtime.config import config_fields
 
-    steps = what.steps
-    if quick:
-        preset = catalog.presets(what.algorithm).get(what.preset, {})
-        config = {**config_fields.fields(what.algorithm, preset), **what.options}
-        steps = max(1, config["steps"] // QUICK, config.get("learning_starts", 0))  # fewer are refused
-    summaries = []
-    for seed in range(1 if quick else min(seeds or what.seeds, what.seeds)):
+    summaries = dict(kept or {})
+    for seed in planned(what, quick, seeds):
+        if seed in summaries:
+            continue
         out = runs / f"{what.result}-{seed}"
         fields: dict[str, Any] = {
             key: value.format(runs=runs, seed=seed) if isinstance(value, str) else value
@@ -205,19 +215,85 @@ def trained(
         if newer := _made_since(out, inputs):
             print(f"{out} is older than its input {newer}: moved to {_move_aside(out)}", file=sys.stderr)
         summary = one(
-            what.algorithm, what.preset, seed, out, what.episodes, steps, False,
+            what.algorithm, what.preset, seed, out, what.episodes, steps_of(what, quick), False,
             **fields,
         )  # fmt: skip
         if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
             raise UserError(f"{out} has no result: the grader could score none of the answers.")
-        summaries.append({**summary, "last": last(what.algorithm, out)})
-        report(f"  seed {seed}: {summaries[-1]['evaluation']['metric']} {summaries[-1]['evaluation']['mean']:.4g}")
+        rows = log.read(out)
+        found = ended.held(rows, summary["steps"])
+        summaries[seed] = {
+            **summary,
+            "last": last(what.algorithm, rows),
+            **({"held": found} if found else {}),
+        }
+        report(f"  seed {seed}: {summary['evaluation']['metric']} {summary['evaluation']['mean']:.4g}")
     file = results / f"{what.result}.json"
-    document = collect(what.algorithm, what.preset, summaries, command)
+    document = collect(what.algorithm, what.preset, [summaries[seed] for seed in sorted(summaries)], command)
     if what.env:
         document["env"] = what.env
+    document["settings"] = settings_of(what, quick)
     checkpoint.write_atomic(file, json.dumps(document, indent=2) + "\n")
     return file
+
+
+def planned(what: Trained, quick: bool, seeds: int | None) -> range:
+    """The seeds of a row, at most `seeds`."""
+    return range(1 if quick else min(seeds or what.seeds, what.seeds))
+
+
+def steps_of(what: Trained, quick: bool) -> int | None:
+    """The steps to train; None: the preset's."""
+    if not quick:
+        return what.steps
+    preset = catalog.presets(what.algorithm).get(what.preset, {})
+    config = {**config_fields.fields(what.algorithm, preset), **what.options}
+    return max(1, config["steps"] // QUICK, config.get("learning_starts", 0))  # fewer are refused
+
+
+def settings_of(what: Trained, quick: bool = False) -> dict[str, Any]:
+    """Everything that defines the runs of a row but the seed: the environment, its options and every Config field."""
+    preset = catalog.presets(what.algorithm).get(what.preset, {})
+    given = {key: value for key, value in what.options.items() if key != "env_options"}
+    if (steps := steps_of(what, quick)) is not None:
+        given["steps"] = steps
+    config = {**config_fields.fields(what.algorithm, preset), **given}
+    options = {**(preset.get("env_options") or {}), **what.options.get("env_options", {})}
+    found = {
+        "env": what.env or preset.get("env") or preset.get("task"),
+        "env_options": config_fields.written(options),
+        "evaluation_episodes": what.episodes or (preset.get("evaluation") or {}).get("episodes"),
+        **{name: value for name, value in config.items() if name != "seed"},
+    }
+    return dict(json.loads(json.dumps(found)))
+
+
+def stored(what: Trained, file: Path, quick: bool = False) -> dict[int, dict[str, Any]]:
+    """The summaries in a result file by seed, as far as `collect` needs them; none if there is no file.
+
+    Raises UserError if they are of other settings than the row's. A file of an older version holds no settings: of it
+    the steps and the episodes are compared. Fields that the file lacks are newer and are ignored.
+    """
+    if not file.is_file():
+        return {}
+    document = json.loads(file.read_text(encoding="utf-8"))
+    wanted = settings_of(what, quick)
+    old = document.get("settings") or {}
+    changed = [
+        f"{name} {value!r}, now {wanted.get(name)!r}" for name, value in old.items() if value != wanted.get(name)
+    ]
+    budget, episodes = wanted.get("steps"), wanted["evaluation_episodes"]
+    if not old and budget and not budget <= document["steps"] <= MOST * budget:
+        changed.append(f"steps {document['steps']:,}, now {budget:,}")
+    if not old and episodes and episodes != document["episodes"]:
+        changed.append(f"evaluation_episodes {document['episodes']}, now {episodes}")
+    if changed:
+        raise UserError(
+            f"{file} holds seeds of other settings ({'; '.join(changed)}), which cannot be mixed with new ones. "
+            "Run all seeds again: leave out --more."
+        )
+    shared = {key: document[key] for key in ("steps", "unit", "versions", "machine")}
+    return {run["seed"]: {**shared, **run} for run in document["runs"]}
 
 
 def one(
@@ -253,13 +329,11 @@ def one(
     ).summary  # fmt: skip
 
 
-def last(name: str, out: Path) -> dict[str, float]:
+def last(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The algorithm's metrics at the end of a run: the mean of each over the last tenth of the log."""
-    from foresight.runtime.monitoring import log
-
     found: dict[str, float] = {}
     for key in catalog.algorithms()[name].metrics:
-        values = [row[key] for row in log.read(out) if math.isfinite(row.get(key, math.nan))]
+        values = [row[key] for row in rows if math.isfinite(row.get(key, math.nan))]
         if values:
             found[key] = round(statistics.fmean(values[-math.ceil(len(values) / 10) :]), 6)
     return found
@@ -302,7 +376,12 @@ def collect(name: str, preset: str, summaries: Sequence[dict[str, Any]], command
         "baseline": statistics.fmean(summary["baseline"]["mean"] for summary in summaries),
         "seconds": [summary["seconds"] for summary in summaries],
         "runs": [
-            {key: summary[key] for key in ("seed", "evaluation", "baseline", "last", "seconds") if key in summary}
+            {
+                key: summary[key]
+                for key in ("seed", "evaluation", "baseline", "last", "held", "seconds")
+                if key in summary
+            }
+            | {key: summary[key] for key in ("versions", "machine") if summary[key] != first[key]}
             for summary in summaries
         ],
         "versions": first["versions"],

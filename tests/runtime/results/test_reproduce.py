@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -124,7 +125,7 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
     commands: list[str] = []
 
     def trained(what: Any, results: Path, runs: Path, *rest: Any) -> Path:
-        made.append((what.result, min(rest[-1] or what.seeds, what.seeds), dict(what.options)))
+        made.append((what.result, min(rest[-2] or what.seeds, what.seeds), dict(what.options)))
         commands.append(rest[0])
         (results / f"{what.result}.json").write_text("{}")
         return results / f"{what.result}.json"
@@ -196,6 +197,97 @@ def test_a_run_that_is_older_than_its_data_is_kept_aside(tmp_path: Path, capsys:
         assert runs() == ["second-0", *(f"second-0-before-{j}" for j in range(1, i + 1))]
         assert f"older than its input {file}" in capsys.readouterr().err.replace("\n", "")
         os.utime(file, (1, 1))
+
+
+def test_seeds_are_added_to_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int]] = []
+
+    def one(name: str, preset: str, seed: int, out: Path, *rest: Any, **fields: Any) -> dict[str, Any]:
+        made.append((out.name, seed))
+        return {
+            "seed": seed, "evaluation": {"mean": float(seed), "metric": "return", "n": 2}, "steps": 40, "unit": "u",
+            "baseline": {"mean": -1.0, "n": 2}, "seconds": 1.0, "versions": {"torch": "1"}, "machine": machine,
+        }  # fmt: skip
+
+    def more(row: suites.Trained, seeds: int | None = None, *, add: bool = True) -> list[tuple[str, int]]:
+        made.clear()
+        suite = suites.Suite("small", "t", (), (row,))
+        monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
+        reproduce.reproduce("small", tmp_path, seeds=seeds, more=add)
+        return list(made)
+
+    monkeypatch.setattr(reproduce, "one", one)
+    row, file, machine = (
+        suites.Trained("sarsa", "CliffWalking-v1", "row", 3, 2, 40),
+        tmp_path / "row.json",
+        {"cores": 2},
+    )
+    assert more(row, 1) == [("row-0", 0)]
+    first = json.loads(file.read_text())
+    machine = {"cores": 4}
+    assert more(row, 3) == [("row-1", 1), ("row-2", 2)]
+    both = json.loads(file.read_text())
+    assert both["seeds"] == [0, 1, 2] and both["iqm"] == 1.0 and both["seconds"] == [1.0] * 3
+    assert both["machine"] == {"cores": 2} and both["runs"][0] == first["runs"][0]
+    assert "machine" not in both["runs"][0] and both["runs"][1]["machine"] == {"cores": 4}
+    assert both["settings"] == first["settings"] and both["settings"]["epsilon"] and both["settings"]["steps"] == 40
+    assert "--more" not in both["command"]  # the command that makes all of it
+    assert more(row, 1) == [] and json.loads(file.read_text()) == both  # nothing is lost
+    for other in (
+        dataclasses.replace(row, options={"epsilon": 0.7}),
+        dataclasses.replace(row, env="FrozenLake-v1"),
+        dataclasses.replace(row, options={"env_options": {"is_slippery": True}}),
+        dataclasses.replace(row, episodes=3),
+    ):
+        with pytest.raises(UserError, match="which cannot be mixed with new ones"):
+            more(other)
+    del both["settings"]  # as of an older version
+    file.write_text(json.dumps(both))
+    for other, of in ((dataclasses.replace(row, steps=50), "steps 40, now 50"),
+                      (dataclasses.replace(row, episodes=3), "evaluation_episodes 2, now 3")):  # fmt: skip
+        with pytest.raises(UserError, match=of):
+            more(other)
+    assert more(dataclasses.replace(row, seeds=4)) == [("row-3", 3)]
+    assert [run.get("machine") for run in json.loads(file.read_text())["runs"]] == [None, *[{"cores": 4}] * 3]
+    assert more(row, add=False) == [("row-0", 0), ("row-1", 1), ("row-2", 2)]
+    with pytest.raises(UserError, match="choose one"):
+        reproduce.reproduce("small", tmp_path, more=True, missing=True)
+
+
+def test_a_row_that_others_come_after_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, Any] = {}
+
+    def trained(what: Any, results: Path, *rest: Any) -> Path:
+        kept[what.result] = rest[-1]
+        return results / f"{what.result}.json"
+
+    runs = (suites.Trained("sarsa", "CliffWalking-v1", "first", 1, 2, 40),
+            suites.Trained("sarsa", "CliffWalking-v1", "second", 1, 2, 40, after=("first",)))  # fmt: skip
+    monkeypatch.setattr(reproduce, "suites", lambda: {"small": suites.Suite("small", "t", (), runs)})
+    monkeypatch.setattr(reproduce, "gather", lambda folder: [])
+    monkeypatch.setattr(reproduce, "trained", trained)
+    found = {"runs": [{"seed": 0}], "steps": 40, "unit": "u", "versions": {}, "machine": {}, "episodes": 2}
+    (tmp_path / "first.json").write_text(json.dumps(found))
+    reproduce.reproduce("small", tmp_path, more=True)
+    assert kept == {"first": {}, "second": {}}
+    reproduce.reproduce("small", tmp_path, only=("first",), more=True)
+    assert kept["first"] == {}, "it was run again"
+
+
+def test_a_trained_row_holds_the_returns_of_its_last_fifth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = {"evaluation": {"mean": 1.0, "metric": "return", "n": 1}, "baseline": {"mean": 0.0, "n": 1}}
+    summary |= {"seed": 0, "steps": 100, "unit": "u", "seconds": 1.0, "versions": {}, "machine": {}}
+
+    def one(name: str, preset: str, seed: int, out: Path, *rest: Any, **fields: Any) -> dict[str, Any]:
+        with log.Log(out, tensorboard=False) as written:
+            for step, least in ((80, 1.0), (90, 7.0), (100, 8.0)):
+                written.row(step, 1.0, {"ended": 2, "ended_return": least + 1, "ended_return_min": least})
+        return summary
+
+    monkeypatch.setattr(reproduce, "one", one)
+    reproduce.trained(suites.Trained("ppo", "CartPole-v1", "row", 1), tmp_path, tmp_path, "c", False)
+    (run,) = json.loads((tmp_path / "row.json").read_text())["runs"]
+    assert run["held"] == {"mean": 8.5, "min": 7.0, "episodes": 4}
 
 
 @pytest.mark.parametrize(("metric", "worst"), [("return", 1.0), ("rms_error", 3.0)])
