@@ -179,6 +179,12 @@ def _print_doctor(console: Console, found: dict[str, Any]) -> None:
             for n, f in found["folders"].items()]  # fmt: skip
     console.print(screen.table(("folder", "", "", ""), rows))
     console.print()
+    holds = [name for name, holds in found["sandbox"].items() if holds]
+    lacks = [name for name, holds in found["sandbox"].items() if not holds]
+    console.print(f"sandbox for foreign programs: {', '.join(holds) or 'none'}", markup=False, highlight=False)
+    if lacks:
+        console.print(f"  without {', '.join(lacks)} (see docs/sandbox.md)", style="dim", markup=False, highlight=False)
+    console.print()
     if not found["problems"]:
         console.print("No problems found.", style="green")
     for problem in found["problems"]:

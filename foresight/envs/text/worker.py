@@ -1,5 +1,8 @@
 """A user's reward function in a subprocess, so that a hang or a crash does not end the run.
 
+The process leads its own session (`sandbox.process`): it is killed with everything that it started. It keeps the
+user's packages, files and network, which a reward may need; for programs of a stranger there is `sandbox.run`.
+
 python -m foresight.envs.text.worker PLACE DESCRIPTOR    is the subprocess: it serves calls over a pipe until it closes
 """
 
@@ -11,6 +14,7 @@ import importlib.util
 import inspect
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -25,10 +29,10 @@ from types import ModuleType
 from typing import Any
 
 from foresight.errors import LostError, UserError, unknown
+from foresight.sandbox import process
 
 GIVEN = "given from Python"  # instead of the path of a function that cannot be imported again
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # these are for the run, even where every process receives them
-CLOSING = 0.2  # seconds for a process to exit after its pipe is closed
 START = 120.0  # seconds for the process to import its function
 
 
@@ -135,11 +139,11 @@ class Worker:
         path = os.pathsep.join(entry or "." for entry in sys.path)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # inherited: signals must not end it while it starts
         try:
-            process = subprocess.Popen(command, pass_fds=[number], env={**os.environ, "PYTHONPATH": path})
+            child = process.start(command, {**os.environ, "PYTHONPATH": path}, [number])
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        self._end = weakref.finalize(self, _kill, process, self._pipe)
+        self._end = weakref.finalize(self, _kill, child, self._pipe)
 
     def _answer(self, limit: float, what: str, arguments: dict[str, Any] | None = None) -> Any:
         assert self._pipe is not None
@@ -150,8 +154,8 @@ class Worker:
         except (EOFError, OSError) as error:
             code = self._stop()
             raise LostError(
-                f"The process of the reward function '{self.__name__}' ended during a call, {_ending(code)}: fix it, "
-                "or debug it with --env-options reward_timeout=0, which runs it in the main process."
+                f"The process of the reward function '{self.__name__}' ended during a call, {process.ending(code)}: "
+                "fix it, or debug it with --env-options reward_timeout=0, which runs it in the main process."
             ) from error
         if reply is None:
             self._stop()
@@ -171,22 +175,10 @@ class Worker:
         return code
 
 
-def _kill(process: subprocess.Popen[bytes], pipe: Connection) -> int | None:
+def _kill(child: subprocess.Popen[bytes], pipe: Connection) -> int | None:
+    """End the process and everything that it started; its exit code, if it exited by itself."""
     pipe.close()
-    try:
-        return process.wait(CLOSING)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return None
-
-
-def _ending(code: int | None) -> str:
-    """The exit code of a process in words."""
-    if code is None or code >= 0:
-        return "closing its pipe" if code is None else f"with the exit code {code}"
-    name = {one.value: one.name for one in signal.Signals}.get(-code, f"signal {-code}")
-    return f"killed by {name}" + (", perhaps because memory ran out" if name == "SIGKILL" else "")
+    return process.kill(child, process.CLOSING)
 
 
 def _serve(place: str, pipe: Connection) -> None:
@@ -252,5 +244,6 @@ def _ignore_stops() -> None:
 
 if __name__ == "__main__":
     _ignore_stops()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no copy of the memory on the disk
     os.dup2(2, 1)  # the user's prints must not go to the command's output
     _serve(sys.argv[1], Connection(int(sys.argv[2])))
