@@ -15,6 +15,7 @@ experts, their load is balanced by Switch's loss (α), the loss-free rule, or bo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from foresight.data.text import length_mask, pad
 from foresight.envs.text.task import Example, TextTask
-from foresight.errors import UserError
+from foresight.errors import UserError, unknown
 from foresight.nets import precision
 from foresight.nets.language import mtp, pretrained
 from foresight.nets.language.model import LanguageModel
@@ -78,6 +79,8 @@ class Config:
     """K: prediction heads, including the decoder's own (Gloeckle et al.: 4)."""
     predict_coef: float = 1.0
     """c: weight of the heads after the first (Gloeckle et al.: 1; DeepSeek-V3: 0.3 over their number)."""
+    tokens: str = "characters"
+    """"characters", or "numbers": numbers below 100 are one token each."""
     context: int = 128
     """Context length in characters, prompt and answer together; longer texts are cut."""
     max_new_tokens: int = 64
@@ -114,7 +117,12 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
         raise UserError(f"predict_tokens must be at least 1 (the decoder's own head), not {config.predict_tokens}.")
     from foresight.nets.language import decoder  # imported here: only a run needs transformers
 
+    tokenizers = {"characters": decoder.characters, "numbers": decoder.numbers}
+    if config.tokens not in tokenizers:
+        raise unknown("kind of tokens", config.tokens, tokenizers)
+    tokenizer = tokenizers[config.tokens]()
     shape = decoder.DecoderConfig(
+        vocab_size=len(tokenizer),
         hidden_size=config.dim,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
@@ -127,7 +135,7 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         module = decoder.Decoder(shape).to(device)
-        policy = LanguageModel(module, decoder.characters(), precision.dtype(config.precision, device))
+        policy = LanguageModel(module, tokenizer, precision.dtype(config.precision, device))
         heads = mtp.heads_for(policy, config.predict_tokens) if config.predict_tokens > 1 else None
     trained = nn.ModuleList([policy] if heads is None else [policy, heads])
     optimizer = language.adamw(trained, config.learning_rate, Tuning(weight_decay=config.weight_decay))
@@ -181,30 +189,49 @@ def loss(state: State, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, dict[st
     return total, terms, routed
 
 
+def buckets(lengths: Tensor, parts: int = 4, full: float = 0.75) -> list[Tensor]:
+    """The rows of a batch, in `parts` micro-batches of similar lengths; in one if padding leaves it `full` enough."""
+    if lengths.float().mean() >= full * lengths.max() or len(lengths) < parts:
+        return [torch.arange(len(lengths))]
+    return list(lengths.argsort(stable=True).tensor_split(parts))
+
+
 def update(state: State, tokens: Tensor, lengths: Tensor) -> dict[str, float]:
-    """One gradient step on texts `[B, T + 1]` of lengths `[B]`, and one of the loss-free rule if it is on."""
+    """One gradient step on texts `[B, T + 1]` of lengths `[B]`, and one of the loss-free rule if it is on.
+
+    Texts of similar lengths are computed together (`buckets`), which does not change the gradient.
+    """
     config, routed = state.config, list[Routing]()
 
-    def objective() -> tuple[Tensor, dict[str, Tensor]]:
-        total, terms, routing = loss(state, tokens.to(state.policy.device), lengths)
+    def objective(part: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        few = lengths[part]
+        share = float((few - 1).sum() / (lengths - 1).sum())
+        total, terms, routing = loss(state, tokens[part, : int(few.max())].to(state.policy.device), few)
         routed.extend(routing)
-        return total, terms
+        return share * total, {name: share * term for name, term in terms.items()}
 
+    whole = config.experts or state.heads is not None  # their terms are no means over tokens
+    parts = [torch.arange(len(lengths))] if whole else buckets(lengths)
+    losses = [functools.partial(objective, part) for part in parts]
     rate = schedules.warmup_linear(config.learning_rate, state.step, config.steps, config.lr_warmup, config.anneal_lr)
     with state.policy.precision():
-        metrics = step(state.optimizer, (objective,), rate, config.max_grad_norm)
+        metrics = step(state.optimizer, losses, rate, config.max_grad_norm)
     if math.isfinite(metrics["loss"]) and config.bias_rate:
         for layer, routing in zip(state.policy.module.model.layers, routed, strict=True):
             layer.feed.rebalance(routing.load, config.bias_rate)
     if routed:
         metrics["busiest"] = max(config.experts * r.load.max().item() for r in routed)
+    metrics["tokens"] = float((lengths - 1).sum())
     names = {"loss": "objective", "next": "loss", "head": "head_loss"}
     return {names.get(key, key): value for key, value in metrics.items()}
 
 
 @torch.no_grad()
 def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
-    """Nats per character of the held-out texts, end tokens included; also bits, and the grade of greedy answers."""
+    """Nats per character (or token, see `tokens`) of the held-out texts, end tokens included.
+
+    Also bits, and the grade of greedy answers.
+    """
     rows, total, count = documents(state, env.test), 0.0, 0
     for start in range(0, len(rows), EVALUATION_ENVS):
         tokens, lengths = pad(rows[start : start + EVALUATION_ENVS])
@@ -213,12 +240,13 @@ def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
         characters = int((lengths - 1).sum())
         total, count = total + terms["next"].item() * characters, count + characters
     nats = total / count
-    more = {"bits per character": nats / math.log(2)}
+    unit = "character" if state.config.tokens == "characters" else "token"
+    more = {f"bits per {unit}": nats / math.log(2)}
     if env.grader is not None:
         graded = env.grade(env.test, act(state, env.test)[0])
         scores = [reward for reward in graded if not math.isnan(reward)]
         more[env.metric] = sum(scores) / max(len(scores), 1)
-    return "nats per character", nats, more
+    return f"nats per {unit}", nats, more
 
 
 def picture(state: State, env: TextTask) -> str:

@@ -13,13 +13,19 @@ from foresight.data import traces
 from foresight.envs.text import composite
 from foresight.envs.text import curriculum as curricula
 from foresight.envs.text.arithmetic import addition, largest, stories
+from foresight.envs.text.chains import chains
+from foresight.envs.text.countdown import countdown, game24
 from foresight.envs.text.dataset import dataset
 from foresight.envs.text.reasoning_gym import reasoning_gym
 from foresight.envs.text.rewards import REWARD_TIMEOUT
+from foresight.envs.text.sorting import sorting
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 
-TASKS: dict[str, Callable[..., TextTask]] = {"addition": addition, "largest": largest, "stories": stories}
+TASKS: dict[str, Callable[..., TextTask]] = {
+    "addition": addition, "largest": largest, "stories": stories, "countdown": countdown, "game24": game24,
+    "chains": chains, "sorting": sorting,
+}  # fmt: skip
 NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}  # accepted types
 
 

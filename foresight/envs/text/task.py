@@ -7,12 +7,14 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from foresight.data import traces
 from foresight.envs.text import curriculum
 from foresight.envs.text.composite import BUNDLED, Part, grade_parts, weighted
+from foresight.envs.text.exact import canonical
 from foresight.envs.text.rewards import Grader
 from foresight.errors import UserError
 
@@ -57,6 +59,9 @@ class TextTask:
     traced: bool = False  # whether completions are reasoning traces (`data.traces`)
     curriculum: float = 1.0  # the share of the training examples, the easiest, that a run starts with
     path: str = ""  # of the dataset that it was loaded from
+    delimiter: str = "\n"  # ends a step of a completion
+    extract: Callable[[str], str] | None = None  # the answer in a completion; None: the tags', or the last number
+    verifier: Grader | None = None  # scores whole and partial completions in [0, 1] without their gold answers
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -79,6 +84,15 @@ class TextTask:
                 "reward=rewards.py:score), a column 'answer', or another --task."
             )
         return self.grader(examples, completions)
+
+    def answer_in(self, completion: str) -> str:
+        """The canonical answer of a completion, under which votes are counted: 0.5 and 1/2 are one answer."""
+        if self.traced:
+            completion = traces.read(completion).answer
+        if self.extract is not None:
+            return canonical(self.extract(completion))
+        numbers = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", completion)
+        return canonical(numbers[-1] if numbers else completion)
 
     def ask(self, prompt: Prompt) -> Example:
         """An example with a user's prompt, which asks for a reasoning trace as in training if `traced`."""

@@ -222,14 +222,26 @@ def _check(config: DecoderConfig) -> None:
 
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # all tokens but END
+NUMBERS = 100  # with number tokens: 0 to 99 are one token each
 
 
 def characters() -> PreTrainedTokenizerFast:
     """A character tokenizer of 97 tokens; the first is both BOS and EOS."""
+    return _tokenizer([END, *CHARACTERS], "")
+
+
+def numbers() -> PreTrainedTokenizerFast:
+    """`characters` with a token for each pair of digits that does not begin with 0: 187 tokens."""
+    from tokenizers import Regex
+
+    return _tokenizer([END, *CHARACTERS, *map(str, range(10, NUMBERS))], Regex("[1-9][0-9]|[^\\n]|\\n"))
+
+
+def _tokenizer(words: list[str], pattern: Any) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    table = Tokenizer(models.WordLevel({c: i for i, c in enumerate([END, *CHARACTERS])}, unk_token="?"))
-    table.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    table = Tokenizer(models.WordLevel({c: i for i, c in enumerate(words)}, unk_token="?"))
+    table.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
     table.decoder = decoders.Fuse()
     table.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
     return PreTrainedTokenizerFast(tokenizer_object=table, bos_token=END, eos_token=END, pad_token=END)

@@ -105,7 +105,7 @@ class Server:
                 "A server returns log-probabilities of the model, not of a tempered or truncated distribution: to "
                 "train on its completions, sample at temperature 1 with top_p 1 and top_k 0."
             )
-        choice_list = self._complete(prompts, group, max_new_tokens, temperature, generator, stop=stop)
+        choice_list = self.choices(prompts, group, max_new_tokens, temperature, generator, stop=stop)
         rows = [self._row(choice, bool(stop)) for choice in choice_list]
         prompt, prompt_length = pad(prompts)
         completion, length = pad([tokens for tokens, _ in rows])
@@ -145,7 +145,7 @@ class Server:
         **options: Any,
     ) -> tuple[list[str], list[bool]]:
         """`group` completions of each prompt as texts, prompt by prompt, and whether each stopped by itself."""
-        found = self._complete(prompts, group, max_new_tokens, temperature, generator, **options)
+        found = self.choices(prompts, group, max_new_tokens, temperature, generator, **options)
         texts = [choice.text if choice.tokens is None else self.policy.decode(choice.tokens) for choice in found]
         return texts, [choice.stopped for choice in found]
 
@@ -162,7 +162,7 @@ class Server:
             raise UserError(f"{self.root} could not load the weights in {self.weights}: {reply.get('message', reply)}")
         self._delivered = version
 
-    def _complete(
+    def choices(
         self,
         prompts: Sequence[Sequence[int]],
         group: int,
@@ -171,7 +171,7 @@ class Server:
         generator: torch.Generator | None,
         **options: Any,
     ) -> list[Choice]:
-        """`group` choices of each prompt, prompt by prompt. Requests run concurrently."""
+        """`group` choices of each prompt, prompt by prompt, at any temperature. Requests run concurrently."""
         self.deliver()
         seeds = torch.randint(2**31 - 1, (len(prompts),), generator=generator).tolist()
         body = {

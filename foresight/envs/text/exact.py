@@ -1,0 +1,57 @@
+"""Exact rational arithmetic on text: expressions are parsed, never executed, and answers are compared as numbers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+LONGEST = 200  # characters of an expression
+OPERATIONS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+}
+_SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")
+
+
+def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
+    """The value of an expression of integers, + - * / and parentheses, and its integers in order.
+
+    None for anything else: a name, a power, a division by zero, or more than `LONGEST` characters.
+    """
+    if len(expression) > LONGEST or "\n" in expression.strip():
+        return None
+    numbers = list[int]()
+
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            numbers.append(node.value)
+            return Fraction(node.value)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        if isinstance(node, ast.BinOp) and (symbol := _SYMBOLS.get(type(node.op))):
+            return OPERATIONS[symbol](value(node.left), value(node.right))
+        raise ValueError
+
+    try:
+        return value(ast.parse(expression.strip(), mode="eval").body), numbers
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def canonical(answer: str) -> str:
+    """The one form of an answer that votes are counted under: 0.5, 1/2 and 2/4 are "1/2"; 1,000 is "1000".
+
+    Text that is not a number is stripped of spaces, a final period, and differences of case.
+    """
+    text = answer.strip().rstrip(".").strip()
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text).replace(" ", "").removeprefix("+")
+    if _NUMBER.fullmatch(plain):
+        top, _, bottom = plain.partition("/")
+        if not bottom or int(bottom):
+            return str(Fraction(top) / int(bottom or 1))
+    return " ".join(text.lower().split())

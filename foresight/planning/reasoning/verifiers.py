@@ -1,0 +1,100 @@
+"""Verifiers: scores in [0, 1] of whole and partial completions, by exact rules, a reward model or a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from foresight.data.text import TokenBatch, pad
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets.language import mtp
+from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.mtp import MultiTokenHeads
+from foresight.nets.language.scorer import Scorer
+from foresight.planning.reasoning.mind import Verifier
+
+BATCH = 64  # texts scored at once
+
+
+def exact(task: TextTask) -> Verifier:
+    """The verifier of the task, which knows no gold answers. Raises UserError if it has none."""
+    if task.verifier is None:
+        raise UserError(
+            f"The task '{task.name}' has no exact verifier: give --verifier FOLDER, the export of a reward model, or a "
+            "method that needs none, such as self_consistency."
+        )
+    return task.verifier
+
+
+def reward_model(scorer: Scorer) -> Verifier:
+    """σ of a reward model's score at the last token: of a whole answer, or of a step if it was trained on steps."""
+
+    def verify(examples: Sequence[Example], texts: Sequence[str]) -> list[float]:
+        found = list[float]()
+        for start in range(0, len(texts), BATCH):
+            few = slice(start, start + BATCH)
+            batch = _batch(scorer.trunk, examples[few], texts[few])
+            with torch.no_grad():
+                found += scorer.scores(batch)[:, 0].sigmoid().tolist()
+        return found
+
+    return verify
+
+
+def critic(policy: LanguageModel, heads: MultiTokenHeads) -> Verifier:
+    """The value that a multi-token critic predicts after a text: the mean of its heads, clamped to [0, 1]."""
+
+    def verify(examples: Sequence[Example], texts: Sequence[str]) -> list[float]:
+        found = list[float]()
+        for start in range(0, len(texts), BATCH):
+            few = slice(start, start + BATCH)
+            batch = _batch(policy, examples[few], texts[few], [policy.stop_ids[0]])  # a value is of the state before it
+            with torch.no_grad():
+                seen = mtp.view(policy, batch)
+                features, exist = heads(seen.hidden, seen.embedded, seen.parents)
+                values, there = (
+                    seen.scatter(heads.values(features[:, seen.context])),
+                    seen.scatter(exist[:, seen.context]),
+                )
+            value = (values * there).sum(0) / there.sum(0).clamp(min=1)
+            last = (batch.length.to(value.device) - 1)[..., None]
+            found += value.gather(-1, last)[:, 0, 0].clamp(0, 1).tolist()
+        return found
+
+    return verify
+
+
+def _batch(
+    model: LanguageModel, examples: Sequence[Example], texts: Sequence[str], after: Sequence[int] = ()
+) -> TokenBatch:
+    """Prompts with the ids of a text each. An empty text is its prompt's last token."""
+    prompts = [model.encode(example.prompt, example.tools) for example in examples]
+    rows = [[*model.tokenizer.encode(text, add_special_tokens=False), *after] for text in texts]
+    for prompt, row in zip(prompts, rows, strict=True):
+        if not row:
+            row.append(prompt.pop())
+    prompt_ids, prompt_length = pad(prompts)
+    completion, length = pad(rows)
+    shape = (len(rows), 1, completion.shape[1])
+    zeros = torch.zeros(shape)
+    return TokenBatch(
+        prompt_ids, prompt_length, completion.view(shape), length[:, None], zeros, torch.ones(len(rows), 1).bool()
+    )
+
+
+def auc(scores: Sequence[float], right: Sequence[float]) -> float:
+    """The probability that a right answer scores above a wrong one, ties half: 0.5 is a blind verifier.
+
+    NaN without answers of both kinds.
+    """
+    good = sorted(s for s, r in zip(scores, right, strict=True) if r >= 1)
+    bad = [s for s, r in zip(scores, right, strict=True) if r < 1]
+    if not good or not bad:
+        return float("nan")
+    one, other = torch.tensor(good, dtype=torch.float64), torch.tensor(bad, dtype=torch.float64)
+    below = torch.searchsorted(one, other, right=False).double()  # good ones strictly below each bad one
+    upto = torch.searchsorted(one, other, right=True).double()
+    wins = (len(good) - upto) + 0.5 * (upto - below)
+    return float(wins.mean() / len(good))

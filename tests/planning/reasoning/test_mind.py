@@ -1,0 +1,112 @@
+"""The mind: every token that the completer counted is charged, budgets bind, and faults name what failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from foresight.envs.text.make import make
+from foresight.errors import LostError, UserError
+from foresight.nets.language import decoder
+from foresight.planning.generation.scripted import Scripted
+from foresight.planning.generation.server import Server
+from foresight.planning.reasoning import methods
+from foresight.planning.reasoning.mind import Charge, Mind
+from tests import openai_server, tiny_language
+from tests.planning.reasoning.players import TASK, player
+from tests.sabotage import sabotaged_by
+
+NAMES = [name for name in methods.METHODS if name != "graph_of_thoughts"]
+
+
+class Counting:
+    """A completer that counts for itself."""
+
+    def __init__(self, inner):
+        self.inner, self.prompt, self.sampled = inner, 0, 0
+
+    def __call__(self, prompts, *args, **options):
+        batch = self.inner(prompts, *args, **options)
+        self.prompt += sum(map(len, prompts))
+        self.sampled += int(batch.length.sum())
+        return batch
+
+
+def free_samples(original):
+    return lambda self, other: original(self, Charge(other.prompt_tokens, 0))
+
+
+@sabotaged_by("foresight.planning.reasoning.mind.Charge.__add__", free_samples)
+@pytest.mark.parametrize("name", NAMES)
+def test_budgets_add_up_to_what_the_completer_counted(name, request):
+    policy = Scripted(player)
+    policy.completer = counting = Counting(policy)
+    mind = Mind(policy, 24, verifier=TASK.verifier)
+    results = methods.run(name, mind, TASK, TASK.test[:4], 200, **methods.sized(name, 200, 16))
+    assert len(results) == 4
+    assert (mind.total.prompt_tokens, mind.total.sampled_tokens) == (counting.prompt, counting.sampled)
+    assert sum(r.charge.sampled_tokens for r in results) == counting.sampled
+    assert all(0 < r.charge.sampled_tokens <= 200 for r in results)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_thinks_the_same_with_the_same_seed(name):
+    texts = []
+    for _ in range(2):
+        mind = Mind(Scripted(player), 24, verifier=TASK.verifier)
+        results = methods.run(name, mind, TASK, TASK.test[:3], 150, **methods.sized(name, 150, 16))
+        texts.append([(r.answer.text, r.answer.candidates, r.answer.tree.document()) for r in results])
+    assert texts[0] == texts[1]
+
+
+def test_a_local_model_is_never_tokenized_again():
+    """The ids of a path are those that were sampled, and its text is theirs."""
+    policy = tiny_language.model()
+    mind = Mind(policy, 12, verifier=lambda e, t: [len(x) / 100 for x in t])
+    task = make("addition", held_out=4)
+    for name in ("beam", "value_guided", "puct"):
+        for result in methods.run(name, mind, task, task.test, 96, **methods.sized(name, 96, 12)):
+            assert result.charge.sampled_tokens <= 96 and result.answer.candidates
+
+
+def test_a_server_thinks_and_one_that_stops_is_reported():
+    policy = tiny_language.model()
+    task = make("addition", held_out=3)
+    for form in ("token_ids", "text"):
+        with openai_server.serve(openai_server.Stub(tiny_language.model(), form)) as stub:
+            policy.completer = Server(stub.url, policy, tries=2, wait=0.01)
+            mind = Mind(policy, 8, temperature=0.7)
+            results = methods.run("self_consistency", mind, task, task.test, 40, n=4)
+            assert all(r.charge.sampled_tokens > 0 and r.charge.requests for r in results)
+            stub.always = 500
+            with pytest.raises(LostError, match="does not answer"):
+                methods.run("self_consistency", mind, task, task.test, 40, n=4)
+
+
+def test_a_verifier_that_raises_is_named_with_its_text():
+    def fragile(examples, texts):
+        if any("*" in text for text in texts):
+            raise ZeroDivisionError("no products")
+        return [0.5] * len(texts)
+
+    with pytest.raises(LostError, match=r"raised ZeroDivisionError: no products, on '!.*\*.*' for "):
+        methods.run("best_of_n", Mind(Scripted(player), 24, verifier=fragile), TASK, TASK.test, n=4)
+    with pytest.raises(LostError, match="returned 1 scores"):
+        methods.run("best_of_n", Mind(Scripted(player), 24, verifier=lambda e, t: [1.0]), TASK, TASK.test, n=4)
+
+
+def test_the_context_bounds_a_thought():
+    mind = Mind(Scripted(player, context=14), 24, verifier=TASK.verifier)
+    results = methods.run("best_of_n", mind, TASK, TASK.test[:2], n=2)
+    assert all(len(r.answer.text) <= 14 for r in results)
+
+
+def test_number_tokens_round_trip():
+    tokenizer = decoder.numbers()
+    text = "3,17,100=24:!1000-05\n"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text and len(ids) == 17
+    assert len(tokenizer.encode("999")) == 3 and len(tokenizer) == 187
+    with pytest.raises(UserError, match="Unknown kind of tokens"):
+        from foresight.algorithms.language import pretrain
+
+        pretrain.build(pretrain.Config(tokens="words"))

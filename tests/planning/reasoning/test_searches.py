@@ -1,0 +1,204 @@
+"""Searches over thoughts: exhaustive with an exact value; beams hold no duplicates; a revision keeps what was right."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from foresight.envs.text import countdown
+from foresight.envs.text.make import make
+from foresight.errors import UserError
+from foresight.planning.generation.scripted import Scripted
+from foresight.planning.reasoning import graph_of_thoughts as graphs
+from foresight.planning.reasoning import methods, sorting
+from foresight.planning.reasoning.mind import Mind
+from tests.planning.reasoning.players import TASK, player
+from tests.sabotage import sabotaged_by
+
+FEW = TASK.test[:8]
+
+
+def _mind(verifier=TASK.verifier, reply=player):
+    return Mind(Scripted(reply), 24, verifier=verifier)
+
+
+def _solved(results):
+    return TASK.grade(FEW, [result.answer.text for result in results])
+
+
+@pytest.mark.parametrize("order", ["bfs", "dfs"])
+@sabotaged_by("foresight.envs.text.countdown._promise", lambda f: lambda example, answer: 0.7)
+def test_a_tree_of_thoughts_with_an_exact_value_is_exhaustive_search(order):
+    """Every problem here has a solution, and enough proposals name every step: so all are solved, as by enumeration."""
+    mind = _mind(lambda e, t: countdown.promise(e, t))
+    results = methods.run("tree_of_thoughts", mind, TASK, FEW, order=order, samples=120, breadth=3)
+    assert _solved(results) == [1.0] * len(FEW)
+
+
+@sabotaged_by("foresight.envs.text.countdown._promise", lambda f: lambda example, answer: 1 - f(example, answer))
+def test_puct_finds_what_the_exact_value_promises():
+    mind = _mind(lambda e, t: countdown.promise(e, t))
+    assert _solved(methods.run("puct", mind, TASK, FEW, actions=40, simulations=30)) == [1.0] * len(FEW)
+
+
+def test_first_listed_any_and_mean_are_read_from_the_candidates():
+    results = methods.run("tree_of_thoughts", _mind(), TASK, FEW, samples=60, breadth=5)
+    for example, result in zip(FEW, results, strict=True):
+        texts = [text for text, _ in result.answer.candidates]
+        assert 1 <= len(texts) <= 5 and texts[0] == result.answer.text and len(set(texts)) == len(texts)
+        assert TASK.grade([example], texts[:1]) == [1.0]
+
+
+def keeps_copies(original):
+    def mutant(problem, tree, paths, count, step_tokens):
+        groups = yield from methods.beam.__globals__["extend_each"](problem, tree, paths, count, step_tokens)
+        return [path for group in groups for path in group for _ in range(2)]
+
+    return mutant
+
+
+@sabotaged_by("foresight.planning.reasoning.beam.extend", keeps_copies)
+def test_beams_hold_no_duplicates():
+    for read in ("best", "weighted", "majority"):
+        for result in methods.run("beam", _mind(), TASK, FEW, n=16, read=read):
+            texts = [node.text for node in result.answer.tree.nodes if node.kind == "answer"]
+            below = [(node.parents, node.text) for node in result.answer.tree.nodes[1:]]
+            assert len(set(below)) == len(below) and len(texts) <= 16
+    results = methods.run("beam", _mind(), TASK, FEW, n=16)
+    assert all(len({text for text, _ in r.answer.candidates}) == len(r.answer.candidates) for r in results)
+
+
+def test_subtrees_of_dvts_stay_apart():
+    for result in methods.run("dvts", _mind(), TASK, FEW, n=12, width=3):
+        kept = [node for node in result.answer.tree.nodes[1:] if node.kept and node.parents == (0,)]
+        assert len(kept) == 4
+
+
+def test_a_path_is_scored_by_its_last_worst_or_all_steps():
+    from foresight.planning.reasoning.beam import AGGREGATES
+
+    scores = (0.5, 0.2, 0.9)
+    assert [AGGREGATES[name](scores) for name in ("last", "min")] == [0.9, 0.2]
+    assert AGGREGATES["prod"](scores) == pytest.approx(0.09)
+
+
+def test_value_guided_decoding_follows_the_value_token_by_token():
+    likes = {"a": 0.9, "b": 0.1}
+    mind = Mind(
+        Scripted(lambda text, draw: draw.choice("ab") + ("ab" if len(text) < 20 else "")), 6,
+        verifier=lambda e, t: [sum(likes.get(c, 0) for c in x) / max(len(x), 1) for x in t],
+    )  # fmt: skip
+    results = methods.run("value_guided", mind, TASK, FEW, samples=12, block=1)
+    assert {result.answer.text for result in results} == {"aaaaaa"}
+    random_texts = methods.run("value_guided", mind, TASK, FEW, samples=1, block=1)
+    assert any("b" in result.answer.text for result in random_texts)
+
+
+@sabotaged_by("foresight.planning.reasoning.budget_forcing.cut", lambda f: lambda policy, tokens, text: ())
+def test_deep_think_revises_from_before_the_first_wrong_step():
+    results = methods.run("deep_think", _mind(), TASK, FEW, n=6, rounds=6)
+    solved = _solved(results)
+    assert sum(solved) >= 7
+    assert sum(solved) > sum(_solved(methods.run("self_consistency", _mind(), TASK, FEW, n=6)))
+    for result in results:
+        for node in result.answer.tree.nodes:
+            if node.kind == "revision":
+                parent = result.answer.tree.nodes[node.parents[0]]
+                assert not node.text.startswith("!!") and parent.kind in ("answer", "revision")
+    continued = [n for r in results for n in r.answer.tree.nodes if n.kind == "revision" and not n.text.startswith("!")]
+    assert continued  # some revisions kept the first step
+
+
+def test_deep_think_asks_a_chat_model_in_words():
+    def chat(text, draw):
+        if "Find the first mistake" in text:
+            return "correct" if "answer:\n42" in text else "It is not 41."
+        return "42" if "critique" in text else draw.choice(["41", "42", "40"])
+
+    mind = Mind(Scripted(chat, chat=True), 8)
+    for result in methods.run("deep_think", mind, make("addition", held_out=4), FEW, n=5, rounds=1):
+        assert result.answer.text == "42"
+        assert {node.kind for node in result.answer.tree.nodes} >= {"question", "answer", "critique"}
+
+
+def test_a_model_values_its_own_thoughts_in_three_words():
+    def chat(text, draw):
+        return "sure" if "7" in text.partition("steps so far:")[2].partition("Can the")[0] else "impossible"
+
+    from foresight.planning.reasoning.tree_of_thoughts import WORDS, own_values
+
+    mind = Mind(Scripted(chat, chat=True), 8)
+    found = []
+
+    def method(problem):
+        found.append((yield from own_values(problem, ["3+4=7", "3+4=8"], 3)))
+        return methods.greedy(problem) and None
+
+    mind.think(method, TASK, FEW[:1])
+    assert found == [[3 * WORDS["sure"], 3 * WORDS["impossible"]]]
+
+
+def test_budget_forcing_suppresses_the_end_and_closes_a_long_thought():
+    def counting(text, draw):
+        return " wait" if text.endswith("Wait") else " done"
+
+    results = methods.run("budget_forcing", Mind(Scripted(counting), 10), TASK, FEW[:1], ignore=2)
+    assert results[0].answer.text == " doneWait waitWait wait"
+    traced = make("addition", held_out=2, trace=True)
+
+    def thinker(text, draw):
+        return "<think>" + "a" * 40 + "</think>" if "<think>" not in text.rpartition("?")[2] else " 7 </answer>"
+
+    mind = Mind(Scripted(thinker), 20)
+    text = methods.run("budget_forcing", mind, traced, traced.test[:1], ignore=1, thought_tokens=15)[0].answer.text
+    assert text == "<think>" + "a" * 8 + "</think> <answer> 7 </answer>"
+
+
+@sabotaged_by("foresight.envs.text.sorting.error", lambda f: lambda given, found: 0)
+def test_a_graph_of_thoughts_errs_less_than_a_tree_that_costs_more():
+    task, rate, plan = make("sorting", size=10, held_out=16), 0.004, sorting.plan()
+    errors, costs = {}, {}
+    for name, method, options in (
+        ("direct", graphs.direct, {}),
+        ("tree", graphs.tree, {"solve": 10, "improve": 10}),
+        ("graph", graphs.graph_of_thoughts, {}),
+    ):
+        mind = Mind(Scripted(sorting.noisy_sorter(rate)), 200)
+        results = mind.think(method, task, task.test, plan=plan, **options)
+        texts = [result.answer.text for result in results]
+        given = [plan.split(example, 1)[0] for example in task.test]
+        errors[name] = sum(map(plan.error, given, texts))
+        costs[name] = mind.total.prompt_tokens + mind.total.sampled_tokens
+    assert errors["graph"] < errors["tree"] < errors["direct"]
+    assert costs["graph"] < costs["tree"]
+
+
+def test_a_sorter_without_errors_sorts_and_its_graph_merges():
+    task = make("sorting", size=10, held_out=2)
+    result = methods.run("graph_of_thoughts", Mind(Scripted(sorting.noisy_sorter(0.0)), 200), task, task.test)[0]
+    assert task.grade(task.test[:1], [result.answer.text]) == [1.0]
+    depth = result.answer.tree.depth()
+    assert max(depth) == 5 and any(len(node.parents) == 2 for node in result.answer.tree.nodes)
+    reply = sorting.noisy_sorter(0.01)
+    lost = [64 - len(reply("Sort: " + "5 " * 64, random.Random(i)).split()) for i in range(60)]
+    assert any(lost) and max(map(abs, lost)) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("beam", {"aggregate": "mean"}, "Unknown aggregate 'mean'"),
+        ("beam", {"read": "first"}, "Unknown reading 'first'"),
+        ("beam", {"n": 0}, "must be at least 1"),
+        ("tree_of_thoughts", {"order": "a"}, "Unknown order 'a'"),
+        ("tree_of_thoughts", {"samples": 0}, "at least 1 each"),
+        ("puct", {"actions": 0}, "must be at least 1"),
+        ("value_guided", {"tau": -1.0}, "tau -1.0"),
+        ("deep_think", {"n": 0}, "at least 1 and 0"),
+        ("budget_forcing", {"ignore": -1}, "at least 0"),
+    ],
+)
+def test_bad_options(name, options, match):
+    with pytest.raises(UserError, match=match):
+        methods.run(name, _mind(), TASK, FEW[:1], **options)
