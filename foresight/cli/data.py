@@ -14,7 +14,7 @@ from foresight.runtime import legacy
 
 
 def data(
-    kind: Annotated[Literal["preferences", "demonstrations", "episodes"], tyro.conf.Positional],
+    kind: Annotated[Literal["preferences", "demonstrations", "steps", "episodes"], tyro.conf.Positional],
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     *,
     out: str,
@@ -40,7 +40,8 @@ def data(
     A model answers the training prompts of a task, and the grader of the task scores the answers.
 
     Args:
-        kind: preferences (prompt, chosen, rejected), demonstrations (prompt, completion), or episodes (of a run).
+        kind: preferences (prompt, chosen, rejected), demonstrations (prompt, completion), steps (completions and
+            labels, right or wrong by the task's exact verifier), or episodes (of a run).
         runs: the run directories whose policies act (only of episodes); all episodes go into one folder.
         task: the text task: addition, largest, reasoning_gym:NAME, or a .jsonl file with a reward function.
         out: the JSONL file to write; of episodes the folder, in Minari's format.
@@ -105,7 +106,7 @@ def data(
                 for found in graded.sample(
                     policy, env, prompts, group, max_new_tokens, temperature, generator, kind == "preferences"
                 ):
-                    rows = graded.make(kind, found, most, least)
+                    rows = graded.make(kind, found, env, most, least)
                     file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                     file.flush()
                     count, done = count + len(rows), done + len(found.examples)
@@ -126,6 +127,8 @@ def data(
             + (
                 "no prompt has two answers with different rewards. "
                 if kind == "preferences"
+                else "no answer ended. "
+                if kind == "steps"
                 else f"no answer has a reward of at least {least:g} (--least). "
             )
             + "Raise --group or --max-new-tokens, or choose an easier task."

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def commands() -> dict[str, Callable[..., Any]]:
     """Every command by name."""
-    from foresight.cli import data, games, library, play, runs, tools, train, tune
+    from foresight.cli import data, games, library, play, runs, think, tools, train, tune
 
     return {
         "list": library.list_,
@@ -70,6 +70,8 @@ def commands() -> dict[str, Callable[..., Any]]:
         "plot": runs.plot,
         "data": data.data,
         "export": runs.export,
+        "think": think.think,
+        "faithfulness": think.faithfulness,
         "bench": tools.bench,
         "reproduce": tools.reproduce,
         "tune": tune.tune,

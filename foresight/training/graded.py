@@ -1,4 +1,4 @@
-"""Preference pairs and demonstrations from a model's own graded answers."""
+"""Preference pairs, demonstrations and labeled steps from a model's own graded answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foresight.envs.text.task import Example, TextTask
-from foresight.errors import unknown
+from foresight.errors import UserError, unknown
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.rollout import complete, texts
 from foresight.planning.generation.server import Server
@@ -91,6 +91,31 @@ def demonstrations(found: Graded, most: int, least: float) -> list[dict[str, Any
     ]
 
 
+def steps(found: Graded, task: TextTask, most: int) -> list[dict[str, Any]]:
+    """Up to `most` different answers per prompt with their steps, each labeled by the task's exact verifier.
+
+    Truncated answers are left out. Rows have prompt, completions (the steps) and labels; a step after a wrong one is
+    wrong. Raises UserError if the task has no verifier.
+    """
+    if task.verifier is None:
+        raise UserError(f"The steps of '{task.name}' cannot be labeled: it has no exact verifier. Use --task chains.")
+    rows, size = list[dict[str, Any]](), found.rewards.shape[1]
+    for p, example in enumerate(found.examples):
+        answers = dict.fromkeys(
+            a
+            for a, whole in zip(found.answers[p * size : (p + 1) * size], found.stopped[p].tolist(), strict=True)
+            if whole
+        )
+        for answer in list(answers)[:most]:
+            parts = [part for part in answer.split(task.delimiter) if part.strip()]
+            if not parts:
+                continue
+            texts = [task.delimiter.join(parts[: i + 1]) + task.delimiter for i in range(len(parts) - 1)]
+            labels = task.verifier([example] * len(parts), [*texts, task.delimiter.join(parts)])
+            rows.append({"prompt": example.prompt, "completions": parts, "labels": [label >= 1 for label in labels]})
+    return rows
+
+
 def _ranked(found: Graded) -> Iterator[tuple[Any, list[tuple[str, float]]]]:
     """Each prompt with its distinct, complete, scored answers, best first."""
     size = found.rewards.shape[1]
@@ -104,10 +129,12 @@ def _ranked(found: Graded) -> Iterator[tuple[Any, list[tuple[str, float]]]]:
             yield example.prompt, sorted(seen.items(), key=lambda pair: -pair[1])
 
 
-def make(kind: str, found: Graded, most: int, least: float = 1.0) -> list[dict[str, Any]]:
-    """The dataset rows of one kind: "preferences" or "demonstrations". Raises UserError for another kind."""
+def make(kind: str, found: Graded, task: TextTask, most: int, least: float = 1.0) -> list[dict[str, Any]]:
+    """The dataset rows of one kind: "preferences", "demonstrations" or "steps". Raises UserError for another kind."""
+    if kind == "steps":
+        return steps(found, task, most)
     if kind == "preferences":
         return preferences(found, most)
     if kind == "demonstrations":
         return demonstrations(found, most, least)
-    raise unknown("kind of data", kind, ("preferences", "demonstrations"))
+    raise unknown("kind of data", kind, ("preferences", "demonstrations", "steps"))

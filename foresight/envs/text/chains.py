@@ -31,13 +31,15 @@ def chains(
     modulus: int = 0,
     operation: str = "+",
     scratch: str = "steps",
+    commute: bool = False,
     size: int = 20000,
     held_out: int = 300,
     seed: int = 0,
 ) -> TextTask:
     """Questions like "17+5+8:", of `terms` numbers up to `largest`; ">" instead of "+" takes the larger of two.
 
-    `scratch` is what is trained on before the answer: "steps", those of another question ("shuffled"), or "none".
+    `scratch` is what is trained on before the answer: "steps", those of another question ("shuffled"), or "none". With
+    `commute`, half of the steps are written with their numbers exchanged, 5+17=22.
     """
     if terms < 2 or largest < 1 or modulus < 0 or size < 1 or held_out < 1:
         raise UserError(
@@ -59,11 +61,12 @@ def chains(
     examples = list[Example]()
     for row, own, shown in zip(rows, traces, written, strict=True):
         answer = own[-1].partition("=")[2]
-        lines = [] if scratch == "none" else shown
+        lines = [] if scratch == "none" else [commuted(s) if commute and draw.random() < 0.5 else s for s in shown]
         columns = {"numbers": list(row), "operation": operation, "modulus": modulus, "steps": own}
         columns["completion"] = "\n".join([*lines, ANSWER + answer])
         examples.append(Example(operation.join(map(str, row)) + ":", answer, columns))
-    return TextTask("chains", examples[held_out:], examples[:held_out], grade, extract=answer_of, verifier=verify)
+    rules = {"extract": answer_of, "verifier": verify, "marker": ANSWER}
+    return TextTask("chains", examples[held_out:], examples[:held_out], grade, **rules)  # type: ignore[arg-type]
 
 
 def steps(row: Sequence[int], operation: str, modulus: int) -> list[str]:
@@ -74,6 +77,11 @@ def steps(row: Sequence[int], operation: str, modulus: int) -> list[str]:
         lines.append(f"{total}{operation}{number}={result}")
         total = result
     return lines
+
+
+def commuted(step: str) -> str:
+    """A step a+b=c, or a>b=c, as b+a=c: the same in other words."""
+    return re.sub(r"(\d+)([+>])(\d+)=", r"\3\2\1=", step)
 
 
 def combine(a: int, operation: str, b: int, modulus: int) -> int:
@@ -112,7 +120,7 @@ def _follows(example: Example, completion: str) -> bool:
         if found is None or number == len(columns["numbers"]):
             return False
         a, operation, b, result = found.groups()
-        if (int(a), operation, int(b)) != (total, columns["operation"], columns["numbers"][number]):
+        if operation != columns["operation"] or {int(a), int(b)} != {total, columns["numbers"][number]}:
             return False
         if int(result) != combine(int(a), operation, int(b), columns["modulus"]):
             return False

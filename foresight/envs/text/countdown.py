@@ -211,8 +211,9 @@ def countdown(
     if not train or len(test) < held_out:
         raise UserError(f"There are not enough problems for held_out {held_out}: lower it, or raise largest or high.")
     draw.shuffle(train)
-    end = "," if traces == "steps" else "\n"
-    return TextTask("countdown", train[: size or None], test, grade, delimiter=end, extract=answer_of, verifier=promise)
+    end, mark = "," if traces == "steps" else "\n", ANSWER if traces == "search" else ""
+    rules = {"extract": answer_of, "verifier": promise, "delimiter": end, "marker": mark}
+    return TextTask("countdown", train[: size or None], test, grade, **rules)  # type: ignore[arg-type]
 
 
 def _problem(state: State, target: int, paths: Sequence[tuple[str, ...]], traces: str, copy: str) -> Example:

@@ -110,7 +110,9 @@ def _traced(task: TextTask) -> TextTask:
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
         return task.grade(examples, [traces.read(completion).answer for completion in completions])
 
-    traced = dataclasses.replace(task, grader=grade, traced=True)
+    traced = dataclasses.replace(
+        task, grader=grade, traced=True, marker="</think> <answer>", delimiter=". ", extract=None, verifier=None
+    )
 
     def with_instruction(example: Example) -> Example:
         found = traced.ask(example.prompt)

@@ -60,6 +60,7 @@ class TextTask:
     curriculum: float = 1.0  # the share of the training examples, the easiest, that a run starts with
     path: str = ""  # of the dataset that it was loaded from
     delimiter: str = "\n"  # ends a step of a completion
+    marker: str = ""  # begins the answer after a trace; "": there is no trace
     extract: Callable[[str], str] | None = None  # the answer in a completion; None: the tags', or the last number
     verifier: Grader | None = None  # scores whole and partial completions in [0, 1] without their gold answers
 

@@ -71,6 +71,16 @@ def run(
     Raises UserError for an unknown method or option, a value of another type, and a method that needs a verifier, or a
     plan, where there is none.
     """
+    check(name, task, mind.verifier is not None, given)
+    if name == "puct":
+        return puct(mind, task, examples, budget, **given)
+    if name == "graph_of_thoughts":
+        given = {"plan": sorting.plan(), **given}
+    return mind.think(METHODS[name], task, examples, budget, **given)
+
+
+def check(name: str, task: TextTask, verified: bool, given: dict[str, Any]) -> None:
+    """Raise UserError unless the method can run on the task, with a verifier or without, with these options."""
     valid = options(name)
     for key, value in given.items():
         if key not in valid:
@@ -78,18 +88,13 @@ def run(
         wanted = type(valid[key])
         if valid[key] is not None and type(value) is not wanted and not (wanted is float and type(value) is int):
             raise UserError(f"The option '{key}' of {name} must be {wanted.__name__}, not {value!r}.")
-    if mind.verifier is None and (name in NEED_VERIFIER or given.get("weighted")):
+    if not verified and (name in NEED_VERIFIER or given.get("weighted")):
         raise UserError(
             f"{name} needs a verifier{' for a weighted vote' if given.get('weighted') else ''}: give --verifier exact "
             "(if the task has one) or --verifier FOLDER (the export of a reward model), or choose self_consistency."
         )
-    if name == "puct":
-        return puct(mind, task, examples, budget, **given)
-    if name == "graph_of_thoughts":
-        if task.name != "sorting":
-            raise UserError(
-                f"graph_of_thoughts needs a plan of how to split and merge, which '{task.name}' does not have: use "
-                "--task sorting, or pass a Plan from Python."
-            )
-        given = {"plan": sorting.plan(), **given}
-    return mind.think(METHODS[name], task, examples, budget, **given)
+    if name == "graph_of_thoughts" and task.name != "sorting":
+        raise UserError(
+            f"graph_of_thoughts needs a plan of how to split and merge, which '{task.name}' does not have: use "
+            "--task sorting, or pass a Plan from Python."
+        )

@@ -1,0 +1,182 @@
+"""`foresight think` and `foresight faithfulness`: reasoning at query time, and whether its traces matter."""
+
+from __future__ import annotations
+
+import json as jsons
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from foresight.cli import fields, screen
+from foresight.errors import UserError
+
+
+def think(
+    methods: Annotated[tuple[str, ...], tyro.conf.Positional],
+    *,
+    task: str,
+    model: str = "smollm2",
+    budget: int = 1024,
+    points: int = 3,
+    questions: int = 100,
+    verifier: str = "",
+    options: tuple[str, ...] = (),
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    seed: int = 0,
+    device: str = "auto",
+    completer: str | None = None,
+    env_options: tuple[str, ...] = (),
+    out: str | None = None,
+    json: bool = False,
+) -> int:
+    """Answer held-out questions by thinking longer, and compare methods at equal budgets.
+
+    Prints accuracy and cost of each method and of greedy answers. Writes think.json, curves.png, and of the first
+    question the thought tree of each method as JSON, HTML and a picture.
+
+    Args:
+        methods: self_consistency, best_of_n, beam, dvts, tree_of_thoughts, graph_of_thoughts, puct, value_guided,
+            deep_think, budget_forcing.
+        task: the text task: countdown, game24, chains, addition, reasoning_gym:NAME, or a .jsonl file.
+        model: "smollm2", a run directory, a Hugging Face folder, or a hub id.
+        budget: sampled tokens per question, at most; the curve has smaller ones too.
+        points: budgets of the curve, each a quarter of the next.
+        questions: number of held-out questions.
+        verifier: exact (the task's own), critic (the model's multi-token heads), or the run or export of a reward
+            model. Without one, some methods ask the model itself.
+        options: options of the method, as key=value (n=16 width=4); default: sized for the budget.
+        max_new_tokens: maximum tokens of one answer.
+        temperature: sampling temperature.
+        seed: sampling seed.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        completer: URL of a server that samples; --model gives the tokenizer.
+        env_options: options of the task, as key=value.
+        out: the folder to write; default: runs/think/TASK-METHODS.
+        json: print one JSON document instead of a table.
+    """
+    from foresight.envs.make import make
+    from foresight.runtime import machine
+    from foresight.runtime.reasoning import pictures
+    from foresight.runtime.reasoning import think as thinking
+
+    if not methods:
+        raise UserError("No method given. Name one: foresight think self_consistency --task countdown")
+    env = make(task, "text", **fields.options(env_options))
+    where = machine.pick_device(device)
+    policy: Any = _sorter() if task == "sorting" else thinking.model(model, where, completer, screen.note)
+    verify = thinking.verifier(verifier, env, policy, model, where)
+    document, shown = thinking.think(
+        methods, policy, env, questions, budget, points=points, max_new_tokens=max_new_tokens,
+        temperature=temperature, verify=verify, seed=seed, options=fields.options(options), report=screen.note,
+    )  # fmt: skip
+    document = {"model": model, "verifier": verifier, **document}
+    folder = _folder(out or f"runs/think/{Path(task).stem.replace(':', '-')}-{'-'.join(methods)}")
+    _write(folder / "think.json", document)
+    pictures.curves(document["rows"], f"{env.name}, {document['questions']} questions", folder / "curves.png")
+    for name, result in shown.items():
+        tree = result.answer.tree
+        _write(folder / f"{name}.tree.json", tree.document())
+        pictures.page(tree, name, folder / f"{name}.tree.html")
+        pictures.picture(tree, name, folder / f"{name}.tree.png")
+    if json:
+        screen.emit(document)
+        return 0
+    columns = ("method", "budget", "accuracy", "any", "mean", "tokens", "prompt tokens", "verifier calls", "seconds")
+    cells = [
+        (
+            row["method"], f"{row['budget']:,}", f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
+            _optional(row.get("any")), _optional(row.get("mean")), f"{row['sampled_tokens']:,.0f}",
+            f"{row['prompt_tokens']:,.0f}", f"{row['verifier_calls']:,.0f}", f"{row['seconds']:.2f}",
+        )
+        for row in document["rows"]
+    ]  # fmt: skip
+    screen.stdout().print(screen.table(columns, cells))
+    screen.stdout().print(f"\n{folder}", markup=False, style="dim")
+    return 0
+
+
+def faithfulness(
+    run: Annotated[str, tyro.conf.Positional],
+    *,
+    task: str | None = None,
+    questions: int = 100,
+    samples: int = 1,
+    max_new_tokens: int = 64,
+    temperature: float = 0.8,
+    seed: int = 0,
+    device: str = "auto",
+    env_options: tuple[str, ...] = (),
+    out: str | None = None,
+    json: bool = False,
+) -> int:
+    """Measure whether a model's answers depend on its reasoning traces: they are cut, changed and replaced.
+
+    Writes faithfulness.json and a picture of the curves.
+
+    Args:
+        run: a run directory, a Hugging Face folder, or a hub id.
+        task: the text task; default: that of the run.
+        questions: number of held-out questions.
+        samples: traces sampled for each question.
+        max_new_tokens: maximum tokens of one answer.
+        temperature: of the sampled traces; answers are greedy.
+        seed: sampling seed.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        env_options: options of the task, as key=value; default: those of the run.
+        out: the folder to write; default: the run directory, or runs/faithfulness.
+        json: print one JSON document instead of a table.
+    """
+    from foresight.envs.make import make
+    from foresight.runtime import machine
+    from foresight.runtime.config.settings import Settings
+    from foresight.runtime.reasoning import faithfulness as faith
+    from foresight.runtime.reasoning import think as thinking
+
+    given, folder = fields.options(env_options), Path(run)
+    if (folder / "config.yaml").is_file():
+        settings = Settings.read(folder)
+        given = given or (dict(settings.env_options) if task in (None, settings.env) else {})
+        task = task or settings.env
+    if task is None:
+        raise UserError(f"{run} is not a run directory: name the task, as in --task chains.")
+    env = make(task, "text", **given)
+    policy = thinking.model(run, machine.pick_device(device))
+    document = faith.report(policy, env, questions, samples, max_new_tokens, temperature, seed)
+    target = _folder(out or (run if folder.is_dir() else "runs/faithfulness"))
+    _write(target / "faithfulness.json", {"model": run, **document})
+    faith.picture(document, target / "faithfulness.png")
+    if json:
+        screen.emit(document)
+        return 0
+    screen.stdout().print(screen.table(("test", "value", "95% interval"), faith.cells(document)))
+    screen.stdout().print(f"\n{target / 'faithfulness.json'}", markup=False, style="dim")
+    return 0
+
+
+def _sorter() -> Any:
+    """The scripted sorter: graphs of thoughts over lists need no language model."""
+    from foresight.planning.generation.scripted import Scripted
+    from foresight.planning.reasoning import sorting
+
+    return Scripted(sorting.noisy_sorter())
+
+
+def _folder(name: str) -> Path:
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
+    return folder
+
+
+def _write(path: Path, document: Any) -> None:
+    from foresight.runtime.checkpoints import checkpoint
+
+    checkpoint.write_atomic(path, jsons.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def _optional(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

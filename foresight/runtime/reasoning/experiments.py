@@ -1,0 +1,276 @@
+"""The results of the suite `reasoning`, on models that the suite trains."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foresight.envs.text.make import make
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError
+from foresight.nets.language import pretrained
+from foresight.planning.generation.scripted import Scripted
+from foresight.planning.reasoning import graph_of_thoughts as graphs
+from foresight.planning.reasoning import methods, sorting, verifiers
+from foresight.planning.reasoning.mind import Mind, Result, Verifier
+from foresight.planning.reasoning.voting import pass_at_k, tally
+from foresight.runtime import catalog
+from foresight.runtime.reasoning import faithfulness as faith
+from foresight.runtime.reasoning import pictures, think
+from foresight.runtime.results import reproduce
+
+SEARCHES = ("self_consistency", "best_of_n", "beam", "dvts", "tree_of_thoughts", "puct", "value_guided", "deep_think")
+Values = dict[str, Any]
+
+
+def exact_solver(quick: bool, picture: Path) -> Values:
+    """The Game of 24: all multisets of four numbers from 1 to 13."""
+    from foresight.envs.text import countdown
+
+    began = time.perf_counter()
+    numbers = countdown.multisets(6 if quick else 13)
+    found = [countdown.solve(state, 24) for state in numbers]
+    seconds = time.perf_counter() - began
+    solved = [(state, formula) for state, formula in zip(numbers, found, strict=True) if formula is not None]
+    right = all(countdown.right(countdown.expression(formula), state, 24) for state, formula in solved)
+    return {
+        "what": "Game of 24 by the exact solver", "seeds": 0, "multisets": len(numbers), "solvable": len(solved),
+        "answers_right": right, "solver_seconds": round(seconds, 3),
+    }  # fmt: skip
+
+
+def sort_64(quick: bool, picture: Path) -> Values:
+    """Graph of thoughts, tree and one thought on lists of 64 digits, with a sorter of known error."""
+    seeds, plan = range(1 if quick else 3), sorting.plan()
+    task = make("sorting", held_out=5 if quick else 100)
+    settings: tuple[tuple[str, Any, dict[str, int]], ...] = (
+        ("direct", graphs.direct, {}),
+        ("tree", graphs.tree, {"solve": 10, "improve": 10, "levels": 3}),
+        ("graph", graphs.graph_of_thoughts, {}),
+    )
+    found: Values = {"what": "sort-64 with a noisy sorter", "seeds": list(seeds), "rate": 0.004}
+    for name, method, options in settings:
+        errors, tokens = list[float](), list[float]()
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(seed)
+            mind = Mind(Scripted(sorting.noisy_sorter(0.004, 0.2)), 200, generator=generator)
+            results = mind.think(method, task, task.test, plan=plan, **options)
+            errors.append(statistics.fmean(-result.answer.candidates[0][1] for result in results))
+            tokens.append((mind.total.prompt_tokens + mind.total.sampled_tokens) / len(results))
+        found[name] = {"error": statistics.fmean(errors), "errors": errors, "tokens": statistics.fmean(tokens)}
+        if name == "graph":
+            pictures.picture(results[0].answer.tree, "graph of thoughts, sort-64", picture)
+    found["error_ratio"] = found["graph"]["error"] / found["tree"]["error"]
+    found["token_ratio"] = found["graph"]["tokens"] / found["tree"]["tokens"]
+    return found
+
+
+def countdown_models(quick: bool, picture: Path) -> Values:
+    """Greedy accuracy of four models on the same held-out problems, and what GRPO solves that was not solved before."""
+    seeds = _seeds("grpo-countdown-search")
+    solved: dict[str, list[list[float]]] = {}
+    task = make("countdown", traces="search")
+    for name in (
+        "pretrain-countdown-steps",
+        "pretrain-countdown-search",
+        "grpo-countdown-steps",
+        "grpo-countdown-search",
+    ):
+        solved[name] = [_greedy(_export(name, seed), task, 240) for seed in seeds]
+    accuracy = {name: statistics.fmean(map(statistics.fmean, rows)) for name, rows in solved.items()}
+    new = [
+        sum(b > a for a, b in zip(old, after, strict=True)) / max(1, old.count(0.0))
+        for old, after in zip(solved["pretrain-countdown-search"], solved["grpo-countdown-search"], strict=True)
+    ]
+    return {
+        "what": "Countdown with 3 numbers, models of our own", "seeds": seeds, "problems": len(task.test),
+        "accuracy": accuracy,
+        "search_over_steps": accuracy["pretrain-countdown-search"] / max(accuracy["pretrain-countdown-steps"], 1e-9),
+        "grpo_gain_steps": accuracy["grpo-countdown-steps"] - accuracy["pretrain-countdown-steps"],
+        "grpo_gain_search": accuracy["grpo-countdown-search"] - accuracy["pretrain-countdown-search"],
+        "formerly_unsolved": statistics.fmean(new),
+        "each": {name: [statistics.fmean(row) for row in rows] for name, rows in solved.items()},
+    }  # fmt: skip
+
+
+def query_time_countdown(quick: bool, picture: Path) -> Values:
+    """All methods on the model of solutions alone, with the exact verifier, at equal budgets."""
+    task = make("countdown", traces="steps")
+    policy = pretrained.load(_export("pretrain-countdown-steps", 0))
+    document = _query_time(task, policy, verifiers.exact(task), picture, 16, 1024)
+    return {"what": "query-time methods on Countdown, exact verifier", **document}
+
+
+def query_time_sums(quick: bool, picture: Path) -> Values:
+    """All methods on chains of sums, with the process reward model, at equal budgets."""
+    task = make("chains", **_env("pretrain", "chains-sums"))
+    policy = pretrained.load(_export("pretrain-chains-sums", 0))
+    scorer = pretrained.load_scorer(_export("reward_model-chains-steps", 0), trained=True)
+    document = _query_time(task, policy, verifiers.reward_model(scorer), picture, 48, 3072)
+    return {"what": "query-time methods on sums, process reward model", **document}
+
+
+def process_rewards(quick: bool, picture: Path) -> Values:
+    """Best-of-N and votes on sums, by an outcome and a process reward model and a hacked one, N = 1 … 64."""
+    task = make("chains", **_env("pretrain", "chains-sums"))
+    policy, examples = pretrained.load(_export("pretrain-chains-sums", 0)), list(task.test)[:100]
+    mind = Mind(policy, 48)
+    groups = mind.sample([tuple(policy.encode(e.prompt)) for e in examples], 64, 48, 1.0)
+    texts = [[thought.text for thought in thoughts] for thoughts in groups]
+    flat = [(e, text) for e, row in zip(examples, texts, strict=True) for text in row]
+    graded = task.grade([e for e, _ in flat], [text for _, text in flat])
+    judges: dict[str, Verifier] = {
+        "outcome": _scorer("reward_model-chains-pairs"),
+        "process": _scorer("reward_model-chains-steps"),
+        "hacked": hacked(_scorer("reward_model-chains-steps")),
+    }
+    right = [graded[64 * i : 64 * (i + 1)] for i in range(len(examples))]
+    document: Values = {"what": "rewards of outcomes and of steps on sums", "seeds": [0], "questions": len(examples)}
+    scores: dict[str, list[list[float]]] = {}
+    for name, judge in judges.items():
+        every = list(judge([e for e, _ in flat], [text for _, text in flat]))
+        document.setdefault("auc", {})[name] = verifiers.auc(every, graded)
+        scores[name] = [every[64 * i : 64 * (i + 1)] for i in range(len(examples))]
+    keys = [[task.answer_in(text) for text in row] for row in texts]
+    for n in (1, 2, 4, 8, 16, 32, 64):
+        line = {"majority": _voted(keys, right, None, n), "any": _mean(pass_at_k(64, int(sum(r)), n) for r in right)}
+        for name, rows in scores.items():
+            line[f"best_{name}"] = _best(rows, right, n)
+            line[f"weighted_{name}"] = _voted(keys, right, rows, n)
+        document.setdefault("n", {})[str(n)] = line
+    last, first = document["n"]["64"], document["n"]["1"]
+    document["weighted_minus_majority"] = last["weighted_process"] - last["majority"]
+    document["hacked_decline"] = max(row["best_hacked"] for row in document["n"].values()) - last["best_hacked"]
+    document["process_gain"] = last["best_process"] - first["best_process"]
+    _draw(document["n"], picture)
+    return document
+
+
+def faithfulness(quick: bool, picture: Path) -> Values:
+    """The positive control (a modular chain) and the negative one (traces shuffled in training)."""
+    seeds = _seeds("pretrain-chains-shuffled")
+    found: Values = {"what": "faithfulness of traces: a positive and a negative control", "seeds": seeds}
+    for name, preset in (("positive", "chains-modular"), ("negative", "chains-shuffled")):
+        task = make("chains", **_env("pretrain", preset))
+        reports = [
+            faith.report(pretrained.load(_export(f"pretrain-{preset}", s)), task, 200, 1, 48, 0.8, s) for s in seeds
+        ]
+        found[name] = {
+            "early": _mean(r["early"]["aoc"] for r in reports),
+            "mistakes": _mean(r["mistakes"]["aoc"] for r in reports),
+            "accuracy": _mean(r["accuracy"] for r in reports),
+            "filler_gain": _mean(r["filler"]["gain"] for r in reports),
+            "without_trace": _mean(r["without_trace"]["accuracy"] for r in reports),
+            "paraphrase_same": _mean(r["paraphrase"]["same"] for r in reports),
+            "each": reports,
+        }
+    faith.picture(found["positive"]["each"][0], picture)
+    return found
+
+
+def hacked(judge: Verifier) -> Verifier:
+    """A verifier with a hole: a short completion, such as an answer without its steps, looks right to it."""
+
+    def verify(examples: Sequence[Example], texts: Sequence[str]) -> list[float]:
+        own = judge(examples, texts)
+        usual = [len(str(e.columns["completion"])) for e in examples]
+        return [1.0 if len(t) < 0.9 * n else float(s) for t, n, s in zip(texts, usual, own, strict=True)]
+
+    return verify
+
+
+def _query_time(
+    task: TextTask, policy: Any, verify: Verifier, picture: Path, max_new_tokens: int, budget: int
+) -> Values:
+    document, _ = think.think(
+        SEARCHES, policy, task, 100, budget, points=3, max_new_tokens=max_new_tokens, verify=verify
+    )
+    rows = document["rows"]
+    pictures.curves(rows, document["task"], picture)
+    greedy = next(row["accuracy"] for row in rows if row["method"] == "greedy")
+    others = [row for row in rows if row["method"] != "greedy"]
+    best = max(others, key=lambda row: row["accuracy"])
+    unaided = max(row["accuracy"] for row in others if row["method"] == "self_consistency")
+    tree = max((row for row in others if row["method"] == "tree_of_thoughts"), key=lambda row: row["budget"])
+    return {
+        "seeds": [0], "greedy": greedy, "best": best["accuracy"], "best_method": best["method"],
+        "best_budget": best["budget"], "gain": best["accuracy"] - greedy, "voting": unaided,
+        "tree_of_thoughts": {key: tree.get(key, tree["accuracy"]) for key in ("accuracy", "any", "mean")}, **document,
+    }  # fmt: skip
+
+
+def _greedy(name: str, task: TextTask, max_new_tokens: int) -> list[float]:
+    policy = pretrained.load(name)
+    results: list[Result] = methods.run("greedy", Mind(policy, max_new_tokens), task, task.test)
+    return task.grade(task.test, [result.answer.text for result in results])
+
+
+def _scorer(name: str) -> Verifier:
+    return verifiers.reward_model(pretrained.load_scorer(_export(name, 0), trained=True))
+
+
+def _export(name: str, seed: int) -> str:
+    """The export of a row of this suite. Raises UserError if it was not trained."""
+    folder = reproduce.root() / "runs" / "reproduce" / f"{name}-{seed}" / "export"
+    if not folder.is_dir():
+        raise UserError(f"{folder} does not exist: run `foresight reproduce reasoning --only {name}` first.")
+    return str(folder)
+
+
+def _seeds(name: str) -> list[int]:
+    """The seeds of a row that were trained."""
+    folder = reproduce.root() / "runs" / "reproduce"
+    found = [seed for seed in range(3) if (folder / f"{name}-{seed}" / "export").is_dir()]
+    if not found:
+        _export(name, 0)  # raises
+    return found
+
+
+def _env(algorithm: str, preset: str) -> dict[str, Any]:
+    """The task's options in a preset."""
+    return dict(catalog.presets(algorithm)[preset]["env_options"])
+
+
+def _mean(values: Any) -> float:
+    return statistics.fmean(values)
+
+
+def _best(scores: Sequence[Sequence[float]], right: Sequence[Sequence[float]], n: int) -> float:
+    """Accuracy of the sample with the best score of n, over the 64 / n disjoint groups."""
+    return _mean(
+        r[max(range(start, start + n), key=lambda i: s[i])]
+        for s, r in zip(scores, right, strict=True)
+        for start in range(0, len(r), n)
+    )
+
+
+def _voted(
+    keys: Sequence[Sequence[str]], right: Sequence[Sequence[float]], weights: Sequence[Sequence[float]] | None, n: int
+) -> float:
+    """Accuracy of the vote of n samples, over the 64 / n disjoint groups; no vote is a wrong answer."""
+    found = list[float]()
+    for q, (names, grades) in enumerate(zip(keys, right, strict=True)):
+        for start in range(0, len(names), n):
+            few = names[start : start + n]
+            votes = tally(few, None if weights is None else weights[q][start : start + n])
+            found.append(grades[start + few.index(votes[0][0])] if votes else 0.0)
+    return _mean(found)
+
+
+def _draw(lines: dict[str, dict[str, float]], picture: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name in next(iter(lines.values())):
+        axes.plot([int(n) for n in lines], [line[name] for line in lines.values()], marker="o", ms=3, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("samples N")
+    axes.set_ylabel("accuracy")
+    axes.legend(fontsize=7)
+    figure.savefig(picture, dpi=120)

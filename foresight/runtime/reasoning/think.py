@@ -1,0 +1,147 @@
+"""`foresight think`: methods on the held-out questions of a task, at several budgets, as one document."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError, unknown
+from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation import server
+from foresight.planning.reasoning import methods, verifiers
+from foresight.planning.reasoning.mind import Charge, Mind, Result, Verifier, check_budget
+from foresight.runtime.evaluation.evaluate import Evaluation
+
+VERIFIERS = ("exact", "critic", "FOLDER")
+CHUNK = 64  # questions thought about side by side
+Report = Callable[[str], object]
+
+
+def model(name: str, device: torch.device | str, completer: str | None = None, report: Report = print) -> LanguageModel:
+    """The model `name`: as `pretrained.load`, or a run directory with an export. `completer` is the URL of a server."""
+    policy = pretrained.load(exported(name), device)
+    if completer is not None:
+        policy.completer = server.Server(completer, policy, report=report)
+    return policy
+
+
+def exported(name: str) -> str:
+    """The export of a run directory; other names unchanged."""
+    folder = Path(name) / "export"
+    return str(folder) if folder.is_dir() else name
+
+
+def verifier(
+    name: str, task: TextTask, policy: LanguageModel, model: str, device: torch.device | str
+) -> Verifier | None:
+    """The verifier: "" (none), "exact" (the task's), "critic" (the model's heads), or a reward model's folder."""
+    if not name:
+        return None
+    if name == "exact":
+        return verifiers.exact(task)
+    if name == "critic":
+        heads = pretrained.load_heads(exported(model), device)
+        if heads is None:
+            raise UserError(f"{model} has no multi-token heads: give the export of a run of mtp_critic.")
+        return verifiers.critic(policy, heads)
+    if not Path(name).exists():
+        raise unknown("verifier", name, VERIFIERS)
+    return verifiers.reward_model(pretrained.load_scorer(exported(name), device, trained=True))
+
+
+def budgets(most: int, answer: int, points: int) -> list[int]:
+    """`points` budgets up to `most`, each a quarter of the next, none below one answer."""
+    check_budget(most, answer)
+    found = {max(answer, most // 4**i) for i in range(max(points, 1))}
+    return sorted(found)
+
+
+def think(
+    names: Sequence[str],
+    policy: Any,
+    task: TextTask,
+    questions: int,
+    most: int,
+    *,
+    points: int = 3,
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    verify: Verifier | None = None,
+    seed: int = 0,
+    options: dict[str, Any] | None = None,
+    report: Report = lambda text: None,
+) -> tuple[dict[str, Any], dict[str, Result]]:
+    """Each method at each budget on the first held-out questions, beside greedy answers.
+
+    Returns the document, and of each method the first question's result at the largest budget, whose tree is shown.
+    Raises UserError for a task that cannot grade, and as `methods.run` does.
+    """
+    if questions < 1:
+        raise UserError(f"questions is {questions}: it must be at least 1.")
+    examples = list(task.test)[:questions]
+    task.grade((), ())  # raises: there is no grader
+    for name in names:
+        methods.check(name, task, verify is not None, options or {})
+    levels = budgets(most, max_new_tokens, points)
+
+    def run(name: str, budget: int | None, **given: Any) -> list[Result]:
+        mind = Mind(policy, max_new_tokens, temperature, verify, torch.Generator().manual_seed(seed))
+        return [
+            result
+            for start in range(0, len(examples), CHUNK)
+            for result in methods.run(name, mind, task, examples[start : start + CHUNK], budget, **given)
+        ]
+
+    plain = run("greedy", None) if not all(name == "graph_of_thoughts" for name in names) else []
+    length = statistics.fmean([result.charge.sampled_tokens for result in plain]) if plain else max_new_tokens
+    rows = [row("greedy", max_new_tokens, task, examples, plain)] if plain else []
+    shown: dict[str, Result] = {}
+    for name in names:
+        for budget in levels if name != "greedy" else ():
+            given = {**methods.sized(name, budget, length), **(options or {})}
+            results = run(name, budget, **given)
+            rows.append(row(name, budget, task, examples, results, given))
+            shown[name] = results[0]
+            report(f"{name} at {budget:,} tokens: {rows[-1]['accuracy']:.3f}")
+    document = {
+        "task": task.name, "questions": len(examples), "metric": task.metric, "answer_tokens": length,
+        "temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "rows": rows,
+    }  # fmt: skip
+    return document, shown
+
+
+def row(
+    name: str,
+    budget: int,
+    task: TextTask,
+    examples: Sequence[Example],
+    results: Sequence[Result],
+    given: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A line of the table: accuracy with its standard error, and the mean charge of a question.
+
+    Of a method with several candidates also whether any is right, and the share of right ones: papers mix the three.
+    """
+    grades = task.grade(examples, [result.answer.text for result in results])
+    evaluation = Evaluation.of(task.metric, grades)
+    total = sum((result.charge for result in results), Charge())
+    found: dict[str, Any] = {"method": name, "budget": budget, "accuracy": statistics.fmean(grades)}
+    found["standard_error"] = evaluation.std / len(grades) ** 0.5
+    found |= {key: value / len(results) for key, value in dataclasses.asdict(total).items()}
+    several = [[text for text, _ in result.answer.candidates] or [result.answer.text] for result in results]
+    if any(len(texts) > 1 for texts in several):
+        flat = [(e, text) for e, texts in zip(examples, several, strict=True) for text in texts]
+        graded = iter(task.grade([e for e, _ in flat], [text for _, text in flat]))
+        each = [[next(graded) for _ in texts] for texts in several]
+        found["any"] = statistics.fmean(max(values) for values in each)
+        found["mean"] = statistics.fmean(statistics.fmean(values) for values in each)
+    if given:
+        found["options"] = given
+    return found

@@ -1,0 +1,91 @@
+"""`foresight think` and `foresight faithfulness`: what is printed and written, and what a user gets wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foresight.cli.main import main
+from foresight.planning.generation.scripted import Scripted
+from foresight.runtime.reasoning import think as thinking
+from tests import tiny_language
+from tests.planning.reasoning.players import player
+from tests.planning.reasoning.test_faithfulness import reader
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Let the commands load a scripted speaker."""
+
+    def use(reply):
+        monkeypatch.setattr(thinking, "model", lambda name, *args: Scripted(reply))
+
+    return use
+
+
+def test_methods_are_compared_and_their_trees_are_written(tmp_path, capsys, scripted):
+    scripted(player)
+    out = tmp_path / "out"
+    command = ["think", "best_of_n", "puct", "--task", "countdown", "--model", "m", "--verifier", "exact"]
+    sizes = [
+        "--budget",
+        "128",
+        "--points",
+        "2",
+        "--questions",
+        "6",
+        "--max-new-tokens",
+        "24",
+        "--env-options",
+        "traces=steps",
+    ]
+    assert main([*command, *sizes, "--out", str(out)]) == 0
+    assert "best_of_n" in capsys.readouterr().out
+    document = json.loads((out / "think.json").read_text())
+    rows = {(row["method"], row["budget"]): row for row in document["rows"]}
+    assert set(rows) == {("greedy", 24), *((name, b) for name in ("best_of_n", "puct") for b in (32, 128))}
+    assert all(row["sampled_tokens"] <= row["budget"] for row in rows.values())
+    assert rows["best_of_n", 128]["any"] >= rows["best_of_n", 128]["accuracy"] > rows["greedy", 24]["accuracy"]
+    tree = json.loads((out / "puct.tree.json").read_text())
+    assert tree["nodes"][0]["kind"] == "question" and any(node["chosen"] for node in tree["nodes"])
+    page = (out / "puct.tree.html").read_text()
+    assert page.count("<details") == len(tree["nodes"]) and "<script" not in page
+    assert all((out / name).stat().st_size > 1000 for name in ("curves.png", "best_of_n.tree.png"))
+
+
+def test_faithfulness_is_reported_with_intervals(tmp_path, capsys, scripted):
+    scripted(reader)
+    options = ["--task", "chains", "--env-options", "modulus=10", "largest=9", "size=50", "--questions", "20"]
+    assert main(["faithfulness", "m", *options, "--out", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["mistakes"]["aoc"] == 1.0 and document["accuracy"] == 1.0 and document["filler"]["gain"] <= 0.3
+    low, high = document["early"]["interval_95"]
+    assert low <= document["early"]["aoc"] <= high
+    assert (tmp_path / "faithfulness.png").is_file() and (tmp_path / "faithfulness.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["think", "--task", "countdown"], "No method given"),
+        (["think", "majority", "--task", "countdown"], "Unknown method 'majority'"),
+        (["think", "best_of_n", "--task", "addition"], "best_of_n needs a verifier"),
+        (["think", "beam", "--task", "addition", "--verifier", "exact"], "no exact verifier"),
+        (["think", "beam", "--task", "addition", "--verifier", "judge"], "Unknown verifier 'judge'"),
+        (["think", "beam", "--task", "addition", "--verifier", "critic"], "no multi-token heads"),
+        (["think", "self_consistency", "--task", "addition", "--budget", "8"], "below one answer"),
+        (
+            ["think", "deep_think", "--task", "addition", "--questions", "2", "--max-new-tokens", "8"],
+            "no chat template",
+        ),
+        (["think", "self_consistency", "--task", "addition", "--questions", "0"], "must be at least 1"),
+        (["faithfulness"], "is not a run directory: name the task"),
+        (["faithfulness", "--task", "addition"], "do not follow a trace"),
+    ],
+)
+def test_a_mistake_is_explained(arguments, match, capsys):
+    folder = tiny_language.folder()
+    model = ["--model", folder] if arguments[0] == "think" else [folder]
+    assert main([arguments[0], *model, *arguments[1:]]) == 2
+    assert match in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,103 @@
+"""Faithfulness: a speaker that reads its trace has a large area over the curve, one that does not has none."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from foresight.envs.text.make import make
+from foresight.errors import UserError
+from foresight.planning.generation.scripted import Scripted
+from foresight.planning.reasoning import faithfulness as faith
+from foresight.planning.reasoning.mind import Mind
+from tests.sabotage import sabotaged_by
+
+TASK = make("chains", terms=4, largest=9, modulus=10, size=50, held_out=30)
+
+
+def _numbers(text):
+    question, _, written = text.partition(":")
+    return [int(x) for x in question.split("+")], [line for line in written.split("\n") if line]
+
+
+def reader(text, draw):
+    """Continues from the last written result: right only with the whole trace."""
+    numbers, lines = _numbers(text)
+    if text.endswith("#"):
+        written = [line for line in lines if "=" in line]
+        return written[-1].rpartition("=")[2] if written else "0"
+    total = int(lines[-1].rpartition("=")[2]) if lines else numbers[0]
+    out = "" if text.endswith(("\n", ":")) else "\n"
+    for number in numbers[1 + len(lines) :]:
+        out += f"{total}+{number}={(total + number) % 10}\n"
+        total = (total + number) % 10
+    return f"{out}#{total}"
+
+
+def looker(text, draw):
+    """Answers from the question alone, and writes the same steps."""
+    numbers, _ = _numbers(text)
+    if text.endswith("#"):
+        return str(sum(numbers) % 10)
+    rest = reader(text, draw)
+    return rest.rpartition("#")[0] + f"#{sum(numbers) % 10}"
+
+
+def _measured(reply):
+    mind = Mind(Scripted(reply), 60)
+    traces = faith.sample(mind, TASK, TASK.test)
+    early = faith.early_answering(mind, TASK, traces)
+    wrong = faith.mistakes(mind, TASK, traces, faith.wrong_number)
+    return mind, traces, early, wrong
+
+
+def keeps_the_trace(original):
+    return lambda policy, tokens, text: tuple(tokens[: len(tokens) - 3])
+
+
+@sabotaged_by("foresight.planning.reasoning.budget_forcing.cut", keeps_the_trace)
+@sabotaged_by("foresight.planning.reasoning.faithfulness.wrong_number", lambda f: lambda step, draw: step)
+def test_a_reader_of_its_trace_has_a_large_area_and_a_looker_none():
+    _, traces, early, wrong = _measured(reader)
+    assert len(traces) == 30 and all(len(trace.steps) == 3 for trace in traces)
+    assert sum(early.area) / 30 > 0.6 and sum(wrong.area) / 30 == 1.0
+    _, _, early, wrong = _measured(looker)
+    assert sum(early.area) == sum(wrong.area) == 0.0 and early.right == wrong.right == 1.0
+
+
+def test_the_area_is_the_integral_over_the_share_of_the_trace():
+    _, _, early, _ = _measured(reader)
+    for same, area in zip(early.same, early.area, strict=True):
+        points = [float(x) for x in same]
+        assert area == pytest.approx(1 - sum((a + b) / 2 for a, b in itertools.pairwise(points)) / 3)
+        assert same[-1]
+
+
+def test_a_paraphrase_and_filler():
+    mind, traces, _, _ = _measured(reader)
+    same, right = faith.replaced(mind, TASK, traces, lambda t: "".join(map(faith.commuted, t.steps)))
+    assert (same, right) == (1.0, 1.0)
+    assert faith.replaced(mind, TASK, traces, faith.filler)[1] < 0.4
+    assert len(faith.filler(traces[0])) == sum(map(len, traces[0].steps))
+    assert faith.commuted("7+5=2\n") == "5+7=2\n"
+
+
+def test_a_wrong_number_is_another_one_and_nothing_else_changes():
+    for seed in range(20):
+        changed = faith.wrong_number("17+5=22\n", random.Random(seed))
+        assert changed != "17+5=22\n" and changed.startswith("17+5=") and changed.endswith("\n")
+    assert faith.wrong_number("none", random.Random(0)) == "none"
+
+
+def test_an_interval_holds_the_mean_and_narrows():
+    few, many = faith.interval([0.0, 1.0] * 5), faith.interval([0.0, 1.0] * 200)
+    assert few[0] < many[0] < 0.5 < many[1] < few[1]
+
+
+def test_what_has_no_trace_is_refused():
+    with pytest.raises(UserError, match="do not follow a trace"):
+        faith.sample(Mind(Scripted(reader), 60), make("addition"), make("addition").test)
+    with pytest.raises(UserError, match="None of 30 completions has steps"):
+        faith.sample(Mind(Scripted(lambda text, draw: "#3"), 60), TASK, TASK.test)

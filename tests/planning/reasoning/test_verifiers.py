@@ -1,0 +1,66 @@
+"""Verifiers: what a reward model and a critic read, and the area under the curve."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from foresight.envs.text.make import make
+from foresight.errors import UserError
+from foresight.nets.language import mtp, pretrained
+from foresight.nets.language.tokentree import TokenTree
+from foresight.planning.reasoning import verifiers
+from tests import tiny_language
+from tests.sabotage import change, flip_sign, sabotaged_by
+
+EXAMPLES = make("addition", held_out=6).test
+TEXTS = ["7", "19", "3 + 4", "1", "", "12"]
+
+
+@sabotaged_by("foresight.nets.language.scorer.Scorer.scores", flip_sign)
+def test_a_reward_model_scores_each_text_at_its_last_token():
+    scorer = pretrained.load_scorer(
+        tiny_language.folder(), precision="float32", generator=torch.Generator().manual_seed(0)
+    )
+    found = verifiers.reward_model(scorer)(EXAMPLES, TEXTS)
+    trunk = scorer.trunk
+    for example, text, score in zip(EXAMPLES, TEXTS, found, strict=True):
+        ids = [*trunk.encode(example.prompt), *trunk.tokenizer.encode(text, add_special_tokens=False)]
+        with torch.no_grad():
+            hidden = trunk.states(TokenTree([ids]))[-1]
+        assert math.isclose(score, torch.sigmoid(hidden @ scorer.head.weight[0]).item(), abs_tol=1e-5)
+
+
+@sabotaged_by("foresight.planning.reasoning.verifiers._batch", change("after", lambda ids: ()))
+def test_a_critic_values_the_state_after_each_text():
+    policy = tiny_language.model()
+    torch.manual_seed(0)
+    heads = mtp.heads_for(policy, 1)
+
+    def value(example, text):
+        ids = [*policy.encode(example.prompt), *policy.tokenizer.encode(text, add_special_tokens=False)]
+        with torch.no_grad():
+            return heads.values(policy.states(TokenTree([ids]))[-1][None, None])[0, 0].item()
+
+    with torch.no_grad():
+        heads.value_weight.uniform_(-1, 1)
+        heads.value_weight *= 0.5 / value(EXAMPLES[0], TEXTS[0])  # so that few values are clamped
+    expected = [min(max(value(e, t), 0.0), 1.0) for e, t in zip(EXAMPLES, TEXTS, strict=True)]
+    assert verifiers.critic(policy, heads)(EXAMPLES, TEXTS) == pytest.approx(expected, abs=1e-4)
+    assert expected[0] == pytest.approx(0.5) and len(set(expected)) > 2
+
+
+@sabotaged_by("foresight.planning.reasoning.verifiers.auc", lambda f: lambda scores, right: 1 - f(scores, right))
+def test_the_area_counts_pairs():
+    scores, right = [0.1, 0.4, 0.4, 0.9, 0.2], [0, 1, 0, 1, 1]
+    pairs = [(a > b) + 0.5 * (a == b) for a, r in zip(scores, right, strict=True) if r
+             for b, s in zip(scores, right, strict=True) if not s]  # fmt: skip
+    assert verifiers.auc(scores, right) == pytest.approx(sum(pairs) / len(pairs))
+    assert math.isnan(verifiers.auc([0.1], [1]))
+
+
+def test_a_task_without_rules_has_no_exact_verifier():
+    with pytest.raises(UserError, match="has no exact verifier"):
+        verifiers.exact(make("addition"))
