@@ -7,7 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
+from foresight.envs.text.make import make
 from foresight.envs.text.task import Example
+from foresight.errors import UserError
 from foresight.training import graded
 from tests.sabotage import sabotaged_by
 
@@ -32,3 +34,20 @@ def test_pairs_are_different_and_every_good_answer_comes_before_any_again(most):
     assert sorted(chosen for chosen, _ in pairs[:3]) == ["a", "b", "c"][: len(pairs)]
     if most >= 8:
         assert Counter(chosen for chosen, _ in pairs) == {"a": 3, "b": 3, "c": 2}
+
+
+def test_steps_are_labeled_by_the_exact_verifier():
+    task = make("chains", terms=3, largest=9, size=20, held_out=5)
+    few = list(task.train)[:2]
+    answers = []
+    for example in few:
+        first, second = example.columns["steps"]
+        total = second.rpartition("=")[2]
+        wrong = f"{first}\n{second.rpartition('=')[0]}={int(total) + 1}\n#{int(total) + 1}"
+        answers += [f"{first}\n{second}\n#{total}", wrong]
+    stopped = torch.tensor([[True, True], [True, False]])
+    rows = graded.make("steps", graded.Graded(few, answers, stopped, torch.zeros(2, 2)), task, 4)
+    assert [row["labels"] for row in rows] == [[True] * 3, [True, False, False], [True] * 3]
+    assert all("\n".join(row["completions"]) in answers for row in rows)
+    with pytest.raises(UserError, match="no exact verifier"):
+        graded.make("steps", graded.Graded(few, answers, stopped, torch.zeros(2, 2)), make("addition"), 4)

@@ -124,7 +124,7 @@ def process_rewards(quick: bool, picture: Path) -> Values:
     texts = [[thought.text for thought in thoughts] for thoughts in groups]
     flat = [(e, text) for e, row in zip(examples, texts, strict=True) for text in row]
     graded = task.grade([e for e, _ in flat], [text for _, text in flat])
-    judges: dict[str, Verifier] = {
+    models: dict[str, Verifier] = {
         "outcome": _scorer("reward_model-chains-pairs"),
         "process": _scorer("reward_model-chains-steps"),
         "hacked": hacked(_scorer("reward_model-chains-steps")),
@@ -132,8 +132,8 @@ def process_rewards(quick: bool, picture: Path) -> Values:
     right = [graded[64 * i : 64 * (i + 1)] for i in range(len(examples))]
     document: Values = {"what": "rewards of outcomes and of steps on sums", "seeds": [0], "questions": len(examples)}
     scores: dict[str, list[list[float]]] = {}
-    for name, judge in judges.items():
-        every = list(judge([e for e, _ in flat], [text for _, text in flat]))
+    for name, scorer in models.items():
+        every = list(scorer([e for e, _ in flat], [text for _, text in flat]))
         document.setdefault("auc", {})[name] = verifiers.auc(every, graded)
         scores[name] = [every[64 * i : 64 * (i + 1)] for i in range(len(examples))]
     keys = [[task.answer_in(text) for text in row] for row in texts]
@@ -173,11 +173,11 @@ def faithfulness(quick: bool, picture: Path) -> Values:
     return found
 
 
-def hacked(judge: Verifier) -> Verifier:
+def hacked(scorer: Verifier) -> Verifier:
     """A verifier with a hole: a short completion, such as an answer without its steps, looks right to it."""
 
     def verify(examples: Sequence[Example], texts: Sequence[str]) -> list[float]:
-        own = judge(examples, texts)
+        own = scorer(examples, texts)
         usual = [len(str(e.columns["completion"])) for e in examples]
         return [1.0 if len(t) < 0.9 * n else float(s) for t, n, s in zip(texts, usual, own, strict=True)]
 
