@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PEERS := $(VENV)/.peers
 
 # reasoning-gym needs a package that is compiled on installation. Without a C compiler, leave it out and say so.
-ENVS_EXTRAS := box2d,mujoco,atari,minigrid,games,ray,tune,onnx
+ENVS_EXTRAS := box2d,mujoco,atari,minigrid,games,ray,tune,onnx,studio
 EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(ENVS_EXTRAS)),dev
 
 # Used by `make test TESTS=tests/ops ARGS="-k gae"`.
@@ -16,7 +16,7 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test lint page format bench clean
 
 help: ## Show this.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -44,6 +44,9 @@ lint: install ## ruff (rules and format) and mypy.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy foresight
+
+page: ## Build the page of the studio again from studio/src (needs Node 20.19 or newer).
+	cd studio && npm install --no-audit --no-fund && npm run build
 
 format: install ## Let ruff fix what it can.
 	$(BIN)/ruff check --fix .

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from foresight.cli import screen
 from foresight.errors import UserError
+from foresight.runtime import imagined
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +31,6 @@ def play(agent: Agent, run: Path, gif: str | None, seed: int, read_key: Callable
 
     Raises UserError for a run without a world model, and for a video of observations that are not images.
     """
-    from foresight.runtime import imagined
-
     imagined.require_model(agent)
     env = imagined.inside(agent, 1, None, first=True)
     if gif is None and sys.stdin.isatty() and screen.stdout().is_terminal:
@@ -61,7 +60,7 @@ def _keyboard(agent: Agent, env: ImaginedEnv, seed: int, read_key: Callable[[], 
             continue
         if key not in choices and key != " ":
             continue
-        feedback = env.step(choices[key] if key != " " else own_action(agent, env, generator))
+        feedback = env.step(choices[key] if key != " " else imagined.own_action(agent, env, generator))
         reward, step = float(feedback.reward[0]), step + 1
         total += reward
         line = f"step {step}  reward {reward:.3f}  return {total:.3f}"
@@ -93,19 +92,6 @@ def actions(env: ImaginedEnv) -> dict[str, Tensor]:
     return found
 
 
-def own_action(agent: Agent, env: ImaginedEnv, generator: Any) -> Tensor:
-    """The agent's greedy action `[1, ...]` in the present state; a random one if it has no actor."""
-    import torch
-
-    actor = getattr(agent.state, "actor", None)
-    if actor is None:
-        env.spaces.action.seed(int(torch.randint(2**31, (1,), generator=generator)))
-        return torch.as_tensor(env.spaces.action.sample()).unsqueeze(0)
-    with torch.no_grad():
-        action: Tensor = actor.to_env(actor(env.model.features(env.state)).mode()).cpu()
-    return action
-
-
 def _frames(agent: Agent, env: ImaginedEnv, seed: int) -> Iterator[np.ndarray]:
     """One imagined episode of the agent. Raises UserError unless the model predicts images."""
     import torch
@@ -122,7 +108,7 @@ def _frames(agent: Agent, env: ImaginedEnv, seed: int) -> Iterator[np.ndarray]:
         )
     yield shown
     for _ in range(FRAMES):
-        feedback = env.step(own_action(agent, env, generator))
+        feedback = env.step(imagined.own_action(agent, env, generator))
         if feedback.cut[0]:
             yield frame(env.model.obs.picture(env.model.obs.planes(feedback.final_obs))[0])
             return
@@ -133,13 +119,8 @@ def _frames(agent: Agent, env: ImaginedEnv, seed: int) -> Iterator[np.ndarray]:
 
 def _value(agent: Agent, env: ImaginedEnv) -> str:
     """The critic's value of the present state, if there is a critic."""
-    import torch
-
-    critic = getattr(agent.state, "critic", None)
-    if critic is None:
-        return ""
-    with torch.no_grad():
-        return f"  value {float(critic(env.model.features(env.state)).mean()[0]):.3f}"
+    found = imagined.value(agent, env)
+    return "" if found is None else f"  value {found:.3f}"
 
 
 def _show(env: ImaginedEnv, obs: Tensor, line: str) -> None:

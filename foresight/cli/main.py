@@ -20,7 +20,8 @@ MISUSE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 EXTRA_OF = {
     "ale_py": "atari", "cv2": "atari", "Box2D": "box2d", "mujoco": "mujoco", "minigrid": "minigrid",
     "reasoning_gym": "reasoning", "trl": "peers", "stable_baselines3": "peers", "quantecon": "peers",
-    "wandb": "wandb", "trackio": "trackio", "pyspiel": "games", "ray": "ray", "optuna": "tune",
+    "wandb": "wandb", "trackio": "trackio", "pyspiel": "games", "ray": "ray", "optuna": "tune", "fastapi": "studio",
+    "uvicorn": "studio",
 }  # fmt: skip
 
 
@@ -57,7 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def commands() -> dict[str, Callable[..., Any]]:
     """Every command by name."""
-    from foresight.cli import data, games, library, play, runs, think, tools, train, tune
+    from foresight.cli import (
+        data,
+        games,
+        library,
+        play,
+        runs,
+        studio,
+        think,
+        tools,
+        train,
+        tune,
+    )
 
     return {
         "list": library.list_,
@@ -68,6 +80,7 @@ def commands() -> dict[str, Callable[..., Any]]:
         "play": play.play,
         "match": games.match,
         "plot": runs.plot,
+        "studio": studio.studio,
         "data": data.data,
         "export": runs.export,
         "think": think.think,

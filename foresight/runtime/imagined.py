@@ -108,3 +108,26 @@ def inside(agent: Agent, num_envs: int, horizon: int | None, first: bool, seed: 
     starts = draw(model, agent.spaces.action, state.replay, generator)
     longest = horizon or state.replay.episodes()[1]
     return imagined_env.ImaginedEnv(name, model, agent.spaces, starts, num_envs, longest, gamma_of(state), device)
+
+
+def own_action(agent: Agent, env: ImaginedEnv, generator: Any) -> Any:
+    """The agent's greedy action `[1, ...]` in the present state of `env`; a random one if it has no actor."""
+    import torch
+
+    actor = getattr(agent.state, "actor", None)
+    if actor is None:
+        env.spaces.action.seed(int(torch.randint(2**31, (1,), generator=generator)))
+        return torch.as_tensor(env.spaces.action.sample()).unsqueeze(0)
+    with torch.no_grad():
+        return actor.to_env(actor(env.model.features(env.state)).mode()).cpu()
+
+
+def value(agent: Agent, env: ImaginedEnv) -> float | None:
+    """The critic's value of the present state of `env`; None without a critic."""
+    import torch
+
+    critic = getattr(agent.state, "critic", None)
+    if critic is None:
+        return None
+    with torch.no_grad():
+        return float(critic(env.model.features(env.state)).mean()[0])

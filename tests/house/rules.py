@@ -27,7 +27,7 @@ FLOORS = {
     "runtime": 5,
     "agents": 6,
     "cli": 7,
-    "studio": 7,
+    "studio": 6.5,
 }
 RUNTIME = FLOORS["runtime"]
 
@@ -420,7 +420,7 @@ def texts() -> dict[str, str]:
     return {
         path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(paths)
-        if path.is_file() and path.suffix in kinds and "__pycache__" not in path.parts
+        if path.is_file() and path.suffix in kinds and not {"__pycache__", "node_modules"} & set(path.parts)
     }
 
 

@@ -1,0 +1,277 @@
+"""The server of the studio: JSON behind every view, the built page, and nothing else.
+
+It binds to localhost. It answers only requests whose Host it was started for, and writing requests only from its own
+page (Origin); with a token, only requests that carry it. Without `control` it changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from foresight.errors import UserError
+from foresight.studio import boards, dreams, grid
+from foresight.studio.runs import Library
+
+PAGE = Path(__file__).parent / "page"
+COOKIE = "foresight_token"
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+POLL = 0.4  # seconds between looks at the logs
+LONGEST_BODY = 100_000  # bytes
+POLICY = (
+    "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "media-src 'self' blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+
+
+def create(
+    folders: Sequence[str | Path],
+    *,
+    hosts: Sequence[str] | None = LOCAL,
+    token: str | None = None,
+    control: bool = False,
+) -> FastAPI:
+    """The application over the runs in `folders`. `control` allows to stop and resume runs.
+
+    `hosts` are the names in the Host header that it answers to, without a port; None: any (with a token). Raises
+    UserError for a missing folder.
+    """
+    library = Library(folders)
+    app = FastAPI(title="foresight studio", docs_url=None, redoc_url=None, openapi_url=None)
+    games, models = boards.Players(library), dreams.Models(library)
+    app.state.library, app.state.games, app.state.models = library, games, models
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
+        refused = _refusal(request, hosts, token)
+        if refused is not None:
+            return refused
+        response: Response = await call_next(request)
+        response.headers["Content-Security-Policy"] = POLICY
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        if token is not None and request.query_params.get("token"):  # the next requests carry it as a cookie
+            response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        if request.url.path.startswith("/api/"):
+            response.headers["Cache-Control"] = "no-store"
+        return response
+
+    @app.exception_handler(UserError)
+    async def refuse(_: Request, error: UserError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, status_code=400)
+
+    @app.get("/api/about")
+    def about() -> dict[str, Any]:
+        from foresight import __version__
+
+        return {
+            "version": __version__, "control": control, "folders": [str(folder) for folder in library.folders],
+            "views": ["runs", "grid", "search", "imagination"],
+        }  # fmt: skip
+
+    @app.get("/api/runs")
+    def runs() -> list[dict[str, Any]]:
+        return library.table()
+
+    @app.get("/api/runs/{run}")
+    def run(run: str) -> dict[str, Any]:
+        return library.detail(run)
+
+    @app.get("/api/runs/{run}/samples")
+    def samples(
+        run: str, search: str = "", sort: str = "step", step: int | None = None, start: int = 0, count: int = 50
+    ) -> dict[str, Any]:
+        return library.samples(run, search, sort, step, max(start, 0), max(count, 1))
+
+    @app.get("/api/runs/{run}/file/{name:path}")
+    def file(run: str, name: str) -> FileResponse:
+        return FileResponse(library.file(run, name))
+
+    @app.get("/api/curves")
+    def curves(run: Annotated[list[str], Query()], metric: str, x: str = "step", points: int = 600) -> dict[str, Any]:
+        found, missing = [], []
+        for one in run[:50]:
+            try:
+                found.append(library.curve(one, metric, x, min(max(points, 2), 5_000)))
+            except UserError:
+                missing.append(one)
+        bands = []
+        if len(found) > 1:
+            try:
+                bands = library.bands([one["run"] for one in found], metric, x)
+            except UserError:
+                bands = []  # a log that was cut short or deleted in the meantime
+        return {"curves": found, "missing": missing, "bands": bands}
+
+    @app.get("/api/differences")
+    def differences(run: Annotated[list[str], Query()]) -> list[dict[str, Any]]:
+        return library.differences(run[:20])
+
+    @app.get("/api/live")
+    async def live(request: Request) -> StreamingResponse:
+        return StreamingResponse(_changes(library, request), media_type="text/event-stream")
+
+    @app.post("/api/grid")
+    async def solve(request: Request) -> dict[str, Any]:
+        asked = grid.read(await _document(request))
+        return await asyncio.to_thread(grid.solve, asked)
+
+    @app.get("/api/grids")
+    def grids() -> dict[str, Any]:
+        return grid.choices()
+
+    @app.get("/api/players")
+    def players() -> list[dict[str, Any]]:
+        return games.names()
+
+    @app.post("/api/board")
+    async def board(request: Request) -> dict[str, Any]:
+        return await asyncio.to_thread(games.look, await _document(request))
+
+    @app.get("/api/models")
+    def learned() -> list[dict[str, Any]]:
+        return models.names()
+
+    @app.get("/api/models/{run}")
+    async def loop(run: str, horizon: int = 15) -> dict[str, Any]:
+        return await asyncio.to_thread(models.open_loop, run, horizon)
+
+    @app.post("/api/dream")
+    async def dream(request: Request) -> dict[str, Any]:
+        return await asyncio.to_thread(models.dream, await _document(request))
+
+    @app.post("/api/runs/{run}/stop")
+    def stop(run: str) -> dict[str, Any]:
+        _require(control)
+        return _stop(library.path(run))
+
+    @app.post("/api/runs/{run}/resume")
+    def resume(run: str) -> dict[str, Any]:
+        _require(control)
+        return _resume(library.path(run))
+
+    @app.get("/{name:path}")
+    def page(name: str) -> Response:
+        file = (PAGE / name).resolve()
+        if not name or not file.is_relative_to(PAGE.resolve()) or not file.is_file():
+            if name.startswith("api/") or "." in name:
+                return PlainTextResponse("There is no such page.", status_code=404)
+            file = PAGE / "index.html"
+        return FileResponse(file)
+
+    return app
+
+
+def warm_up() -> None:
+    """Import and compile in the background what the first click would wait for."""
+    threading.Thread(target=lambda: grid.solve(grid.Request(step=1)), daemon=True).start()
+
+
+def _refusal(request: Request, hosts: Sequence[str] | None, token: str | None) -> Response | None:
+    """Why a request is not answered, or None."""
+    host = request.headers.get("host", "")
+    name = host if host.endswith("]") else host.rsplit(":", 1)[0] if ":" in host else host
+    if hosts is not None and name not in hosts:
+        return PlainTextResponse(
+            f"This studio does not answer to the host '{name[:100]}'. Open it by the address that it printed.",
+            status_code=421,
+        )
+    origin = request.headers.get("origin")
+    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+        return PlainTextResponse("Requests from other pages are refused.", status_code=403)
+    if request.method not in ("GET", "HEAD") and request.headers.get("content-type", "").split(";")[0] not in (
+        "application/json",
+    ):
+        return PlainTextResponse("Requests that write must be JSON.", status_code=415)
+    if token is not None:
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        given = request.query_params.get("token") or request.cookies.get(COOKIE) or bearer
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            return PlainTextResponse("Open the address with ?token=..., as it was printed.", status_code=401)
+    return None
+
+
+async def _document(request: Request) -> dict[str, Any]:
+    body = await request.body()
+    if len(body) > LONGEST_BODY:
+        raise UserError(f"A request has at most {LONGEST_BODY:,} bytes.")
+    try:
+        document = json.loads(body)
+    except ValueError as error:
+        raise UserError("The request is not JSON.") from error
+    if not isinstance(document, dict):
+        raise UserError("The request must be a JSON object.")
+    return document
+
+
+async def _changes(library: Library, request: Request) -> AsyncIterator[str]:
+    """Server-sent events: the ids of runs that changed, as they change; a comment now and then keeps it open."""
+    known = await asyncio.to_thread(library.stamps)
+    yield "event: ready\ndata: {}\n\n"
+    silent = 0.0
+    while not await request.is_disconnected():
+        await asyncio.sleep(POLL)
+        now = await asyncio.to_thread(library.stamps)
+        changed = [run for run, stamp in now.items() if known.get(run) != stamp]
+        gone = [run for run in known if run not in now]
+        known, silent = now, silent + POLL
+        if changed or gone:
+            silent = 0.0
+            yield f"event: changed\ndata: {json.dumps({'changed': changed, 'gone': gone})}\n\n"
+        elif silent > 10:
+            silent = 0.0
+            yield ": open\n\n"
+
+
+def _require(control: bool) -> None:
+    if not control:
+        raise UserError("This studio is read-only. Start it with: foresight studio --control")
+
+
+def _stop(path: Path) -> dict[str, Any]:
+    """Interrupt the process that trains in `path`, as Ctrl-C does: it saves and can be resumed."""
+    import psutil
+
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if (
+            any("foresight" in word for word in words)
+            and {"train", "resume"} & set(words)
+            and _in(path, process, words)
+        ):
+            os.kill(process.info["pid"], signal.SIGINT)
+            return {"stopped": path.name}
+    raise UserError(f"No process on this machine trains in {path.name}.")
+
+
+def _in(path: Path, process: Any, words: Sequence[str]) -> bool:
+    """Whether the arguments of a process name this run directory, or it has the run's log open."""
+    import psutil
+
+    try:
+        here = Path(process.cwd())
+        named = any((here / word).resolve() == path for word in words[1:] if not word.startswith("-"))
+        return named or any(Path(file.path).parent == path for file in process.open_files())
+    except (psutil.Error, OSError, ValueError):
+        return False
+
+
+def _resume(path: Path) -> dict[str, Any]:
+    with (path / "resumed.log").open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "foresight", "resume", str(path)],
+            stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    return {"resumed": path.name}

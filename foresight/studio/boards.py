@@ -1,0 +1,186 @@
+"""Board games on the page: a position, the agent's search of it, and its move.
+
+A request is stateless: the player, the actions so far, and a number of simulations. A search without randomness is the
+same each time, so scrubbing through it is asking for fewer simulations.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresight.algorithms.search import mcts
+from foresight.envs.games import make
+from foresight.envs.games.game import Game, replay
+from foresight.envs.games.notation import colors
+from foresight.envs.games.openspiel import Spiel
+from foresight.errors import UserError, unknown
+from foresight.planning.search import drawing
+from foresight.runtime import kinds, run
+from foresight.studio.runs import Library
+
+# Games that MCTS with random playouts plays without training: game, options, simulations.
+UNTRAINED: dict[str, tuple[str, dict[str, Any], int]] = {
+    "mcts-tic_tac_toe": ("tic_tac_toe", {}, 1_000),
+    "mcts-connect_four": ("connect_four", {}, 2_000),
+    "mcts-hex": ("hex", {"size": 5}, 2_000),
+    "mcts-go": ("go", {"size": 5}, 2_000),
+}
+BUNDLED = "connect_four"
+MOST = 20_000  # simulations of one request
+BRANCHES = 6  # children of a node that are shown, by visits
+SHOWN = 400  # nodes of a tree that are shown
+STONES = "XOxo"
+EMPTY = ".-"
+
+
+class Players:
+    """The agents that can be played against: a bundled one, MCTS, and the game runs of a library."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._loaded: dict[str, tuple[Any, Any, Game]] = {}
+        self._lock = threading.Lock()
+
+    def names(self) -> list[dict[str, Any]]:
+        """Name, game and simulations of every player."""
+        found = [{"id": BUNDLED, "name": "AlphaZero (bundled)", "game": "Connect Four", "simulations": 64}]
+        for name, (game, options, simulations) in UNTRAINED.items():
+            size = f" {options['size']}×{options['size']}" if "size" in options else ""
+            title = game.replace("_", " ").title().replace("Tic Tac Toe", "tic-tac-toe") + size
+            found.append({"id": name, "name": f"MCTS at {title}", "game": title, "simulations": simulations})
+        for row in self._library.table():
+            if row["kind"] == "game" and row["algorithm"] != "mcts":
+                found.append(
+                    {"id": row["id"], "name": row["name"], "game": str(row["env"]), "simulations": 64}
+                )  # fmt: skip
+        return found
+
+    def look(self, document: dict[str, Any]) -> dict[str, Any]:
+        """A position and, with `simulations`, the player's search of it.
+
+        `moves`: the actions so far; `simulations`: of the search, 0 for the raw policy, None for no analysis.
+        Returns the board as text and, where the game has one, as cells; the legal moves; and `analysis`: `value` for
+        the player to move, the `moves` with visits, prior and value, and the `tree`.
+        """
+        name, moves = document.get("player", BUNDLED), document.get("moves", [])
+        simulations = document.get("simulations")
+        if not isinstance(name, str):
+            raise UserError("player must be a name.")
+        if not isinstance(moves, list) or not all(type(move) is int for move in moves) or len(moves) > 500:
+            raise UserError("moves must be a list of action numbers.")
+        if simulations is not None and (type(simulations) is not int or not 0 <= simulations <= MOST):
+            raise UserError(f"simulations must be between 0 and {MOST:,}, not {simulations!r}.")
+        with self._lock:  # positions and networks of one player are used by one request at a time
+            module, state, game = self._load(name)
+            position = replay(game, [moves])
+            found = self._describe(game, position, moves)
+            if simulations is not None and not found["over"]:
+                found["analysis"] = _analyze(module, state, game, position, simulations)
+            return found
+
+    def _load(self, name: str) -> tuple[Any, Any, Game]:
+        if name in self._loaded:
+            return self._loaded[name]
+        if name in UNTRAINED:
+            kind, options, simulations = UNTRAINED[name]
+            game = make.make(kind, **options)
+            loaded: tuple[Any, Any, Game] = (mcts, mcts.build(mcts.Config(simulations=simulations), game), game)
+        else:
+            path = Path(BUNDLED) if name == BUNDLED else self._library.path(name)
+            agent = run.load(run.find(path))
+            if not kinds.get(agent.settings.kind).matches:
+                valid = [player["id"] for player in self.names()]
+                raise unknown("player", name, valid)
+            agent.state.replay = None  # may be large, and is not needed to play
+            loaded = agent.module, agent.state, agent.env
+        self._loaded = {**dict(list(self._loaded.items())[-3:]), name: loaded}
+        return loaded
+
+    def _describe(self, game: Game, position: Tensor, moves: list[int]) -> dict[str, Any]:
+        over = bool(game.over(position)[0])
+        legal = game.legal(position)[0].nonzero().flatten().tolist()
+        names = {action: game.move_name(position, action) for action in legal}
+        return {
+            "game": game.title,
+            "moves": moves,
+            "board": game.picture(position),
+            "cells": cells(game, position, names),
+            "legal": [{"action": action, "name": name} for action, name in names.items()],
+            "mover": None if over else int(game.mover(position)[0]),
+            "colors": list(colors(game)),
+            "over": over,
+            "first_score": float(game.first_score(position)[0]) if over else None,
+        }
+
+
+def cells(game: Game, position: Tensor, names: dict[int, str]) -> dict[str, Any] | None:
+    """The board as rows of cells `{stone, action}`, from its picture; None for games whose moves are not cells.
+
+    `stone` is 0, 1 or None, `action` the legal action of a click there. `slant`: half cells that each row is shifted.
+    """
+    if game.name not in ("tic_tac_toe", "connect_four", "hex", "go", "othello"):
+        return None
+    by_name = {name.lower(): action for action, name in names.items()}
+    rows = []
+    for line in game.picture(position).splitlines():
+        tokens = line.split()
+        label = next((token for token in tokens if token.isdigit()), "")
+        stones = [token for token in tokens if len(token) == 1 and token in STONES + EMPTY]
+        if len(stones) != game.shape[2]:
+            continue
+        row = []
+        for column, stone in enumerate(stones):
+            name = str(column + 1) if game.name == "connect_four" else f"{chr(97 + column)}{label}"
+            owner = None if stone in EMPTY else int(stone in "Oo")
+            row.append({"stone": owner, "action": by_name.get(name)})
+        rows.append(row)
+    return {"rows": rows, "slant": 1 if game.name == "hex" else 0, "columns": game.name == "connect_four"}
+
+
+def _analyze(module: Any, state: Any, game: Game, position: Tensor, simulations: int) -> dict[str, Any]:
+    options = {"simulations": simulations}
+    with torch.no_grad():
+        action, extras, _ = module.act(state, position, None, explore=False, **options)
+    played = int(action[0])
+    tree = extras.get("tree")
+    values = tree.child_values()[0] if tree is not None else extras.get("values", [None])[0]
+    visits, prior = extras.get("visits"), extras.get("prior")
+    legal = game.legal(position)[0].nonzero().flatten().tolist()
+    rows = [
+        {
+            "action": one,
+            "name": game.move_name(position, one),
+            "visits": None if visits is None else int(visits[0, one]),
+            "prior": None if prior is None else float(prior[0, one]),
+            "value": float(values[one]) if values is not None and visits is not None and visits[0, one] > 0 else None,
+        }
+        for one in legal
+    ]
+    names = str if isinstance(game, Spiel) else functools.partial(game.move_name, position)
+    return {
+        "action": played,
+        "simulations": simulations,
+        "value": float(extras["value"][0]) if "value" in extras else None,
+        "moves": sorted(rows, key=lambda row: (row["action"] != played, -(row["visits"] or 0), -(row["prior"] or 0))),
+        "tree": None if tree is None else _pruned(drawing.as_dict(tree, names=names)),
+    }
+
+
+def _pruned(root: dict[str, Any]) -> dict[str, Any]:
+    """The most visited nodes: at most `BRANCHES` children of each, `SHOWN` in all; `hidden` counts the rest."""
+    kept, todo = 1, [root]
+    while todo:
+        node = todo.pop(0)
+        children = node["children"]
+        room = max(0, min(BRANCHES, SHOWN - kept))
+        node["hidden"] = max(0, len(children) - room)
+        node["children"] = children[:room]
+        kept += len(node["children"])
+        todo = sorted([*todo, *node["children"]], key=lambda one: -one["visits"])
+    return root

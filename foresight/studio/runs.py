@@ -1,0 +1,372 @@
+"""Runs as the page shows them: a table, decimated curves, completions, warnings and files. Nothing is written.
+
+A run directory may be written, cut short or deleted while it is read: what cannot be read is left out. The table reads
+only the last rows of each log; a log is read whole, and from then on only what was appended, once its curves are drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foresight.errors import UserError, unknown
+from foresight.runtime import catalog
+from foresight.runtime.monitoring import log
+from foresight.runtime.monitoring.health import Health
+
+TAIL = 65_536  # bytes of a log that hold at least one row
+LIVE = 30.0  # seconds since the last row after which a run without a summary counts as stopped,
+SLOW = 4  # or this many times the time between its last rows, if that is longer
+POINTS = 600  # of a drawn curve
+DEEPEST = 4  # levels of folders that are searched for runs
+SAMPLES = "media/samples.jsonl"
+PICTURES = (".png", ".gif", ".svg", ".mp4", ".jpg", ".webm")
+
+
+@dataclasses.dataclass
+class Columns:
+    """The metrics of one log, read so far: per metric the indices of its rows and its values."""
+
+    inode: int = 0
+    offset: int = 0
+    steps: list[float] = dataclasses.field(default_factory=list)
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    values: dict[str, tuple[list[int], list[float]]] = dataclasses.field(default_factory=dict)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    health: Health = dataclasses.field(default_factory=Health)
+
+    def read(self, file: Path) -> None:
+        """Add the rows that were appended; start again if the file is another one or is shorter (a resumed run)."""
+        try:
+            stat = file.stat()
+        except OSError:
+            return
+        if stat.st_ino != self.inode or stat.st_size < self.offset:
+            fresh = Columns(inode=stat.st_ino)
+            for field in dataclasses.fields(self):
+                setattr(self, field.name, getattr(fresh, field.name))
+        if stat.st_size == self.offset:
+            return
+        with file.open("rb") as stream:
+            stream.seek(self.offset)
+            chunk = stream.read()
+        whole = chunk.rfind(b"\n") + 1  # a row that is being written is left for the next time
+        self.offset += whole
+        for line in chunk[:whole].splitlines():
+            row = _row(line)
+            if row is not None:
+                self._add(row)
+
+    def _add(self, row: dict[str, Any]) -> None:
+        index = len(self.steps)
+        self.steps.append(float(row["step"]))
+        self.seconds.append(float(row.get("seconds", 0.0)))
+        numbers = {}
+        for name, value in row.items():
+            if name in ("step", "seconds") or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            numbers[name] = value
+            where, what = self.values.setdefault(name, ([], []))
+            where.append(index)
+            what.append(float(value))
+        self.warnings += self.health.check(int(row["step"]), numbers)
+
+
+class Library:
+    """The runs in `folders`, and in their subfolders. Safe to use from several threads."""
+
+    def __init__(self, folders: Sequence[str | Path]) -> None:
+        self.folders = [Path(folder).expanduser().resolve() for folder in folders]
+        for folder in self.folders:
+            if not folder.is_dir():
+                raise UserError(f"'{folder}' is not a folder. Give run directories, or folders that hold some: runs")
+        self._lock = threading.Lock()
+        self._columns: dict[Path, Columns] = {}
+        self._rows: dict[Path, tuple[tuple[float, ...], dict[str, Any]]] = {}
+        self._ids: dict[str, Path] = {}
+
+    def find(self) -> list[Path]:
+        """The run directories, by path."""
+        found = sorted({run for folder in self.folders for run in _walk(folder, DEEPEST)})
+        self._ids = {identity(run): run for run in found}
+        return found
+
+    def path(self, run: str) -> Path:
+        """The directory of the run with this id. Raises UserError if there is none."""
+        if run not in self._ids:
+            self.find()
+        if run not in self._ids or not self._ids[run].is_dir():
+            raise UserError(f"There is no run '{run[:40]}' in the folders of this studio.")
+        return self._ids[run]
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row a run, the newest first: what a person looks for first."""
+        rows = [row for run in self.find() if (row := self._row(run)) is not None]
+        return sorted(rows, key=lambda row: -row["changed"])
+
+    def _row(self, run: Path) -> dict[str, Any] | None:
+        files = [run / name for name in ("config.yaml", log.METRICS, "summary.json")]
+        stamp = tuple(_stamp(file) for file in files)
+        with self._lock:
+            known = self._rows.get(run)
+        now = time.time()
+        if known is None or known[0] != stamp:
+            row = _facts(run)
+            if row is None:
+                return None
+            known = stamp, row
+            with self._lock:
+                self._rows[run] = known
+        row = dict(known[1])
+        patience = max(LIVE, SLOW * row.pop("interval"))
+        if row["state"] == "unfinished":
+            row["state"] = "running" if now - row["changed"] < patience else "stopped"
+        return row
+
+    def detail(self, run: str) -> dict[str, Any]:
+        """The config, the summary, the logged metrics, warnings, files and checkpoints of a run."""
+        path = self.path(run)
+        columns = self.columns(path)
+        config = _yaml(path / "config.yaml")
+        row = self._row(path)
+        if row is None:
+            raise UserError(f"The run {path.name} was deleted or holds no settings.")
+        checkpoints = path / "checkpoints"
+        return {
+            **row,
+            "config": config,
+            "summary": _json(path / "summary.json"),
+            "metrics": sorted(columns.values),
+            "rows": len(columns.steps),
+            "warnings": columns.warnings[-50:],
+            "media": [
+                str(file.relative_to(path))
+                for file in sorted(path.glob("media/**/*"))
+                if file.suffix in PICTURES and file.is_file()
+            ],
+            "samples": (path / SAMPLES).is_file(),
+            "checkpoints": sorted(file.name for file in checkpoints.iterdir()) if checkpoints.is_dir() else [],
+            "resume": f"foresight resume {path}",
+        }
+
+    def columns(self, path: Path) -> Columns:
+        """The metrics of a run, up to its last whole row."""
+        with self._lock:
+            columns = self._columns.setdefault(path, Columns())
+            columns.read(path / log.METRICS)
+            return columns
+
+    def curve(self, run: str, metric: str, x: str = "step", points: int = POINTS) -> dict[str, Any]:
+        """`x`, `low`, `high` and `last` of one metric over "step" or "seconds", with at most `points` points.
+
+        Of each group of neighboring rows its least and greatest value are kept, so that no spike is lost.
+        """
+        columns = self.columns(self.path(run))
+        if metric not in columns.values:
+            raise unknown("metric", metric, sorted(columns.values))
+        if x not in ("step", "seconds"):
+            raise unknown("x axis", x, ("step", "seconds"))
+        with self._lock:
+            where, values = (np.asarray(part) for part in columns.values[metric])
+            at = np.asarray(columns.steps if x == "step" else columns.seconds)[where]
+        finite = np.isfinite(values)
+        at, values = at[finite], values[finite]
+        return {"run": run, "metric": metric, "x_axis": x, "rows": len(values), **decimate(at, values, points)}
+
+    def bands(self, runs: Sequence[str], metric: str, x: str = "step") -> list[dict[str, Any]]:
+        """The interquartile mean and its 95% interval of runs of the same algorithm and environment."""
+        from foresight.runtime.results import plot
+
+        found = []
+        for band in plot.bands([self.path(run) for run in runs], metric, x):
+            if band.runs > 1:
+                arrays = {name: getattr(band, name).tolist() for name in ("steps", "middle", "low", "high")}
+                found.append({"label": band.label, "runs": band.runs, **arrays})
+        return found
+
+    def samples(
+        self, run: str, search: str = "", sort: str = "step", step: int | None = None, start: int = 0, count: int = 50
+    ) -> dict[str, Any]:
+        """Completions of a run, as logged: those that contain `search`, by "step" (newest first), "best" or "worst"."""
+        if sort not in ("step", "best", "worst"):
+            raise unknown("order", sort, ("step", "best", "worst"))
+        rows = log.read(self.path(run), SAMPLES)
+        steps = sorted({int(row["step"]) for row in rows})
+        if step is not None:
+            rows = [row for row in rows if row["step"] == step]
+        if search:
+            rows = [row for row in rows if search.lower() in json.dumps(row, ensure_ascii=False).lower()]
+        if sort == "step":
+            rows.sort(key=lambda row: -row["step"])
+        else:
+            sign = -1 if sort == "best" else 1
+            rows.sort(key=lambda row: sign * (row["reward"] if _is_number(row.get("reward")) else -math.inf * sign))
+        return {"total": len(rows), "steps": steps, "rows": rows[start : start + min(count, 200)]}
+
+    def differences(self, runs: Sequence[str]) -> list[dict[str, Any]]:
+        """The settings in which runs differ: `name`, and `values` by run."""
+        settings = [_flat(_yaml(self.path(run) / "config.yaml")) for run in runs]
+        names = list(dict.fromkeys(name for one in settings for name in one))
+        found = []
+        for name in names:
+            values = [one.get(name) for one in settings]
+            if any(value != values[0] for value in values):
+                found.append({"name": name, "values": values})
+        return found
+
+    def file(self, run: str, name: str) -> Path:
+        """A picture or video of a run. Raises UserError for anything else, and for paths out of its folder."""
+        root = (self.path(run) / "media").resolve()
+        file = (self.path(run) / name).resolve()
+        if not file.is_relative_to(root) or file.suffix not in PICTURES or not file.is_file():
+            raise UserError("There is no such picture or video in this run.")
+        return file
+
+    def stamps(self) -> dict[str, float]:
+        """When each run changed last, by id: what a live page watches."""
+        return {identity(run): max(_stamp(run / log.METRICS), _stamp(run / "summary.json")) for run in self.find()}
+
+
+def identity(run: Path) -> str:
+    """The id of a run in URLs: its name, and a part of the hash of its path. It holds letters, digits, - and _ only."""
+    plain = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "-_") else "-" for sign in run.name)[:60]
+    return f"{plain}-{hashlib.sha256(str(run).encode()).hexdigest()[:8]}"
+
+
+def decimate(x: np.ndarray, y: np.ndarray, points: int) -> dict[str, list[float]]:
+    """At most `points` groups of neighboring rows: `x` of the last of each, `low`, `high` and `last` of its values."""
+    if len(x) == 0:
+        return {"x": [], "low": [], "high": [], "last": []}
+    edges = np.unique(np.linspace(0, len(x), min(max(points, 1), len(x)) + 1).astype(int))
+    starts, ends = edges[:-1], edges[1:] - 1
+    return {
+        "x": x[ends].tolist(),
+        "low": np.minimum.reduceat(y, starts).tolist(),
+        "high": np.maximum.reduceat(y, starts).tolist(),
+        "last": y[ends].tolist(),
+    }
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    """Run directories at most `depth` levels below; folders inside a run are not searched."""
+    if (folder / log.METRICS).is_file() or (folder / "config.yaml").is_file():
+        yield folder
+        return
+    if depth == 0:
+        return
+    try:
+        inner = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for path in inner:
+        if not Path(path).name.startswith("."):
+            yield from _walk(Path(path), depth - 1)
+
+
+def _facts(run: Path) -> dict[str, Any] | None:
+    """The row of a run in the table, or None if it has no settings."""
+    config = _yaml(run / "config.yaml")
+    if not config:
+        return None
+    summary = _json(run / "summary.json")
+    before, last = _last_rows(run / log.METRICS)
+    algorithm = Path(str(config.get("algorithm", ""))).stem
+    entry = catalog.algorithms().get(algorithm)
+    given = config.get("config")
+    fields: dict[str, Any] = given if isinstance(given, dict) else {}
+    shown = next((name for name in (entry.metrics if entry else ()) if _is_number(last.get(name))), None)
+    return {
+        "id": identity(run),
+        "name": run.name,
+        "algorithm": algorithm,
+        "kind": config.get("kind"),
+        "env": config.get("env"),
+        "preset": config.get("preset"),
+        "seed": config.get("seed"),
+        "step": last.get("step", 0),
+        "steps": summary.get("steps") or fields.get("steps"),
+        "unit": summary.get("unit") or (entry.unit if entry else "steps"),
+        "seconds": summary.get("seconds") or last.get("seconds", 0),
+        "metric": shown,
+        "value": last.get(shown) if shown else None,
+        "evaluation": summary.get("evaluation"),
+        "baseline": summary.get("baseline"),
+        "state": "finished" if summary else "unfinished",
+        "interval": float(last.get("seconds", 0.0)) - float(before.get("seconds", 0.0)) if before else 0.0,
+        "changed": max(_stamp(run / log.METRICS), _stamp(run / "config.yaml"), _stamp(run / "summary.json")),
+    }
+
+
+def _last_rows(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The last row but one and the last row of a log; {} for a row that is not there."""
+    found: list[dict[str, Any]] = []
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - TAIL))
+            chunk = stream.read()
+    except OSError:
+        return {}, {}
+    for line in reversed(chunk[: chunk.rfind(b"\n") + 1].splitlines()):
+        if len(found) < 2 and (row := _row(line)) is not None:
+            found.append(row)
+    found += [{}, {}]
+    return found[1], found[0]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and _is_number(row.get("step")) else None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        with file.open(encoding="utf-8") as stream:
+            found = yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _flat(document: dict[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            found |= _flat(value, "" if name == "config" else f"{before}{name}.")
+        else:
+            found[before + str(name)] = value
+    return found
+
+
+def _stamp(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,133 @@
+// What the server answers. In an exported page the same documents lie beside it as files.
+
+export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+export interface About { version: string; control: boolean; folders: string[]; views: string[]; exported?: boolean }
+export interface Measured { metric: string; mean: number; std: number; n: number }
+export interface Row {
+  id: string; name: string; algorithm: string; kind: string; env: string; preset: string | null; seed: number;
+  step: number; steps: number | null; unit: string; seconds: number; metric: string | null; value: number | string | null;
+  evaluation: Measured | null; baseline: Measured | null; state: string; changed: number;
+}
+export interface Detail extends Row {
+  config: { [key: string]: Json }; summary: { [key: string]: Json }; metrics: string[]; rows: number;
+  warnings: string[]; media: string[]; samples: boolean; checkpoints: string[]; resume: string;
+}
+export interface Curve { run: string; metric: string; rows: number; x: number[]; low: number[]; high: number[]; last: number[] }
+export interface Band { label: string; runs: number; steps: number[]; middle: number[]; low: number[]; high: number[] }
+export interface Curves { curves: Curve[]; missing: string[]; bands: Band[] }
+export interface Sample { step: number; prompt?: string; completion?: string; reward?: number; [key: string]: Json | undefined }
+export interface Samples { total: number; steps: number[]; rows: Sample[] }
+export interface GridRequest {
+  picture: string[]; method: string; step: number; gamma: number; slip: number; step_reward: number; goal_reward: number;
+  trap_reward: number; evaluation: string; evaluation_sweeps: number; alpha: number; epsilon: number; seed: number;
+}
+export type Outcome = [number, number, number, number];
+export interface GridState {
+  method: string; rows: number; columns: number; actions: string[]; unit: string; step: number; done: boolean; sweep: string;
+  values: (number | null)[]; before: (number | null)[]; q: (number[] | null)[]; policy: (number[] | null)[];
+  followed: (number | null)[]; model: (Outcome[][] | null)[]; metrics: { [name: string]: number }; path: number[];
+}
+export interface GridChoices {
+  request: GridRequest; methods: { name: string; unit: string }[]; most_steps: number;
+  layouts: { [name: string]: { picture: string[]; [option: string]: Json } };
+}
+export interface Player { id: string; name: string; game: string; simulations: number }
+export interface TreeNode {
+  action?: string; prior?: number; visits: number; value: number; q?: number; terminal?: boolean; hidden: number;
+  children: TreeNode[];
+}
+export interface MoveRow { action: number; name: string; visits: number | null; prior: number | null; value: number | null }
+export interface Board {
+  game: string; moves: number[]; board: string; legal: { action: number; name: string }[]; mover: number | null;
+  cells: { rows: { stone: number | null; action?: number | null }[][]; slant: number; columns: boolean } | null;
+  colors: string[]; over: boolean; first_score: number | null;
+  analysis?: { action: number; simulations: number; value: number | null; moves: MoveRow[]; tree: TreeNode | null };
+}
+export interface Model { id: string; name: string; algorithm: string; env: string; state: string }
+export interface Loop {
+  run: string; step: number; context: number; images: boolean; errors: { [name: string]: (number | null)[] };
+  truth?: string[][] | number[][][]; prediction?: string[][] | number[][][]; error?: string[][];
+  series: { [name: string]: number[][] };
+}
+export interface Dream {
+  run: string; actions: string[]; image: string | null; vector: number[] | null; rewards: number[]; value: number | null;
+  over: string | null; length: number;
+}
+
+const exported = document.documentElement.dataset.exported === "yes";
+
+async function answer<T>(response: Response): Promise<T> {
+  const body = await response.json().catch(() => ({ error: `The server answered ${response.status}.` }));
+  if (!response.ok) throw new Error(body.error ?? `The server answered ${response.status}.`);
+  return body as T;
+}
+
+function query(parts: { [name: string]: string | number | string[] | undefined }): string {
+  const pairs = new URLSearchParams();
+  for (const [name, value] of Object.entries(parts)) {
+    if (Array.isArray(value)) for (const one of value) pairs.append(name, one);
+    else if (value !== undefined && value !== "") pairs.append(name, String(value));
+  }
+  return pairs.toString();
+}
+
+async function get<T>(path: string, parts = {}): Promise<T> {
+  const question = query(parts);
+  return answer<T>(await fetch(exported ? `data/${path}.json` : `api/${path}${question ? "?" + question : ""}`));
+}
+
+async function post<T>(path: string, document: object): Promise<T> {
+  const headers = { "Content-Type": "application/json" };
+  return answer<T>(await fetch(`api/${path}`, { method: "POST", headers, body: JSON.stringify(document) }));
+}
+
+export const api = {
+  about: () => get<About>("about"),
+  runs: () => get<Row[]>("runs"),
+  detail: (run: string) => get<Detail>(`runs/${run}`),
+  curves: async (runs: string[], metric: string, x: string): Promise<Curves> => {
+    if (!exported) return get<Curves>("curves", { run: runs, metric, x });
+    const curves: Curve[] = [];
+    const missing: string[] = [];
+    for (const run of runs) {
+      const all = await get<{ [key: string]: Curve }>(`curves/${run}`);
+      const one = all[`${metric}/${x}`];
+      if (one) curves.push(one);
+      else missing.push(run);
+    }
+    return { curves, missing, bands: [] };
+  },
+  samples: async (run: string, parts: { search?: string; sort?: string; step?: number; start?: number }): Promise<Samples> => {
+    if (!exported) return get<Samples>(`runs/${run}/samples`, parts);
+    const all = await get<Samples>(`samples/${run}`);
+    let rows = all.rows;
+    if (parts.step !== undefined) rows = rows.filter((row) => row.step === parts.step);
+    const search = parts.search?.toLowerCase();
+    if (search) rows = rows.filter((row) => JSON.stringify(row).toLowerCase().includes(search));
+    const sign = parts.sort === "best" ? -1 : 1;
+    if (parts.sort !== "step") rows = [...rows].sort((a, b) => sign * ((a.reward ?? 0) - (b.reward ?? 0)));
+    return { total: rows.length, steps: all.steps, rows: rows.slice(parts.start ?? 0, (parts.start ?? 0) + 50) };
+  },
+  file: (run: string, name: string) =>
+    (exported ? `data/files/${run}/` : `api/runs/${run}/file/`) + name.split("/").map(encodeURIComponent).join("/"),
+  differences: (runs: string[]) =>
+    exported ? Promise.resolve([]) : get<{ name: string; values: Json[] }[]>("differences", { run: runs }),
+  stop: (run: string) => post<object>(`runs/${run}/stop`, {}),
+  resume: (run: string) => post<object>(`runs/${run}/resume`, {}),
+  grids: () => get<GridChoices>("grids"),
+  grid: (request: GridRequest) => post<GridState>("grid", request),
+  players: () => get<Player[]>("players"),
+  board: (document: object) => post<Board>("board", document),
+  models: () => get<Model[]>("models"),
+  loop: (run: string, horizon: number) => get<Loop>(`models/${run}`, { horizon }),
+  dream: (document: object) => post<Dream>("dream", document),
+  live: (changed: (runs: string[]) => void): (() => void) => {
+    if (exported) return () => undefined;
+    const source = new EventSource("api/live");
+    source.addEventListener("changed", (event) => {
+      const news = JSON.parse((event as MessageEvent).data);
+      changed([...news.changed, ...news.gone]);
+    });
+    return () => source.close();
+  },
+};

@@ -1,0 +1,99 @@
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+export const PALETTE = ["#3366cc", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#7f6000", "#5f3dc4"];
+
+export function number(x: unknown, digits = 4): string {
+  if (typeof x === "string") return x;
+  if (typeof x !== "number") return "";
+  if (!Number.isFinite(x)) return String(x);
+  if (Number.isInteger(x)) return x.toLocaleString("en-US");
+  const size = Math.abs(x);
+  return size >= 1e6 || (size < 1e-3 && size > 0) ? x.toExponential(2) : String(Number(x.toPrecision(digits)));
+}
+
+export function signed(x: number, digits = 3): string {
+  return (x < 0 ? "−" : "") + Math.abs(x).toFixed(digits);
+}
+
+export function duration(seconds: number): string {
+  if (!(seconds > 0)) return "";
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+// Asks again whenever `key` changes; an older answer never replaces a newer one, and stays until the next is there.
+export function useAnswer<T>(ask: () => Promise<T>, key: unknown): [T | undefined, string] {
+  const [found, setFound] = useState<T>();
+  const [error, setError] = useState("");
+  const turn = useRef(0);
+  useEffect(() => {
+    const mine = ++turn.current;
+    ask().then(
+      (value) => { if (mine === turn.current) { setFound(() => value); setError(""); } },
+      (problem: Error) => { if (mine === turn.current) setError(problem.message); },
+    );
+  }, [JSON.stringify(key)]);
+  return [found, error];
+}
+
+export function Problem(props: { text: string }) {
+  return props.text ? <p class="problem" role="alert">{props.text}</p> : null;
+}
+
+export function Slider(props: {
+  label: string; value: number; min: number; max: number; step: number; set: (x: number) => void; show?: (x: number) => string;
+}) {
+  return (
+    <label class="slider">
+      <span>{props.label} <output>{props.show ? props.show(props.value) : number(props.value)}</output></span>
+      <input type="range" min={props.min} max={props.max} step={props.step} value={props.value} aria-label={props.label}
+        onInput={(event) => props.set(Number((event.target as HTMLInputElement).value))} />
+    </label>
+  );
+}
+
+export function Choice<T extends string>(props: {
+  label: string; value: T; options: readonly T[]; set: (x: T) => void; names?: { [key: string]: string };
+}) {
+  return (
+    <label class="choice">
+      <span>{props.label}</span>
+      <select value={props.value} aria-label={props.label}
+        onChange={(event) => props.set((event.target as HTMLSelectElement).value as T)}>
+        {props.options.map((one) => <option key={one} value={one}>{props.names?.[one] ?? one}</option>)}
+      </select>
+    </label>
+  );
+}
+
+export function Panel(props: { title: string; children: ComponentChildren; extra?: ComponentChildren }) {
+  return (
+    <section class="panel">
+      <header><h2>{props.title}</h2>{props.extra}</header>
+      {props.children}
+    </section>
+  );
+}
+
+// The part of the address behind #: a view, and its state, so that every view can be sent as a link.
+export interface Address { view: string; parts: URLSearchParams }
+
+export function address(): Address {
+  const [view, question] = location.hash.replace(/^#\/?/, "").split("?");
+  return { view: view || "", parts: new URLSearchParams(question ?? "") };
+}
+
+export function go(view: string, parts: { [name: string]: string | number | string[] | undefined }, replace = false): void {
+  const pairs = new URLSearchParams();
+  for (const [name, value] of Object.entries(parts)) {
+    if (Array.isArray(value)) for (const one of value) pairs.append(name, one);
+    else if (value !== undefined && value !== "") pairs.set(name, String(value));
+  }
+  const question = pairs.toString();
+  const hash = `#/${view}${question ? "?" + question : ""}`;
+  if (hash === location.hash) return;
+  if (replace) history.replaceState(null, "", hash);
+  else history.pushState(null, "", hash);
+  window.dispatchEvent(new Event("hashchange"));
+}

@@ -1,0 +1,43 @@
+import { render } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { api } from "./api";
+import { address, Problem, useAnswer } from "./common";
+import { Grid } from "./grid";
+import { Imagination } from "./imagination";
+import { Runs } from "./runs";
+import { Search } from "./search";
+import "./style.css";
+
+const VIEWS: { [name: string]: { title: string; view: (props: { control: boolean }) => preact.JSX.Element } } = {
+  runs: { title: "Runs", view: Runs },
+  grid: { title: "Grid", view: Grid },
+  search: { title: "Search", view: Search },
+  imagination: { title: "Imagination", view: Imagination },
+};
+
+function App() {
+  const [about, error] = useAnswer(api.about, "about");
+  const [here, setHere] = useState(address());
+  useEffect(() => {
+    const changed = () => setHere(address());
+    window.addEventListener("hashchange", changed);
+    window.addEventListener("popstate", changed);
+    return () => { window.removeEventListener("hashchange", changed); window.removeEventListener("popstate", changed); };
+  }, []);
+  if (!about) return <main><Problem text={error} /></main>;
+  const name = about.views.includes(here.view) ? here.view : about.views[0];
+  const View = VIEWS[name].view;
+  return (
+    <>
+      <a class="skip" href={`#/${name}`} onClick={(event) => { event.preventDefault(); document.querySelector("main")?.focus(); }}>To the content</a>
+      <nav aria-label="Views">
+        <strong>foresight</strong>
+        {about.views.map((one) => <a key={one} href={`#/${one}`} aria-current={one === name ? "page" : undefined}>{VIEWS[one].title}</a>)}
+        <small>{about.version}</small>
+      </nav>
+      <main tabIndex={-1}><View key={name} control={about.control} /></main>
+    </>
+  );
+}
+
+render(<App />, document.getElementById("app")!);

@@ -1,0 +1,286 @@
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { api, type Detail, type Json, type Row, type Sample } from "./api";
+import { Chart, type Line } from "./chart";
+import { address, Choice, duration, go, number, PALETTE, Panel, Problem, useAnswer } from "./common";
+
+const SHOWN = 100; // rows of the table before "show all"
+
+export function Runs(props: { control: boolean }) {
+  const [version, setVersion] = useState(0);
+  const [changes, setChanges] = useState<{ [run: string]: number }>({});
+  const [rows, error] = useAnswer(api.runs, version);
+  const [search, setSearch] = useState("");
+  const [all, setAll] = useState(false);
+  const parts = address().parts;
+  const chosen = parts.getAll("run");
+  const metric = parts.get("metric") ?? "";
+  const x = parts.get("x") ?? "step";
+
+  useEffect(() => api.live((runs) => {
+    setVersion((before) => before + 1);
+    setChanges((before) => ({ ...before, ...Object.fromEntries(runs.map((run) => [run, (before[run] ?? 0) + 1])) }));
+  }), []);
+
+  const choose = (runs: string[], name = metric) => go("runs", { run: runs, metric: name, x: x === "step" ? undefined : x });
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const matching = (rows ?? []).filter((row) => {
+    const text = `${row.name} ${row.algorithm} ${row.env} ${row.preset ?? ""} ${row.state}`.toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+  const shown = all ? matching : matching.slice(0, SHOWN);
+  const selected = chosen.length ? chosen : rows?.length ? [rows[0].id] : [];
+
+  return (
+    <>
+      <h1>Runs</h1>
+      <Problem text={error} />
+      {rows && rows.length === 0 && (
+        <p>No runs here yet. Make one in a few seconds: <code>foresight train ppo --preset CartPole-v1</code>. It appears on this page as it trains.
+          Meanwhile, see <a href="#/grid">a grid world solved step by step</a> or <a href="#/search">play Connect Four</a>.</p>
+      )}
+      {selected.length > 0 && rows && (
+        <Curves runs={selected} rows={rows} metric={metric} x={x} version={selected.map((run) => changes[run] ?? 0).join()}
+          set={(name, axis) => go("runs", { run: chosen, metric: name, x: axis === "step" ? undefined : axis }, true)} />
+      )}
+      {rows && rows.length > 0 && (
+        <Panel title={`${matching.length} ${matching.length === 1 ? "run" : "runs"}`} extra={
+          <input type="search" placeholder="algorithm, environment, name" aria-label="Search runs" value={search}
+            onInput={(event) => setSearch((event.target as HTMLInputElement).value)} />}>
+          <div class="scroll">
+            <table>
+              <thead><tr><th><span class="small">show</span></th><th>run</th><th>algorithm</th><th>environment</th><th>state</th><th class="n">steps</th><th class="n">now</th><th class="n">result</th><th class="n">before</th><th class="n">time</th></tr></thead>
+              <tbody>
+                {shown.map((row) => (
+                  <tr key={row.id} aria-selected={selected.includes(row.id)}>
+                    <td><input type="checkbox" aria-label={`Show ${row.name}`} checked={selected.includes(row.id)}
+                      onChange={() => choose(selected.includes(row.id) ? selected.filter((one) => one !== row.id) : [...selected, row.id])} /></td>
+                    <td><a href={`#/runs?run=${row.id}`}>{row.name}</a></td>
+                    <td>{row.algorithm}</td><td>{row.env}</td>
+                    <td><span class={`state ${row.state}`}>{row.state}</span></td>
+                    <td class="n">{row.state === "finished" || !row.steps ? number(row.step) : <><progress max={row.steps} value={row.step} aria-label="progress" /> {number(row.step)}</>}</td>
+                    <td class="n">{row.metric ? `${row.metric} ${number(row.value)}` : ""}</td>
+                    <td class="n">{number(row.evaluation?.mean)}</td><td class="n">{number(row.baseline?.mean)}</td>
+                    <td class="n">{duration(row.seconds)}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          {matching.length > shown.length && <button onClick={() => setAll(true)}>Show all {matching.length}</button>}
+        </Panel>
+      )}
+      {selected.length > 1 && <Differences runs={selected} rows={rows ?? []} />}
+      {selected.length === 1 && <One run={selected[0]} control={props.control} version={changes[selected[0]] ?? 0} />}
+    </>
+  );
+}
+
+function Curves(props: { runs: string[]; rows: Row[]; metric: string; x: string; version: string; set: (metric: string, x: string) => void }) {
+  const [detail] = useAnswer(() => api.detail(props.runs[0]), [props.runs[0], props.version]);
+  const row = props.rows.find((one) => one.id === props.runs[0]);
+  const metrics = detail?.metrics ?? [];
+  const metric = metrics.includes(props.metric) ? props.metric : (row?.metric ?? metrics[0] ?? "");
+  const [found, error] = useAnswer(
+    () => (metric ? api.curves(props.runs, metric, props.x) : Promise.resolve({ curves: [], missing: [], bands: [] })),
+    [props.runs, metric, props.x, props.version],
+  );
+  const lines = useMemo(() => {
+    const drawn: Line[] = [];
+    found?.curves.forEach((curve, i) => {
+      const name = props.rows.find((one) => one.id === curve.run)?.name ?? curve.run;
+      const spread = curve.rows > curve.x.length;
+      drawn.push({ label: name, x: curve.x, y: curve.last, color: PALETTE[i % PALETTE.length], ...(spread ? { low: curve.low, high: curve.high } : {}) });
+    });
+    found?.bands.forEach((band) => drawn.push({ label: `IQM of ${band.runs}: ${band.label}`, x: band.steps, y: band.middle, low: band.low, high: band.high, color: "#888888", dash: true }));
+    return drawn;
+  }, [found, props.rows.length]);
+  const download = () => {
+    const text = ["run,x,low,high,last", ...(found?.curves ?? []).flatMap((curve) => curve.x.map((at, i) => [curve.run, at, curve.low[i], curve.high[i], curve.last[i]].join()))].join("\n");
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    link.download = `${metric}.csv`;
+    link.click();
+    URL.revokeObjectURL(link.href);
+  };
+  return (
+    <Panel title={metric || "metrics"} extra={
+      <div class="bar">
+        {metrics.length > 0 && <Choice label="metric" value={metric} options={metrics} set={(name) => props.set(name, props.x)} />}
+        <Choice label="x axis" value={props.x} options={["step", "seconds"]} set={(axis) => props.set(metric, axis)} />
+        <button onClick={download} disabled={!lines.length}>CSV</button>
+      </div>}>
+      <Problem text={error} />
+      {lines.length ? <Chart lines={lines} x={props.x === "step" ? (row?.unit ?? "step") : "seconds"} y={metric} /> : <p class="dim">No values of this metric yet.</p>}
+      {!!found?.missing.length && <p class="dim small">Without this metric: {found.missing.length} of {props.runs.length} runs.</p>}
+    </Panel>
+  );
+}
+
+function Differences(props: { runs: string[]; rows: Row[] }) {
+  const [found, error] = useAnswer(() => api.differences(props.runs), props.runs);
+  const name = (run: string) => props.rows.find((row) => row.id === run)?.name ?? run;
+  return (
+    <Panel title="Settings that differ">
+      <Problem text={error} />
+      {found && found.length === 0 ? <p class="dim">None.</p> : (
+        <div class="scroll"><table>
+          <thead><tr><th>setting</th>{props.runs.slice(0, 20).map((run) => <th key={run}>{name(run)}</th>)}</tr></thead>
+          <tbody>{found?.map((one) => <tr key={one.name}><th scope="row">{one.name}</th>{one.values.map((value, i) => <td key={i}>{plain(value)}</td>)}</tr>)}</tbody>
+        </table></div>
+      )}
+    </Panel>
+  );
+}
+
+function plain(value: Json): string {
+  return value === null || value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+function One(props: { run: string; control: boolean; version: number }) {
+  const [detail, error] = useAnswer(() => api.detail(props.run), [props.run, props.version]);
+  const [said, setSaid] = useState("");
+  if (!detail) return <Problem text={error} />;
+  const command = (act: () => Promise<object>) => act().then(() => setSaid("Done."), (problem: Error) => setSaid(problem.message));
+  return (
+    <>
+      {detail.warnings.length > 0 && <Panel title={`${detail.warnings.length} ${detail.warnings.length === 1 ? "warning" : "warnings"}`}>{detail.warnings.map((text) => <p class="warning" key={text}>{text}</p>)}</Panel>}
+      <div class="columns">
+        <div>
+          {detail.samples && <Completions run={props.run} version={props.version} />}
+          {detail.media.length > 0 && <Panel title="Pictures and videos"><div class="media">
+            {detail.media.map((name) => <figure key={name}><figcaption class="small dim">{name}</figcaption>
+              {/\.(mp4|webm)$/.test(name) ? <video controls muted loop src={api.file(props.run, name)} /> : <img loading="lazy" alt={name} src={api.file(props.run, name)} />}</figure>)}
+          </div></Panel>}
+          {!detail.samples && !detail.media.length && <Facts detail={detail} />}
+        </div>
+        <div>
+          {(detail.samples || detail.media.length > 0) && <Facts detail={detail} />}
+          <Panel title="Checkpoints">
+            {detail.checkpoints.length ? <p>{detail.checkpoints.join(", ")}</p> : <p class="dim">None yet.</p>}
+            <p class="small">Continue with <code>{detail.resume}</code></p>
+            {props.control && <div class="bar">
+              <button disabled={detail.state !== "running"} onClick={() => command(() => api.stop(props.run))}>Stop</button>
+              <button disabled={detail.state === "running"} onClick={() => command(() => api.resume(props.run))}>Resume</button>
+              <span role="status">{said}</span>
+            </div>}
+          </Panel>
+          <Panel title="Settings"><Tree value={detail.config} /></Panel>
+        </div>
+      </div>
+    </>
+  );
+}
+
+function Facts(props: { detail: Detail }) {
+  const { detail } = props;
+  const rows: [string, string][] = [
+    ["state", detail.state], ["steps", `${number(detail.step)} of ${detail.steps ? number(detail.steps) : "?"} ${detail.unit}`],
+    ["time", duration(detail.seconds)], ["logged rows", number(detail.rows)],
+  ];
+  for (const [name, found] of [["result", detail.evaluation], ["before training", detail.baseline]] as const) {
+    if (found) rows.push([name, `${found.metric} ${number(found.mean)} ± ${number(found.std, 2)} (n = ${found.n})`]);
+  }
+  if (typeof detail.summary.command === "string") rows.push(["command", detail.summary.command]);
+  return (
+    <Panel title={detail.name}>
+      <table><tbody>{rows.map(([name, value]) => <tr key={name}><th scope="row">{name}</th><td style="white-space: normal">{value}</td></tr>)}</tbody></table>
+    </Panel>
+  );
+}
+
+function Tree(props: { value: Json; depth?: number }) {
+  const { value, depth = 0 } = props;
+  if (value === null || typeof value !== "object") return <span>{plain(value)}</span>;
+  const pairs: [string, Json][] = Array.isArray(value) ? value.map((one, i) => [String(i), one]) : Object.entries(value);
+  if (!pairs.length) return <span class="dim">none</span>;
+  return (
+    <table class="small"><tbody>
+      {pairs.map(([name, one]) => <tr key={name}><th scope="row" style="vertical-align: top">{name}</th><td style="white-space: normal">
+        {one !== null && typeof one === "object" ? <details open={depth < 1}><summary>{Array.isArray(one) ? `${one.length} values` : `${Object.keys(one).length} fields`}</summary><Tree value={one} depth={depth + 1} /></details> : plain(one)}
+      </td></tr>)}
+    </tbody></table>
+  );
+}
+
+function Completions(props: { run: string; version: number }) {
+  const [search, setSearch] = useState("");
+  const [sort, setSort] = useState<"step" | "best" | "worst">("step");
+  const [step, setStep] = useState<number | undefined>(undefined);
+  const [start, setStart] = useState(0);
+  const [compare, setCompare] = useState(false);
+  const [found, error] = useAnswer(() => api.samples(props.run, { search, sort, step, start }), [props.run, search, sort, step, start, props.version]);
+  const steps = found?.steps ?? [];
+  return (
+    <Panel title={`${found?.total ?? ""} completions`} extra={
+      <div class="bar">
+        <input type="search" placeholder="text" aria-label="Search completions" value={search} onInput={(event) => { setSearch((event.target as HTMLInputElement).value); setStart(0); }} />
+        <Choice label="order" value={sort} options={["step", "best", "worst"]} names={{ step: "newest", best: "highest reward", worst: "lowest reward" }} set={(one) => { setSort(one); setStart(0); }} />
+        <button aria-pressed={compare} onClick={() => setCompare(!compare)} disabled={steps.length < 2}>Before and after</button>
+      </div>}>
+      <Problem text={error} />
+      {steps.length > 1 && !compare && (
+        <label class="slider"><span>step <output>{step ?? "all"}</output></span>
+          <input type="range" aria-label="step" min={-1} max={steps.length - 1} value={step === undefined ? -1 : steps.indexOf(step)}
+            onInput={(event) => { const i = Number((event.target as HTMLInputElement).value); setStep(i < 0 ? undefined : steps[i]); setStart(0); }} /></label>
+      )}
+      {compare ? <Compare run={props.run} first={steps[0]} last={steps[steps.length - 1]} /> : found?.rows.map((row, i) => <One_ row={row} key={`${start}-${i}`} />)}
+      {!compare && found && found.total > 50 && <div class="bar">
+        <button disabled={start === 0} onClick={() => setStart(Math.max(0, start - 50))}>Newer</button>
+        <span class="dim small">{start + 1} to {Math.min(start + 50, found.total)} of {found.total}</span>
+        <button disabled={start + 50 >= found.total} onClick={() => setStart(start + 50)}>Older</button>
+      </div>}
+    </Panel>
+  );
+}
+
+function One_(props: { row: Sample }) {
+  const { row } = props;
+  const rest = Object.entries(row).filter(([name]) => !["step", "prompt", "completion", "reward"].includes(name));
+  return (
+    <div class="sample">
+      <div class="small dim">step {row.step}{row.reward !== undefined && <> · reward <strong>{number(row.reward)}</strong></>}{rest.map(([name, value]) => ` · ${name} ${plain(value ?? null)}`)}</div>
+      {row.prompt !== undefined && <pre class="dim">{String(row.prompt)}</pre>}
+      {row.completion !== undefined && <pre>{String(row.completion)}</pre>}
+    </div>
+  );
+}
+
+// The first and the last logged answer to the same prompt, with the words that changed.
+function Compare(props: { run: string; first: number; last: number }) {
+  const [before] = useAnswer(() => api.samples(props.run, { step: props.first, sort: "step" }), [props.run, props.first]);
+  const [after] = useAnswer(() => api.samples(props.run, { step: props.last, sort: "step" }), [props.run, props.last]);
+  if (!before || !after) return null;
+  const old = new Map(before.rows.map((row) => [row.prompt, row]));
+  const pairs = after.rows.filter((row) => old.has(row.prompt)).map((row) => [old.get(row.prompt)!, row] as const);
+  const shown = pairs.length ? pairs : after.rows.slice(0, before.rows.length).map((row, i) => [before.rows[i], row] as const);
+  return (
+    <>
+      {!pairs.length && <p class="dim small">No prompt was logged at both steps: answers to different prompts, side by side.</p>}
+      {shown.map(([one, other], i) => (
+        <div class="sample" key={i}>
+          <pre class="dim">{String(other.prompt ?? "")}</pre>
+          <div class="small dim">step {one.step}, reward {number(one.reward)} → step {other.step}, reward {number(other.reward)}</div>
+          <pre>{words(String(one.completion ?? ""), String(other.completion ?? "")).map(([kind, text], j) => kind === "+" ? <ins key={j}>{text}</ins> : kind === "-" ? <del key={j}>{text}</del> : <span key={j}>{text}</span>)}</pre>
+        </div>
+      ))}
+    </>
+  );
+}
+
+// A word diff by the longest common subsequence; texts are short, and long ones are cut.
+export function words(a: string, b: string): [string, string][] {
+  const left = a.split(/(\s+)/).slice(0, 800);
+  const right = b.split(/(\s+)/).slice(0, 800);
+  const length = Array.from({ length: left.length + 1 }, () => new Uint16Array(right.length + 1));
+  for (let i = left.length - 1; i >= 0; i--)
+    for (let j = right.length - 1; j >= 0; j--)
+      length[i][j] = left[i] === right[j] ? length[i + 1][j + 1] + 1 : Math.max(length[i + 1][j], length[i][j + 1]);
+  const found: [string, string][] = [];
+  let i = 0, j = 0;
+  while (i < left.length || j < right.length) {
+    if (i < left.length && j < right.length && left[i] === right[j]) { found.push(["=", left[i++]]); j++; }
+    else if (j >= right.length || (i < left.length && length[i + 1][j] >= length[i][j + 1])) found.push(["-", left[i++]]);
+    else found.push(["+", right[j++]]);
+  }
+  return found;
+}

@@ -1,0 +1,125 @@
+import { useMemo, useState } from "preact/hooks";
+import { api, type Board, type TreeNode } from "./api";
+import { Choice, number, Panel, Problem, Slider, useAnswer } from "./common";
+
+const CELL = 46;
+
+export function Search(_: { control: boolean }) {
+  const [players, trouble] = useAnswer(api.players, "players");
+  const [player, setPlayer] = useState("connect_four");
+  const [moves, setMoves] = useState<number[]>([]);
+  const [simulations, setSimulations] = useState(64);
+  const [side, setSide] = useState<"first" | "second" | "both">("first");
+  const [board, error] = useAnswer(() => api.board({ player, moves, simulations }), [player, moves, simulations]);
+  const human = !board || board.over ? false : side === "both" || (board.mover === 0) === (side === "first");
+  const fresh = board && board.moves.join() === moves.join();
+  const play = (action: number) => setMoves([...moves, action]);
+  const outcome = !board?.over ? "" : board.first_score === 0.5 ? "A draw." : `${board.colors[board.first_score === 1 ? 0 : 1] || (board.first_score === 1 ? "The first player" : "The second player")} wins.`;
+  const value = board?.analysis?.value;
+  return (
+    <>
+      <h1>Search</h1>
+      <Problem text={trouble || error} />
+      <div class="bar">
+        <Choice label="agent" value={player} options={players?.map((one) => one.id) ?? [player]} names={Object.fromEntries((players ?? []).map((one) => [one.id, `${one.name}${one.name.includes(one.game) ? "" : `, ${one.game}`}`]))}
+          set={(name) => { setPlayer(name); setMoves([]); setSimulations(players?.find((one) => one.id === name)?.simulations ?? 64); }} />
+        <Choice label="you play" value={side} options={["first", "second", "both"]} set={setSide} />
+        <button onClick={() => setMoves([])} disabled={!moves.length}>New game</button>
+        <button onClick={() => setMoves(moves.slice(0, side === "both" ? -1 : -2))} disabled={!moves.length}>Take back</button>
+        {board && fresh && !board.over && !human && board.analysis && <button onClick={() => play(board.analysis!.action)}>Agent plays {board.analysis.moves[0]?.name}</button>}
+      </div>
+      <div class="columns">
+        <Panel title={board ? board.game : "Board"} extra={<span role="status">{outcome || (board && (human ? `Your move${board.colors[board.mover!] ? ` (${board.colors[board.mover!]})` : ""}` : "The agent is to move"))}</span>}>
+          {board && <Position board={board} play={human && fresh ? play : null} />}
+        </Panel>
+        <Panel title="The agent's search" extra={value !== null && value !== undefined && <span class="small">value for the player to move {number(value, 3)}, expected score {Math.round(50 * (1 + Math.max(-1, Math.min(1, value))))}%</span>}>
+          <Slider label="simulations" value={simulations} min={0} max={player.startsWith("mcts") ? 5000 : 400} step={player.startsWith("mcts") ? 50 : 1}
+            set={(count) => setSimulations(player.startsWith("mcts") ? Math.max(count, 1) : count)} />
+          {board?.analysis && (
+            <div class="scroll"><table>
+              <thead><tr><th>move</th><th class="n">visits</th><th class="n">prior</th><th class="n">value</th></tr></thead>
+              <tbody>{board.analysis.moves.slice(0, 12).map((row) => (
+                <tr key={row.action} aria-selected={row.action === board.analysis!.action}><td>{row.name}</td><td class="n">{row.visits ?? ""}</td><td class="n">{row.prior === null ? "" : `${(100 * row.prior).toFixed(1)}%`}</td><td class="n">{row.value === null ? "" : row.value.toFixed(3)}</td></tr>
+              ))}</tbody>
+            </table></div>
+          )}
+        </Panel>
+      </div>
+      {board?.analysis?.tree && <Panel title={`Tree after ${board.analysis.simulations} simulations`} extra={<span class="small dim">The most visited branches. Click a node to open or close it. N visits, Q value for who moved there, P prior.</span>}><Tree root={board.analysis.tree} /></Panel>}
+      {board && !board.analysis?.tree && board.analysis && <p class="dim small">This agent keeps no tree of named nodes; its visits and values are in the table.</p>}
+    </>
+  );
+}
+
+function Position(props: { board: Board; play: ((action: number) => void) | null }) {
+  const { board, play } = props;
+  if (!board.cells)
+    return <><pre>{board.board}</pre>{play && <div class="bar">{board.legal.map((move) => <button key={move.action} onClick={() => play(move.action)}>{move.name}</button>)}</div>}</>;
+  const rows = board.cells.rows, width = rows[0].length, slant = board.cells.slant;
+  const best = board.analysis?.action;
+  const pass = board.legal.find((move) => move.name === "pass");
+  return (
+    <>
+      <svg viewBox={`0 0 ${(width + (slant * (rows.length - 1)) / 2) * CELL} ${rows.length * CELL}`} style="width: 100%; max-height: 460px" role="group" aria-label={`${board.game} board`}>
+        {rows.flatMap((row, r) => row.map((cell, c) => {
+          const x = (c + (slant * r) / 2) * CELL, y = r * CELL;
+          const open = play !== null && cell.action !== undefined && cell.action !== null;
+          const act = () => open && play!(cell.action!);
+          const name = `row ${r + 1}, column ${c + 1}: ${cell.stone === null ? "empty" : cell.stone === 0 ? "first player" : "second player"}`;
+          return (
+            <g key={`${r}-${c}`} class={open ? "cell" : ""} role={open ? "button" : "img"} tabIndex={open ? 0 : -1} aria-label={name} onClick={act} onKeyDown={(event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } }}>
+              <rect x={x + 1} y={y + 1} width={CELL - 2} height={CELL - 2} rx="4" fill="var(--soft)" stroke="var(--rule)" />
+              {cell.stone !== null && <circle cx={x + CELL / 2} cy={y + CELL / 2} r={CELL * 0.36} fill={cell.stone === 0 ? "var(--bad)" : "var(--accent)"} />}
+              {cell.stone === null && cell.action === best && best !== undefined && !(board.cells!.columns && rows[r + 1] && rows[r + 1][c].stone === null) && <circle cx={x + CELL / 2} cy={y + CELL / 2} r={CELL * 0.12} fill="var(--path)" />}
+            </g>
+          );
+        }))}
+      </svg>
+      {play && pass && <button onClick={() => play(pass.action)}>pass</button>}
+      <p class="small dim"><span style="color: var(--bad)">●</span> first player, <span style="color: var(--accent)">●</span> second player, small dot: the agent's choice</p>
+    </>
+  );
+}
+
+interface Placed { node: TreeNode; x: number; y: number; parent: Placed | null; path: string; open: boolean }
+
+function Tree(props: { root: TreeNode }) {
+  const [toggled, setToggled] = useState<{ [path: string]: boolean }>({});
+  const width = 148, height = 46;
+  const placed = useMemo(() => {
+    const found: Placed[] = [];
+    let leaf = 0;
+    const put = (node: TreeNode, depth: number, parent: Placed | null, path: string): Placed => {
+      const open = toggled[path] ?? depth < 3;
+      const here: Placed = { node, x: depth * width, y: 0, parent, path, open };
+      found.push(here);
+      const children = open ? node.children.map((child, i) => put(child, depth + 1, here, `${path}.${i}`)) : [];
+      here.y = children.length ? (children[0].y + children[children.length - 1].y) / 2 : leaf++ * height;
+      return here;
+    };
+    put(props.root, 0, null, "0");
+    return { found, leaves: leaf };
+  }, [props.root, toggled]);
+  const deepest = Math.max(...placed.found.map((one) => one.x));
+  const most = Math.max(props.root.visits, 1);
+  return (
+    <div class="scroll">
+      <svg width={deepest + width} height={Math.max(placed.leaves, 1) * height + 8} role="group" aria-label="Search tree">
+        {placed.found.map((one) => one.parent && <path key={`e${one.path}`} d={`M ${one.parent.x + width - 22} ${one.parent.y + 20} C ${one.x - 6} ${one.parent.y + 20}, ${one.parent.x + width - 6} ${one.y + 20}, ${one.x + 2} ${one.y + 20}`} fill="none" stroke="var(--dim)" stroke-width={0.6 + (5 * one.node.visits) / most} opacity="0.6" />)}
+        {placed.found.map((one) => {
+          const { node } = one;
+          const more = node.children.length > 0;
+          const toggle = () => more && setToggled({ ...toggled, [one.path]: !one.open });
+          return (
+            <g key={one.path} class={more ? "cell" : ""} role="button" tabIndex={0} onClick={toggle} onKeyDown={(event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); toggle(); } }}
+              aria-label={`${node.action ?? "root"}: ${node.visits} visits, value ${(node.q ?? node.value).toFixed(3)}`} aria-expanded={more ? one.open : undefined}>
+              <rect x={one.x + 2} y={one.y + 3} width={width - 24} height={height - 10} rx="5" fill="var(--soft)" stroke={node.terminal ? "var(--path)" : "var(--rule)"} />
+              <text x={one.x + 8} y={one.y + 17} font-size="12" font-weight="700" fill="var(--ink)">{node.action ?? "root"}{more && !one.open ? ` +${node.children.length}` : ""}{node.hidden && one.open ? ` (${node.hidden} hidden)` : ""}</text>
+              <text x={one.x + 8} y={one.y + 32} font-size="11" fill="var(--dim)">N {node.visits}  {node.q === undefined ? `V ${node.value.toFixed(2)}` : `Q ${node.q.toFixed(2)}  P ${(node.prior ?? 0).toFixed(2)}`}</text>
+            </g>
+          );
+        })}
+      </svg>
+    </div>
+  );
+}

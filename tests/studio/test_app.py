@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+from starlette.testclient import TestClient
+
+from foresight.cli.main import main
+from foresight.studio import app, serve
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures" / "runs"
+BASE = "http://127.0.0.1:8765"
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    return TestClient(app.create([FIXTURES]), base_url=BASE)
+
+
+def test_the_page_is_built_from_these_sources() -> None:
+    source = ROOT / "studio"
+    names = [
+        "index.html",
+        "package.json",
+        "vite.config.ts",
+        *(f"src/{path.name}" for path in (source / "src").iterdir()),
+    ]
+    found = hashlib.sha256()
+    for name in sorted(names):
+        found.update(f"{name}\n".encode() + (source / name).read_bytes())
+    assert (app.PAGE / "source.txt").read_text().strip() == found.hexdigest(), "build the page again with: make page"
+
+
+def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
+    answer = client.get("/")
+    assert answer.status_code == 200 and "app.js" in answer.text
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'self'" in policy and "script-src 'self'" in policy and "http" not in policy
+    assert sum(path.stat().st_size for path in app.PAGE.iterdir()) < 1_000_000
+
+
+def test_views_answer_with_the_numbers_of_python(client: TestClient) -> None:
+    runs = {row["name"]: row for row in client.get("/api/runs").json()}
+    detail = client.get(f"/api/runs/{runs['ppo']['id']}").json()
+    metric = detail["metrics"][0]
+    curve = client.get("/api/curves", params={"run": runs["ppo"]["id"], "metric": metric}).json()["curves"][0]
+    logged = [json.loads(line) for line in (FIXTURES / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    assert curve["last"] == [row[metric] for row in logged if metric in row]
+    found = client.post(
+        "/api/grid", json={"picture": ["S.G"], "slip": 0, "gamma": 0.5, "step_reward": 0, "step": 2}
+    ).json()
+    assert found["values"] == [0.5, 1.0, 0.0]
+
+
+def test_a_game_is_played_by_the_rules_and_searched(client: TestClient) -> None:
+    board = client.post("/api/board", json={"player": "connect_four", "moves": [3, 3], "simulations": 8}).json()
+    assert [cell["stone"] for row in board["cells"]["rows"] for cell in row].count(None) == 40
+    assert sum(move["visits"] for move in board["analysis"]["moves"]) == board["analysis"]["tree"]["visits"] - 1 == 8
+    again = client.post("/api/board", json={"player": "connect_four", "moves": [3, 3], "simulations": 8}).json()
+    assert again == board
+    won = client.post(
+        "/api/board", json={"player": "mcts-tic_tac_toe", "moves": [0, 3, 1, 4, 2], "simulations": 9}
+    ).json()
+    assert won["over"] and won["first_score"] == 1 and "analysis" not in won
+    block = client.post(
+        "/api/board", json={"player": "mcts-tic_tac_toe", "moves": [0, 4, 1], "simulations": 500}
+    ).json()
+    assert block["analysis"]["moves"][0]["name"] == "c1"
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "words"),
+    [
+        ("/api/board", {"player": "connect_four", "moves": [9]}, "move"),
+        ("/api/board", {"player": "connect_four", "moves": "3"}, "list of action numbers"),
+        ("/api/board", {"player": "connect_four", "moves": [], "simulations": 10**9}, "simulations"),
+        ("/api/board", {"player": "../../etc", "moves": []}, "no run"),
+        ("/api/grid", {"picture": ["S?"]}, "characters"),
+        ("/api/dream", {"run": "nothing"}, "no run"),
+    ],
+)
+def test_bad_requests_get_a_sentence(client: TestClient, path: str, document: dict, words: str) -> None:
+    answer = client.post(path, json=document)
+    assert answer.status_code == 400 and words in answer.json()["error"]
+
+
+def test_other_hosts_other_pages_and_other_types_are_refused(client: TestClient) -> None:
+    assert client.get("/api/runs", headers={"Host": "evil.example"}).status_code == 421
+    assert client.get("/api/runs", headers={"Host": "127.0.0.1.evil.example:8765"}).status_code == 421
+    assert client.get("/api/runs", headers={"Origin": "http://evil.example"}).status_code == 403
+    assert client.post("/api/grid", content="{}", headers={"Content-Type": "text/plain"}).status_code == 415
+    assert client.post("/api/grid", json={}, headers={"Origin": BASE}).status_code == 200
+    assert (
+        client.post("/api/grid", content=b"[" * 200_000, headers={"Content-Type": "application/json"}).status_code
+        == 400
+    )
+
+
+@pytest.mark.parametrize("path", ["/../pyproject.toml", "/%2e%2e/app.py", "/..%2fapp.py", "/app.py", "/api/nothing"])
+def test_only_the_page_is_served(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code in (404, 400) or '<div id="app">' in answer.text
+    assert "def create" not in answer.text and "setuptools" not in answer.text
+
+
+def test_a_token_is_asked_for_and_then_a_cookie_suffices() -> None:
+    guarded = TestClient(app.create([FIXTURES], hosts=None, token="right"), base_url="http://farm.example")
+    assert guarded.get("/api/runs").status_code == 401
+    assert guarded.get("/api/runs?token=wrong").status_code == 401
+    assert guarded.get("/?token=right").status_code == 200
+    assert guarded.get("/api/runs").status_code == 200
+
+
+def test_it_is_read_only_without_control(client: TestClient) -> None:
+    run = client.get("/api/runs").json()[0]["id"]
+    for what in ("stop", "resume"):
+        answer = client.post(f"/api/runs/{run}/{what}", json={})
+        assert answer.status_code == 400 and "--control" in answer.json()["error"]
+
+
+def test_the_next_free_port_is_taken_and_the_address_has_the_token() -> None:
+    first = serve.listen("127.0.0.1", 18_765)
+    second = serve.listen("127.0.0.1", first.getsockname()[1])
+    assert second.getsockname()[1] > first.getsockname()[1]
+    first.close()
+    second.close()
+    assert serve.address("127.0.0.1", 80, None) == "http://127.0.0.1:80/"
+    assert serve.address("0.0.0.0", 80, "abc").endswith(":80/?token=abc")
+
+
+def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["studio", str(FIXTURES), "--export", str(tmp_path / "out")]) == 0
+    assert "4 runs" in capsys.readouterr().out
+    assert main(["studio", str(tmp_path / "none")]) == 2

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foresight.errors import UserError
+from foresight.runtime.monitoring import log
+from foresight.studio import export
+from foresight.studio.runs import Library, decimate, identity
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
+HOSTILE = "<script>alert(1)</script>"
+
+
+def make(folder: Path, rows: list[dict], *, config: str = "algorithm: ppo\nenv: CartPole-v1\nseed: 0\n") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config + "config:\n  steps: 100\n")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def rows(count: int) -> list[dict]:
+    return [{"step": i, "seconds": i / 10, "return": float(i % 7), "loss": 1.0} for i in range(1, count + 1)]
+
+
+def test_the_table_has_what_the_runs_reached() -> None:
+    found = {row["name"]: row for row in Library([FIXTURES]).table()}
+    assert set(found) == {path.name for path in FIXTURES.iterdir() if path.is_dir()}
+    summary = json.loads((FIXTURES / "ppo" / "summary.json").read_text())
+    assert found["ppo"]["evaluation"]["mean"] == summary["evaluation"]["mean"]
+    assert found["ppo"]["state"] == "finished"
+
+
+def test_a_curve_is_the_log_and_what_is_appended_is_read(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", rows(50))
+    library = Library([tmp_path])
+    name = identity(run)
+    library.find()
+    first = library.curve(name, "return")
+    assert first["last"] == [row["return"] for row in log.read(run)]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 51, "seconds": 6.0, "return": 99.0}) + "\n" + '{"step": 52, "ret')
+    assert library.curve(name, "return")["last"][-1] == 99.0  # the row that is being written is not there yet
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('urn": 7.5}\n')
+    assert library.curve(name, "return")["last"][-1] == 7.5
+
+
+def test_a_log_that_became_shorter_is_read_again(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", rows(50))
+    library = Library([tmp_path])
+    library.find()
+    library.curve(identity(run), "return")
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(3)))
+    assert len(library.curve(identity(run), "return")["x"]) == 3
+
+
+def test_decimation_keeps_every_spike() -> None:
+    x, y = np.arange(100_000.0), np.zeros(100_000)
+    y[54_321], y[70_000] = 9.0, -3.0
+    found = decimate(x, y, 500)
+    assert len(found["x"]) == 500
+    assert max(found["high"]) == 9.0 and min(found["low"]) == -3.0 and found["x"][-1] == 99_999
+
+
+def test_a_run_that_writes_is_running_and_an_old_one_is_stopped(tmp_path: Path) -> None:
+    make(tmp_path / "now", rows(3))
+    old = make(tmp_path / "old", rows(3))
+    long_ago = time.time() - 3600
+    for file in old.iterdir():
+        os.utime(file, (long_ago, long_ago))
+    slow = make(tmp_path / "slow", [{"step": 1, "seconds": 0.0}, {"step": 2, "seconds": 1000.0}])
+    for file in slow.iterdir():
+        os.utime(file, (long_ago, long_ago))
+    assert {row["name"]: row["state"] for row in Library([tmp_path]).table()} == {
+        "now": "running", "old": "stopped", "slow": "running",
+    }  # fmt: skip
+
+
+def test_broken_and_deleted_runs_leave_the_others(tmp_path: Path) -> None:
+    make(tmp_path / "good", rows(3))
+    make(tmp_path / "cut", [], config="algorithm: [unclosed\n")
+    gone = make(tmp_path / "gone", rows(3))
+    binary = make(tmp_path / "binary", rows(2))
+    (binary / "metrics.jsonl").write_bytes(b"\xff\xfe\x00garbage\n[1, 2]\n" + b'{"step": 5, "return": 1.0}\n')
+    library = Library([tmp_path])
+    assert {row["name"] for row in library.table()} == {"good", "gone", "binary"}
+    shutil.rmtree(gone)
+    assert {row["name"] for row in library.table()} == {"good", "binary"}
+    with pytest.raises(UserError, match="no run"):
+        library.detail(identity(gone))
+    assert library.curve(identity(binary), "return")["last"] == [1.0]
+
+
+def test_looking_writes_nothing(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES, tmp_path / "runs")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    library = Library([tmp_path / "runs"])
+    for row in library.table():
+        detail = library.detail(row["id"])
+        for metric in detail["metrics"]:
+            library.curve(row["id"], metric)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+
+
+def test_only_pictures_of_the_run_are_served(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", rows(3))
+    (run / "media").mkdir()
+    (run / "media" / "a.png").write_bytes(b"png")
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (run / "media" / "link.png").symlink_to(tmp_path / "secret.png")
+    library = Library([tmp_path])
+    library.find()
+    assert library.file(identity(run), "media/a.png").read_bytes() == b"png"
+    for name in ("config.yaml", "../secret.png", "media/../../secret.png", "media/link.png", "/etc/passwd", "media"):
+        with pytest.raises(UserError, match="no such picture"):
+            library.file(identity(run), name)
+
+
+def test_completions_are_searched_and_sorted(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", rows(3))
+    (run / "media").mkdir()
+    samples = [
+        {"step": i, "prompt": f"q{i % 3}", "completion": HOSTILE + str(i), "reward": (i * 7) % 5} for i in range(20)
+    ]
+    (run / "media" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    library = Library([tmp_path])
+    library.find()
+    best = library.samples(identity(run), sort="best")["rows"]
+    assert [row["reward"] for row in best] == sorted((row["reward"] for row in samples), reverse=True)
+    assert library.samples(identity(run), search="Q1")["total"] == 7
+    assert [row["step"] for row in library.samples(identity(run), step=4)["rows"]] == [4]
+    assert len(library.samples(identity(run), start=15)["rows"]) == 5
+
+
+def test_settings_that_differ(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / name, rows(2), config=f"algorithm: ppo\nenv: E\nseed: {i}\n") for i, name in enumerate("ab")
+    ]
+    library = Library([tmp_path])
+    library.find()
+    assert library.differences([identity(run) for run in runs]) == [{"name": "seed", "values": [0, 1]}]
+
+
+def test_an_exported_page_has_every_run(tmp_path: Path) -> None:
+    assert export.write([FIXTURES], tmp_path / "page") == 4
+    listed = json.loads((tmp_path / "page" / "data" / "runs.json").read_text())
+    for row in listed:
+        detail = json.loads((tmp_path / "page" / "data" / "runs" / f"{row['id']}.json").read_text())
+        curves = json.loads((tmp_path / "page" / "data" / "curves" / f"{row['id']}.json").read_text())
+        assert {name.rsplit("/", 1)[0] for name in curves} == set(detail["metrics"])
+    assert 'data-exported="yes"' in (tmp_path / "page" / "index.html").read_text()
+    with pytest.raises(UserError, match="exists"):
+        export.write([FIXTURES], tmp_path / "page")
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match="nowhere"):
+        Library(["nowhere"])
