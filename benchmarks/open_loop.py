@@ -1,13 +1,14 @@
 """Errors of open-loop predictions by horizon: RSSM, STORM's transformer and an LSTM in its place.
 
 python benchmarks/open_loop.py                                  # runs what is missing in results/open-loop.json
-python benchmarks/open_loop.py --envs CartPole-v1 --models rssm --seeds 3
+python benchmarks/open_loop.py --envs KeyDoor-v0 --models rssm --seeds 3
 
 A cell is one model, trained with one seed on recorded data of an environment. All models of a seed have the same data
 of the same scripted, half random behavior, about as many parameters, the same optimizer, and as many updates on as many
-sequences; each has the loss of its algorithm. Then each observes 5 steps of held-out sequences and predicts the next 20
-from the actions alone (`runtime.evaluation.open_loop`). `repeat` is the prediction that nothing changes: the last
-observation, and the mean reward of the data. A stopped benchmark resumes when it is started again.
+sequences (`SETTINGS`); each has the loss of its algorithm. Then each observes 5 steps of held-out sequences and
+predicts the next 20 from the actions alone (`runtime.evaluation.open_loop`). `repeat` is the prediction that nothing
+changes: the last observation, and the mean reward of the data. A stopped benchmark resumes when it is started again;
+`--limit` is the number of minutes after which no further cell begins.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "open-loop.json"
 MODELS = ("rssm", "transformer", "lstm")
-STEPS, NUM_ENVS = 20_000, 8  # recorded env steps to train on, and environments
-UPDATES, BATCH, LENGTH = 400, 16, 32  # sequences per update, and their rows
+NUM_ENVS = 8  # recorded at once
+LENGTH = 32  # rows of a sequence
 LEARNING_RATE, MAX_GRAD_NORM = 1e-3, 100.0
 HELD_OUT, CONTEXT, HORIZON = 256, 5, 20  # sequences to predict, observed and predicted steps
 SHOWN = (1, 5, 10, 20)  # predicted steps that are reported by name
@@ -51,7 +52,54 @@ def swing(obs: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(chance[0] < 0.5, 4 * chance[1] - 2, 2 * obs[:, 2:].sign())
 
 
-ENVS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {"CartPole-v1": balance, "Pendulum-v1": swing}
+def seek(obs: Tensor, generator: torch.Generator) -> Tensor:
+    """Actions for KeyDoor: half of them random, half toward the goal, or else the key, if one is among the cells seen.
+
+    Colors are read at the middle of each of the 5 × 5 cells.
+    """
+    middle = 8 + 12 * torch.arange(5)
+    seen = obs[:, middle][:, :, middle].int()  # [B, 5, 5, 3]
+    goal, key = ((seen - torch.tensor(color)).abs().sum(-1) < 30 for color in ((40, 190, 70), (240, 210, 40)))
+    key[:, 2, 2] = False  # the agent that holds it
+    worth = (2 * goal.int() + key.int()).flatten(1)
+    best = worth.argmax(1)
+    down, right = best // 5 - 2, best % 5 - 2
+    chance = torch.rand(3, len(obs), generator=generator)
+    across = chance[2] * (down.abs() + right.abs()) < right.abs()
+    toward = torch.where(across, torch.where(right > 0, 0, 2), torch.where(down > 0, 3, 1))
+    random = (4 * chance[1]).long().clamp(max=3)
+    return torch.where((chance[0] < 0.5) | (worth.amax(1) == 0), random, toward)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How the models of one environment are compared."""
+
+    behave: Callable[[Tensor, torch.Generator], Tensor]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the environment
+    steps: int = 20_000  # recorded env steps to train on
+    updates: int = 400
+    batch: int = 16  # sequences per update
+    common: dict[str, Any] = dataclasses.field(default_factory=lambda: {"groups": 8, "classes": 8, "units": 64})
+    rssm: dict[str, Any] = dataclasses.field(default_factory=lambda: {"deter": 92, "hidden": 46})
+    storm: dict[str, Any] = dataclasses.field(default_factory=lambda: {"width": 64})
+
+
+SETTINGS = {
+    "CartPole-v1": Setting(balance),
+    "Pendulum-v1": Setting(swing),
+    # Small rooms: the behavior finds the goal often, so there are rewards to predict.
+    "KeyDoor-v0": Setting(
+        seek,
+        {"size": 3},
+        10_000,
+        2_000,
+        8,
+        {"groups": 16, "classes": 16, "units": 64, "depth": 8, "patch": 8, "decoded": 8},
+        {"deter": 184, "hidden": 92},
+        {"width": 128},
+    ),
+}
 
 
 def record(name: str, steps: int, seed: int) -> tuple[Any, Any]:
@@ -61,11 +109,11 @@ def record(name: str, steps: int, seed: int) -> tuple[Any, Any]:
     from foresight.envs.make import make
     from foresight.nets.models import latent_actor
 
-    env = make(name, num_envs=NUM_ENVS)
+    env = make(name, num_envs=NUM_ENVS, **SETTINGS[name].options)
     generator = torch.Generator().manual_seed(seed)
 
     def choose(obs: Any, carry: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
-        action = ENVS[name](obs, generator)
+        action = SETTINGS[name].behave(obs, generator)
         return action, {"action": latent_actor.features_of(env.spaces.action, action)}, carry
 
     rollout = collect.segment(
@@ -74,15 +122,16 @@ def record(name: str, steps: int, seed: int) -> tuple[Any, Any]:
     return env.spaces, rollout
 
 
-def build(kind: str, spaces: Any, seed: int) -> Any:
-    """The State of an algorithm with this model, about 130,000 weights."""
+def build(name: str, kind: str, spaces: Any, seed: int) -> Any:
+    """The State of an algorithm with this model, with about as many weights as the others."""
     from foresight.algorithms.world import dreamer, storm
 
-    common: dict[str, Any] = {"seed": seed, "groups": 8, "classes": 8, "units": 64, "layers": 2, "replay_size": 1_000}
-    common |= {"batch_size": BATCH, "sequence_length": LENGTH}
+    what = SETTINGS[name]
+    common = {"seed": seed, "layers": 2, "replay_size": 1_000, "batch_size": what.batch, "sequence_length": LENGTH}
+    common |= what.common
     if kind == "rssm":
-        return dreamer.build(dreamer.Config(**common, deter=92, hidden=46, blocks=1), spaces)
-    return storm.build(storm.Config(**common, sequence_model=kind, width=64, heads=4, dropout=0.0), spaces)
+        return dreamer.build(dreamer.Config(**common, **what.rssm, blocks=1), spaces)
+    return storm.build(storm.Config(**common, **what.storm, sequence_model=kind, heads=4, dropout=0.0), spaces)
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -90,7 +139,7 @@ def parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def train(state: Any, rollout: Any, seed: int, updates: int = UPDATES) -> list[float]:
+def train(state: Any, rollout: Any, seed: int, updates: int) -> list[float]:
     """Train the model on the recorded steps; returns the loss of every update."""
     from foresight.data.sequences import Sequences, arrivals
     from foresight.envs import collect
@@ -99,13 +148,14 @@ def train(state: Any, rollout: Any, seed: int, updates: int = UPDATES) -> list[f
     data = Sequences(2 * rollout.trajectory.reward.numel(), NUM_ENVS)
     collect.add_sequences(data, rollout)
     model, config = state.model, state.config
+    size = config.batch_size
     coefs = {"dynamics": config.dynamics_coef, "representation": config.representation_coef}
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, fused=True)
     sampler, losses = torch.Generator().manual_seed(seed), []
     for _ in range(updates):
-        batch = data.sample(BATCH, LENGTH, sampler)
+        batch = data.sample(size, LENGTH, sampler)
         batch = batch.replace(action=batch.extras["action"], discount=config.gamma * batch.discount)
-        terms, _ = model.loss(model.initial(BATCH), batch, arrivals(batch), state.generator)
+        terms, _ = model.loss(model.initial(size), batch, arrivals(batch), state.generator)
         loss = torch.stack([coefs.get(name, 1.0) * term.mean() for name, term in terms.items()]).sum()
         optim.descend(optimizer, loss.backward, MAX_GRAD_NORM)
         losses.append(float(loss.detach()))
@@ -135,16 +185,17 @@ def predicted(model: Any, gamma: float, spaces: Any, rollout: Any, reward: float
 def cell(name: str, kind: str, seed: int) -> dict[str, Any]:
     """Train and evaluate one model."""
     began = time.perf_counter()
-    spaces, recorded = record(name, STEPS, seed)
+    what = SETTINGS[name]
+    spaces, recorded = record(name, what.steps, seed)
     _, held_out = record(name, HELD_OUT * (CONTEXT + HORIZON), 1_000 + seed)
-    state = build(kind, spaces, seed)
-    losses = train(state, recorded, seed)
+    state = build(name, kind, spaces, seed)
+    losses = train(state, recorded, seed, what.updates)
     if not math.isfinite(losses[-1]):
         raise ValueError(f"{name}, {kind}, seed {seed}: the loss is {losses[-1]}")
     mean = float(recorded.trajectory.reward.mean())
     errors = predicted(state.model, state.config.gamma, spaces, held_out, mean, seed)
     return {
-        "env": name, "model": kind, "seed": seed, "parameters": parameters(state.model), "updates": UPDATES,
+        "env": name, "model": kind, "seed": seed, "parameters": parameters(state.model), "updates": what.updates,
         "loss": round(statistics.fmean(losses[-50:]), 4), "errors": errors["model"], "repeat": errors["repeat"],
         "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
@@ -202,18 +253,22 @@ def document(cells: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Run the cells that are missing; write the JSON after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", choices=tuple(ENVS), default=list(ENVS))
+    parser.add_argument("--envs", nargs="+", choices=tuple(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--limit", type=float, default=math.inf, help="minutes after which no cell begins")
     given = parser.parse_args()
 
     from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
+    began = time.monotonic()
     wanted = [(name, kind, seed) for name in given.envs for seed in given.seeds for kind in given.models]
     for one in wanted:
         if one in map(key, load()):
             continue
+        if time.monotonic() - began > 60 * given.limit:
+            break
         found = cell(*one)
         checkpoint.write_atomic(FILE, json.dumps(document([*load(), found]), indent=1) + "\n")
         print({name: value for name, value in found.items() if name not in ("errors", "repeat")}, flush=True)

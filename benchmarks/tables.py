@@ -1,4 +1,4 @@
-"""Write docs/results.md and the packaged index from results/, and docs/invariants.md from the tests.
+"""Write docs/results.md, docs/comparison.md and the packaged index from results/, docs/invariants.md from the tests.
 
 No figure and no row is written by hand.
 
@@ -11,6 +11,7 @@ import ast
 import inspect
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,26 @@ def reached(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return lines
 
 
+def held(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """The table of returns over the last fifth of training, where runs hold them: mean, and least episode."""
+    lines = [
+        "## Held over the last fifth of training",
+        "",
+        "Training episodes that ended in the last fifth of the steps, exploration included.",
+        "",
+        "| task | seeds | mean of each seed | least episode of each seed |",
+        "|---|---|---|---|",
+    ]
+    for name, r in results:
+        found = [(run["seed"], run["held"]) for run in r["runs"] if "held" in run]
+        seeds, means, least = (
+            ", ".join(texts)
+            for texts in zip(*((str(s), figure(h["mean"]), figure(h["min"])) for s, h in found), strict=True)
+        )
+        lines.append(f"| [{r['what']}](../results/{name}) | {seeds} | {means} | {least} |")
+    return lines
+
+
 def speed(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """The table of benchmarks: medians over rounds that alternate with those of the peer."""
     lines = [
@@ -129,7 +150,9 @@ def page() -> str:
     parts: dict[Any, list[tuple[str, dict[str, Any]]]] = {reached: [], speed: [], other: []}
     for name, result in results:
         parts[reached if "iqm" in result else speed if "rounds" in result else other].append((name, result))
-    tables = ["\n".join(section(found)) for section, found in parts.items() if found]
+    kept = [(name, r) for name, r in parts[reached] if any("held" in run for run in r.get("runs", []))]
+    sections = [(reached, parts[reached]), (held, kept), (speed, parts[speed]), (other, parts[other])]
+    tables = ["\n".join(section(found)) for section, found in sections if found]
     return "\n\n".join([HEAD.rstrip(), "\n".join(targets(gather())), *tables]) + "\n"
 
 
@@ -168,3 +191,4 @@ if __name__ == "__main__":
     (ROOT / "docs" / "results.md").write_text(page(), encoding="utf-8")
     INDEX.write_text(document(), encoding="utf-8")
     (ROOT / "docs" / "invariants.md").write_text(invariants(), encoding="utf-8")
+    runpy.run_path(str(ROOT / "benchmarks" / "comparison.py"))["write_page"]()

@@ -14,7 +14,7 @@ FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "open_loop.py"
 def test_models_have_equal_sizes_and_are_compared_with_a_prediction_that_nothing_changes():
     made = runpy.run_path(str(FILE))
     spaces, rollout = made["record"]("Pendulum-v1", 8 * 2 * 25, 0)
-    states = [made["build"](kind, spaces, 0) for kind in made["MODELS"]]
+    states = [made["build"]("Pendulum-v1", kind, spaces, 0) for kind in made["MODELS"]]
     sizes = [made["parameters"](state.model) for state in states]
     assert max(sizes) < 1.02 * min(sizes)
     losses = made["train"](states[-1], rollout, 0, updates=2)
@@ -26,6 +26,14 @@ def test_models_have_equal_sizes_and_are_compared_with_a_prediction_that_nothing
     assert errors["repeat"]["reward"][0] == pytest.approx(float((reward[:, 4] + 1).abs().mean()), rel=1e-4)
     assert len(errors["model"]["reward"]) == 20
     assert errors["model"] != errors["repeat"]
+
+
+def test_models_of_pixels_have_equal_sizes_and_data_with_rewards():
+    made = runpy.run_path(str(FILE))
+    spaces, rollout = made["record"]("KeyDoor-v0", 8 * 150, 0)
+    assert rollout.trajectory.reward.sum() >= 6  # of random actions about 4
+    sizes = [made["parameters"](made["build"]("KeyDoor-v0", kind, spaces, 0).model) for kind in made["MODELS"]]
+    assert max(sizes) < 1.02 * min(sizes)
 
 
 def test_the_summary_has_means_and_ranges_over_seeds():

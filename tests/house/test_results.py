@@ -28,6 +28,14 @@ def test_the_page_of_grpos_family_is_made_from_the_code():
     assert all(text != "–" for text in made["slots"]("grpo").values())
 
 
+def test_the_page_of_the_comparison_is_made_from_the_figures():
+    made = runpy.run_path(str(ROOT / "benchmarks" / "comparison.py"))
+    if made["FILE"].is_file():
+        result = json.loads(made["FILE"].read_text())
+        assert made["PAGE"].read_text() == made["page"](result), "run: python benchmarks/tables.py"
+        assert result["reached"] == json.loads(json.dumps(made["reached"](result["cells"])))
+
+
 def test_the_index_that_is_packaged_is_made_from_the_files():
     assert results.INDEX.read_text() == results.document(), "run: python benchmarks/tables.py"
 

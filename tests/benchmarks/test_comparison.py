@@ -1,0 +1,131 @@
+"""The comparison of agents: what a run reaches at a mark, dynamics that are made wrong, the page from its figures."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from foresight.envs.base import Spaces
+from tests.sabotage import sabotaged_by
+
+FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "comparison.py"
+made = runpy.run_path(str(FILE))
+cut_off = {"finished": False, "points": [{"step": s, "seconds": s / 10, "return": s} for s in (100, 210, 400)]}
+
+
+def cell(agent: str, value: float, seed: int = 0, task: str = "CartPole-v1", **fields: Any) -> dict[str, Any]:
+    points = [{"step": s, "seconds": s / 50, "return": value * s / 4_000} for s in (1_000, 2_000, 4_000)]
+    wrong = "" if made["KINDS"][agent] == made["FREE"] else f"what {agent} predicts"
+    noise = {str(scale): value / (1 + scale) for scale in (0.0, *(made["NOISE"] if wrong else ()))}
+    return {
+        "task": task, "agent": agent, "seed": seed, "algorithm": "a", "random": 20.0, "points": points,
+        "finished": False, "steps": 4_000, "training_seconds": 80.0, "gradient_steps": 1_234, "decision_ms": 2.5,
+        "peak_mib": 100.0, "wrong": wrong, "noise": noise, "seconds": 90.0, **fields,
+    }  # fmt: skip
+
+
+def test_a_mark_is_reached_by_the_first_evaluation_after_it() -> None:
+    at = made["at"]
+    assert [at(cut_off, "step", mark) for mark in (100, 200, 210, 211, 401)] == [100, 210, 210, 400, None]
+    assert at(cut_off, "seconds", 20.0) == 210
+    assert at({**cut_off, "finished": True}, "step", 401) == 400  # of a preset that ended, the last return
+    marks = made["Marks"](made["TASKS"]["CartPole-v1"])
+    assert [marks.passed(*now) for now in ((999, 5.0), (1_000, 5.0), (1_001, 5.9), (1_001, 6.0), (60_000, 500.0))] == [
+        False, True, False, True, True,
+    ]  # fmt: skip
+    assert not marks.passed(70_000, 900.0)
+
+
+def test_every_cell_has_a_config() -> None:
+    for task, what in made["TASKS"].items():
+        for agent in what.agents:
+            _, config = made["config_of"](task, agent, 3)
+            assert config.seed == 3 and config.steps > what.steps[0]
+
+
+@sabotaged_by("torch.Tensor.normal_", lambda f: lambda self, **options: self.zero_())
+def test_noise_is_in_units_of_what_is_predicted() -> None:
+    noise = made["Noise"]()
+    x = torch.randn(2_000, 3, 4) * torch.tensor([1.0, 10.0, 0.0, 0.1]) + 5
+    assert noise(x) is x
+    noise.scale = 0.5
+    std = (noise(x) - x).flatten(0, 1).std(0)
+    torch.testing.assert_close(std, 0.5 * torch.tensor([1.0, 10.0, 0.0, 0.1]), rtol=0.05, atol=1e-6)
+
+
+@pytest.mark.parametrize("agent", ["MuZero", "EfficientZero", "STORM", "DreamerV3", "TD-MPC2", "PPO"])
+def test_dynamics_are_wrong_within_and_right_after(agent: str) -> None:
+    task = "Pendulum-v1" if agent == "TD-MPC2" else "CartPole-v1"
+    module, config = made["config_of"](task, agent, 0)
+    action = gs.Box(-2, 2, (1,)) if agent == "TD-MPC2" else gs.Discrete(2)
+    state = module.build(config, Spaces(gs.Box(-1, 1, (4,)), action), "cpu")
+    obs = torch.from_numpy(np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32))
+    seen: list[torch.Tensor] = []
+
+    def predicted() -> torch.Tensor:
+        """What the dynamics predict from the same state and action."""
+        torch.manual_seed(0)
+        if agent == "TD-MPC2":
+            return state.model.dynamics(torch.randn(64, config.latent_size + 1))
+        if agent == "DreamerV3":
+            carry = state.model.initial(64) | {"deter": torch.randn(64, config.deter)}
+            return state.model.observe(carry, obs[:, None], torch.zeros(64, 1, 2), torch.zeros(64, 1), None)["deter"]
+        if agent == "STORM":
+            return state.model.sequence.read(torch.randn(64, 3, config.width), torch.zeros(64, 3, dtype=torch.bool))
+        found = state.network.step(state.network.root(obs)[2], torch.zeros(64, dtype=torch.int64))[0]
+        return found["latent"] if isinstance(found, dict) else found
+
+    noise = made["Noise"]()
+    with made["wrong_dynamics"](agent, state, noise) as where, torch.no_grad():
+        if agent == "PPO":
+            assert where == ""
+            return
+        assert where
+        for noise.scale in (0.0, 0.0, 1.0):
+            seen.append(predicted())
+    with torch.no_grad():
+        seen.append(predicted())
+    assert noise.count >= 128
+    for again in (seen[1], seen[3]):
+        torch.testing.assert_close(again, seen[0])
+    apart = (seen[2] - seen[0]).square().mean().sqrt() / seen[0].flatten(0, -2).std(0).square().mean().sqrt()
+    assert 0.7 < apart < 1.4
+
+
+def test_none_is_best_where_none_beats_chance() -> None:
+    place = {"A": {"steps_5": 100.0}, "B": {"steps_5": 99.0}, "C": {"steps_5": 50.0}, "D": {}}
+    assert made["best"](place, "steps_5", 20.0) == ["A", "B"]
+    assert made["best"](place, "steps_5", 100.0) == []
+    assert made["best"]({"A": {"steps_5": 100.0}}, "steps_5", 20.0) == []
+
+
+def test_the_page_is_made_from_the_figures(tmp_path: Path) -> None:
+    agents = [("MuZero", 400.0), ("STORM", 500.0), ("PPO", 100.0)]
+    cells = [cell(agent, value) for agent, value in agents]
+    text = made["page"](made["document"](cells))
+    assert "| STORM | imagines | 1 | 125 | 250 | 500 | – |" not in text  # no mark that none reached
+    assert "| STORM | imagines | 1 | 125 | 250 | 500 |" in text
+    assert "- At 4,000 steps, of 3: STORM." in text and "in CartPole-v1 STORM (at 1,000 steps)" in text
+    assert "| CartPole-v1 | MuZero | 1 | 400 | 364 | 308 | 200 | 20 |" in text
+    assert "MuZero in CartPole-v1 47%" in text  # (200 - 20) / (400 - 20)
+    assert "Cells with one seed" in text and "Not run yet: IMPALA" in text
+    several = [*cells, *(cell(agent, value / 2, 1) for agent, value in agents)]
+    text = made["page"](made["document"](several))
+    assert "| STORM | imagines | 2 | 94 [62, 125] |" in text and "Cells with one seed" not in text
+    made["draw"].__globals__["PICTURE"] = tmp_path / "made" / "x.png"
+    made["draw"](made["document"](several))
+    assert (tmp_path / "made" / "x.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_cell_is_trained_and_measured() -> None:
+    found = made["cell"]("CartPole-v1", "IMPALA", 0, scale=0.001)
+    assert found["steps"] == found["points"][-1]["step"] and 0.2 <= found["training_seconds"] < 2
+    assert found["gradient_steps"] == found["steps"] // 80
+    assert found["decision_ms"] > 0 and found["noise"].keys() == {"0.0"} and not found["wrong"]
+    assert 9 < found["random"] < 60
