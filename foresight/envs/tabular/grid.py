@@ -16,6 +16,7 @@ from foresight.envs.tabular.render import Layout
 
 MOVES = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}  # clockwise: neighbors are perpendicular
 CELLS = "SGT#."
+PDDL = "pddl:"
 # Picture and options.
 GRIDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     # Sutton & Barto (2018), Example 4.1: -1 a step, two terminal corners.
@@ -66,6 +67,8 @@ def make(name: str, *, time_limit: int | None = None, **options: Any) -> MDP:
     - an environment of Sutton & Barto (`envs.tabular.sutton_barto.ENVS`: random walks, windy grid, short corridor,
       exact blackjack);
     - `RandomMDP`: options as in `random_mdp` (`states, actions, successors, seed`);
+    - `pddl:gripper-2`, or `pddl:DOMAIN.pddl,PROBLEM.pddl`: the reachable states of a planning problem; options as in
+      `envs.pddl.make.make` (`max_states`, `step_reward`);
     - any Gymnasium id whose environment has a table `P` (FrozenLake, CliffWalking, Taxi, your own): options go
       to `gymnasium.make` (`map_name="8x8", is_slippery=False`, ...).
 
@@ -79,6 +82,10 @@ def make(name: str, *, time_limit: int | None = None, **options: Any) -> MDP:
             if "picture" not in options:
                 raise errors.UserError("GridWorld needs a picture: rows of the characters S G T # . joined by '/'.")
             mdp = gridworld(**options)
+        elif name.startswith(PDDL):
+            from foresight.envs.pddl import make as pddl  # late: it compiles loops
+
+            mdp = pddl.make(name, **options)
         elif name in sutton_barto.ENVS:
             mdp = sutton_barto.ENVS[name](**options, name=name)
         elif name == "RandomMDP":

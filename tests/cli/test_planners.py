@@ -1,0 +1,29 @@
+"""`foresight plan`: plans, verdicts and mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+
+def test_a_plan_is_found_written_and_validated(call: Callable, tmp_path: Path) -> None:
+    file = tmp_path / "plan.txt"
+    assert call("plan", "gripper-2", "--out", file).code == 0
+    steps = file.read_text().splitlines()
+    assert call("plan", "gripper-2", "--validate", file).out.strip() == "valid"
+    file.write_text("\n".join(steps[1:]))
+    refused = call("plan", "gripper-2", "--validate", file)
+    assert refused.code == 1 and "is false and must be true" in refused.out
+    assert call("plan", "gripper-2", "--validate", file, "--json").json["kind"] == "unmet precondition"
+    found = call("plan", "gripper-2", "--json").json
+    assert found["status"] == "solved" and found["plan"] == steps
+
+
+def test_mistakes_are_sentences(call: Callable, tmp_path: Path) -> None:
+    for words, reported in (
+        (["gripper-2", "--seconds", 0], "--seconds must be above 0, not 0"),
+        (["nothing-3"], "Unknown domain 'nothing'"),
+        (["gripper-2", "--validate", tmp_path / "none"], "Cannot read"),
+    ):
+        done = call("plan", *words)
+        assert done.code == 2 and reported in done.err
