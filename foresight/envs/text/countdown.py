@@ -6,12 +6,12 @@ Search, Gandhi et al. 2024, arXiv:2404.03683). A search of 2, 3 and 7 for 19 is 
 
     2*7=14|3,14     an operation, and the numbers left
     3+14=17         of the last two numbers: not 19
-    14-3=11
     3*14=42
+    14-3=11
     <2,3,7          back to these numbers
     3*7=21|2,21
-    2*21=42
     2+21=23
+    2*21=42
     21-2=19
     !3*7=21,21-2=19     the steps of the solution
 """
@@ -139,13 +139,10 @@ HEURISTICS: dict[str, Callable[[State, int], int]] = {  # of a search, lower fir
 }
 
 
-def search(
-    state: State, target: int, draw: random.Random, heuristic: str = "sum"
-) -> tuple[list[str], tuple[str, ...] | None]:
-    """The lines of a depth-first search, best first (ties at random), and the steps of what it found, or None."""
+def search(state: State, target: int, heuristic: str = "sum") -> tuple[list[str], tuple[str, ...] | None]:
+    """The lines of a depth-first search, best first, and the steps of what it found, or None."""
     lines = list[str]()
     order = children(state)
-    draw.shuffle(order)
     if len(state) == 2:
         for step, left in order:
             lines.append(step)
@@ -154,7 +151,7 @@ def search(
         return lines, None
     for step, left in sorted(order, key=lambda child: HEURISTICS[heuristic](child[1], target)):
         lines.append(f"{step}|{_listed(left)}")
-        below, found = search(left, target, draw, heuristic)
+        below, found = search(left, target, heuristic)
         lines += below
         if found is not None:
             return lines, (step, *found)
@@ -224,7 +221,7 @@ def _problem(state: State, target: int, paths: Sequence[tuple[str, ...]], traces
     answer = ANSWER + ",".join(steps)
     columns: dict[str, Any] = {"numbers": list(state), "target": target, "difficulty": -len(paths)}
     if traces == "search":
-        lines, found = search(state, target, draw, draw.choice(list(HEURISTICS)))
+        lines, found = search(state, target, draw.choice(list(HEURISTICS)))
         assert found is not None  # the target is in reach, and the search is exhaustive
         columns["completion"] = "\n".join([*lines, ANSWER + ",".join(found)])
     elif traces == "steps":
