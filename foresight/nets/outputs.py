@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from foresight.nets.precision import compiled
 from foresight.ops import transforms
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -122,15 +123,22 @@ class OneHots:
             return cls(logits.log_softmax(-1))
         return cls(((1 - uniform) * logits.softmax(-1) + uniform / logits.shape[-1]).log())
 
-    def straight_through(self, noise: Tensor) -> Tensor:
-        """The sample that Gumbel `noise` `[..., G, C]` makes, with the gradient of the probabilities."""
+    def straight_through(self, draws: Tensor | None) -> Tensor:
+        """The sample `[..., G C]` at uniform `draws` `[..., G]`, with the gradient of the probabilities; else the mode.
+
+        It is the first class up to which the probabilities sum to more than the draw.
+        """
         probs = self.logps.exp()
-        hard = F.one_hot((self.logps + noise).argmax(-1), self.logps.shape[-1]).to(probs.dtype)
+        if draws is None:
+            index = probs.argmax(-1)
+        else:
+            index = (probs.detach().cumsum(-1)[..., :-1] <= draws.unsqueeze(-1)).sum(-1)
+        hard = F.one_hot(index, self.logps.shape[-1]).to(probs.dtype)
         return (hard + (probs - probs.detach())).flatten(-2)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A sample `[..., G C]`, with the gradient of the probabilities."""
-        return self.straight_through(-torch.empty_like(self.logps).exponential_(generator=generator).log_())
+        return self.straight_through(torch.rand(self.logps.shape[:-1], generator=generator, device=self.logps.device))
 
     def mode(self) -> Tensor:
         """The likeliest vectors, `[..., G C]`."""
@@ -159,6 +167,17 @@ class OneHots:
     def loss(self, target: Tensor) -> Tensor:
         """Cross-entropy with the vectors `target`."""
         return -self.logp(target)
+
+
+def one_hots(logits: Tensor, groups: int, uniform: float, generator: torch.Generator | None) -> Tensor:
+    """A sample `[N, G C]` of `OneHots.mixed` of flat logits `[N, G C]`; one loop on a CPU if nothing has a gradient."""
+    if not compiled(logits) or torch.is_grad_enabled():
+        return OneHots.mixed(logits.unflatten(-1, (groups, -1)), uniform).sample(generator)
+    from foresight.ops import fused_latent  # late: numba is slow to import
+
+    found, draws = torch.empty_like(logits), torch.rand(len(logits), groups, generator=generator)
+    fused_latent.one_hots(logits, draws, groups, uniform, found)
+    return found
 
 
 class MultiCategorical:
@@ -357,6 +376,11 @@ class TwoHot:
 
     def mean(self) -> Tensor:
         """Σ p·bin, the halves summed separately so that symmetric bins with equal p give exactly 0."""
+        logits = self.choice.logits
+        if compiled(logits) and not (torch.is_grad_enabled() and logits.requires_grad):
+            from foresight.ops import fused_latent  # late: numba is slow to import
+
+            return fused_latent.two_hot_mean(logits, self.bins)
         terms = self.choice.mean() * self.bins
         half = terms.shape[-1] // 2
         middle = terms[..., half] if terms.shape[-1] % 2 else 0.0
@@ -376,9 +400,15 @@ class TwoHot:
         """Divergence over the bins."""
         return self.choice.kl(other.choice)
 
-    def loss(self, target: Tensor) -> Tensor:
-        """Cross-entropy with the two bins around `target`."""
-        return -self.logp(target)
+    def loss(self, target: Tensor, *others: Tensor) -> Tensor:
+        """Cross-entropy with the two bins around `target`; of several targets, the sum."""
+        targets = (target, *others)
+        if not compiled(self.choice.logits):
+            return _total([-self.logp(x) for x in targets])
+        from foresight.ops import fused_latent  # late: numba is slow to import
+
+        index, weight = transforms.two_hot_neighbors(torch.stack(targets, -1), self.bins)
+        return fused_latent.two_hot_loss(self.choice.logits, index, weight)
 
 
 def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from foresight import errors
 
@@ -34,3 +35,8 @@ def _has_flag(flag: str) -> bool:
         return flag in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
+
+
+def compiled(*tensors: Tensor) -> bool:
+    """Whether compiled loops can stand in for torch: all are float32 on a CPU, and nothing asks for less precision."""
+    return all(x.is_cpu and x.dtype == torch.float32 for x in tensors) and not torch.is_autocast_enabled("cpu")

@@ -20,6 +20,9 @@ class _Kind:  # calling it with a number converts; with kinds it is the signatur
 int64: _Kind
 uint8: _Kind
 
+class types:
+    float32: ClassVar[_Kind]
+
 @overload
 def njit(function: _Function, /) -> _Function: ...
 @overload
@@ -31,4 +34,5 @@ def njit(
     nogil: bool = ...,
     inline: str = ...,
     error_model: str = ...,
+    fastmath: bool | set[str] = ...,
 ) -> Callable[[_Function], _Function]: ...

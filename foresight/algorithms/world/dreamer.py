@@ -208,15 +208,16 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
     late = slice(-config.imagined_last, None) if config.imagined_last else slice(None)
     with torch.no_grad():
         starts = {name: x[:, late].flatten(0, 1) for name, x in latents.items()}
-        steps, last = model.imagine(starts, actor, config.horizon, state.generator)
-        features = torch.cat([steps.obs, last.unsqueeze(1)], 1)
-        value, slow = critic(features).mean(), state.slow_critic(features).mean()
+        steps, features = model.imagine(starts, actor, config.horizon, state.generator)
+    predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
+    with torch.no_grad():
+        value, slow = predicted.mean(), state.slow_critic(features).mean()
         target = imagination.imagined_return(steps, value, config.gae_lambda)
         weight = imagination.reach_weights(alive[:, late].flatten(), steps.discount)
         advantage = (target - value[:, :-1]) / state.spread.update(target)
-    output, predicted = actor(steps.obs), critic(steps.obs)
+    output = actor(steps.obs)
     terms["actor"] = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)
-    terms["critic"] = weight * (predicted.loss(target) + predicted.loss(slow[:, :-1]))
+    terms["critic"] = weight * predicted.loss(functional.pad(target, (0, 1)), slow)[:, :-1]
     replayed, features = batch.map(lambda x: x[:, late]), model.features(found)[:, late]
     terms["replay_value"] = replay_value_loss(state, replayed, features, target[:, 0].view_as(replayed.reward))
 
@@ -247,7 +248,7 @@ def replay_value_loss(state: State, batch: Trajectory, features: Tensor, imagine
     with torch.no_grad():
         slow = state.slow_critic(features).mean()
     predicted = state.critic(features)
-    return known * (predicted.loss(target) + predicted.loss(slow))
+    return known * predicted.loss(target, slow)
 
 
 def learn(state: State, segment: Rollout) -> dict[str, float]:

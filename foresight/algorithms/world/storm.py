@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foresight import errors
 from foresight.data import trees
@@ -239,18 +240,19 @@ def update_agent(state: State, contexts: Trajectory, arrival: Arrival) -> dict[s
     config, model, actor, critic = state.config, state.model, state.actor, state.critic
     with torch.no_grad():
         starts = model.latest(contexts.obs, contexts.action, contexts.cut, state.generator)
-        steps, last = model.imagine(starts, actor, config.horizon, state.generator)
-        features = torch.cat([steps.obs, last.unsqueeze(1)], 1)
-        value, slow = critic(features).mean(), state.slow_critic(features).mean()
+        steps, features = model.imagine(starts, actor, config.horizon, state.generator)
+    predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
+    with torch.no_grad():
+        value, slow = predicted.mean(), state.slow_critic(features).mean()
         target = imagination.imagined_return(steps, value, config.gae_lambda)
         slow_target = imagination.imagined_return(steps, slow, config.gae_lambda)
         over = contexts.cut * arrival.known * (arrival.discount == 0)  # final observations; a lost life is not one
         alive = 1 - over[:, -1]
         weight = imagination.reach_weights(alive, steps.discount)
         advantage = (target - value[:, :-1]) / state.spread.update(target)
-    output, predicted = actor(steps.obs), critic(steps.obs)
+    output = actor(steps.obs)
     actor_loss = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)
-    critic_loss = weight * (predicted.loss(target) + predicted.loss(slow_target))
+    critic_loss = weight * predicted.loss(functional.pad(target, (0, 1)), functional.pad(slow_target, (0, 1)))[:, :-1]
     loss = (actor_loss + critic_loss).mean()
     optim.descend(state.agent_optimizer, loss.backward, config.agent_max_grad_norm)
     optim.track(state.slow_critic, critic, config.slow_critic_rate)

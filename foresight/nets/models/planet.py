@@ -103,8 +103,9 @@ class GaussianRSSM(nn.Module):
             stoch = self.prior(deter).sample(generator)
             features.append(torch.cat([deter, stoch], -1))
             actions.append(action)
-        reward = self.reward(torch.stack(features[1:], 1))
-        return imagined(features, actions, reward, torch.ones_like(reward))
+        states = torch.stack(features, 1)
+        reward = self.reward(states[:, 1:])
+        return imagined(states, actions, reward, torch.ones_like(reward))
 
     def begin(self, state: State) -> State:
         """See `WorldModel`."""

@@ -19,18 +19,21 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from foresight.data.sequences import Arrival
 from foresight.data.trajectory import Trajectory, Tree
+from foresight.nets.models import rssm_scan
 from foresight.nets.models.world_model import (
+    EPS,
+    Dense,
     ObsModel,
     Policy,
     TwoHotMLP,
-    dense,
     imagined,
     linear,
     mlp,
     reconstruction,
     truncated,
 )
-from foresight.nets.outputs import OneHots
+from foresight.nets.outputs import OneHots, one_hots
+from foresight.nets.precision import compiled
 from foresight.ops import latent
 
 State = dict[str, Tensor]  # "deter" `[..., D]`, "stoch" `[..., G C]`: one-hot categoricals, flattened
@@ -84,15 +87,15 @@ class RSSM(nn.Module):
         self.unimix, self.free_nats = unimix, free_nats
         stoch = groups * classes
         self.size = deter + stoch  # of the features
-        self.from_deter, self.from_stoch = dense(deter, hidden), dense(stoch, hidden)
-        self.from_action = dense(action_width, hidden)
+        self.from_deter, self.from_stoch = Dense(deter, hidden), Dense(stoch, hidden)
+        self.from_action = Dense(action_width, hidden)
         self.mix = BlockLinear(blocks, deter // blocks + 3 * hidden, deter // blocks)
-        self.mix_norm = nn.RMSNorm(deter, eps=1e-4)
+        self.mix_norm = nn.RMSNorm(deter, eps=EPS)
         self.gates = BlockLinear(blocks, deter // blocks, 3 * deter // blocks)
-        self.prior_layers = nn.Sequential(dense(deter, hidden), dense(hidden, hidden))
+        self.prior_layers = nn.Sequential(Dense(deter, hidden), Dense(hidden, hidden))
         self.prior_logits = linear(hidden, stoch)
         self.post_deter, self.post_obs = linear(deter, hidden), linear(obs.size, hidden)
-        self.post_norm = nn.RMSNorm(hidden, eps=1e-4)
+        self.post_norm = nn.RMSNorm(hidden, eps=EPS)
         self.post_logits = linear(hidden, stoch)
         self.decoder = obs.decoder(self.size)
         self.reward = TwoHotMLP(self.size, units, layers)
@@ -118,14 +121,19 @@ class RSSM(nn.Module):
         before = torch.cat([carry["action"].unsqueeze(1), action[:, :-1]], 1)
         keep = torch.cat([torch.ones_like(cut[:, :1]), 1 - cut[:, :-1]], 1).unsqueeze(-1)
         inputs = self.from_action(before * keep)
-        noise = _gumbel(tokens.shape[0], tokens.shape[1], self.groups, self.classes, like=tokens, generator=generator)
+        draws = None  # for the mode
+        if generator is not None:
+            draws = torch.rand(*cut.shape, self.groups, generator=generator, device=tokens.device)
         deter, stoch = carry["deter"], carry["stoch"]
+        if compiled(tokens, deter, cut):
+            deters, stochs, probs = rssm_scan.scan(self, deter, stoch, inputs, tokens, keep.squeeze(-1), draws)
+            return {"deter": deters, "stoch": stochs, "posterior": probs.log()}
         steps: list[tuple[Tensor, Tensor, Tensor]] = []
         for t in range(tokens.shape[1]):
             deter = self._advance(deter * keep[:, t], stoch * keep[:, t], inputs[:, t])
             hidden = functional.silu(self.post_norm(self.post_deter(deter) + tokens[:, t]))
             post = self._categoricals(self.post_logits(hidden))
-            stoch = post.straight_through(noise[:, t])
+            stoch = post.straight_through(None if draws is None else draws[:, t])
             steps.append((deter, stoch, post.logps))
         deters, stochs, logits = (torch.stack(parts, 1) for parts in zip(*steps, strict=True))
         return {"deter": deters, "stoch": stochs, "posterior": logits}
@@ -144,17 +152,19 @@ class RSSM(nn.Module):
     ) -> tuple[Trajectory, Tensor]:
         """See `WorldModel`. The latents are sampled from the prior."""
         deter, stoch = state["deter"], state["stoch"]
-        noise = _gumbel(len(deter), horizon, self.groups, self.classes, like=deter, generator=generator)
+        draws = torch.rand(len(deter), horizon, self.groups, generator=generator, device=deter.device)
+        if compiled(deter) and not torch.is_grad_enabled():
+            rolled, actions = rssm_scan.rollout(self, deter, stoch, policy, draws, generator)
+            return self._imagined(rolled, actions)
         features, actions = [self.features(state)], []
         for t in range(horizon):
             output = policy(features[-1])
             action = output.sample(generator)
             deter = self._advance(deter, stoch, self.from_action(policy.action_features(action)))
-            stoch = self.prior(deter).straight_through(noise[:, t])
+            stoch = self.prior(deter).straight_through(draws[:, t])
             features.append(torch.cat([deter, stoch], -1))
             actions.append(action)
-        ahead = torch.stack(features[1:], 1)
-        return imagined(features, actions, self.reward(ahead).mean(), self.continues(ahead).squeeze(-1).sigmoid())
+        return self._imagined(torch.stack(features, 1), actions)
 
     def begin(self, state: State) -> State:
         """See `WorldModel`."""
@@ -163,8 +173,8 @@ class RSSM(nn.Module):
     def advance(self, state: State, action: Tensor, generator: torch.Generator) -> tuple[State, Tensor, Tensor]:
         """See `WorldModel`. The latents are sampled from the prior."""
         deter = self._advance(state["deter"], state["stoch"], self.from_action(action))
-        noise = _gumbel(len(deter), self.groups, self.classes, like=deter, generator=generator)
-        state = {"deter": deter, "stoch": self.prior(deter).straight_through(noise)}
+        logits = self.prior_logits(self.prior_layers(deter))
+        state = {"deter": deter, "stoch": one_hots(logits, self.groups, self.unimix, generator)}
         features = self.features(state)
         return state, self.reward(features).mean(), self.continues(features).squeeze(-1).sigmoid()
 
@@ -207,12 +217,10 @@ class RSSM(nn.Module):
         update = torch.sigmoid(update - 1)  # biased towards keeping the state
         return torch.lerp(deter, torch.tanh(torch.sigmoid(reset) * candidate), update)
 
+    def _imagined(self, features: Tensor, actions: list[Tensor]) -> tuple[Trajectory, Tensor]:
+        """The result of `imagine`: what led to all states but the first. The heads read all, as that copies nothing."""
+        reward, logit = self.reward(features).mean()[:, 1:], self.continues(features).squeeze(-1)[:, 1:]
+        return imagined(features, actions, reward, logit.sigmoid())
+
     def _categoricals(self, logits: Tensor) -> OneHots:
         return OneHots.mixed(logits.unflatten(-1, (self.groups, self.classes)), self.unimix)
-
-
-def _gumbel(*shape: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Gumbel noise: the argmax of log-probabilities plus noise is a sample; without a generator 0, for the mode."""
-    if generator is None:
-        return torch.zeros(shape, device=like.device)
-    return -torch.empty(shape, device=like.device).exponential_(generator=generator).log_()

@@ -32,7 +32,7 @@ from foresight.data.sequences import Arrival
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.nets.models.contrastive import Contrastive
 from foresight.nets.models.world_model import ObsModel, Policy, TwoHotMLP, imagined, linear, mlp, reconstruction
-from foresight.nets.outputs import OneHots
+from foresight.nets.outputs import OneHots, one_hots
 from foresight.nets.sequence.recurrent import Recurrent
 from foresight.nets.sequence.transformer import Cache, Transformer, TransformerConfig
 from foresight.ops import latent
@@ -249,7 +249,7 @@ class STORM(nn.Module):
         """See `WorldModel`. One more token is read; the memory is of the last `window` tokens, the context included."""
         token = torch.cat([state["stoch"], action], -1)
         deter, memory = self.sequence.slide(self.mixer(token), state["memory"])
-        after = {"deter": deter, "stoch": self.prior(deter).sample(generator), "memory": memory}
+        after = {"deter": deter, "stoch": self._sampled(self.prior_logits(deter), generator), "memory": memory}
         return after, self.reward(deter).mean(), self.continues(deter).squeeze(-1).sigmoid()
 
     def imagine(
@@ -264,12 +264,13 @@ class STORM(nn.Module):
             action = policy(features[-1]).sample(generator)
             token = torch.cat([stoch, policy.action_features(action)], -1)
             deter, memory = self.sequence.step(self.mixer(token), memory)
-            stoch = self.prior(deter).sample(generator)
+            stoch = self._sampled(self.prior_logits(deter), generator)
             features.append(torch.cat([stoch, deter], -1))
             actions.append(action)
             deters.append(deter)
         ahead = torch.stack(deters, 1)
-        return imagined(features, actions, self.reward(ahead).mean(), self.continues(ahead).squeeze(-1).sigmoid())
+        states, discount = torch.stack(features, 1), self.continues(ahead).squeeze(-1).sigmoid()
+        return imagined(states, actions, self.reward(ahead).mean(), discount)
 
     def loss(
         self, carry: State, batch: Trajectory, arrival: Arrival, generator: torch.Generator
@@ -320,6 +321,10 @@ class STORM(nn.Module):
 
     def _categoricals(self, logits: Tensor) -> OneHots:
         return OneHots.mixed(logits.unflatten(-1, (self.groups, self.classes)), self.unimix)
+
+    def _sampled(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """Samples `[N, G C]` of `_categoricals`."""
+        return one_hots(logits, self.groups, self.unimix, generator)
 
 
 def _mean_free(kl: Tensor, known: Tensor, free_nats: float) -> Tensor:

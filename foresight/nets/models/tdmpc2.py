@@ -202,7 +202,7 @@ class TDMPC2(nn.Module):
             latents.append(after)
             results.append(result)
         reward, discount = (torch.stack(x, 1) for x in zip(*results, strict=True))
-        return world_model.imagined(latents, actions, reward, discount)
+        return world_model.imagined(torch.stack(latents, 1), actions, reward, discount)
 
     def loss(
         self, carry: Tree, batch: Trajectory, arrival: Arrival, generator: torch.Generator

@@ -21,7 +21,10 @@ from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import conv, encoders
 from foresight.nets.outputs import Output, TwoHot
+from foresight.nets.precision import compiled
 from foresight.ops import transforms
+
+EPS = 1e-4  # of every RMSNorm, as in DreamerV3's code
 
 
 class Policy(Protocol):
@@ -74,7 +77,7 @@ class WorldModel(Protocol):
         """`horizon` steps of `policy` inside the model, from states `[N, ...]`.
 
         `obs` of the Trajectory `[N, horizon]` are features, `discount` is the predicted continuation. The second result
-        are the features `[N, size]` after the last step.
+        are the features `[N, horizon + 1, size]` of all states, the one after the last step included.
         """
 
     def begin(self, state: Tree) -> Tree:
@@ -98,9 +101,19 @@ class WorldModel(Protocol):
         """The terms of the model's loss by name, `[B, T]` each, and the states."""
 
 
-def dense(inputs: int, outputs: int) -> nn.Sequential:
+class Dense(nn.Sequential):
     """A linear layer, RMSNorm and SiLU, initialized as in DreamerV3's code: truncated normal, variance 1 / inputs."""
-    return nn.Sequential(linear(inputs, outputs), nn.RMSNorm(outputs, eps=1e-4), nn.SiLU())
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(linear(inputs, outputs), nn.RMSNorm(outputs, eps=EPS), nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., inputs]` to `[..., outputs]`; on a CPU, norm and SiLU are one loop."""
+        if not compiled(x):
+            return super().forward(x)  # type: ignore[no-untyped-call]  # torch's
+        from foresight.ops import fused_latent  # late: numba is slow to import
+
+        return fused_latent.norm_silu(self[0](x), self.get_parameter("1.weight"), EPS)
 
 
 def linear(inputs: int, outputs: int, scale: float = 1.0) -> nn.Linear:
@@ -121,9 +134,9 @@ def truncated(weight: Tensor, inputs: int, scale: float = 1.0) -> None:
 
 
 def mlp(inputs: int, units: int, layers: int, outputs: int, scale: float = 1.0) -> nn.Sequential:
-    """`layers` of `dense` and a linear layer whose initial weights are times `scale`."""
+    """`layers` of `Dense` and a linear layer whose initial weights are times `scale`."""
     sizes = [inputs] + [units] * layers
-    hidden = [dense(a, b) for a, b in itertools.pairwise(sizes)]
+    hidden = [Dense(a, b) for a, b in itertools.pairwise(sizes)]
     return nn.Sequential(*hidden, linear(sizes[-1], outputs, scale))
 
 
@@ -151,7 +164,7 @@ class Vectors(nn.Module):
     def __init__(self, space: gs.Space[Any], units: int, layers: int) -> None:
         super().__init__()
         self.flat = encoders.vectorizer(space)
-        self.net = nn.Sequential(*[dense(units if i else int(self.flat.size), units) for i in range(layers)])
+        self.net = nn.Sequential(*[Dense(units if i else int(self.flat.size), units) for i in range(layers)])
         self.units, self.layers, self.size = units, layers, units
 
     def augmented(self, obs: Tree, generator: torch.Generator) -> Tree:
@@ -315,10 +328,7 @@ def reconstruction(
     return torch.zeros_like(features[..., 0]).index_copy(1, drawn, error * (length / rows))
 
 
-def imagined(
-    features: list[Tensor], actions: list[Tensor], reward: Tensor, discount: Tensor
-) -> tuple[Trajectory, Tensor]:
-    """The result of `WorldModel.imagine` from H + 1 `features` `[N, F]`, H `actions` `[N, ...]`, results `[N, H]`."""
-    states = torch.stack(features, 1)
-    steps = Trajectory(states[:, :-1], torch.stack(actions, 1), reward, discount, torch.zeros_like(reward))
-    return steps, states[:, -1]
+def imagined(features: Tensor, actions: list[Tensor], reward: Tensor, discount: Tensor) -> tuple[Trajectory, Tensor]:
+    """The result of `WorldModel.imagine` from `features` `[N, H + 1, F]`, H `actions` `[N, ...]`, results `[N, H]`."""
+    steps = Trajectory(features[:, :-1], torch.stack(actions, 1), reward, discount, torch.zeros_like(reward))
+    return steps, features

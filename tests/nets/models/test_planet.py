@@ -124,9 +124,9 @@ def test_rewards_of_a_plan_are_those_of_imagination_without_noise(monkeypatch: p
     actions = torch.randn(5, 3, 2, generator=generator)
     planned = model.rewards(state, actions)
     monkeypatch.setattr(Normal, "sample", lambda self, generator=None: self.location)
-    steps, last = model.imagine(state, _Fixed(actions), 3, generator)
+    steps, states = model.imagine(state, _Fixed(actions), 3, generator)
     torch.testing.assert_close(planned, steps.reward)
-    assert steps.obs.shape == (5, 3, 20) and last.shape == (5, 20)
+    assert steps.obs.shape == (5, 3, 20) and states.shape == (5, 4, 20)
     assert (steps.discount == 1).all() and torch.equal(steps.action, actions)
     torch.testing.assert_close(planned[:, 1:2], model.rewards(_after(model, state, actions), actions[:, 1:2]))
 
@@ -164,7 +164,7 @@ def test_a_step_of_the_model_is_a_step_of_imagination() -> None:
     model, generator = _model(), torch.Generator().manual_seed(0)
     state = {"deter": torch.randn(6, 16, generator=generator), "stoch": torch.randn(6, 4, generator=generator)}
     action = torch.randn(6, 2, generator=generator).clamp(-1, 1)
-    steps, last = model.imagine(state, Given(action), 1, torch.Generator().manual_seed(5))
+    steps, states = model.imagine(state, Given(action), 1, torch.Generator().manual_seed(5))
     after, reward, continuation = model.advance(state, action, torch.Generator().manual_seed(5))
-    assert torch.equal(model.features(after), last) and torch.equal(reward, steps.reward[:, 0])
+    assert torch.equal(model.features(after), states[:, -1]) and torch.equal(reward, steps.reward[:, 0])
     assert torch.equal(continuation, torch.ones(6)) and model.decode(after).shape == (6, model.obs.flat.size)

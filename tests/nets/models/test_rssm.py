@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from gymnasium import spaces as gs
 
@@ -73,11 +74,12 @@ def test_a_step_of_the_model_is_a_step_of_imagination() -> None:
     obs, action, cut = _sequences()
     found = model.observe(model.initial(4), obs, action, cut, None)
     state = {name: found[name][:, -1] for name in ("deter", "stoch")}
-    steps, last = model.imagine(state, Given(action[:, -1]), 1, torch.Generator().manual_seed(5))
+    steps, states = model.imagine(state, Given(action[:, -1]), 1, torch.Generator().manual_seed(5))
     after, reward, continuation = model.advance(state, action[:, -1], torch.Generator().manual_seed(5))
-    assert torch.equal(model.features(after), last) and torch.equal(reward, steps.reward[:, 0])
-    assert torch.equal(continuation, steps.discount[:, 0])
-    torch.testing.assert_close(model.decode(after), model.obs.picture(model.decoder(last)))
+    torch.testing.assert_close(model.features(after), states[:, -1])
+    torch.testing.assert_close(reward, steps.reward[:, 0])
+    torch.testing.assert_close(continuation, steps.discount[:, 0])
+    torch.testing.assert_close(model.decode(after), model.obs.picture(model.decoder(states[:, -1])))
 
 
 @sabotaged_by("foresight.nets.models.rssm.RSSM.observe", change("cut", torch.zeros_like))
@@ -89,3 +91,47 @@ def test_after_a_cut_the_past_is_irrelevant() -> None:
     again = model.observe(model.initial(1), obs[:1, 3:], action[:1, 3:], cut[:1, 3:], None)
     torch.testing.assert_close(found["deter"][:1, 3:], again["deter"])
     torch.testing.assert_close(found["stoch"][:1, 3:], again["stoch"])
+
+
+class Seldom:
+    """Bounded actions that depend on the features and on the generator."""
+
+    def __call__(self, features: torch.Tensor) -> Seldom:
+        self.features = features
+        return self
+
+    def sample(self, generator: torch.Generator) -> torch.Tensor:
+        return (self.features[:, :2] + torch.rand(len(self.features), 2, generator=generator)).tanh()
+
+    def action_features(self, action: torch.Tensor) -> torch.Tensor:
+        return action
+
+
+@sabotaged_by("foresight.ops.fused_latent.gated", change("before", torch.zeros_like))
+def test_the_compiled_recurrence_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States, samples, the gradients of all weights and of the first state, and imagination."""
+    model = _model()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    obs, action, cut = _sequences()
+    carry = {name: torch.rand_like(x).requires_grad_() for name, x in model.initial(4).items()}
+    found = []
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(rssm, "compiled", lambda *tensors: False)
+        states = model.observe(carry, obs, action, cut, torch.Generator().manual_seed(2))
+        weights = torch.Generator().manual_seed(3)
+        loss = sum((x * torch.randn(x.shape, generator=weights)).sum() for x in states.values())
+        of = {**carry, **{n: p for n, p in model.named_parameters() if n.split(".")[0] not in HEADS}}
+        gradients = dict(zip(of, torch.autograd.grad(loss, list(of.values())), strict=True))
+        with torch.no_grad():
+            first = {name: states[name][:, -1] for name in ("deter", "stoch")}
+            steps, features = model.imagine(first, Seldom(), 5, torch.Generator().manual_seed(4))
+        rolled = {"features": features, "action": steps.action, "reward": steps.reward, "discount": steps.discount}
+        found.append({**states, **gradients, **rolled})
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+HEADS = ("decoder", "reward", "continues", "prior_layers", "prior_logits")

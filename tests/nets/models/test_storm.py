@@ -134,14 +134,14 @@ def _check_rollout(model: STORM, policy: Uniform, generator: torch.Generator) ->
     obs, action, cut = _sequences(4)
     start = model.latest(obs, action, cut, None)
     assert start["filled"].sum(1).tolist() == [0, 2, 3, 3]
-    steps, last = model.imagine(start, policy, 5, generator)
-    stoch = torch.cat([steps.obs, last.unsqueeze(1)], 1)[..., :12]
+    steps, states = model.imagine(start, policy, 5, generator)
+    stoch = states[..., :12]
     for row in range(4):  # each row alone: the filled part of its context, and what it imagined
         taken = torch.cat([stoch[row, :5], policy.action_features(steps.action[row])], -1)
         tokens = torch.cat([start["context"][row][start["filled"][row]], taken])
         h = model.sequence.read(model.mixer(tokens[None]), torch.zeros(1, len(tokens)))[0, -5:]
         torch.testing.assert_close(steps.obs[row, 1:, 12:], h[:-1], atol=1e-5, rtol=0)
-        torch.testing.assert_close(last[row, 12:], h[-1], atol=1e-5, rtol=0)
+        torch.testing.assert_close(states[row, -1, 12:], h[-1], atol=1e-5, rtol=0)
         torch.testing.assert_close(steps.discount[row], model.continues(h).squeeze(-1).sigmoid())
         torch.testing.assert_close(steps.reward[row], model.reward(h).mean())
     found = model.observe(model.initial(4), obs, action, cut, None)
@@ -176,8 +176,8 @@ def test_steps_taken_one_by_one_are_those_of_imagination(kind: str) -> None:
     found = model.observe(model.initial(4), obs, action, cut, None)
     actions = torch.randint(2, (4, 5), generator=torch.Generator().manual_seed(2))
     one, other = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
-    steps, last = model.imagine(model.latest(obs, action, cut, None), Scripted(actions), 5, one)
-    ahead = torch.cat([steps.obs[:, 1:], last.unsqueeze(1)], 1)
+    steps, states = model.imagine(model.latest(obs, action, cut, None), Scripted(actions), 5, one)
+    ahead = states[:, 1:]
     now = model.begin({name: x[:, -1] for name, x in found.items()})
     for t in range(5):
         now, reward, continuation = model.advance(now, torch.eye(2)[actions[:, t]], other)

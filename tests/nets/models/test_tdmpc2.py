@@ -86,12 +86,12 @@ def test_imagination_is_steps_of_the_policy() -> None:
     for part in model.parameters():
         torch.nn.init.normal_(part, std=0.3)
     start = {"latent": model.encoder(torch.randn(6, 3))}
-    steps, last = model.imagine(start, policy, 3, torch.Generator().manual_seed(0))
+    steps, states = model.imagine(start, policy, 3, torch.Generator().manual_seed(0))
     for t in range(3):
         after, reward, discount = model.step(steps.obs[:, t], steps.action[:, t])
         torch.testing.assert_close(steps.reward[:, t], reward)
         torch.testing.assert_close(steps.discount[:, t], discount)
-        torch.testing.assert_close(after, last if t == 2 else steps.obs[:, t + 1])
+        torch.testing.assert_close(after, states[:, t + 1])
 
 
 def test_new_rewards_and_values_are_exactly_zero() -> None:
