@@ -25,6 +25,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -215,12 +216,17 @@ def wrong_dynamics(agent: str, state: Any, noise: Noise) -> Iterator[str]:
         finally:
             handle.remove()
     elif agent == "DreamerV3":
-        advance = state.model._advance
-        state.model._advance = lambda *inputs: noise(advance(*inputs))
+        observe = state.model.observe
+
+        def wrong_state(*inputs: Any) -> Any:
+            found = observe(*inputs)
+            return {**found, "deter": noise(found["deter"])}
+
+        state.model.observe = wrong_state
         try:
             yield "the recurrent state, at every step of acting; it stays in the memory"
         finally:
-            del state.model._advance
+            del state.model.observe
     elif agent == "STORM":
         sequence = state.model.sequence
         read = sequence.read
@@ -400,9 +406,9 @@ again.
   are discrete), DQN and IMPALA learn no model.
 - TD-MPC2 has continuous actions only; DQN and EfficientZero have discrete ones only.
 """
-NOTES = """`gradient steps` are those of the optimizer that made the most. `ms a decision` is CPU time of the
-greedy policy for one observation. `memory` is the peak of the process, beyond what it took before the agent was
-built."""
+NOTES = """Within 2% of the range from random actions to the best, several agents are best. `gradient steps` are those
+of the optimizer that made the most. `ms a decision` is CPU time of the greedy policy for one observation. `memory` is
+the peak of the process, beyond what it took before the agent was built."""
 WRONG = """The greedy policy of the end of training, in {curve} episodes. Noise is added to what the learned dynamics
 predict, while the agent acts: its standard deviation is that of the predicted feature in evaluation, times the factor
 of the column. For planners this is a wrong model at decision time: {planners}. Agents that were trained in imagination
@@ -410,10 +416,17 @@ use of their model only the state that they act on: {imagining}. Noise in the im
 Model-free agents have no model."""
 
 
+FEW = """Cells with one seed show how long the code takes, and differences as large as that between learning and not
+learning. They do not rank agents whose returns are close: with {curve} episodes and one seed, the order of two agents
+may turn with the next seed, and the spread over seeds is not known. Nor do they compare algorithms at their best: the
+presets differ in how much work went into them."""
+TITLES = {PLANS: "agents that plan", IMAGINES: "agents that imagine", FREE: "model-free agents"}
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    lines = ["| " + " | ".join(line) + " |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
 def shown(value: float | None, spread: Sequence[float] | None = None) -> str:
@@ -462,11 +475,16 @@ def sections(result: Mapping[str, Any]) -> Iterator[str]:
         groups = {a: group for a in what.agents if (group := [one for one in mine if one["agent"] == a])}
         missing = [a for a in what.agents if a not in groups]
         yield f"## {task}"
-        yield f"Random actions: {shown(random)}." + (f" Not run yet: {named(missing)}." if missing else "")
+        yield wrapped([f"Random actions: {shown(random)}." + (f" Not run yet: {named(missing)}." if missing else "")])
         for unit, marks in (("steps", what.steps), ("minutes", what.minutes)):
             names = [f"{unit}_{mark:g}" for mark in marks]
             names = [name for name in names if any(name in values for values in place.values())]
-            head = ["agent", "kind", "seeds", *(f"{float(n.split('_')[1]):,g} {unit}" for n in names)]
+            head = [
+                "agent",
+                "kind",
+                "seeds",
+                *(f"{float(n.split('_')[1]):,g} {'steps' if unit == 'steps' else 'min'}" for n in names),
+            ]
             yield table(
                 head,
                 [
@@ -489,7 +507,7 @@ def sections(result: Mapping[str, Any]) -> Iterator[str]:
                 for a, group in groups.items()
             ],
         )
-        yield "\n".join(winners(task, result))
+        yield wrapped(winners(task, result))
 
 
 def mean(group: Sequence[Mapping[str, Any]], name: str) -> float:
@@ -497,17 +515,27 @@ def mean(group: Sequence[Mapping[str, Any]], name: str) -> float:
     return statistics.fmean(one[name] for one in group)
 
 
+def random_return(task: str, result: Mapping[str, Any]) -> float:
+    """The return of random actions in a task."""
+    return statistics.fmean(one["random"] for one in result["cells"] if one["task"] == task)
+
+
+def leaders(task: str, unit: str, result: Mapping[str, Any]) -> list[tuple[float, list[str]]]:
+    """The marks at which at least two agents have a return and one beats random actions, and who is best there."""
+    place, random = result["reached"].get(task, {}), random_return(task, result)
+    marks = TASKS[task].steps if unit == "steps" else TASKS[task].minutes
+    return [(float(m), names) for m in marks if (names := best(place, f"{unit}_{m:g}", random))]
+
+
 def winners(task: str, result: Mapping[str, Any]) -> list[str]:
-    """Sentences: who is best at each mark."""
-    place = result["reached"].get(task, {})
-    random = statistics.fmean(one["random"] for one in result["cells"] if one["task"] == task)
+    """Sentences: who is best at each mark; marks with the same answer together."""
     lines = []
-    for unit, marks in (("steps", TASKS[task].steps), ("minutes", TASKS[task].minutes)):
-        for mark in marks:
-            name = f"{unit}_{mark:g}"
-            if found := best(place, name, random):
-                several = f" (within {CLOSE:.0%} of the range)" if len(found) > 1 else ""
-                lines.append(f"- At {mark:,g} {unit}, of {len(ranked(place, name))}: {named(found)}{several}.")
+    for unit in ("steps", "minutes"):
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for mark, names in leaders(task, unit, result):
+            groups.setdefault(tuple(names), []).append(f"{mark:,g}")
+        for names, marks in groups.items():
+            lines.append(f"- Best at {named(marks)} {unit}: {named(names)}.")
     return lines
 
 
@@ -522,7 +550,8 @@ def wrong_model(result: Mapping[str, Any]) -> Iterator[str]:
             texts[KINDS[one["agent"]]].append(text)
     planners, imagining = ("; ".join(texts[kind]) or "none was run" for kind in (PLANS, IMAGINES))
     yield "## When the model is wrong"
-    yield WRONG.format(curve=CURVE, planners=planners, imagining=imagining)
+    text = WRONG.format(curve=CURVE, planners=planners, imagining=imagining)
+    yield textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False)
     scales = ["0.0", *(str(scale) for scale in NOISE)]
     rows = []
     for task, what in TASKS.items():
@@ -545,51 +574,53 @@ def kept(result: Mapping[str, Any], kind: str) -> list[tuple[str, float]]:
     return found
 
 
+def wrapped(lines: Sequence[str]) -> str:
+    """A list of Markdown, 120 columns wide."""
+    return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
+
+
+def first(task: str, unit: str, result: Mapping[str, Any]) -> str:
+    """Who is best at the first mark at which half of the best return of the task is reached; "" if there is none."""
+    place, random = result["reached"].get(task, {}), random_return(task, result)
+    values = [value for one in place.values() for name, value in one.items() if not name.endswith("_range")]
+    for mark, names in leaders(task, unit, result):
+        value = place[names[0]][f"{unit}_{mark:g}"]
+        if value - random >= (max(values) - random) / 2:
+            return f"in {task} {named(names)} ({shown(value)} at {mark:,g} {unit})"
+    return ""
+
+
 def advice(result: Mapping[str, Any]) -> Iterator[str]:
     """Which one when, from the figures alone."""
     yield "## Which one when"
+    tasks = [task for task in TASKS if any(one["task"] == task for one in result["cells"])]
     lines = []
     for unit, when in (("steps", "a step of the environment is expensive"), ("minutes", "computing is expensive")):
-        parts, kinds = [], []
-        for task, what in TASKS.items():
-            mine = [one for one in result["cells"] if one["task"] == task]
-            place = result["reached"].get(task, {})
-            if not mine:
-                continue
-            random = statistics.fmean(one["random"] for one in mine)
-            marks = what.steps if unit == "steps" else what.minutes
-            found = [(m, names) for m in marks if (names := best(place, f"{unit}_{m:g}", random))]
-            if found:
-                mark, names = found[0]
-                parts.append(f"in {task} {named(names)} (at {mark:,g} {unit})")
-                kinds += sorted({KINDS[name] for m, names in found for name in names if m == mark})
-        if parts:
-            lines.append(
-                f"- Where {when}: {'; '.join(parts)}: the best at the smallest mark at which one beats chance."
-            )
-    times = {one["agent"]: [] for one in result["cells"]}  # type: dict[str, list[float]]
-    for one in result["cells"]:
-        times[one["agent"]].append(one["decision_ms"])
-    by_kind = {kind: [t for a, ts in times.items() if KINDS[a] == kind for t in ts] for kind in (FREE, IMAGINES, PLANS)}
-    spans = [f"{kind} {min(ts):.2g} to {max(ts):.2g} ms" for kind, ts in by_kind.items() if ts]
-    if spans:
-        lines.append(f"- Where a decision must be quick: {', '.join(spans)} a decision.")
-    for kind, title in ((PLANS, "plan"), (IMAGINES, "imagine")):
+        if parts := [text for task in tasks if (text := first(task, unit, result))]:
+            lines.append(f"- Where {when}, take who is first at half of the best return: {'; '.join(parts)}.")
+        marks = [names for task in tasks for _, names in leaders(task, unit, result)]
+        if marks:
+            counts = [f"{kind} {sum(any(KINDS[n] == kind for n in names) for names in marks)}" for kind in TITLES]
+            texts = ", ".join(text.replace(kind, TITLES[kind]) for kind, text in zip(TITLES, counts, strict=True))
+            lines.append(f"- Of {len(marks)} marks of {unit} on these tasks, so often among the best are: {texts}.")
+    spans = []
+    for kind, title in TITLES.items():
+        if ms := [one["decision_ms"] for one in result["cells"] if KINDS[one["agent"]] == kind]:
+            spans.append(f"{title} {min(ms):.2g} to {max(ms):.2g}")
+    lines.append(f"- Where a decision must be quick, in milliseconds: {', '.join(spans)}.")
+    for kind in (PLANS, IMAGINES):
         if left := kept(result, kind):
             texts = ", ".join(f"{name} {max(0.0, share):.0%}" for name, share in left)
             lines.append(
-                f"- Where the model may be wrong: with noise of {NOISE[-1]:g} standard deviation, agents that {title} "
+                f"- Where the model may be wrong: with noise of {NOISE[-1]:g} standard deviation, {TITLES[kind]} "
                 f"keep of their gain over random actions: {texts}."
             )
-    yield "\n".join(lines)
+    yield wrapped(lines)
+    if missing := [task for task in TASKS if task not in tasks]:
+        yield f"Tasks that were not run yet: {named(missing)}."
     few = sorted({len([c for c in result["cells"] if key(c)[:2] == key(one)[:2]]) for one in result["cells"]})
     if few and few[0] == 1:
-        yield (
-            "Cells with one seed show how long the code takes, and differences as large as those between learning and "
-            f"not learning. They do not rank agents whose returns are close: with {CURVE} episodes and one seed the "
-            "order of two agents may turn with the next seed, and the spread over seeds is not known. Nor do they "
-            "compare algorithms at their best: the presets differ in how much work went into them."
-        )
+        yield FEW.format(curve=CURVE)
 
 
 def page(result: Mapping[str, Any]) -> str:

@@ -111,7 +111,11 @@ def test_the_page_is_made_from_the_figures(tmp_path: Path) -> None:
     text = made["page"](made["document"](cells))
     assert "| STORM | imagines | 1 | 125 | 250 | 500 | – |" not in text  # no mark that none reached
     assert "| STORM | imagines | 1 | 125 | 250 | 500 |" in text
-    assert "- At 4,000 steps, of 3: STORM." in text and "in CartPole-v1 STORM (at 1,000 steps)" in text
+    assert "- Best at 1,000, 2,000 and 4,000 steps: STORM." in text and "STORM (500 at 4,000 steps)" in " ".join(
+        text.split()
+    )
+    assert "Of 3 marks of steps on these tasks, so often among the best are: agents that plan 0" in text
+    assert max(len(line) for line in text.splitlines() if line[:1] != "|") <= 120
     assert "| CartPole-v1 | MuZero | 1 | 400 | 364 | 308 | 200 | 20 |" in text
     assert "MuZero in CartPole-v1 47%" in text  # (200 - 20) / (400 - 20)
     assert "Cells with one seed" in text and "Not run yet: IMPALA" in text
