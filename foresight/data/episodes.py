@@ -94,14 +94,21 @@ class Episodes:
 
     def window(self, start: Tensor, steps: int) -> Window:
         """The windows `[B, steps]` from the actions numbered `start` `[B]` on; short where an episode ends."""
+        rows, time, real = self.window_rows(start, steps)
+        obs, action, reward, to_go = (_padded(x[rows], real) for x in (self.obs, self.action, self.reward, self.to_go))
+        return Window(obs, action, reward, to_go, time, real.float())
+
+    def window_rows(self, start: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows of `window`, their numbers of steps in their episode, and whether they are real, `[B, steps]`.
+
+        Rows of padding are 0.
+        """
         owner = self.owner[start]
         begin = self.rows[start] - self.first[owner]
         count = (self.length[owner] - begin).clamp(max=steps)
         time = begin[:, None] + torch.arange(steps) - (steps - count)[:, None]
         real = time >= begin[:, None]
-        rows = torch.where(real, self.first[owner][:, None] + time, 0)
-        obs, action, reward, to_go = (_padded(x[rows], real) for x in (self.obs, self.action, self.reward, self.to_go))
-        return Window(obs, action, reward, to_go, torch.where(real, time, 0), real.float())
+        return torch.where(real, self.first[owner][:, None] + time, 0), torch.where(real, time, 0), real
 
     def best(self, share: float) -> Episodes:
         """The episodes of the highest returns until they have at least this share of all steps.
@@ -111,6 +118,10 @@ class Episodes:
         order = self.returns.sort(descending=True, stable=True).indices
         before = self.length[order].cumsum(0) - self.length[order]
         return self.pick(order[before < share * int(self.length.sum())].sort().values)
+
+    def highest(self, count: int) -> Episodes:
+        """The `count` episodes of the highest returns, or all, in ascending order; of equal ones the later."""
+        return self.pick(self.returns.sort(stable=True).indices[-count:])
 
     def pick(self, which: Tensor) -> Episodes:
         """The episodes numbered `which` (int64), in this order."""
@@ -126,6 +137,18 @@ def statistics(values: Tensor) -> tuple[Tensor, Tensor]:
     mean, std = values.mean(0), values.std(0, correction=0)
     constant = std <= 1e-6 * mean.abs().clamp(min=1e-6)
     return mean.float(), torch.where(constant, 1.0, std).float()
+
+
+def episode(steps: Sequence[tuple[Tensor, ...]], last: Tensor, terminated: bool) -> Episodes:
+    """One episode, of its `steps` (obs, action, reward) and its `last` observation."""
+    obs, action, reward = (torch.stack(parts) for parts in zip(*steps, strict=True))
+    return Episodes(
+        torch.cat([obs, last[None]]),
+        torch.cat([action, torch.zeros_like(action[:1])]),
+        torch.cat([reward, torch.zeros(1)]),
+        torch.tensor([len(steps)]),
+        torch.tensor([terminated]),
+    )
 
 
 def join(parts: Sequence[Episodes]) -> Episodes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from foresight.data import episodes as data
 from foresight.data import trees
 from foresight.data.sequences import Sequences
 from foresight.data.trajectory import Trajectory, Tree, tree_map
@@ -123,6 +124,48 @@ def whole_episodes(
         obs, carry = step.last, step.carry
         running = running * (1 - step.trajectory.cut[:, 0].cpu())
         yield step
+
+
+@torch.no_grad()
+def record(
+    env: Env,
+    seed: int,
+    choose: Choose,
+    quota: Sequence[int],
+    device: torch.device = _CPU,
+    finished: Episodes | None = None,
+    rewarded: Callable[[Any, Tensor], Any] | None = None,
+    reset_carry: Callable[[Any, Tensor], Any] = trees.reset_carry,
+) -> data.Episodes:
+    """Whole episodes as data: of environment i the first `quota[i]` after a reset with `seed`.
+
+    A fixed quota per environment: the first episodes to end would be biased to short ones. `rewarded(carry, reward)`
+    passes the rewards `[B]` to a policy that acts on them. The episodes are also added to `finished`.
+    """
+    running: list[list[tuple[Tensor, ...]]] = [[] for _ in quota]
+    found: list[list[data.Episodes]] = [[] for _ in quota]
+    obs, carry = env.reset(seed), None
+    while any(len(done) < wanted for done, wanted in zip(found, quota, strict=True)):
+        action, _, carry = choose(trees.to(obs, device), carry)
+        action = action.cpu()
+        feedback = env.step(action)
+        for i, steps in enumerate(running):
+            if not feedback.mask[i]:
+                continue
+            steps.append((obs[i], action[i], feedback.reward[i]))
+            if feedback.cut[i]:
+                if len(found[i]) < quota[i]:
+                    found[i].append(data.episode(steps, feedback.final_obs[i], not bool(feedback.discount[i])))
+                steps.clear()
+        if carry is not None and rewarded is not None:
+            carry = rewarded(carry, feedback.reward * feedback.mask)
+        if carry is not None and bool(feedback.cut.any()):
+            carry = reset_carry(carry, feedback.cut)
+        obs = feedback.obs
+    joined = data.join([one for ones in found for one in ones])
+    if finished is not None:
+        finished.note({"episode_return": joined.returns.tolist(), "episode_length": joined.length.tolist()})
+    return joined
 
 
 class Buffer(Protocol):

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from foresight.data.episodes import statistics
 from foresight.errors import UserError
 from foresight.nets import encoders
+from foresight.nets.heads import CategoricalHead, TanhNormalHead
+from foresight.nets.outputs import Categorical, TanhNormal
 
 
 class NormalizedObs(nn.Module):
@@ -74,9 +76,11 @@ class ActionCode(nn.Module):
 
     def decode(self, y: Tensor) -> Tensor:
         """The likeliest action for the network's output `y` `[..., width]`."""
-        if self.discrete:
-            return y.argmax(-1) + self.first
-        return self.low + (y.tanh() + 1) / 2 * (self.high - self.low)
+        return self.to_env(y.argmax(-1) if self.discrete else y.tanh())
+
+    def to_env(self, x: Tensor) -> Tensor:
+        """Actions `[..., *shape]` of choices from 0 on, or of vectors in [-1, 1] `[..., width]`."""
+        return x + self.first if self.discrete else self.low + (x + 1) / 2 * (self.high - self.low)
 
     def loss(self, y: Tensor, action: Tensor) -> Tensor:
         """Cross-entropy, or mean squared error in [-1, 1], `[...]`."""
@@ -84,3 +88,24 @@ class ActionCode(nn.Module):
         if self.discrete:
             return -(target * y.log_softmax(-1)).sum(-1)
         return (y.tanh() - target).square().mean(-1)
+
+
+class ActionDistribution(nn.Module):
+    """Distributions over actions from outputs `[..., outputs]` of a network: `Categorical`, or `TanhNormal` of a Box.
+
+    `code` encodes actions, and `to_env` scales samples. Raises UserError for other spaces.
+    """
+
+    def __init__(self, space: gs.Space[Any]) -> None:
+        super().__init__()
+        self.code = ActionCode(space)
+        self.head = CategoricalHead(self.code.width) if self.code.discrete else TanhNormalHead(self.code.width)
+        self.outputs = self.head.width
+
+    def forward(self, y: Tensor) -> Categorical | TanhNormal:
+        """The `Output`."""
+        return self.head(y)
+
+    def logp(self, output: Categorical | TanhNormal, action: Tensor) -> Tensor:
+        """Log-probability `[...]` of actions as the environment takes them; a density of them scaled to [-1, 1]."""
+        return output.logp(action.long() - self.code.first if self.code.discrete else self.code.encode(action))

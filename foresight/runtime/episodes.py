@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import re
@@ -15,6 +16,7 @@ import torch
 from foresight.data import episodes as data
 from foresight.data import trees
 from foresight.data.episodes import Episodes
+from foresight.envs import collect
 from foresight.errors import UserError
 from foresight.runtime import environments
 from foresight.runtime.agent import Agent
@@ -34,37 +36,19 @@ def record(agent: Agent, episodes: int, seed: int = 0, explore: bool = False, ra
     data.check_spaces(agent.spaces.obs, agent.spaces.action)
     env = environments.evaluation(dataclasses.replace(agent.settings, episodes=episodes), agent.env)
     quota = [episodes // env.num_envs + (i < episodes % env.num_envs) for i in range(env.num_envs)]
-    uniform = returns.random_policy(env, seed) if random else None
     device = next((x.device for x in vars(agent.state).values() if isinstance(x, torch.Generator)), "cpu")
-    running: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in quota]
-    found: list[list[Episodes]] = [[] for _ in quota]
     try:
-        obs, carry = env.reset(seed), None
-        while any(len(done) < wanted for done, wanted in zip(found, quota, strict=True)):
-            if uniform is not None:
-                action, _ = uniform(obs, None)
-            else:
-                with torch.no_grad():
-                    action, _, carry = agent.module.act(agent.state, trees.to(obs, device), carry, explore=explore)
-                action = action.cpu()
-            feedback = env.step(action)
-            for i, steps in enumerate(running):
-                if not feedback.mask[i]:
-                    continue
-                steps.append((obs[i], action[i], feedback.reward[i]))
-                if feedback.cut[i]:
-                    if len(found[i]) < quota[i]:
-                        found[i].append(_whole(steps, feedback.final_obs[i], not bool(feedback.discount[i])))
-                    steps.clear()
-            if carry is not None and hasattr(agent.module, "rewarded"):
-                carry = agent.module.rewarded(carry, feedback.reward * feedback.mask)
-            if carry is not None and bool(feedback.cut.any()):
-                carry = agent.module.reset_carry(carry, feedback.cut)
-            obs = feedback.obs
+        if random:
+            uniform = returns.random_policy(env, seed)
+            return collect.record(env, seed, lambda obs, carry: (uniform(obs, None)[0], {}, None), quota)
+        return collect.record(
+            env, seed, functools.partial(agent.module.act, agent.state, explore=explore), quota,
+            torch.device(device), rewarded=getattr(agent.module, "rewarded", None),
+            reset_carry=getattr(agent.module, "reset_carry", trees.reset_carry),
+        )  # fmt: skip
     finally:
         if env is not agent.env:
             environments.close(env)
-    return data.join([one for ones in found for one in ones])
 
 
 def write(episodes: Episodes, agent: Agent, out: str | Path) -> Path:
@@ -102,14 +86,3 @@ def write(episodes: Episodes, agent: Agent, out: str | Path) -> Path:
     except OSError as error:
         raise UserError(f"Cannot write {out}: {error.strerror or error}. Choose another --out.") from error
     return out
-
-
-def _whole(steps: list[tuple[torch.Tensor, ...]], last: torch.Tensor, terminated: bool) -> Episodes:
-    obs, action, reward = (torch.stack(parts) for parts in zip(*steps, strict=True))
-    return Episodes(
-        torch.cat([obs, last[None]]),
-        torch.cat([action, torch.zeros_like(action[:1])]),
-        torch.cat([reward, torch.zeros(1)]),
-        torch.tensor([len(steps)]),
-        torch.tensor([terminated]),
-    )

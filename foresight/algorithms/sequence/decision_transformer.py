@@ -16,7 +16,6 @@ per task; no loss on padding and no padding value, as padding is masked; the lik
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -28,7 +27,7 @@ from foresight.data import trees
 from foresight.data.episodes import Episodes, Window
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Spaces
-from foresight.errors import UserError
+from foresight.nets.sequence import decision
 from foresight.nets.sequence.decision import DecisionTransformer
 from foresight.ops import schedules
 from foresight.training import offline, optim
@@ -94,23 +93,15 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     `rewarded` adds up. The extras are the network's `output` `[B, width]`.
     """
     config, net = state.config, state.net.eval()
-    if carry is None:
-        carry = _empty(state, obs)
+    carry = decision.empty_carry(net, obs, config.context) if carry is None else carry
     asked = net.best if config.target_return is None else obs.new_tensor(config.target_return, dtype=torch.float32)
-    window = {name: carry[name].roll(-1, 1) for name in ("obs", "action", "to_go", "time", "mask")}
-    window["obs"][:, -1], window["action"][:, -1] = obs, 0
-    window["to_go"][:, -1] = 0 if config.constant_return else asked - carry["received"]
-    window["time"][:, -1], window["mask"][:, -1] = carry["steps"], 1
-    output = net(**window)[:, -1]
+    to_go = torch.zeros_like(carry["received"]) if config.constant_return else asked - carry["received"]
+    output, window = decision.predict(net, carry, obs, to_go)
     action = net.actions.decode(output)
-    window["action"][:, -1] = net.actions.encode(action)
-    after = {**window, "steps": carry["steps"] + 1, "received": carry["received"]}
-    return action, {"output": output}, after
+    return action, {"output": output}, decision.advance(net, carry, window, action)
 
 
-def rewarded(carry: Tree, reward: Tensor) -> Tree:
-    """The carry after the `reward` `[B]` of the last action."""
-    return {**carry, "received": carry["received"] + reward.to(carry["received"].device)}
+rewarded = decision.rewarded
 
 
 def reset_carry(carry: Tree, cut: Tensor) -> Tree:
@@ -118,35 +109,14 @@ def reset_carry(carry: Tree, cut: Tensor) -> Tree:
     return trees.reset_carry(carry, cut)
 
 
-def _empty(state: State, obs: Tensor) -> dict[str, Tensor]:
-    count, steps = len(obs), state.config.context
-    zeros = torch.zeros(count, steps, device=obs.device)
-    return {
-        "obs": obs.new_zeros(count, steps, *obs.shape[1:]),
-        "action": zeros.new_zeros(count, steps, state.net.actions.width),
-        "to_go": zeros,
-        "time": zeros.long(),
-        "mask": zeros,
-        "steps": zeros[:, 0].long(),
-        "received": zeros[:, 0],
-    }
-
-
 def read_files(state: State) -> None:
     """Read the data; a new State takes their statistics. Raises UserError if all rewards are 0."""
     config, net = state.config, state.net
     state.episodes = offline.read(config.data, net.obs_space, net.action_space)
-    if not state.episodes.reward.any():
-        raise UserError(
-            "The data have no rewards, so there is no return to ask for. Train on them with: behavior_cloning"
-        )
+    offline.require_rewards(state.episodes)
     if not state.step:
         net.fit(state.episodes)
-    if config.target_return is not None and config.target_return > net.best:
-        warnings.warn(
-            f"target_return {config.target_return:g} is above the highest return of the data, {net.best:g}.",
-            stacklevel=2,
-        )
+    offline.warn_beyond(config.target_return, float(net.best))
 
 
 def update(state: State, batch: Window) -> dict[str, float]:

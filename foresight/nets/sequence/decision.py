@@ -12,6 +12,7 @@ from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from foresight.data.episodes import Episodes
+from foresight.data.trajectory import Tree
 from foresight.nets.imitation import ActionCode, NormalizedObs
 from foresight.nets.sequence.transformer import Transformer, TransformerConfig
 
@@ -21,6 +22,7 @@ class DecisionTransformer(nn.Module):
 
     An embedding of the time step in the episode, at most `max_length`, is added to its three tokens; there are no other
     positions. `scale` divides returns; it and the statistics of the observations are buffers, taken from the data.
+    `outputs` is the number of outputs per action; None: the width of its vector.
     """
 
     scale: Tensor
@@ -35,6 +37,7 @@ class DecisionTransformer(nn.Module):
         heads: int,
         max_length: int,
         dropout: float,
+        outputs: int | None = None,
     ) -> None:
         super().__init__()
         self.obs_space, self.action_space, self.max_length = obs, action, max_length
@@ -47,7 +50,7 @@ class DecisionTransformer(nn.Module):
             layers=layers, dim=dim, heads=heads, norm="layer", activation="gelu", bias=True, dropout=dropout
         )
         self.transformer = Transformer(shape)
-        self.head = nn.Linear(dim, self.actions.width)
+        self.head = nn.Linear(dim, outputs or self.actions.width)
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("best", torch.zeros(()))  # the highest return of the data
 
@@ -58,7 +61,7 @@ class DecisionTransformer(nn.Module):
         self.best.copy_(episodes.returns.max())
 
     def forward(self, obs: Tensor, action: Tensor, to_go: Tensor, time: Tensor, mask: Tensor) -> Tensor:
-        """Outputs for actions `[B, K, width]` of steps `[B, K, ...]`; `action` `[B, K, width]` are vectors.
+        """Outputs for actions `[B, K, outputs]` of steps `[B, K, ...]`; `action` `[B, K, width]` are vectors.
 
         The output of a step depends on its return and observation and on everything before; its action and what
         follows are invisible to it.
@@ -77,3 +80,43 @@ class DecisionTransformer(nn.Module):
 def at_observations(features: Tensor) -> Tensor:
     """The features `[B, K, D]` at the observations, of all three tokens' `[B, 3 K, D]`."""
     return features[:, 1::3]
+
+
+def empty_carry(net: DecisionTransformer, obs: Tensor, steps: int) -> dict[str, Tensor]:
+    """The memory of a policy before an episode, for `obs` `[B, ...]`: zeros.
+
+    It is a window of `steps` steps, the number of steps in the episode, and the rewards received `[B]`.
+    """
+    zeros = torch.zeros(len(obs), steps, device=obs.device)
+    return {
+        "obs": obs.new_zeros(len(obs), steps, *obs.shape[1:]),
+        "action": zeros.new_zeros(len(obs), steps, net.actions.width),
+        "to_go": zeros,
+        "time": zeros.long(),
+        "mask": zeros,
+        "steps": zeros[:, 0].long(),
+        "received": zeros[:, 0],
+    }
+
+
+def predict(net: DecisionTransformer, carry: Tree, obs: Tensor, to_go: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The outputs `[B, outputs]` for the action at `obs` `[B, ...]`, and the window with this step, its action left 0.
+
+    `to_go` `[B]` is the return asked for from here on.
+    """
+    window = {name: carry[name].roll(-1, 1) for name in ("obs", "action", "to_go", "time", "mask")}
+    window["obs"][:, -1], window["action"][:, -1] = obs, 0
+    window["to_go"][:, -1] = to_go
+    window["time"][:, -1], window["mask"][:, -1] = carry["steps"], 1
+    return net(**window)[:, -1], window
+
+
+def advance(net: DecisionTransformer, carry: Tree, window: dict[str, Tensor], action: Tensor) -> dict[str, Tensor]:
+    """The carry after `action` `[B, ...]` was chosen at the last step of `window`."""
+    window["action"][:, -1] = net.actions.encode(action)
+    return {**window, "steps": carry["steps"] + 1, "received": carry["received"]}
+
+
+def rewarded(carry: Tree, reward: Tensor) -> Tree:
+    """The carry after the `reward` `[B]` of the last action."""
+    return {**carry, "received": carry["received"] + reward.to(carry["received"].device)}
