@@ -209,7 +209,7 @@ def update(state: State, obs: Tensor, action: Tensor, to_go: Tensor, horizon: Te
 def train(
     config: Config, env: Env, state: State | None = None, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float], State]]:
-    """Fill the replay, then learn from it and add new episodes to it, until `steps`."""
+    """Fill the replay, then train on it and add new episodes to it, until `steps`."""
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)

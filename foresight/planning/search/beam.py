@@ -1,8 +1,7 @@
 """Beam search: of all continuations of the best partial plans, keep the best, a depth at a time.
 
-Batched over B roots with the rows of one state: a tree of tensors of which row i belongs to candidate i. What a
-continuation is, the caller says: a model's own predictions of actions, rewards and observations, in the Trajectory
-Transformer.
+Batched over B roots with the rows of one state: a tree of tensors of which row i belongs to candidate i. The caller
+defines a continuation: in the Trajectory Transformer, the model's predictions of actions, rewards and observations.
 """
 
 from __future__ import annotations

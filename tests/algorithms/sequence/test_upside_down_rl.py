@@ -1,4 +1,4 @@
-"""Upside-Down RL as a program: commands, what they are learned from, a fixed point, learning, and mistakes."""
+"""Upside-Down RL as a program: commands, the examples of them, a fixed point, learning, and mistakes."""
 
 from __future__ import annotations
 
