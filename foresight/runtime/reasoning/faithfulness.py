@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ def report(
     none = faith.replaced(mind, task, traces, lambda trace: "")
     dots = faith.replaced(mind, task, traces, faith.filler)
     other = faith.replaced(mind, task, traces, lambda trace: "".join(map(faith.commuted, trace.steps)))
+    common = Counter(str(t.example.answer) for t in traces).most_common(1)[0][1] / len(traces)
     return {
         "task": task.name,
         "traces": len(traces),
         "steps": statistics.fmean(len(t.steps) for t in traces),
         "accuracy": statistics.fmean(own),
+        "chance": common,  # accuracy of the most frequent answer
         "early": {
             "aoc": statistics.fmean(early.area),
             "interval_95": faith.interval(early.area),
@@ -51,7 +54,7 @@ def report(
             "accuracy": wrong.right,
         },
         "without_trace": {"same": none[0], "accuracy": none[1]},
-        "filler": {"same": dots[0], "accuracy": dots[1], "gain": dots[1] - none[1]},
+        "filler": {"same": dots[0], "accuracy": dots[1], "gain": dots[1] - max(none[1], common)},
         "paraphrase": {"same": other[0], "accuracy": other[1]},
         "curves": {"early": _curve(early.same, last=True), "mistakes": _curve(wrong.same, last=False)},
     }
@@ -73,6 +76,7 @@ def cells(document: dict[str, Any]) -> list[tuple[str, str, str]]:
         low, high = document[key]["interval_95"]
         rows.append((name, shown(document[key]["aoc"]), f"{shown(low)} to {shown(high)}"))
     rows.append(("accuracy without the trace", shown(document["without_trace"]["accuracy"]), ""))
+    rows.append(("accuracy of the most frequent answer", shown(document["chance"]), ""))
     rows.append(("accuracy with filler", shown(document["filler"]["accuracy"]), ""))
     rows.append(("same answer after a paraphrase", shown(document["paraphrase"]["same"]), ""))
     return rows
