@@ -38,8 +38,8 @@ def chains(
 ) -> TextTask:
     """Questions like "17+5+8:", of `terms` numbers up to `largest`; ">" instead of "+" takes the larger of two.
 
-    `scratch` is what is trained on before the answer: "steps", those of another question ("shuffled"), or "none". With
-    `commute`, half of the steps are written with their numbers exchanged, 5+17=22.
+    `scratch` is what is trained on before the answer: "steps", some of those of another question ("shuffled"), or
+    "none". With `commute`, half of the steps are written with their numbers exchanged, 5+17=22.
     """
     if terms < 2 or largest < 1 or modulus < 0 or size < 1 or held_out < 1:
         raise UserError(
@@ -61,7 +61,8 @@ def chains(
     examples = list[Example]()
     for row, own, shown in zip(rows, traces, written, strict=True):
         answer = own[-1].partition("=")[2]
-        lines = [] if scratch == "none" else [commuted(s) if commute and draw.random() < 0.5 else s for s in shown]
+        count = {"steps": len(shown), "shuffled": draw.randint(0, len(shown)), "none": 0}[scratch]
+        lines = [commuted(step) if commute and draw.random() < 0.5 else step for step in shown[:count]]
         columns = {"numbers": list(row), "operation": operation, "modulus": modulus, "steps": own}
         columns["completion"] = "\n".join([*lines, ANSWER + answer])
         examples.append(Example(operation.join(map(str, row)) + ":", answer, columns))
