@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from foresight.cli import fields, screen
 from foresight.errors import UserError
 from foresight.runtime import legacy
+
+if TYPE_CHECKING:  # this imports torch
+    from foresight.envs.text.task import TextTask
 
 
 def data(
@@ -90,6 +93,8 @@ def data(
     if renamed:
         screen.note(renamed)
     env = make(task, "text", **options)
+    if kind == "demonstrations" and env.episode is not None:
+        return _scripted(env, prompts, path)
     machine.configure_malloc(machine.POOL)
     where = machine.pick_device(device)
     policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
@@ -134,6 +139,21 @@ def data(
             + "Raise --group or --max-new-tokens, or choose an easier task."
         )
     screen.stdout().print(f"{count} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _scripted(task: TextTask, prompts: int | None, path: Path) -> int:
+    """Write scripted conversations of a task with tools."""
+    from foresight.envs.tools import make
+    from foresight.runtime.checkpoints import checkpoint
+
+    rows = make.demonstrations(task, prompts or len(task.train))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.") from error
+    screen.stdout().print(f"{len(rows)} demonstrations: {path}", markup=False, soft_wrap=True)
     return 0
 
 

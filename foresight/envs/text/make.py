@@ -20,6 +20,8 @@ from foresight.envs.text.reasoning_gym import reasoning_gym
 from foresight.envs.text.rewards import REWARD_TIMEOUT
 from foresight.envs.text.sorting import sorting
 from foresight.envs.text.task import Example, TextTask
+from foresight.envs.text.worker import class_at
+from foresight.envs.tools import make as conversations
 from foresight.errors import UserError
 
 TASKS: dict[str, Callable[..., TextTask]] = {
@@ -54,10 +56,12 @@ def make(
     """
     kind, _, rest = name.partition(":")
     _check_options(name, make, {"trace": trace, "curriculum": curriculum, "reward_timeout": reward_timeout})
+    if name in conversations.ENVS or (kind.endswith(".py") and rest):
+        return _conversation(name, trace, rewards, curriculum, options)
     maker: Callable[..., TextTask] = TASKS.get(name, reasoning_gym if kind == "reasoning_gym" and rest else dataset)
     named = maker is not dataset or "reward" in options or Path(name).exists() or bool(Path(name).suffix) or "/" in name
     if not named:
-        raise errors.unknown("task", name, [*TASKS, "reasoning_gym:NAME", "FILE.jsonl"])
+        raise errors.unknown("task", name, [*TASKS, *conversations.ENVS, "reasoning_gym:NAME", "FILE.jsonl"])
     _check_names(name, maker, options)
     _check_options(name, maker, options)
     if maker is reasoning_gym:
@@ -80,6 +84,18 @@ def make(
         curricula.check(task.name, task.train, curriculum)
         task = dataclasses.replace(task, curriculum=curriculum)
     return task
+
+
+def _conversation(
+    name: str, trace: bool, rewards: dict[str, float] | None, curriculum: float, options: dict[str, Any]
+) -> TextTask:
+    """A task of conversations with tools: a bundled one, or `FILE.py:CLASS`."""
+    if trace or rewards is not None or curriculum != 1:
+        raise UserError(
+            f"'{name}' is a task of conversations, which has no trace, rewards or curriculum: leave them out."
+        )
+    env = conversations.ENVS.get(name) or class_at(name)
+    return conversations.make(name, env, **options)
 
 
 def _check_names(name: str, maker: Callable[..., TextTask], options: dict[str, Any]) -> None:

@@ -62,6 +62,10 @@ class TextTask:
     delimiter: str = "\n"  # ends a step of a completion
     marker: str = ""  # begins the answer after a trace; "": there is no trace
     extract: Callable[[str], str] | None = None  # the answer in a completion; None: the tags', or the last number
+    episode: Callable[[Example], Any] | None = (
+        None  # begins a conversation (`envs.tools.episode`): the completion is one
+    )
+    turns: int = 1  # of the model in a conversation
     verifier: Grader | None = None  # scores whole and partial completions in [0, 1] without their gold answers
 
     @property

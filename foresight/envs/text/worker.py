@@ -65,6 +65,18 @@ def function(place: str | Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
+def class_at(place: str) -> type[Any]:
+    """The class at `file.py:NAME`. Raises UserError if it does not exist or cannot be imported."""
+    where, _, name = place.rpartition(":")
+    if not Path(where).is_file():
+        raise UserError(f"There is no file {where} with the class '{name}'. Write FILE.py:CLASS.")
+    module = _imported(where, Path(where), "the module of the environment")
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        raise unknown("class", name, [key for key, value in vars(module).items() if isinstance(value, type)])
+    return found
+
+
 def place_of(given: Callable[..., Any]) -> str:
     """The path with which `function` finds `given`; a text that starts with `GIVEN` if it cannot."""
     name = str(getattr(given, "__qualname__", type(given).__name__))
@@ -78,7 +90,7 @@ def place_of(given: Callable[..., Any]) -> str:
     return f"{given.__module__ if '.' in given.__module__ else Path(file).resolve()}:{name}"
 
 
-def _imported(where: str, file: Path | None) -> ModuleType:
+def _imported(where: str, file: Path | None, what: str = "the module of the reward function") -> ModuleType:
     """The module in a file, or by its name. Raises UserError, with the line if there is one, if the import fails."""
     for folder in (os.getcwd(), *([str(file.resolve().parent)] if file else [])):
         if folder not in sys.path:
@@ -101,7 +113,7 @@ def _imported(where: str, file: Path | None) -> ModuleType:
     except (Exception, SystemExit) as error:
         lines = [f"line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if _same(frame, file)]
         reason = f"{type(error).__name__}: {error}" + (f", {lines[-1]}" if lines else "")
-        raise UserError(f"Cannot import {where}, the module of the reward function: {reason}.") from error
+        raise UserError(f"Cannot import {where}, {what}: {reason}.") from error
 
 
 def _same(frame: traceback.FrameSummary, file: Path | None) -> bool:

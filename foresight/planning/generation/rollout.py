@@ -15,6 +15,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation import dialogue
 from foresight.planning.generation.decoding import Completer, generate
 
 ANSWERS = 1024  # prompts in a batch of answers; the sampler decides how many rows it decodes at once
@@ -227,11 +228,15 @@ def sample_groups(
         raise UserError(f"prompts is {prompts}, but the task has {len(task.train)} training prompts: lower prompts.")
     pool = task.pool(progress, prompts)
     examples = [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
-    batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
-    answers = texts(policy, batch)
     repeated = [example for example in examples for _ in range(group)]
-    graded: Any = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
-    rewards, parts = graded
+    if task.episode is not None:
+        found = dialogue.converse(policy, task, examples, group, max_new_tokens, temperature, generator)
+        batch, answers, rewards, parts = found.batch, found.texts, found.parts["outcome"], found.parts
+    else:
+        batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
+        answers = texts(policy, batch)
+        graded: Any = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
+        rewards, parts = graded
     if task.curriculum < 1:
         parts["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
     measures = {name: torch.tensor(values).view(prompts, group) for name, values in parts.items()}

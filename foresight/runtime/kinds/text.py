@@ -69,6 +69,11 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
     if getattr(task, "grader", True) is None and hasattr(module, "assess"):
         metric, values = module.assess(state, examples)
         return Evaluation.of(metric, values)
+    if getattr(task, "episode", None) is not None:
+        from foresight.planning.generation import dialogue
+
+        outcomes = dialogue.converse(state.policy, task, examples, 1, state.config.max_new_tokens, 0.0).parts["outcome"]
+        return Evaluation.of(task.metric, outcomes)
     completions, _, _ = module.act(state, examples, explore=False)
     rewards = [float(reward) for reward in task.grade(examples, completions)]
     metric, scored = getattr(task, "metric", "reward"), [reward for reward in rewards if not math.isnan(reward)]

@@ -1,0 +1,127 @@
+"""An episode: a conversation between a language model and an environment that answers each of its turns.
+
+A user writes one class (`--task FILE.py:CLASS`): `questions` (its episodes), `reset(row)`, which returns the first
+message, public methods, which are the tools, and `reward(answer)`. `Toolbox` makes an `Episode` of it. The same form as
+TRL's `environment_factory`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from foresight.envs.tools import tool
+from foresight.envs.tools.tool import Tool
+from foresight.errors import UserError
+
+NOT_TOOLS = ("reset", "reward", "questions", "script", "name", "instruction")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What the environment answers to a turn: a message for the model, or None at the end of the episode."""
+
+    message: dict[str, str] | None
+
+
+class Episode(Protocol):
+    """One conversation, used once. It ends when `turn` returns no message, or when its caller ends it."""
+
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation before the first turn of the model."""
+
+    def turn(self, text: str) -> Reply:
+        """Take the model's turn, as text without special tokens; returns the answer of the environment."""
+
+    def parts(self) -> dict[str, float]:
+        """The reward by part, after the episode: `outcome`, and whatever else it measures. All in [0, 1]."""
+
+
+class ToolEnv(Protocol):
+    """What a user's class has. Every other public method is a tool."""
+
+    def reset(self, row: dict[str, Any]) -> str:
+        """Begin an episode; returns the first message of the user."""
+
+    def reward(self, answer: str) -> float:
+        """The reward of the final answer, in [0, 1]."""
+
+
+class Toolbox:
+    """An `Episode` of a `ToolEnv`: calls of a turn are answered in one message; a turn without a call is the answer."""
+
+    def __init__(self, env: ToolEnv, row: dict[str, Any], instruction: str = "") -> None:
+        self.env, self.tools = env, tools_of(env)
+        self.question = env.reset(row)
+        self.instruction = instruction
+        self.answer: str | None = None
+        self.called = self.failed = 0
+
+    def messages(self) -> list[dict[str, str]]:
+        """The system prompt with the tools, and the question."""
+        return [{"role": "system", "content": describe(self.tools, self.instruction)}, self._user(self.question)]
+
+    def turn(self, text: str) -> Reply:
+        """The results of the calls in `text`; without a call, the episode ends with `text` as its answer."""
+        found = tool.calls(text)
+        if not found:
+            self.answer = tool.answer(text)
+            return Reply(None)
+        blocks = []
+        for call in found:
+            result, succeeded = tool.execute(self.tools, call)
+            self.called, self.failed = self.called + 1, self.failed + (not succeeded)
+            blocks.append(f"{tool.RESULT}{result}{tool.RESULT_END}")
+        return Reply(self._user("\n".join(blocks)))
+
+    def parts(self) -> dict[str, float]:
+        """`outcome`: the env's reward of the answer, 0 without one; `calls` and `failed_calls` are counts."""
+        outcome = 0.0 if self.answer is None else float(self.env.reward(self.answer))
+        return {"outcome": outcome, "calls": float(self.called), "failed_calls": float(self.failed)}
+
+    @staticmethod
+    def _user(text: str) -> dict[str, str]:
+        return {"role": "user", "content": text}
+
+
+def tools_of(env: object) -> list[Tool]:
+    """The public methods of a user's class as tools. Raises UserError if it has none, or one without type hints."""
+    methods = [
+        method
+        for name, method in inspect.getmembers(env, inspect.ismethod)
+        if not name.startswith("_") and name not in NOT_TOOLS
+    ]
+    if not methods:
+        raise UserError(f"{type(env).__name__} has no tools: give it a public method with type hints and a docstring.")
+    return [tool.of(method) for method in methods]
+
+
+def describe(tools: Sequence[Tool], instruction: str = "") -> str:
+    """The system prompt: what the tools are and how they are called. Every template can render it."""
+    lines = [json.dumps(one.schema["function"]) for one in tools]
+    head = f"{instruction}\n" if instruction else ""
+    return f"{head}Tools:\n" + "\n".join(lines) + f"\nTo use one, write {tool.CALL}JSON{tool.END} and stop."
+
+
+def scripted(episode: Episode, script: Callable[[list[dict[str, str]]], str], turns: int) -> list[dict[str, str]]:
+    """The messages of an episode that `script` plays, which writes each turn from the messages so far.
+
+    A demonstration to train on. Raises UserError if it does not earn the whole outcome.
+    """
+    messages = episode.messages()
+    for _ in range(turns):
+        text = script(messages)
+        messages = [*messages, {"role": "assistant", "content": text}]
+        reply = episode.turn(text)
+        if reply.message is None:
+            break
+        messages = [*messages, reply.message]
+    earned = episode.parts()["outcome"]
+    if earned < 1:
+        raise UserError(
+            f"The script earns {earned:g}, not 1, in the episode that begins with {messages[1]['content']!r}."
+        )
+    return messages

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foresight.envs.make import make as make_env
+from foresight.envs.tools import calculator, make, orders, tool
+from foresight.envs.tools.episode import Toolbox
+from foresight.errors import UserError
+
+OWN = '''
+class Doubling:
+    """Double a number."""
+
+    instruction = "Be brief."
+
+    @staticmethod
+    def questions(size=10):
+        return [{"x": x} for x in range(size)]
+
+    def reset(self, row):
+        self.x = row["x"]
+        return f"Double {self.x}."
+
+    def double(self, x: int) -> int:
+        """Twice x."""
+        return 2 * x
+
+    def reward(self, answer):
+        return float(answer == str(2 * self.x))
+'''
+
+
+@given(st.integers(-999, 999), st.integers(-999, 999), st.sampled_from(["+", "-", "*"]))
+def test_the_calculator_computes(a: int, b: int, sign: str) -> None:
+    assert calculator.evaluate(f"({a}) {sign} ({b})") == {"+": a + b, "-": a - b, "*": a * b}[sign]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')",
+        "9**9**9",
+        "x + 1",
+        "1.5 * 2",
+        "'a' * 9",
+        "1 // 0",
+        "(" * 300,
+        "9" * 150 + "*9",
+        "",
+        "a.b",
+        "[1]",
+    ],
+)
+def test_the_calculator_refuses_everything_else(text: str) -> None:
+    with pytest.raises(ValueError):
+        calculator.evaluate(text)
+
+
+@pytest.mark.parametrize("name", ["calculator", "orders"])
+def test_scripts_earn_the_whole_outcome_of_every_question(name: str) -> None:
+    task = make_env(name, "text", size=250)
+    rows = make.demonstrations(task, 150)
+    assert len(rows) == 150 and all(row["messages"][0]["role"] == "system" for row in rows)
+    held_out = {example.question for example in task.test}
+    assert not held_out & {row["messages"][1]["content"] for row in rows}
+
+
+def test_an_answer_without_the_tool_is_graded_too() -> None:
+    episode = Toolbox(calculator.Calculator(), {"a": 12, "b": 12})
+    assert episode.turn("It is 144.").message is None and episode.parts() == {
+        "outcome": 1.0, "calls": 0.0, "failed_calls": 0.0,
+    }  # fmt: skip
+    wrong = Toolbox(calculator.Calculator(), {"a": 12, "b": 12})
+    assert wrong.turn("It is 145.").message is None and wrong.parts()["outcome"] == 0
+    unfinished = Toolbox(calculator.Calculator(), {"a": 12, "b": 12})
+    assert "144" in unfinished.turn(tool.write("calculate", expression="12*12")).message["content"]
+    assert unfinished.parts() == {"outcome": 0.0, "calls": 1.0, "failed_calls": 0.0}
+
+
+def test_the_desk_grades_the_end_state_and_not_the_words() -> None:
+    order = {"owner": "Ann", "state": "pending", "days": 0, "final": False}
+    row = {"number": 17, "order": order, "customer": "Ann", "wish": "cancel", "reason": None}
+    lying = Toolbox(orders.Orders(), row)
+    lying.turn("done")
+    assert lying.parts()["outcome"] == 0
+    right = Toolbox(orders.Orders(), row)
+    right.turn(tool.write("cancel_order", number=17))
+    right.turn("done")
+    assert right.parts()["outcome"] == 1
+    forbidden = Toolbox(orders.Orders(), {**row, "customer": "Ben"})
+    forbidden.turn(tool.write("cancel_order", number=17))
+    forbidden.turn("refused")
+    assert forbidden.parts()["outcome"] == 0  # it was changed for someone else
+    noted = Toolbox(orders.Orders(), {**row, "customer": "Ben"})
+    noted.turn(tool.write("add_note", number=17, text="asked by Ben"))
+    noted.turn("refused")
+    assert noted.parts()["outcome"] == 1
+
+
+def test_episodes_of_one_question_do_not_share_a_database() -> None:
+    task = make_env("orders", "text", size=200)
+    first, second = task.episode(task.train[0]), task.episode(task.train[0])
+    number = task.train[0].columns["row"]["number"]
+    first.turn(tool.write("cancel_order", number=number))
+    assert second.env._orders[number]["state"] == task.train[0].columns["row"]["order"]["state"]
+
+
+def test_an_environment_of_a_user(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    task = make_env(f"{file}:Doubling", "text", size=20, held_out=5, turns=3)
+    assert (len(task.train), len(task.test), task.turns) == (15, 5, 3)
+    episode = task.episode(task.train[0])
+    assert "Be brief." in episode.messages()[0]["content"] and '"double"' in episode.messages()[0]["content"]
+    x = task.train[0].columns["row"]["x"]
+    assert f">{2 * x}<" in episode.turn(tool.write("double", x=x)).message["content"]
+    episode.turn(str(2 * x))
+    assert episode.parts()["outcome"] == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "words"),
+    [
+        ("mine.py:Tripling", {}, "Tripling"),
+        ("nowhere.py:Doubling", {}, "no file"),
+        ("mine.py:Doubling", {"sice": 3}, "no option 'sice'"),
+        ("mine.py:Doubling", {"turns": 0}, "turns"),
+        ("calculator", {"low": 1, "high": 3}, "Lower size"),
+        ("calculator", {"trace": True}, "no trace"),
+    ],
+)
+def test_mistakes_get_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, options: dict, words: str
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        make_env(place, "text", **options)
+
+
+def test_a_class_without_tools_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN.replace("def double", "def _double"))
+    task = make_env(f"{tmp_path / 'mine.py'}:Doubling", "text")
+    with pytest.raises(UserError, match="has no tools"):
+        task.episode(task.train[0])

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from foresight.algorithms.language import grpo
+from foresight.envs.text.task import Example, TextTask
+from foresight.envs.tools.episode import Reply
+from foresight.errors import UserError
+from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation import dialogue, rollout
+from tests import tiny_language
+from tests.sabotage import sabotaged_by
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}a {% endif %}"
+)
+
+
+class Echo:
+    """Answers every turn but the last with a digit; rewards vowels in the turns."""
+
+    def __init__(self, question: str, turns: int) -> None:
+        self.question, self.left, self.texts = question, turns, list[str]()
+
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.question}]
+
+    def turn(self, text: str) -> Reply:
+        self.texts.append(text)
+        self.left -= 1
+        return Reply({"role": "user", "content": str(self.left)} if self.left else None)
+
+    def parts(self) -> dict[str, float]:
+        letters = "".join(self.texts)
+        return {"outcome": sum(letters.count(vowel) for vowel in "aeiou") / max(len(letters), 1)}
+
+
+def model(seed: int = 0) -> LanguageModel:
+    return conversational(tiny_language.model(seed))
+
+
+def conversational(policy: LanguageModel) -> LanguageModel:
+    """With a template; digits end a turn too, because a random model hardly samples its end token."""
+    policy.tokenizer.chat_template = TEMPLATE
+    policy.stop_ids = sorted({*policy.stop_ids, *policy.tokenizer.convert_tokens_to_ids(list("0123456789"))})
+    return policy
+
+
+def task(turns: int = 3, most: int = 9) -> TextTask:
+    questions = [Example(f"{i}") for i in range(10)]
+    return TextTask(
+        "echo",
+        questions,
+        questions,
+        None,
+        metric="outcome",
+        episode=lambda one: Echo(str(one.prompt), turns),
+        turns=most,
+    )
+
+
+def converse(policy: LanguageModel, what: TextTask, group: int = 2, tokens: int = 4, temperature: float = 1.0) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    return dialogue.converse(policy, what, what.train[:3], group, tokens, temperature, generator)
+
+
+def finished(policy: LanguageModel) -> Any:
+    """Conversations long enough that some end by themselves and some are cut."""
+    return converse(policy, task(), group=6, tokens=12)
+
+
+@sabotaged_by("foresight.planning.generation.dialogue.between", lambda real: lambda *a: real(*a)[1:])
+def test_the_conversation_is_what_the_template_renders() -> None:
+    policy = model()
+    what = task()
+    found = finished(policy)
+    texts = [policy.tokenizer.decode(row[:n]) for row, n in zip(
+        found.batch.completion.flatten(0, 1).tolist(), found.batch.length.flatten().tolist(), strict=True)]  # fmt: skip
+    assert found.batch.stopped.any() and not found.batch.stopped.all()
+    checked = 0
+    for row in range(len(texts)):
+        episode, conversation = what.episode(what.train[row // 6]), []
+        conversation = episode.messages()
+        own = found.batch.own.flatten(0, 1)[row].tolist()
+        tokens = found.batch.completion.flatten(0, 1)[row].tolist()
+        spans, start = [], 0
+        while start < found.batch.length.flatten()[row]:  # runs of the model's own tokens are its turns
+            end = start
+            while end < found.batch.length.flatten()[row] and own[end] == own[start]:
+                end += 1
+            if own[start]:
+                spans.append(policy.decode(tokens[start:end]))
+            start = end
+        for i, span in enumerate(spans):
+            conversation = [*conversation, {"role": "assistant", "content": span}]
+            reply = episode.turn(span)
+            if i < len(spans) - 1:
+                conversation = [*conversation, reply.message]
+        whole = policy.tokenizer.apply_chat_template(conversation, tokenize=False)
+        found_text = policy.tokenizer.decode(found.batch.prompts()[row // 6]) + texts[row]
+        assert whole.removesuffix("<eos>") == found_text.removesuffix("<eos>")
+        checked += len(spans) > 1
+    assert checked > 2
+
+
+@sabotaged_by(
+    "foresight.planning.generation.dialogue.gather", lambda real: lambda rows, group: _all_own(real(rows, group))
+)
+def test_what_is_trained_on_is_what_was_sampled() -> None:
+    policy = model()
+    found = finished(policy)
+    with torch.no_grad():
+        logprob, _ = policy.logprob(found.batch, 1.0)
+    mask = found.batch.mask
+    assert (found.batch.own.sum() < found.batch.length.sum()) and mask.sum() == found.batch.own.sum()
+    assert torch.allclose(logprob[mask], found.batch.logprob[mask], atol=1e-4)
+
+
+def _all_own(found: Any) -> Any:
+    return dataclasses.replace(found, batch=dataclasses.replace(found.batch, own=torch.ones_like(found.batch.own)))
+
+
+def test_tokens_of_the_environment_have_no_gradient() -> None:
+    policy = model()
+    found = finished(policy)
+    state = grpo.build(grpo.Config(model=tiny_language.folder(), group=6))
+    rewards = torch.rand(found.batch.length.shape, generator=torch.Generator().manual_seed(0))
+    weights = found.batch.scored(rewards).float()
+    assert (weights[~found.batch.own] == 0).all()
+    first, _, _ = grpo.loss(state, found.batch, rewards, weights, None)
+    other = dataclasses.replace(
+        found.batch, logprob=torch.where(found.batch.own, found.batch.logprob, torch.tensor(7.0))
+    )
+    second, _, _ = grpo.loss(state, other, rewards, weights, None)
+    assert first == second
+
+
+def test_limits_end_a_conversation() -> None:
+    policy = model()
+    one = converse(policy, task(turns=5, most=1), tokens=30)
+    assert set(one.parts["turns"]) == {1.0} and not one.batch.stopped.any()
+    long = converse(policy, task(turns=50, most=50), tokens=12)
+    assert int((long.batch.prompt_length[:, None] + long.batch.length).max()) <= policy.context
+
+
+def test_a_single_turn_is_a_completion() -> None:
+    policy = model()
+    what = task(turns=1)
+    found = converse(policy, what)
+    plain = rollout.complete(
+        policy, [[{"role": "user", "content": str(e.prompt)}] for e in what.train[:3]], 2, 4, 1.0,
+        torch.Generator().manual_seed(1),
+    )  # fmt: skip
+    assert torch.equal(found.batch.completion, plain.completion) and torch.equal(found.batch.logprob, plain.logprob)
+    assert found.batch.own.sum() == plain.length.sum()
+
+
+def test_greedy_conversations_repeat() -> None:
+    first, second = (converse(model(), task(), group=1, temperature=0.0) for _ in range(2))
+    assert first.texts == second.texts and torch.equal(first.batch.completion, second.batch.completion)
+
+
+def test_a_model_without_a_template_and_a_task_without_an_environment_are_refused() -> None:
+    with pytest.raises(UserError, match="chat template"):
+        converse(tiny_language.model(), task())
+    with pytest.raises(UserError, match="no environment"):
+        converse(model(), dataclasses.replace(task(), episode=None))
+
+
+def outcome(policy: LanguageModel, what: TextTask) -> float:
+    found = dialogue.converse(policy, what, what.test, 8, 6, 1.0, torch.Generator().manual_seed(3))
+    return sum(found.parts["outcome"]) / len(found.parts["outcome"])
+
+
+def test_grpo_improves_on_conversations() -> None:
+    config = grpo.Config(
+        model=tiny_language.folder(), steps=25, prompts=4, group=8, max_new_tokens=6, learning_rate=0.01
+    )
+    state = grpo.build(config)
+    conversational(state.policy)
+    what = task(turns=2)
+    before = outcome(state.policy, what)
+    for _, metrics, _ in grpo.train(config, what, state):
+        assert metrics["turns"] <= 2
+    assert outcome(state.policy, what) > before + 0.3
