@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def commands() -> dict[str, Callable[..., Any]]:
     """Every command by name."""
     from foresight.cli import (
+        attention,
         data,
         games,
         library,
@@ -83,6 +84,7 @@ def commands() -> dict[str, Callable[..., Any]]:
         "plan": planners.plan,
         "plot": runs.plot,
         "studio": studio.studio,
+        "attention": attention.attention,
         "data": data.data,
         "export": runs.export,
         "think": think.think,

@@ -66,7 +66,8 @@ class Config:
     kv_heads: int = 2
     """Key-value heads, each shared by a group of heads; equal to heads: plain attention."""
     mlp_size: int = 344
-    """Hidden width of the feed-forward layer or, with experts, of each expert (SwiGLU: 8/3 of dim, a multiple of 8)."""
+    """Hidden width of the feed-forward layer or, with experts, of each expert (SwiGLU: 8/3 of dim, a multiple of 8);
+    0: attention only."""
     experts: int = 0
     """Experts per feed-forward layer; 0: a dense layer."""
     experts_per_token: int = 2

@@ -1,4 +1,4 @@
-"""Bundled tasks: `addition`, `largest` (of several numbers) and `stories` (sums in words)."""
+"""Bundled tasks: `addition`, `largest` (of several numbers), `stories` (sums in words) and `repeats`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+import string
 from typing import Any
 
 from foresight.envs.text.graders import grade_ending, grade_last_integer
@@ -15,6 +16,7 @@ from foresight.errors import UserError
 
 NAMES = {"Tom": "he", "Ben": "he", "Max": "he", "Sam": "he", "Ann": "she", "Eva": "she", "Mia": "she", "Zoe": "she"}
 THINGS = ("figs", "nuts", "eggs", "keys", "hats", "pens")
+LETTERS = string.ascii_lowercase
 STORIES = 8 * 7 * 6 * 40 * 9 * 2  # who, with whom, which things, how many, how many moved, in which direction
 
 
@@ -77,6 +79,25 @@ def stories(size: int = 8000, held_out: int = 200, seed: int = 0) -> TextTask:
         gives = draw.random() < 0.5
         seen.add((who, other, draw.choice(THINGS), draw.randint(10, 49), draw.randint(1, 9), gives))
     return split("stories", [_story(*row) for row in sorted(seen)], held_out, seed, grade_ending)
+
+
+def repeats(
+    size: int = 20_000, held_out: int = 200, seed: int = 0, shortest: int = 4, longest: int = 12, times: int = 3
+) -> TextTask:
+    """Texts like "kqrxkqrxkqrx": `shortest` to `longest` different random letters, `times` times.
+
+    The last time is the answer. It can only be predicted by finding the former occurrence of a letter and copying what
+    follows it: by induction heads (Olsson et al. 2022, arXiv:2209.11895).
+    """
+    if not 2 <= shortest <= longest <= len(LETTERS):
+        raise UserError(f"shortest and longest must be 2 <= shortest <= longest <= 26, not {shortest} and {longest}.")
+    if times < 2:
+        raise UserError(f"times is {times}: it must be at least 2.")
+    draw, seen = random.Random(seed), set[str]()
+    while len(seen) < size:
+        seen.add("".join(draw.sample(LETTERS, draw.randint(shortest, longest))))
+    examples = [Example(text * (times - 1), text) for text in sorted(seen)]
+    return split("repeats", examples, held_out, seed, grade_ending)
 
 
 def _story(who: str, other: str, thing: str, has: int, moved: int, gives: bool) -> Example:

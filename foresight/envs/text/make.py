@@ -12,7 +12,7 @@ from foresight import errors
 from foresight.data import traces
 from foresight.envs.text import composite
 from foresight.envs.text import curriculum as curricula
-from foresight.envs.text.arithmetic import addition, largest, stories
+from foresight.envs.text.arithmetic import addition, largest, repeats, stories
 from foresight.envs.text.chains import chains
 from foresight.envs.text.countdown import countdown, game24
 from foresight.envs.text.dataset import dataset
@@ -25,7 +25,8 @@ from foresight.envs.tools import make as conversations
 from foresight.errors import UserError
 
 TASKS: dict[str, Callable[..., TextTask]] = {
-    "addition": addition, "largest": largest, "stories": stories, "countdown": countdown, "game24": game24,
+    "addition": addition, "largest": largest, "stories": stories, "repeats": repeats,
+    "countdown": countdown, "game24": game24,
     "chains": chains, "sorting": sorting,
 }  # fmt: skip
 NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}  # accepted types

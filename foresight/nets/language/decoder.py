@@ -31,14 +31,18 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from foresight.errors import UserError
 from foresight.nets.language.checkpointing import rms_norm
 from foresight.nets.language.moe import MixtureOfExperts, Routing
-from foresight.nets.sequence.transformer import MLP, TransformerConfig, attend, rotary_angles, rotate
+from foresight.nets.sequence.attention import attend
+from foresight.nets.sequence.transformer import MLP, TransformerConfig, rotary_angles, rotate
 
 STD = 0.02  # of new weights (GPT-2)
 END = "<end>"
 
 
 class DecoderConfig(PreTrainedConfig):  # type: ignore[misc]
-    """The shape of a decoder, with transformers' field names; `experts` 0 is dense."""
+    """The shape of a decoder, with transformers' field names.
+
+    `experts` 0 is dense; with `intermediate_size` 0, layers are attention only.
+    """
 
     model_type = "foresight_decoder"
 
@@ -95,16 +99,20 @@ class _Layer(GradientCheckpointingLayer):  # type: ignore[misc]
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         dim, hidden = config.hidden_size, config.intermediate_size
-        self.attention_norm, self.feed_norm = (_Norm(dim, config.norm_eps) for _ in range(2))
-        self.attention = _Attention(config, layer)
-        self.feed: nn.Module = (
-            MixtureOfExperts(dim, hidden, config.experts, config.experts_per_token)
-            if config.experts
-            else MLP(TransformerConfig(dim=dim, hidden=hidden))
-        )
+        self.attention_norm, self.attention = _Norm(dim, config.norm_eps), _Attention(config, layer)
+        self.feed: nn.Module | None = None
+        if hidden:
+            self.feed_norm = _Norm(dim, config.norm_eps)
+            self.feed = (
+                MixtureOfExperts(dim, hidden, config.experts, config.experts_per_token)
+                if config.experts
+                else MLP(TransformerConfig(dim=dim, hidden=hidden))
+            )
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], tree: Any) -> tuple[Tensor, Routing | None]:
         x = x + self.attention(self.attention_norm(x), angles, tree)
+        if self.feed is None:
+            return x, None
         fed, routing = self.feed(self.feed_norm(x)), None
         if isinstance(fed, tuple):
             fed, routing = fed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,9 +39,7 @@ def tree_attention(
     `tree` is a `TokenTree`, or a view of the cache (`Prefill`, `DecodeStep`, `Extension`). Raises UserError for
     attention sinks and soft caps, which would change the result.
     """
-    for name, what in (("s_aux", "sinks"), ("softcap", "a soft cap")):
-        if kwargs.get(name) is not None:
-            raise UserError(f"This model's attention has {what}, which is not supported: choose one without {what}.")
+    check_plain(kwargs)
     rows, heads, width, size = query.shape
     kv_heads = key.shape[1]
     scale = size**-0.5 if scaling is None else scaling
@@ -59,6 +58,13 @@ def tree_attention(
     for part, level in zip(parts[:-1], above, strict=True):
         mixed = mixed + _mix(part, level.values[layer], level.row_map)
     return mixed.view(rows, heads, width, -1).transpose(1, 2), None
+
+
+def check_plain(options: Mapping[str, Any]) -> None:
+    """Raise UserError for sinks and a soft cap among the options of an attention: they would change the result."""
+    for name, what in (("s_aux", "sinks"), ("softcap", "a soft cap")):
+        if options.get(name) is not None:
+            raise UserError(f"This model's attention has {what}, which is not supported: choose one without {what}.")
 
 
 def _scores(query: Tensor, keys: Tensor, blocked: Tensor | None, row_map: RowMap | None = None) -> Tensor:

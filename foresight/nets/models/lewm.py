@@ -83,7 +83,7 @@ class Block(nn.Module):
         """`[B, T, W]`."""
         parts = self.modulation(functional.silu(condition)).chunk(6, -1)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
-        mixed, *_ = self.attention(self.norm(x) * (1 + scale) + shift, None, None, NO_CACHE, 0, False)
+        mixed, *_ = self.attention(self.norm(x) * (1 + scale) + shift, None, None, NO_CACHE, 0)
         x = x + gate * mixed
         return x + mlp_gate * self.mlp(self.norm(x) * (1 + mlp_scale) + mlp_shift)
 

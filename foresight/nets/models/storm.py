@@ -90,17 +90,17 @@ class CausalTransformer(nn.Module):
 
     def read(self, x: Tensor, start: Tensor) -> Tensor:
         """See `SequenceModel`."""
-        return self.net.features(x, start=start)[0]
+        return self.net(x, start=start)[0]
 
     def prefill(self, x: Tensor, filled: Tensor, horizon: int) -> tuple[Tensor, Any]:
         """See `SequenceModel`. All tokens are read at once."""
         cache = self.net.empty_cache(len(x), None if torch.is_grad_enabled() else x.shape[1] + horizon)
-        h, cache, _ = self.net.features(x, cache, mask=filled)
+        h, cache = self.net(x, cache, mask=filled)
         return h[:, -1], cache
 
     def step(self, x: Tensor, memory: Any) -> tuple[Tensor, Any]:
         """See `SequenceModel`."""
-        h, memory, _ = self.net.features(x.unsqueeze(1), memory)
+        h, memory = self.net(x.unsqueeze(1), memory)
         return h.squeeze(1), memory
 
     def window(self, memory: Any, slots: int) -> dict[str, Tensor]:
@@ -113,7 +113,7 @@ class CausalTransformer(nn.Module):
         """See `SequenceModel`."""
         position, slots = window["position"], window["real"].shape[1]
         cache = Cache(window["keys"].unbind(1), window["values"].unbind(1), window["real"], slots, static=False)
-        h, cache, _ = self.net.features(x.unsqueeze(1), cache, positions=position.unsqueeze(1))
+        h, cache = self.net(x.unsqueeze(1), cache, positions=position.unsqueeze(1))
         return h.squeeze(1), {**self.window(cache, slots), "position": position + 1}
 
 

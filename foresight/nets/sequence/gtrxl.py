@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from foresight.errors import UserError
 from foresight.nets.mlp import orthogonal
+from foresight.nets.sequence.attention import softmax
 from foresight.nets.sequence.window import slide, still_filled, visible
 
 
@@ -78,7 +79,7 @@ class RelativeAttention(nn.Module):
         content = (query + self.content_bias[:, None]) @ key.transpose(-1, -2)
         position = _skew((query + self.distance_bias[:, None]) @ distance)
         scores = (content + position) / math.sqrt(self.width)
-        weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(-1)  # every step sees at least itself
+        weights = softmax(scores.masked_fill(~allowed[:, None], -math.inf))  # every step sees at least itself
         return self.out((weights @ value).transpose(1, 2).reshape(batch, steps, -1))
 
 

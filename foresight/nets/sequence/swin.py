@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foresight.errors import UserError
+from foresight.nets.sequence.attention import is_recording, softmax
 from foresight.nets.sequence.transformer import MLP, TransformerConfig
 from foresight.nets.sequence.vit import image_shape, initialize, pixels, to_patches
 
@@ -53,19 +54,17 @@ class WindowAttention(nn.Module):
         self.bias = nn.Parameter(torch.zeros((2 * side - 1) ** 2, heads))
         self.register_buffer("relative", relative_positions(side), persistent=False)
 
-    def forward(self, x: Tensor, allowed: Tensor, eager: bool) -> tuple[Tensor, Tensor | None]:
-        """x `[B, W, T, D]`, allowed `[W, T, T]` -> the same shape, and the weights `[B, W, heads, T, T]` if `eager`."""
+    def forward(self, x: Tensor, allowed: Tensor) -> Tensor:
+        """x `[B, W, T, D]`, allowed `[W, T, T]` -> the same shape; its weights are `[B, W, heads, T, T]`."""
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)
         query, key, value = parts.unbind(0)
         scores = self.bias[self.relative].permute(2, 0, 1).masked_fill(~allowed.unsqueeze(1), -math.inf)
-        weights = None
-        if eager:
+        if is_recording():
             products = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-            weights = (products.float() + scores).softmax(-1)
-            mixed = weights.to(value.dtype) @ value
+            mixed = softmax(products.float() + scores).to(value.dtype) @ value
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, scores.to(query.dtype))
-        return self.out(mixed.transpose(2, 3).flatten(-2)), weights
+        return self.out(mixed.transpose(2, 3).flatten(-2))
 
 
 class SwinBlock(nn.Module):
@@ -87,13 +86,13 @@ class SwinBlock(nn.Module):
         self.attention = WindowAttention(dim, heads, side)
         self.mlp = MLP(TransformerConfig(dim=dim, heads=heads, activation="gelu", bias=True))
 
-    def forward(self, x: Tensor, eager: bool) -> tuple[Tensor, Tensor | None]:
-        """`[B, height, width, D]` -> the same, and the weights `[B, W, heads, T, T]` if `eager`."""
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, height, width, D]` -> the same."""
         grid = F.pad(self.attention_norm(x), (0, 0, *self.padding))
-        mixed, weights = self.attention(grid.flatten(1, 2)[:, self.tokens], self.allowed, eager)
+        mixed = self.attention(grid.flatten(1, 2)[:, self.tokens], self.allowed)
         mixed = mixed.flatten(1, 2)[:, self.places].view(grid.shape)
         x = x + mixed[:, : self.height, : self.width]
-        return x + self.mlp(self.mlp_norm(x)), weights
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class Merging(nn.Module):
@@ -158,21 +157,9 @@ class Swin(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features `[..., size]` of images `[..., C, H, W]`."""
-        return self._read(obs, False)[0]
-
-    def with_attention(self, obs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The features, and each block's weights `[images, windows, heads, T, T]` within its windows of T tokens."""
-        return self._read(obs, True)
-
-    def _read(self, obs: Tensor, eager: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         x = self.embed_norm(self.embed(to_patches(pixels(obs), self.patch))).unflatten(1, self.grid)
-        weights = []
         for layer in self.layers:
-            if isinstance(layer, SwinBlock):
-                x, attention = layer(x, eager)
-                weights.append(attention)
-            else:
-                x = layer(x)
+            x = layer(x)
         features = self.norm(x).mean((1, 2))
         features = features if self.linear is None else torch.relu(self.linear(features))
-        return features.view(*obs.shape[:-3], self.size), tuple(weights) if eager else ()
+        return features.view(*obs.shape[:-3], self.size)

@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foresight.errors import UserError, unknown
+from foresight.nets.sequence.attention import attend
 
 
 @dataclass(frozen=True)
@@ -154,37 +155,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def attend_eager(
-    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, dropout: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Softmax attention written out, which also returns its weights.
-
-    query `[B, heads, T, head_dim]`; key, value `[B, kv_heads, S, head_dim]`; allowed (None: all) bool,
-    broadcastable to `[B, heads, T, S]`. Returns `[B, heads, T, head_dim]` and the weights
-    `[B, heads, T, S]` float32, whose rows sum to 1 (before dropout).
-    """
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = (query @ key.transpose(-1, -2)).float() / math.sqrt(query.shape[-1])
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -math.inf)
-    weights = scores.softmax(dim=-1)
-    return F.dropout(weights, dropout).to(value.dtype) @ value, weights
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, dropout: float = 0.0) -> Tensor:
-    """As `attend_eager`, fast and without the weights; allowed None means causal if T > 1."""
-    (batch, heads, steps, width), shared = query.shape, key.shape[1]
-    if steps == 1 and heads != shared:
-        # Heads that share keys are passed to the kernel as steps: four times faster in bfloat16 on a CPU.
-        query = query.reshape(batch, shared, heads // shared, width)
-        return F.scaled_dot_product_attention(query, key, value, allowed, dropout).reshape(batch, heads, 1, width)
-    causal = allowed is None and steps > 1
-    return F.scaled_dot_product_attention(
-        query, key, value, allowed, dropout, is_causal=causal, enable_gqa=bool(heads != shared)
-    )
-
-
 class Attention(nn.Module):
     """Causal self-attention with grouped key-value heads."""
 
@@ -203,9 +173,8 @@ class Attention(nn.Module):
         allowed: Tensor | None,
         cache: Cache,
         layer: int,
-        eager: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """x `[B, T, D]` -> (result `[B, T, D]`, keys, values, weights `[B, heads, T, S]` or None).
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x `[B, T, D]` -> (result `[B, T, D]`, keys, values).
 
         allowed None means: causal if the cache is empty, everything if T is 1.
         """
@@ -216,15 +185,8 @@ class Attention(nn.Module):
             query, key = rotate(query, *angles), rotate(key, *angles)
         key, value = cache.append(layer, key, value)
         key, value = key.to(query.dtype), value.to(query.dtype)
-        dropout = config.dropout if self.training else 0.0
-        weights = None
-        if eager:
-            if allowed is None and steps > 1:
-                allowed = torch.ones(steps, steps, dtype=torch.bool, device=x.device).tril()
-            mixed, weights = attend_eager(query, key, value, allowed, dropout)
-        else:
-            mixed = attend(query, key, value, allowed, dropout)
-        return self.out(mixed.transpose(1, 2).reshape(batch, steps, -1)), key, value, weights
+        mixed = attend(query, key, value, allowed, config.dropout if self.training else 0.0)
+        return self.out(mixed.transpose(1, 2).reshape(batch, steps, -1)), key, value
 
 
 class MLP(nn.Module):
@@ -254,11 +216,11 @@ class Block(nn.Module):
         self.mlp_norm, self.mlp = _norm(config), MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def forward(self, x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         """As `Attention.forward`."""
-        mixed, key, value, weights = self.attention(self.attention_norm(x), *args)
+        mixed, key, value = self.attention(self.attention_norm(x), *args)
         x = x + self.dropout(mixed)
-        return x + self.dropout(self.mlp(self.mlp_norm(x))), key, value, weights
+        return x + self.dropout(self.mlp(self.mlp_norm(x))), key, value
 
 
 class Transformer(nn.Module):
@@ -306,10 +268,9 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-        return_attention: bool = False,
         start: Tensor | None = None,
-    ) -> tuple[Tensor, Cache, tuple[Tensor, ...]]:
-        """As `forward`, but before the unembedding: `[B, T, D]`, the cache, and the attention weights (or ()).
+    ) -> tuple[Tensor, Cache]:
+        """As `forward`, but before the unembedding: `[B, T, D]`, and the cache.
 
         Apply `logits` only to the steps that need it: with a large vocabulary, logits are most of the memory.
         """
@@ -335,16 +296,15 @@ class Transformer(nn.Module):
         else:
             x = x + self.position(positions)
         x = self.dropout(x)
-        keys, values, weights = [], [], []
+        keys, values = [], []
         for layer, block in enumerate(self.blocks):
-            x, key, value, attention = block(x, angles, allowed, cache, layer, return_attention)
+            x, key, value = block(x, angles, allowed, cache, layer)
             keys.append(key)
             values.append(value)
-            weights.append(attention)
         if cache.static:
             keys, values = list(cache.keys), list(cache.values)
         grown = Cache(tuple(keys), tuple(values), real, cache.length + steps, cache.static)
-        return self.norm(x), grown, tuple(weights) if return_attention else ()
+        return self.norm(x), grown
 
     def logits(self, features: Tensor) -> Tensor:
         """Features `[..., D]` -> logits `[..., V]`. Raises ValueError if there is no vocabulary."""
@@ -352,38 +312,14 @@ class Transformer(nn.Module):
             raise ValueError("This transformer has no vocabulary: its outputs are features.")
         return F.linear(features, self.embed.weight) if self.unembed is None else self.unembed(features)
 
-    @overload
-    def forward(
-        self,
-        inputs: Tensor,
-        cache: Cache | None = ...,
-        positions: Tensor | None = ...,
-        mask: Tensor | None = ...,
-        return_attention: Literal[False] = ...,
-        start: Tensor | None = ...,
-    ) -> tuple[Tensor, Cache]: ...
-
-    @overload
-    def forward(
-        self,
-        inputs: Tensor,
-        cache: Cache | None = ...,
-        positions: Tensor | None = ...,
-        mask: Tensor | None = ...,
-        *,
-        return_attention: Literal[True],
-        start: Tensor | None = ...,
-    ) -> tuple[Tensor, Cache, tuple[Tensor, ...]]: ...
-
     def forward(
         self,
         inputs: Tensor,
         cache: Cache | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-        return_attention: bool = False,
         start: Tensor | None = None,
-    ) -> tuple[Tensor, Cache] | tuple[Tensor, Cache, tuple[Tensor, ...]]:
+    ) -> tuple[Tensor, Cache]:
         """Read T more steps.
 
         - `inputs`: tokens `[B, T]` int64, or embeddings `[B, T, D]`;
@@ -394,13 +330,11 @@ class Transformer(nn.Module):
         - `start` `[B, T]`: 1 at the first step of an episode, which sees nothing before it and is at position 0.
           None: no episode starts.
 
-        Returns the logits `[B, T, V]` (features `[B, T, D]` without a vocabulary) and the cache; with
-        `return_attention` also each layer's weights `[B, heads, T, length + T]` (eager attention, slower).
-        Outputs at padding are undefined.
+        Returns the logits `[B, T, V]` (features `[B, T, D]` without a vocabulary) and the cache. Outputs at padding
+        are undefined. The weights of its attention: see `nets.sequence.attention.recorded`.
         """
-        x, cache, weights = self.features(inputs, cache, positions, mask, return_attention, start)
-        out = x if self.embed is None else self.logits(x)
-        return (out, cache, weights) if return_attention else (out, cache)
+        x, cache = self.features(inputs, cache, positions, mask, start)
+        return x if self.embed is None else self.logits(x), cache
 
 
 def llama_config(source: Mapping[str, Any]) -> TransformerConfig:

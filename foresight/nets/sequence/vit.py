@@ -88,28 +88,16 @@ class ViT(nn.Module):
         initialize(self)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Features `[..., size]` of images `[..., C, H, W]`."""
-        return self._read(obs, False)[0]
-
-    def with_attention(self, obs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The features, and each layer's weights `[images, heads, 1 + N, 1 + N]`; token 0 is the class token.
-
-        Weights are of the softmax written out; the features are those of `forward` up to rounding.
-        """
-        return self._read(obs, True)
-
-    def _read(self, obs: Tensor, eager: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Features `[..., size]` of images `[..., C, H, W]`; token 0 of its attention is the class token."""
         x = self.embed(to_patches(pixels(obs), self.patch))
         x = torch.cat([self.class_token.expand(len(x), -1, -1).to(x.dtype), x], 1)
         x = self.dropout(x if self.position is None else x + self.position)
         everything = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
-        weights = []
         for block in self.blocks:
-            x, _, _, attention = block(x, None, everything, NO_CACHE, 0, eager)
-            weights.append(attention)
+            x, _, _ = block(x, None, everything, NO_CACHE, 0)
         features = self.norm(x[:, 0])
         features = features if self.linear is None else torch.relu(self.linear(features))
-        return features.view(*obs.shape[:-3], self.size), tuple(weights) if eager else ()
+        return features.view(*obs.shape[:-3], self.size)
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:

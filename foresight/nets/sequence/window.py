@@ -80,7 +80,7 @@ class Window(nn.Module):
         cache = Cache(tuple(past[0]), tuple(past[1]), None, self.window, False)
         h, keys, values = self.embed(x), [], []
         for layer, block in enumerate(self.net.blocks):
-            h, key, value, _ = block(h, angles, allowed, cache, layer, False)
+            h, key, value = block(h, angles, allowed, cache, layer)
             keys.append(key[:, :, -self.window :].detach())
             values.append(value[:, :, -self.window :].detach())
         after = {

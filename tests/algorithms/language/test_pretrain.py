@@ -140,7 +140,7 @@ def _even(texts: int = 4) -> TextTask:
 
 
 @sabotaged_by("foresight.ops.tokens.token_logprob", flip_sign)
-@sabotaged_by("foresight.nets.sequence.transformer.attend", lambda f: _peeking)
+@sabotaged_by("foresight.nets.sequence.attention.attend", lambda f: _peeking)
 @pytest.mark.parametrize("fields", [{}, {"experts": 4}, {"predict_tokens": 3}], ids=["dense", "experts", "heads"])
 def test_it_reaches_the_entropy_of_its_texts(fields):
     task = _even()

@@ -92,7 +92,7 @@ def _swiglu(up: torch.Tensor, down: torch.Tensor, x: torch.Tensor) -> torch.Tens
 
 
 @sabotaged_by("foresight.nets.sequence.transformer.rotate", lambda f: lambda x, cos, sin: x)
-@sabotaged_by("foresight.nets.sequence.transformer.attend", lambda f: _seeing_all)
+@sabotaged_by("foresight.nets.sequence.attention.attend", lambda f: _seeing_all)
 @sabotaged_by("foresight.nets.language.checkpointing.rms_norm", scaled(1.1))
 @both
 def test_it_equals_its_definition(experts):
@@ -120,7 +120,7 @@ def test_a_cache_and_a_tree_change_nothing(experts):
             torch.testing.assert_close(batch.logprob[p, g, :n], expected, atol=1e-4, rtol=1e-4)
 
 
-@sabotaged_by("foresight.nets.sequence.transformer.attend", lambda f: _seeing_all)
+@sabotaged_by("foresight.nets.sequence.attention.attend", lambda f: _seeing_all)
 @both
 def test_no_position_sees_a_later_one(experts):
     module = _decoder(experts)

@@ -24,7 +24,7 @@ def _model(history: int = 3) -> LeWM:
 
 
 @sabotaged_by(
-    "foresight.nets.sequence.transformer.attend",
+    "foresight.nets.sequence.attention.attend",
     lambda f: (
         lambda q, k, v, allowed, dropout: f(q, k, v, torch.ones(q.shape[2], q.shape[2], dtype=torch.bool), dropout)
     ),

@@ -73,14 +73,14 @@ def test_tokens_read_in_parts_with_the_cache_are_the_whole_sequence_across_reset
     net = _model().sequence.net
     x, start = torch.randn(4, 9, 16, generator=torch.Generator().manual_seed(2)), torch.zeros(4, 9)
     start[0, 3], start[1, 1], start[1, 6], start[2, 0], start[3, 4] = 1, 1, 1, 1, 1
-    whole, _, _ = net.features(x, start=start)
+    whole, _ = net.features(x, start=start)
     for slots in (None, 9):
         cache, parts = net.empty_cache(4, slots), []
         for a, b in ((0, 3), (3, 4), (4, 5), (5, 9)):
-            out, cache, _ = net.features(x[:, a:b], cache, start=start[:, a:b])
+            out, cache = net.features(x[:, a:b], cache, start=start[:, a:b])
             parts.append(out)
         torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=0)
-    alone, _, _ = net.features(x[:1, 3:])  # what a reset leaves is an episode of its own, positions included
+    alone, _ = net.features(x[:1, 3:])  # what a reset leaves is an episode of its own, positions included
     torch.testing.assert_close(whole[:1, 3:], alone, atol=1e-5, rtol=0)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foresight.errors import UserError
 from foresight.nets.sequence import transformer as subject
+from foresight.nets.sequence.attention import attend_eager, recorded
 from foresight.nets.sequence.transformer import Transformer, TransformerConfig, from_llama, llama_config
 from tests.sabotage import change, drop, sabotaged_by
 
@@ -46,6 +47,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 # ---- mutations: each law must fail under those that break it ---------------------------------------------------------
 
 HERE = "foresight.nets.sequence.transformer"
+ATTENTION = "foresight.nets.sequence.attention"
 Function = Callable[..., Any]
 
 
@@ -167,18 +169,20 @@ def test_the_future_changes_nothing(config: TransformerConfig) -> None:
 
 
 @CONFIGS
-@sabotaged_by(f"{HERE}.attend_eager", unscaled, drop("allowed"))
+@sabotaged_by(f"{ATTENTION}.attend_eager", unscaled, drop("allowed"))
 @sabotaged_by(f"{HERE}._allowed", sees_all)
-def test_eager_is_sdpa_and_its_rows_sum_to_one(config: TransformerConfig) -> None:
+def test_recorded_attention_is_the_fused_one_and_its_rows_sum_to_one(config: TransformerConfig) -> None:
     model, x = build(config), tokens()
     mask = torch.ones(3, 9, dtype=torch.bool)
     mask[1, :4] = False
     with torch.no_grad():
         for given in (None, mask):
             fast, cache = model(x[:, :7], mask=None if given is None else given[:, :7])
-            slow, other, weights = model(x[:, :7], mask=None if given is None else given[:, :7], return_attention=True)
+            with recorded() as weights:
+                slow, other = model(x[:, :7], mask=None if given is None else given[:, :7])
             close(slow, fast)
-            close(model(x[:, 7:], other, return_attention=True)[0], model(x[:, 7:], cache)[0])
+            with recorded():
+                close(model(x[:, 7:], other)[0], model(x[:, 7:], cache)[0])
             assert len(weights) == config.layers
             for layer in weights:
                 assert layer.shape == (3, config.heads, 7, 7)
@@ -210,14 +214,14 @@ def test_shifted_positions_change_nothing() -> None:
         close(model(x, positions=torch.arange(9).expand(3, 9) + 100)[0], model(x)[0], 1e-4)
 
 
-@sabotaged_by(f"{HERE}.attend_eager", unscaled, interleaved, drop("allowed"))
+@sabotaged_by(f"{ATTENTION}.attend_eager", unscaled, interleaved, drop("allowed"))
 def test_attention_is_its_definition() -> None:
     """Against the sum written with loops, one query at a time."""
     torch.manual_seed(0)
     query, key, value = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
     allowed = torch.rand(2, 1, 3, 5) > 0.3
     allowed[..., 0] = True
-    got, weights = subject.attend_eager(query, key, value, allowed)
+    got, weights = attend_eager(query, key, value, allowed)
     for b in range(2):
         for head in range(4):
             for t in range(3):
@@ -337,7 +341,7 @@ def test_embeddings_of_tokens_are_the_tokens() -> None:
     model, x = build(ROPE), tokens()
     with torch.no_grad():
         assert torch.equal(model(model.embed(x))[0], model(x)[0])
-        features, _, _ = model.features(x)
+        features, _ = model.features(x)
         assert torch.equal(model.logits(features), model(x)[0])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from foresight.errors import UserError
 from foresight.nets.sequence import swin, vit
+from foresight.nets.sequence.attention import recorded
 from foresight.nets.sequence.swin import Swin
 from foresight.nets.sequence.vit import ViT
 from tests.sabotage import change, sabotaged_by
@@ -46,7 +47,7 @@ def block(ours: nn.Module, name: str) -> dict[str, Tensor]:
 
 
 @sabotaged_by("foresight.nets.sequence.vit.to_patches", change("images", lambda x: x.transpose(2, 3)))
-@sabotaged_by("foresight.nets.sequence.transformer.attend", change("allowed", torch.tril, "causal"))
+@sabotaged_by("foresight.nets.sequence.attention.attend", change("allowed", torch.tril, "causal"))
 def test_vit_is_the_one_of_transformers() -> None:
     from transformers import ViTConfig, ViTModel
 
@@ -124,12 +125,13 @@ def sharper(original: Any) -> Any:
     return lambda query, *rest: original(2 * query, *rest)
 
 
-@sabotaged_by("foresight.nets.sequence.transformer.attend_eager", sharper)
+@sabotaged_by("foresight.nets.sequence.attention.attend_eager", sharper)
 def test_the_weights_of_vit_are_those_of_the_fused_kernel() -> None:
     """Rows sum to 1, and the weights times V are the fused attention's output."""
     net = scrambled(ViT((1, 8, 8), patch=2, dim=16, layers=2, heads=2))
     images = torch.rand(3, 1, 8, 8)
-    features, weights = net.with_attention(images)
+    with recorded() as weights:
+        features = net(images)
     assert [tuple(w.shape) for w in weights] == [(3, 2, 17, 17)] * 2
     for layer in weights:
         torch.testing.assert_close(layer.sum(-1), torch.ones(3, 2, 17))
@@ -139,7 +141,8 @@ def test_the_weights_of_vit_are_those_of_the_fused_kernel() -> None:
 def test_the_weights_of_swin_are_those_of_the_fused_kernel() -> None:
     net = scrambled(Swin((3, 32, 32), patch=2, dim=8, window=4))
     images = torch.rand(2, 3, 32, 32)
-    features, weights = net.with_attention(images)
+    with recorded() as weights:
+        features = net(images)
     assert [w.shape[1] for w in weights] == [16, 16, 4, 4]
     for layer in weights:
         torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))

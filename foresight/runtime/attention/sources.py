@@ -1,0 +1,249 @@
+"""Where attention is read: language models on a text, and the networks of runs in their environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foresight.errors import UserError
+from foresight.nets.language.model import LanguageModel
+from foresight.nets.sequence.attention import KnockOut, recorded
+from foresight.nets.sequence.decision import DecisionTransformer
+from foresight.nets.sequence.gtrxl import GTrXL
+from foresight.nets.sequence.swin import Swin, SwinBlock
+from foresight.nets.sequence.transformer import Transformer
+from foresight.nets.sequence.vit import ViT, pixels
+from foresight.nets.sequence.window import Window
+from foresight.runtime import machine
+from foresight.runtime.agent import Agent
+from foresight.runtime.attention.maps import Maps, Pass
+
+LONGEST = 512  # tokens of a text: weights grow with the square
+
+
+def of_text(model: LanguageModel, text: str, title: str = "") -> Maps:
+    """The attention of a language model while it reads `text`. Raises UserError for an empty or a long text."""
+    from foresight.nets.language import recording
+
+    ids = list(model.tokenizer.encode(text))
+    most = min(LONGEST, model.context)
+    if not 1 <= len(ids) <= most:
+        raise UserError(f"The text has {len(ids)} tokens. Give one of 1 to {most}, with --text.")
+    tokens = torch.tensor([ids], device=model.device)
+
+    def again(knock_outs: Sequence[KnockOut]) -> tuple[list[Tensor], Tensor]:
+        weights, output = recording.read(model.module, tokens, knock_outs)
+        return [layer[0].float().cpu() for layer in weights], output[0].float().cpu()
+
+    weights, output = again(())
+    return Maps(
+        title or text,
+        tuple(model.tokenizer.decode([i]) for i in ids),
+        tuple(weights),
+        output,
+        again,
+        probabilities=True,
+        names=lambda i: str(model.tokenizer.decode([i])),
+        targets=torch.tensor([*ids[1:], -1]),
+    )
+
+
+def of_module(net: nn.Module, *inputs: Any, title: str = "", tokens: Sequence[str] = (), **options: Any) -> Maps:
+    """The attention of any network of this package in `net(*inputs, **options)`, of batch row 0.
+
+    `tokens` are names of the keys; by default their numbers. Its output is the first tensor of the result. Raises
+    UserError if the network calls no attention.
+    """
+    again = passes(net, inputs, options)
+    weights, output = again(())
+    keys = weights[0].shape[-1]
+    names = tuple(tokens) or tuple(str(i) for i in range(keys))
+    if len(names) != keys:
+        raise UserError(f"{len(names)} names are given for {keys} tokens.")
+    return Maps(title or type(net).__name__, names, tuple(weights), output, again)
+
+
+def of_image(net: ViT | Swin, image: Tensor, title: str = "") -> Maps:
+    """The attention of a vision transformer on an image `[C, H, W]`: of the class token (ViT), or within windows.
+
+    The weights of windows are written into one matrix over all patches of the layer; what padding gets is left out.
+    """
+    shown = (pixels(image)[0] * 255).to(torch.uint8).cpu()
+    if isinstance(net, ViT):
+        found = of_module(net, image.unsqueeze(0), title=title, tokens=["class", *_patches(net.rows, net.columns)])
+        grids = tuple((net.rows, net.columns) for _ in found.weights)
+        return dataclasses.replace(found, image=shown, grids=grids, skipped=1)
+    blocks = [layer for layer in net.layers if isinstance(layer, SwinBlock)]
+    windowed = passes(net, (image.unsqueeze(0),), {})
+
+    def again(knock_outs: Sequence[KnockOut]) -> tuple[list[Tensor], Tensor]:
+        if any(one.query is not None or one.key is not None for one in knock_outs):
+            raise UserError("Single links cannot be knocked out of a Swin Transformer: its windows are apart.")
+        weights, output = windowed(knock_outs)
+        return [_whole(x, block) for x, block in zip(weights, blocks, strict=True)], output
+
+    weights, output = again(())
+    grids = tuple((block.height, block.width) for block in blocks)
+    return Maps(title or "Swin", tuple(_patches(*grids[0])), tuple(weights), output, again, image=shown, grids=grids)
+
+
+def of_run(agent: Agent, steps: int = 20, seed: int = 0, images: bool = False) -> Maps:
+    """The attention of a run's network after `steps` greedy steps in its environment (fewer, if the episode ends).
+
+    A memory shows all these steps, a Decision Transformer or a world model the window that it reads, and a vision
+    transformer (`images`, or if there is nothing else) the last image. Raises UserError if there is no attention.
+    """
+    net = _attentive(agent, images)
+    title = f"{agent.settings.algorithm} on {agent.settings.env}"
+    calls = _calls(agent, net, steps, seed)
+    inputs, options = calls[-1]
+    if isinstance(net, ViT | Swin):
+        images_ = inputs[0].reshape(-1, *inputs[0].shape[-3:])
+        return of_image(net, images_[-1], title)
+    if isinstance(net, GTrXL | Window):
+        x = torch.cat([x for (x, *_), _ in calls], 1)[:1]
+        found = of_module(net, x, net.initial(1), title=title)
+        count = x.shape[1]
+        return _last(found, count, [f"t={t}" for t in range(count)])
+    found = of_module(net, *_first_row(inputs), **_first_row(options), title=title)
+    if isinstance(net, DecisionTransformer):
+        real = int(options["mask"][0].sum())
+        times = [int(t) for t in options["time"][0][-real:]]
+        found = _last(found, 3 * real, [f"{what} {t}" for t in times for what in ("return", "obs", "action")])
+        return dataclasses.replace(found, probabilities=net.actions.discrete, names=lambda i: f"action {i}")
+    return _filled(found, options)
+
+
+def passes(net: nn.Module, inputs: Sequence[Any], options: dict[str, Any]) -> Pass:
+    """The function from knock-outs to the weights and the output of `net(*inputs, **options)`, of batch row 0."""
+
+    @torch.no_grad()
+    def again(knock_outs: Sequence[KnockOut]) -> tuple[list[Tensor], Tensor]:
+        training = net.training
+        net.eval()
+        try:
+            with recorded(knock_outs) as weights:
+                output = net(*inputs, **options)
+        finally:
+            net.train(training)
+        if not weights:
+            raise UserError(f"{type(net).__name__} has no attention. Give a transformer, or a run that has one.")
+        first = output if isinstance(output, Tensor) else output[0]
+        return [layer[0].float().cpu() for layer in weights], _rows(first[0].float().cpu(), weights[0].shape[-2])
+
+    return again
+
+
+def _rows(output: Tensor, queries: int) -> Tensor:
+    """Outputs as rows: one per query `[T, N]`, or only the last one `[1, N]`."""
+    if output.dim() < 2:
+        return output.reshape(1, -1)
+    return output.flatten(1) if len(output) == queries else output[-1:].flatten(1)
+
+
+def _whole(weights: Tensor, block: SwinBlock) -> Tensor:
+    """The weights of windows `[W, heads, t, t]` over all patches of the grid, `[heads, N, N]`."""
+    heads, padded_width = weights.shape[1], block.width + block.padding[1]
+    count = block.tokens.numel()
+    full = weights.new_zeros(heads, count, count)
+    for window, tokens in zip(weights, block.tokens.cpu(), strict=True):
+        full[:, tokens[:, None], tokens[None]] = window
+    places = torch.arange(count).view(-1, padded_width)[: block.height, : block.width].flatten()
+    return full[:, places][:, :, places]
+
+
+def _patches(rows: int, columns: int) -> list[str]:
+    return [f"{row},{column}" for row in range(rows) for column in range(columns)]
+
+
+def _attentive(agent: Agent, images: bool) -> nn.Module:
+    """The network of the run to look at."""
+    kinds: tuple[Any, ...] = (ViT, Swin) if images else (DecisionTransformer, GTrXL, Window, Transformer, ViT, Swin)
+    modules = [module for net in _networks(agent) for module in net.modules()]
+    for kind in kinds:
+        for module in modules:
+            if isinstance(module, kind):
+                return module
+    what = "vision transformer: train one with --images vit" if images else "attention: train with a transformer"
+    raise UserError(f"The networks of {agent.path} have no {what}.")
+
+
+def _networks(agent: Agent) -> Iterator[nn.Module]:
+    for field in dataclasses.fields(agent.state):
+        value = getattr(agent.state, field.name)
+        if isinstance(value, nn.Module):
+            yield value
+
+
+@torch.no_grad()
+def _calls(agent: Agent, net: nn.Module, steps: int, seed: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of each call of `net` while the agent acts."""
+    if steps < 1:
+        raise UserError(f"The number of steps must be at least 1, not {steps}.")
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    hook = net.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, dict(kwargs))), with_kwargs=True)
+    device, module, state = machine.device_of(agent.state), agent.module, agent.state
+    try:
+        obs, carry = agent.env.reset(seed), None
+        for _ in range(steps):
+            action, _, carry = module.act(state, _to(obs, device), carry, explore=False)
+            feedback = agent.env.step(action.cpu())
+            if hasattr(module, "rewarded"):
+                carry = module.rewarded(carry, feedback.reward)
+            if bool(feedback.cut[0]):
+                break
+            obs = feedback.obs
+    finally:
+        hook.remove()
+    if not calls:
+        raise UserError(f"{agent.path} does not call its {type(net).__name__} to act, so there is nothing to draw.")
+    return calls
+
+
+def _to(obs: Any, device: torch.device) -> Any:
+    from foresight.data.trajectory import tree_map
+
+    return tree_map(lambda x: x.to(device), obs)
+
+
+def _first_row(inputs: Any) -> Any:
+    """Tensors with only their first batch row, in a tuple or a dict."""
+    first: Callable[[Any], Any] = lambda x: x[:1] if isinstance(x, Tensor) else x  # noqa: E731
+    return {k: first(x) for k, x in inputs.items()} if isinstance(inputs, dict) else tuple(first(x) for x in inputs)
+
+
+def _filled(found: Maps, options: dict[str, Any]) -> Maps:
+    """Without the empty slots at the front of a window, which no other slot sees; named by the time before now."""
+    start, mask = options.get("start"), options.get("mask")
+    count = len(found.tokens)
+    if start is not None:
+        count -= int(start[0].nonzero().max()) if start[0].any() else 0
+    elif mask is not None:
+        count = int(mask[0].sum())
+    return _last(found, count, [f"t-{count - i}" for i in range(count)])
+
+
+def _last(found: Maps, count: int, names: Sequence[str]) -> Maps:
+    """Only the last `count` keys and as many queries; knock-outs count from the first of them."""
+    keys, queries = found.weights[0].shape[-1] - count, max(0, found.weights[0].shape[-2] - count)
+
+    def cut(weights: Sequence[Tensor]) -> list[Tensor]:
+        return [layer[:, queries:, keys:] for layer in weights]
+
+    def again(knock_outs: Sequence[KnockOut]) -> tuple[list[Tensor], Tensor]:
+        moved = [
+            one._replace(
+                query=None if one.query is None else one.query + queries,
+                key=None if one.key is None else one.key + keys,
+            )
+            for one in knock_outs
+        ]
+        weights, output = found.again(moved)
+        return cut(weights), output[-count:]
+
+    weights, output = tuple(cut(found.weights)), found.output[-count:]
+    return dataclasses.replace(found, tokens=tuple(names), weights=weights, output=output, again=again)
