@@ -36,7 +36,7 @@ def attention(
             network attends: a decision transformer, a memory (gtrxl, transformer), storm, --images vit or swin.
         text: the text that a language model reads.
         steps: environment steps that an agent acts before its attention is drawn.
-        seed: seed of the environment.
+        seed: seed of the environment; the number of the held-out image (classifier).
         images: draw the attention of the network over images instead of that over time.
         view: mean or max of the heads, the number of one head, rollout (through all layers), or received (by each
             token).

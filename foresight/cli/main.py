@@ -20,8 +20,8 @@ MISUSE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 EXTRA_OF = {
     "ale_py": "atari", "cv2": "atari", "Box2D": "box2d", "mujoco": "mujoco", "minigrid": "minigrid",
     "reasoning_gym": "reasoning", "trl": "peers", "stable_baselines3": "peers", "quantecon": "peers",
-    "wandb": "wandb", "trackio": "trackio", "pyspiel": "games", "ray": "ray", "optuna": "tune", "fastapi": "studio",
-    "uvicorn": "studio",
+    "wandb": "wandb", "trackio": "trackio", "pyspiel": "games", "sklearn": "images", "ray": "ray", "optuna": "tune",
+    "fastapi": "studio", "uvicorn": "studio",
 }  # fmt: skip
 
 

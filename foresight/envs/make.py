@@ -9,7 +9,7 @@ from foresight import errors
 
 ENVS = {
     "control": "foresight.envs.control.build", "tabular": "foresight.envs.tabular.grid", "text":
-    "foresight.envs.text.make", "game": "foresight.envs.games.make",
+    "foresight.envs.text.make", "game": "foresight.envs.games.make", "images": "foresight.envs.images.make",
 }  # fmt: skip
 
 
@@ -21,7 +21,8 @@ def make(name: str, kind: str = "control", **options: Any) -> Any:
       are several tasks that share `num_envs` (see `envs.control.multi_task`);
     - `"tabular"`: an explicit model (P, R, gamma). Options: see `envs.tabular.grid.make`;
     - `"text"`: single-use episodes with a grader. Options: see `envs.text.make.make`;
-    - `"game"`: the rules of a two-player game. Options: see `envs.games.make.make`.
+    - `"game"`: the rules of a two-player game. Options: see `envs.games.make.make`;
+    - `"images"`: labeled images. Options: see `envs.images.make.make`.
 
     Raises UserError for an unknown name or option, an unsupported space and a missing package.
     """

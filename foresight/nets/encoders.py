@@ -124,10 +124,16 @@ def vectorizer(space: gs.Space[Any]) -> Vectorizer:
 def image_encoder(space: gs.Space[Any], images: str, **options: Any) -> ImageEncoder:
     """The network `images`, a name of `IMAGES`, for images in any order of their dims.
 
-    Raises UserError for an unknown name, and for images that are too small.
+    "vit:16" and "swin:4" set the pixels of a side of a patch. Raises UserError for an unknown name, another number, and
+    images that are too small.
     """
+    images, colon, patch = images.partition(":")
     if images not in IMAGES:
         raise errors.unknown("image encoder", images, IMAGES)
+    if colon:
+        if images not in ("vit", "swin") or not patch.isdigit():
+            raise UserError(f"A patch is a number of pixels of vit or swin, as in vit:16, not '{images}:{patch}'.")
+        options = {"patch": int(patch), **options}
     shape = space.shape or ()
     found = order(shape) or ()
     *stacked, height, width = (shape[i] for i in found)

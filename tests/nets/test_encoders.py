@@ -164,3 +164,12 @@ def test_spaces_without_a_policy_or_a_normalizer_are_named():
         6,
         5,
     ]
+
+
+def test_a_number_after_vit_and_swin_is_the_side_of_a_patch():
+    assert encoders.image_encoder(PIXELS, "vit:20").position.shape[1] == 1 + 2 * 3
+    assert encoders.image_encoder(PIXELS, "swin:10").grid == (4, 5)
+    assert encoders.image_encoder(PIXELS, "vit").position.shape[1] == 1 + 7 * 8
+    for wrong in ("nature:8", "vit:", "vit:x"):
+        with pytest.raises(UserError, match="as in vit:16"):
+            encoders.image_encoder(PIXELS, wrong)

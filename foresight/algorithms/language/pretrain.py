@@ -82,6 +82,8 @@ class Config:
     """c: weight of the heads after the first (Gloeckle et al.: 1; DeepSeek-V3: 0.3 over their number)."""
     tokens: str = "characters"
     """"characters", or "numbers": numbers below 100 are one token each."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights (GPT-2); 1/√dim is better for narrow models."""
     context: int = 128
     """Context length in characters, prompt and answer together; longer texts are cut."""
     max_new_tokens: int = 64
@@ -130,6 +132,7 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
         num_key_value_heads=config.kv_heads,
         intermediate_size=config.mlp_size,
         max_position_embeddings=config.context,
+        initializer_range=config.init_std,
         experts=config.experts,
         experts_per_token=config.experts_per_token,
     )

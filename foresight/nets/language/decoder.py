@@ -34,7 +34,6 @@ from foresight.nets.language.moe import MixtureOfExperts, Routing
 from foresight.nets.sequence.attention import attend
 from foresight.nets.sequence.transformer import MLP, TransformerConfig, rotary_angles, rotate
 
-STD = 0.02  # of new weights (GPT-2)
 END = "<end>"
 
 
@@ -59,13 +58,14 @@ class DecoderConfig(PreTrainedConfig):  # type: ignore[misc]
         experts_per_token: int = 2,
         rope_base: float = 10_000.0,
         norm_eps: float = 1e-5,
+        initializer_range: float = 0.02,
         **others: Any,
     ) -> None:
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
         self.intermediate_size, self.max_position_embeddings = intermediate_size, max_position_embeddings
         self.experts, self.experts_per_token = experts, experts_per_token
-        self.rope_base, self.norm_eps = rope_base, norm_eps
+        self.rope_base, self.norm_eps, self.initializer_range = rope_base, norm_eps, initializer_range
         super().__init__(**{"tie_word_embeddings": False, **others})
 
 
@@ -178,7 +178,7 @@ class Decoder(PreTrainedModel):  # type: ignore[misc]
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-        _initialize(self, config.num_hidden_layers)
+        _initialize(self, config)
 
     def get_output_embeddings(self) -> nn.Linear:
         """The unembedding."""
@@ -201,7 +201,7 @@ class DecoderScorer(PreTrainedModel):  # type: ignore[misc]
         self.model = Trunk(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
         self.post_init()
-        _initialize(self, config.num_hidden_layers)
+        _initialize(self, config)
 
     def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> SequenceClassifierOutput:
         """The outputs `[B, labels]` at the last of tokens `[B, T]`: rows of one length, without padding."""
@@ -209,12 +209,13 @@ class DecoderScorer(PreTrainedModel):  # type: ignore[misc]
 
 
 @torch.no_grad()
-def _initialize(module: nn.Module, layers: int) -> None:
-    # GPT-2: 0.02, scaled down where a branch adds to the stream, so that the stream does not grow with depth.
+def _initialize(module: nn.Module, config: DecoderConfig) -> None:
+    # As in GPT-2 scaled down where a branch adds to the stream, so that the stream does not grow with depth.
+    std = config.initializer_range
     for name, weight in module.named_parameters():
         if weight.ndim > 1:
             adds = name.endswith(("attention.out.weight", "feed.down.weight", "feed.down"))
-            nn.init.normal_(weight, std=STD / math.sqrt(2 * layers) if adds else STD)
+            nn.init.normal_(weight, std=std / math.sqrt(2 * config.num_hidden_layers) if adds else std)
 
 
 def _check(config: DecoderConfig) -> None:

@@ -111,9 +111,14 @@ def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def initialize(module: nn.Module) -> None:
-    """Weights of all linear layers and tables: normal with deviation 0.02, cut at two; biases 0."""
+    """Weights of all linear layers and tables: normal, cut at two deviations; biases 0.
+
+    The deviation is 1 / √(their last dim): 0.02, which is that for a width of 2,500, leaves networks as narrow as these
+    without a signal for hundreds of updates.
+    """
     for name, parameter in module.named_parameters():
         if parameter.ndim > 1:
-            nn.init.trunc_normal_(parameter, std=0.02, a=-0.04, b=0.04)
+            std = 0.02 if name.endswith("attention.bias") else parameter.shape[-1] ** -0.5  # Swin's biases by position
+            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)

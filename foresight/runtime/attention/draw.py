@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from foresight.errors import UserError
-from foresight.ops import attention
-from foresight.runtime.attention import page
+from foresight.runtime.attention import page, reductions
 from foresight.runtime.attention.maps import Maps
 from foresight.runtime.results import plot
 
@@ -136,7 +135,7 @@ def over_image(maps: Maps, view: str | int = "mean", without_first: bool = False
     """The weights of each layer as `[rows, columns]` of patches: of the class token, or else what patches receive."""
     heats = []
     for layer, grid in zip(maps.view(view, without_first), maps.grids, strict=True):
-        row = layer[0] if maps.skipped or len(layer) == 1 else attention.received(layer)
+        row = layer[0] if maps.skipped or len(layer) == 1 else reductions.received(layer)
         heats.append(row[maps.skipped :].view(grid))
     return heats
 

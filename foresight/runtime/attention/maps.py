@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foresight.errors import UserError
 from foresight.nets.sequence.attention import KnockOut
-from foresight.ops import attention
+from foresight.runtime.attention import reductions
 
 VIEWS = ("mean", "max", "rollout", "received")
 CUT = re.compile(r"(\d+)(?:\.(\d+))?(?::(-?\d+)?(?:,(-?\d+))?)?")
@@ -70,10 +70,10 @@ class Maps:
         if name == "rollout":
             if any(layer.shape != (len(self.tokens), len(self.tokens)) for layer in found):
                 raise UserError("A rollout needs layers over the same tokens. Choose the view mean, max or received.")
-            found = attention.rollout(found)
+            found = reductions.rollout(found)
         if without_first:
-            found = [attention.without_first(layer) for layer in found]
-        return [attention.received(layer)[None] for layer in found] if name == "received" else found
+            found = [reductions.without_first(layer) for layer in found]
+        return [reductions.received(layer)[None] for layer in found] if name == "received" else found
 
     def knock_out(self, text: str) -> KnockOut:
         """`LAYER`, `LAYER.HEAD`, and with `:QUERY`, `:,KEY` or `:QUERY,KEY` only these links; all count from 0.

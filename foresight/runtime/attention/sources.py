@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foresight.envs.images.make import Images
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.sequence.attention import KnockOut, recorded
@@ -67,18 +68,19 @@ def of_module(net: nn.Module, *inputs: Any, title: str = "", tokens: Sequence[st
     return Maps(title or type(net).__name__, names, tuple(weights), output, again)
 
 
-def of_image(net: ViT | Swin, image: Tensor, title: str = "") -> Maps:
+def of_image(net: ViT | Swin, image: Tensor, title: str = "", whole: nn.Module | None = None) -> Maps:
     """The attention of a vision transformer on an image `[C, H, W]`: of the class token (ViT), or within windows.
 
     The weights of windows are written into one matrix over all patches of the layer; what padding gets is left out.
+    The output is that of `whole`, a network of which `net` is a part; by default of `net`.
     """
-    shown = (pixels(image)[0] * 255).to(torch.uint8).cpu()
+    shown, whole = (pixels(image)[0] * 255).to(torch.uint8).cpu(), net if whole is None else whole
     if isinstance(net, ViT):
-        found = of_module(net, image.unsqueeze(0), title=title, tokens=["class", *_patches(net.rows, net.columns)])
+        found = of_module(whole, image.unsqueeze(0), title=title, tokens=["class", *_patches(net.rows, net.columns)])
         grids = tuple((net.rows, net.columns) for _ in found.weights)
         return dataclasses.replace(found, image=shown, grids=grids, skipped=1)
     blocks = [layer for layer in net.layers if isinstance(layer, SwinBlock)]
-    windowed = passes(net, (image.unsqueeze(0),), {})
+    windowed = passes(whole, (image.unsqueeze(0),), {})
 
     def again(knock_outs: Sequence[KnockOut]) -> tuple[list[Tensor], Tensor]:
         if any(one.query is not None or one.key is not None for one in knock_outs):
@@ -95,10 +97,13 @@ def of_run(agent: Agent, steps: int = 20, seed: int = 0, images: bool = False) -
     """The attention of a run's network after `steps` greedy steps in its environment (fewer, if the episode ends).
 
     A memory shows all these steps, a Decision Transformer or a world model the window that it reads, and a vision
-    transformer (`images`, or if there is nothing else) the last image. Raises UserError if there is no attention.
+    transformer (`images`, or if there is nothing else) the last image. A classifier shows the held-out image `seed`.
+    Raises UserError if there is no attention.
     """
     net = _attentive(agent, images)
     title = f"{agent.settings.algorithm} on {agent.settings.env}"
+    if isinstance(agent.env, Images):
+        return _of_held_out(agent, net, title, seed)
     calls = _calls(agent, net, steps, seed)
     inputs, options = calls[-1]
     if isinstance(net, ViT | Swin):
@@ -116,6 +121,15 @@ def of_run(agent: Agent, steps: int = 20, seed: int = 0, images: bool = False) -
         found = _last(found, 3 * real, [f"{what} {t}" for t in times for what in ("return", "obs", "action")])
         return dataclasses.replace(found, probabilities=net.actions.discrete, names=lambda i: f"action {i}")
     return _filled(found, options)
+
+
+def _of_held_out(agent: Agent, net: Any, title: str, index: int) -> Maps:
+    env, device = agent.env, machine.device_of(agent.state)
+    if not 0 <= index < len(env.test):
+        raise UserError(f"There is no held-out image {index}. Choose one from 0 to {len(env.test) - 1} with --seed.")
+    title = f"{title}, held-out image {index}: {env.classes[int(env.test_label[index])]}"
+    found = of_image(net, env.test[index].to(device), title, agent.state.network)
+    return dataclasses.replace(found, probabilities=True, names=lambda i: str(env.classes[i]))
 
 
 def passes(net: nn.Module, inputs: Sequence[Any], options: dict[str, Any]) -> Pass:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from foresight.errors import unknown
-from foresight.runtime.kinds import control, game, tabular, text
+from foresight.runtime.kinds import control, game, images, tabular, text
 from foresight.runtime.kinds.kind import Kind
 
-KINDS: dict[str, Kind[Any]] = {"control": control.KIND, "tabular": tabular.KIND, "text": text.KIND, "game": game.KIND}
+KINDS: dict[str, Kind[Any]] = {
+    "control": control.KIND, "tabular": tabular.KIND, "text": text.KIND, "game": game.KIND, "images": images.KIND,
+}  # fmt: skip
 
 
 def get(name: str) -> Kind[Any]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from foresight.algorithms.policy import ppo
-from foresight.algorithms.sequence import decision_transformer
+from foresight.algorithms.sequence import classifier, decision_transformer
 from foresight.algorithms.world import storm
 from foresight.envs.make import make
 from foresight.errors import UserError
@@ -81,6 +81,23 @@ def test_a_run_without_attention_is_refused() -> None:
         sources.of_run(agent(ppo, "CartPole-v1", ppo.Config()))
     with pytest.raises(UserError, match="at least 1, not 0"):
         sources.of_run(RUNS["gtrxl"][0](), steps=0)
+
+
+def test_a_classifier_shows_a_held_out_image() -> None:
+    pytest.importorskip("sklearn")
+    env = make("digits", "images")
+    settings = SimpleNamespace(algorithm="classifier", env="digits")
+    for config in (classifier.Config(dim=16, layers=2), classifier.Config(images="swin", dim=8)):
+        state = classifier.build(config, env.spaces)
+        torch.nn.init.normal_(state.network.head.weight)
+        agent = SimpleNamespace(path="runs/x", settings=settings, module=classifier, state=state, env=env)
+        maps = sources.of_run(agent, seed=3)
+        assert torch.equal(maps.image, env.test[3]) and f"image 3: {env.test_label[3]}" in maps.title
+        before = maps.effect([KnockOut(1)])["before"]
+        logits = classifier.act(state, env.test[3:4])[1]["logits"][0]
+        assert before[0][0] == str(int(logits.argmax()))
+        with pytest.raises(UserError, match="no held-out image 359"):
+            sources.of_run(agent, seed=359)
 
 
 def text(words: str = "what is 2+3? what is") -> Maps:
