@@ -48,6 +48,12 @@ class Spread(nn.Module):
         return self.estimate.clamp(min=1.0)
 
 
+def saturated(bins: Tensor, *targets: Tensor) -> Tensor:
+    """The share of two-hot `targets` (any shapes) beyond the `bins` `[K]`, which are learned as the outermost bin."""
+    outside = torch.stack([((x < bins[0]) | (x > bins[-1])).float().mean() for x in targets])
+    return outside.mean()
+
+
 def actor_loss(output: Output, action: Tensor, advantage: Tensor, weight: Tensor, entropy_coef: float) -> Tensor:
     """Reinforce with an entropy bonus, `[...]`: -w (sg(A) log π(a) + η H). Source: eq. 7."""
     return -weight * (advantage.detach() * output.logp(action) + entropy_coef * output.entropy())

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
 from foresight import distributed
+from foresight.errors import NotFinite
+
+
+def total(terms: Mapping[str, Tensor], coefs: Mapping[str, float]) -> Tensor:
+    """Σ coef · mean(term) of named loss terms of any shape; the coefficient is 1 where none is given.
+
+    Raises NotFinite with the names of the terms whose mean is not finite: no weight has changed yet.
+    """
+    means = torch.stack([term.mean() for term in terms.values()])
+    if not means.isfinite().all():
+        bad = [name for name, mean in zip(terms, means.tolist(), strict=True) if not math.isfinite(mean)]
+        raise NotFinite(f"The loss term{'s' * (len(bad) > 1)} {', '.join(bad)} became NaN or infinite.")
+    return means @ means.new_tensor([coefs.get(name, 1.0) for name in terms])
 
 
 def descend(

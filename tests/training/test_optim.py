@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from foresight.errors import NotFinite
 from foresight.training import optim
 from tests.sabotage import change, sabotaged_by
 
@@ -28,3 +29,10 @@ def test_steps_are_torchs(layers, options):
         b.step()
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_is_the_weighted_sum_of_its_terms_and_names_those_that_are_not_finite() -> None:
+    terms = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor(5.0)}
+    assert optim.total(terms, {"b": 0.5}).item() == 2 + 0.5 * 5
+    with pytest.raises(NotFinite, match="The loss terms b, c became NaN or infinite"):
+        optim.total({**terms, "b": torch.tensor(torch.inf), "c": torch.tensor([0.0, torch.nan])}, {})

@@ -226,14 +226,14 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
         "representation": config.representation_coef,
         "replay_value": config.replay_value_coef,
     }
-    loss = torch.stack([coefs.get(name, 1.0) * term.mean() for name, term in terms.items()]).sum()
-    optim.step(state.optimizer, loss.backward)
+    optim.step(state.optimizer, optim.total(terms, coefs).backward)
     optim.track(state.slow_critic, critic, config.slow_critic_rate)
     fresh = {name: latents[name].flatten(0, 1).cpu() for name in model.kept if name in latents}
     state.replay.refresh(batch.extras["key"].flatten().cpu(), fresh)
     state.gradient_steps += 1
     metrics = {name: term.detach().mean() for name, term in terms.items()}
     metrics |= {"imagined_return": target.mean(), "entropy": output.entropy().detach().mean()}
+    metrics["saturated"] = imagination.saturated(critic.bins, arrival.reward, target)
     return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
 
 

@@ -182,8 +182,7 @@ def update(state: State, batch: Trajectory, arrival: Arrival) -> dict[str, float
     terms, _ = state.model.loss(state.model.initial(batch.shape[0]), batch, arrival, state.generator)
     coefs = {"reconstruction": config.reconstruction_coef, "reward": config.reward_coef, "divergence": 1.0}
     means = {name: term.mean() for name, term in terms.items()}
-    loss = torch.stack([coefs[name] * mean for name, mean in means.items()]).sum()
-    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
+    optim.descend(state.optimizer, optim.total(terms, coefs).backward, config.max_grad_norm)
     state.gradient_steps += 1
     return {name: mean.item() for name, mean in means.items()}
 

@@ -230,8 +230,7 @@ def update_model(state: State, batch: Trajectory, arrival: Arrival) -> dict[str,
         "representation": config.representation_coef,
         "contrastive": config.contrastive_coef,
     }
-    loss = torch.stack([coefs.get(name, 1.0) * term.mean() for name, term in terms.items()]).sum()
-    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
+    optim.descend(state.optimizer, optim.total(terms, coefs).backward, config.max_grad_norm)
     return {name: term.detach().mean() for name, term in terms.items()}
 
 
@@ -253,10 +252,11 @@ def update_agent(state: State, contexts: Trajectory, arrival: Arrival) -> dict[s
     output = actor(steps.obs)
     actor_loss = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)
     critic_loss = weight * predicted.loss(functional.pad(target, (0, 1)), functional.pad(slow_target, (0, 1)))[:, :-1]
-    loss = (actor_loss + critic_loss).mean()
+    loss = optim.total({"actor": actor_loss, "critic": critic_loss}, {})
     optim.descend(state.agent_optimizer, loss.backward, config.agent_max_grad_norm)
     optim.track(state.slow_critic, critic, config.slow_critic_rate)
     found = {"actor": actor_loss, "critic": critic_loss, "imagined_return": target, "entropy": output.entropy()}
+    found["saturated"] = imagination.saturated(critic.bins, arrival.reward, target)
     return {name: x.detach().mean() for name, x in found.items()}
 
 
@@ -310,6 +310,11 @@ def _check(config: Config) -> None:
         "classes", "units", "layers", "depth", "patch",
     )  # fmt: skip
     errors.between(0, 1, config, "gamma", "gae_lambda", "unimix", "slow_critic_rate", "dropout")
+    if config.context > config.sequence_length:
+        raise UserError(
+            f"context {config.context} is more than sequence_length {config.sequence_length}: the model would read "
+            "more steps than it was trained on. Lower --context or raise --sequence-length."
+        )
     longest = max(config.sequence_length, config.context + 1)
     if config.replay_size < config.num_envs * longest:
         raise UserError(

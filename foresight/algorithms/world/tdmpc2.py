@@ -258,8 +258,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     }  # fmt: skip
     assert terms.keys() <= coefs.keys()
     losses = {name: (weight * term).sum(1).mean() for name, term in terms.items()}
-    loss = torch.stack([coefs[name] * term for name, term in losses.items()]).sum()
-    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
+    optim.descend(state.optimizer, optim.total(losses, coefs).backward, config.max_grad_norm)
 
     weight = pad(reached, (1, 0), value=1.0) * config.rho**steps / (config.horizon + 1)
     objective, q, entropy = policy_objective(state, latent.detach())
@@ -269,6 +268,7 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     optim.track(state.target, critics, config.tau)
     state.gradient_steps += 1
     metrics = {**{name: term.detach() for name, term in losses.items()}, "q": q.mean(), "entropy": entropy.mean()}
+    metrics["saturated"] = imagination.saturated(model.bins, arrival.reward, target)
     return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
 
 

@@ -209,7 +209,7 @@ class Images(nn.Module):
         if height != width or height != 4 * 2**stages or not stages:
             raise UserError(
                 f"World models need square images of 8, 16, 32, 64 or 128 pixels, not {height} x {width}. "
-                "Resize the observation, for example with --env-options resize=64."
+                "Resize the observation, for example with --env-options image_size=64."
             )
         sides = [2**i for i in range(stages + 1)]
         if patch not in sides:
@@ -303,12 +303,20 @@ ObsModel = Vectors | Images
 
 
 def obs_model(space: gs.Space[Any], units: int, layers: int, depth: int, patch: int = 1) -> ObsModel:
-    """Encoder and decoder of the observations of `space`. Raises UserError for images of unsupported sizes."""
+    """Encoder and decoder of the observations of `space`. Raises UserError for what is neither, and for sizes."""
     if isinstance(space, gs.Dict) and "action_mask" in space.spaces:
         raise UserError(
             "World models do not support an action_mask: what is imagined has no mask. "
             "Use ppo or dqn, or an environment in which every action is allowed."
         )
+    for name, part in space.spaces.items() if isinstance(space, gs.Dict) else [("", space)]:
+        dims, image = len(part.shape or ()), encoders.is_image(part)
+        if (name and image) or (dims > 1 and not image and not encoders.is_symbolic(part)):
+            raise UserError(
+                f"World models read one image (bytes, one or more channels) or numbers in one dim, not {part}"
+                f"{f' in a Dict, as {name}' if name else ''}. Wrap the environment so that it gives one of them"
+                f"{', for example only the image' if image else ', for example with --env-options flatten=true'}."
+            )
     return Images(space, depth, patch) if encoders.is_image(space) else Vectors(space, units, layers)
 
 

@@ -40,6 +40,7 @@ def _resolve_name(name: str, entry: Entry) -> tuple[str | None, str]:
     if not GAME.fullmatch(folded) or VERSIONED.search(name):
         return None, name
     from foresight.envs.games.game import TITLES
+    from foresight.envs.text.make import TASKS
     from foresight.runtime import catalog
 
     if not entry.games and folded in TITLES:
@@ -47,6 +48,9 @@ def _resolve_name(name: str, entry: Entry) -> tuple[str | None, str]:
         raise UserError(
             f"{TITLES[folded]} is a two-player game, which {entry.name} does not play: {', '.join(others)} do."
         )
+    if name in TASKS:
+        others = [one.name for one in catalog.algorithms().values() if one.kind == "text"]
+        raise UserError(f"{name} is a text task, which {entry.name} does not read: {', '.join(others)} do.")
     if not entry.games:
         return None, name
     return ("game", folded) if folded in TITLES or GAME.fullmatch(name) else (None, name)

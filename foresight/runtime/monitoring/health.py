@@ -167,6 +167,15 @@ def _reference(value: float, _: Mapping[str, float]) -> Message:
     )
 
 
+def _saturated(share: float, _: Mapping[str, float]) -> Message:
+    if share == 0:
+        return None
+    return (
+        f"{share:.1%} of the two-hot targets (rewards and returns) are beyond the outermost bins, which stand in for "
+        "them: scale the rewards down"
+    )
+
+
 def _sampler(value: float, _: Mapping[str, float]) -> Message:
     if value <= 0.1:
         return None
@@ -192,4 +201,5 @@ RULES = (
     Rule("grad_norm", _gradient, patience=3),
     Rule("kl", _reference, patience=3),
     Rule("sampler_error", _sampler, patience=3),
+    Rule("saturated", _saturated),
 )

@@ -13,7 +13,8 @@ import torch
 from foresight.algorithms.world import dreamer
 from foresight.data.sequences import Arrival
 from foresight.envs.base import Spaces
-from foresight.errors import UserError
+from foresight.errors import NotFinite, UserError
+from foresight.runtime.monitoring.health import Health
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
@@ -133,6 +134,29 @@ def test_what_is_imagined_after_a_termination_has_no_weight() -> None:
     assert torch.equal(before, after)
 
 
+IMAGE = gs.Box(0, 255, (1, 8, 8), np.uint8)
+
+
+def test_rewards_beyond_the_bins_are_counted() -> None:
+    state = last(dreamer, DREAMER, choice())
+    carry, batch, arrival = dreamer.sample(state)
+    assert dreamer.update(state, carry, batch, arrival)["saturated"] == 0
+    huge = arrival._replace(reward=torch.full_like(arrival.reward, 1e9))
+    share = dreamer.update(state, carry, batch, huge)["saturated"]
+    assert share == 0.5  # all of the rewards, none of the returns
+    assert "50.0% of the two-hot targets" in Health().check(1, {"saturated": share})[0]
+
+
+def test_a_term_that_is_not_finite_is_named_and_changes_no_weight() -> None:
+    state = last(dreamer, DREAMER, choice())
+    carry, batch, arrival = dreamer.sample(state)
+    before = weights(state)
+    bad = arrival._replace(reward=torch.full_like(arrival.reward, torch.nan))
+    with pytest.raises(NotFinite, match="The loss term reward became NaN"):
+        dreamer.update(state, carry, batch, bad)
+    assert torch.equal(weights(state), before)
+
+
 MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
@@ -155,6 +179,8 @@ def test_spaces_that_are_not_supported_are_named() -> None:
         (Spaces(box, gs.Box(-np.inf, np.inf, (2,), np.float32)), "bounded Box actions"),
         (sides().spaces, "images of 8, 16, 32, 64 or 128 pixels, not 36 x 36"),
         (hidden_choice().spaces, "action_mask"),
+        (Spaces(gs.Box(0, 1, (8, 8, 3), np.float32), gs.Discrete(2)), "one image .* or numbers in one dim, .*flatten"),
+        (Spaces(gs.Dict({"view": IMAGE, "speed": box}), gs.Discrete(2)), "in a Dict, as view.* only the image"),
     ):
         with pytest.raises(UserError, match=message):
             dreamer.build(DREAMER, spaces)

@@ -168,6 +168,7 @@ MISTAKES = [
     ({"gamma": 1.5}, "gamma must be between 0 and 1"),
     ({"sequence_model": "lstn"}, "Did you mean 'lstm'"),
     ({"replay_size": 16}, "replay_size 16 is too small"),
+    ({"context": 5}, "context 5 is more than sequence_length 4"),
     ({"heads": 3}, "dim=16 is not a multiple of heads=3"),
 ]
 

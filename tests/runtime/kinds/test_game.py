@@ -58,6 +58,12 @@ def test_games_are_found_by_their_names() -> None:
             resolve.resolve(name, env="tic_tac_toe")
 
 
+def test_a_text_task_is_not_taken_for_a_misspelled_environment() -> None:
+    for name in ("dreamer", "storm"):
+        with pytest.raises(UserError, match=f"addition is a text task, which {name} does not read: .*grpo.* do"):
+            resolve.resolve(name, env="addition")
+
+
 @sabotaged_by("foresight.runtime.config.resolve.fold", lambda f: lambda name: name)
 def test_a_preset_is_found_in_any_case() -> None:
     for name in ("Othello", "othello", "OTHELLO"):
