@@ -179,3 +179,20 @@ def test_off_policy_targets_are_right_on_average() -> None:
     # Retrace cuts the trace at 1: c(b) = min(1, ratio), with Q = next_value = 3 it moves by Σ_b μ(b) c(b) δ(b).
     trace = (behavior * (target_policy / behavior).clamp(max=1) * (second - wrong)).sum()
     close(q_total, first + 0.5 * (wrong + trace))
+
+
+@sabotaged_by(RETURNS + "lambda_return", shift("discount"), change("lam", lambda lam: lam + 0.1))
+def test_the_lambda_return_of_an_imagined_rollout_is_the_double_sum() -> None:
+    """(1 - λ) Σ_n λ^(n-1) G^(n), the last G with the rest; G^(n) is n discounted rewards and the value after them."""
+    generator, lam, steps = torch.Generator().manual_seed(0), 0.7, 6
+    reward, discount, following = torch.rand(3, 1, steps, generator=generator).double()
+    found = returns.lambda_return(reward, discount, torch.zeros_like(reward), following, lam)[0]
+    for t in range(steps):
+        total = 0.0
+        for n in range(1, steps - t + 1):
+            reach, partial = 1.0, 0.0
+            for k in range(t, t + n):
+                partial, reach = partial + reach * float(reward[0, k]), reach * float(discount[0, k])
+            weight = lam ** (n - 1) * (1.0 if n == steps - t else 1 - lam)
+            total += weight * (partial + reach * float(following[0, t + n - 1]))
+        assert abs(total - float(found[t])) < 1e-9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foresight.nets.outputs import OneHots
 from foresight.ops import latent
 from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled, swap
 
@@ -110,3 +111,28 @@ def test_the_effective_rank_counts_directions() -> None:
     assert float(latent.effective_rank(sides)) == pytest.approx(2)
     stretched = sides * torch.tensor([3.0, 1.0]) + 5  # singular values 3 : 1
     assert float(latent.effective_rank(stretched)) == pytest.approx((0.75**-0.75) * (0.25**-0.25), rel=1e-5)
+
+
+def _latents() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, p = (torch.randn(4, 3, 5, generator=generator) for _ in range(2))
+    q[0] = p[0]  # no divergence: below the free nats
+    return q.requires_grad_(), p.requires_grad_()
+
+
+@sabotaged_by("foresight.ops.latent.balanced_kl", swap("posterior", "prior"), change("free_nats", lambda _: 0.0))
+def test_balanced_divergences_have_the_gradients_of_their_terms_and_none_below_the_free_nats() -> None:
+    """Of Σ_i q_i (log q_i - log p_i): q - p with respect to the logits of p, q_i (log q_i / p_i - KL) to those of q."""
+    q, p = _latents()
+    dynamics, representation = latent.balanced_kl(OneHots(q.log_softmax(-1)), OneHots(p.log_softmax(-1)), 1.0)
+    ratio = q.log_softmax(-1) - p.log_softmax(-1)
+    kl = (q.softmax(-1) * ratio).sum(-1, keepdim=True)
+    above = (kl.sum(1, keepdim=True) > 1).float()
+    assert above[0] == 0 and 0 < above.sum() < 4
+    for term in (dynamics, representation):
+        torch.testing.assert_close(term, kl.sum((1, 2)).clamp(min=1.0))
+    by_prior = torch.autograd.grad(dynamics.sum(), (q, p), allow_unused=True)
+    by_posterior = torch.autograd.grad(representation.sum(), (q, p), allow_unused=True)
+    assert by_prior[0] is None and by_posterior[1] is None
+    torch.testing.assert_close(by_prior[1], above * (p.softmax(-1) - q.softmax(-1)))
+    torch.testing.assert_close(by_posterior[0], above * q.softmax(-1) * (ratio - kl))

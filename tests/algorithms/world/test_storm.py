@@ -105,7 +105,7 @@ def test_pixels_are_learned() -> None:
     images[0, :, :, :4], images[1, :, :, 4:] = 255, 255
     spaces = Spaces(gs.Box(0, 255, (1, 8, 8), np.uint8), gs.Discrete(2))
     env = Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
-    state = last(storm, dataclasses.replace(CONFIG, steps=640), env)
+    state = last(storm, dataclasses.replace(CONFIG, steps=640, train_every=4), env)
     assert reward_of(storm, state, env).mean() == 1
 
 

@@ -9,7 +9,7 @@ from gymnasium import spaces as gs
 from foresight.nets.models import rssm
 from foresight.nets.models.rssm import RSSM
 from foresight.nets.models.world_model import obs_model
-from tests.sabotage import change, sabotaged_by
+from tests.sabotage import change, sabotaged_by, shift
 
 BOX = gs.Box(-1, 1, (3,))
 
@@ -37,6 +37,7 @@ def _carry(model: RSSM, found: dict[str, torch.Tensor], action: torch.Tensor, cu
     }
 
 
+@sabotaged_by("foresight.nets.models.rssm.RSSM.observe", shift("action"))
 @torch.no_grad()
 def test_a_sequence_in_parts_is_the_whole_sequence() -> None:
     model = _model()
