@@ -198,6 +198,7 @@ class Images(nn.Module):
     """
 
     MULTS = (2, 3, 4, 4)
+    AT_ONCE = 256  # images
 
     def __init__(self, space: gs.Space[Any], depth: int, patch: int = 1) -> None:
         """Raises UserError for images of other sizes, and for a `patch` that leaves less than 4 × 4 squares."""
@@ -236,13 +237,19 @@ class Images(nn.Module):
         return x / 255 if obs.dtype == torch.uint8 else x
 
     def forward(self, obs: Tensor) -> Tensor:
-        """`[..., size]`."""
-        x = self.planes(obs) - 0.5
+        """`[..., size]`. Without gradient, of so many images at a time (`AT_ONCE`), whose activations take memory."""
+        lead = obs.shape[: obs.dim() - len(self.order)]
+        images = obs.reshape(-1, *self.shape)
+        parts = [images] if torch.is_grad_enabled() else images.split(self.AT_ONCE)
+        return torch.cat([self._encoded(part) for part in parts]).view(*lead, self.size)
+
+    def _encoded(self, images: Tensor) -> Tensor:
+        x = self.planes(images) - 0.5
         if self.patch > 1:
             x = functional.silu(self.embed_norm(self.embed(x)))
         for layer, norm in zip(self.down, self.down_norms, strict=True):
             x = functional.silu(norm(functional.max_pool2d(layer(x), 2)))
-        return x.reshape(*obs.shape[: obs.dim() - len(self.order)], self.size)
+        return x.flatten(1)
 
     def augmented(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """Square crops of 25% to 100% of each image, stretched to its size: floats in [0, 1] of the shape of `obs`."""

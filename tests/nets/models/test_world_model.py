@@ -72,3 +72,16 @@ def test_rows_beyond_the_sequence_are_all_of_them() -> None:
 def test_a_patch_that_does_not_fit_is_named() -> None:
     with pytest.raises(UserError, match=r"patch 16 does not fit images of 32 pixels. Use one of 1, 2, 4, 8\."):
         Images(SPACE, 2, 16)
+
+
+def test_without_gradient_few_images_at_a_time_give_the_same_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, images = Images(SPACE, 4), torch.randint(256, (2, 5, 32, 32, 3), dtype=torch.uint8)
+    expected = model(images)
+    assert expected.requires_grad
+    sizes, encoded = [], Images._encoded
+    monkeypatch.setattr(Images, "_encoded", lambda self, x: sizes.append(len(x)) or encoded(self, x))
+    monkeypatch.setattr(Images, "AT_ONCE", 4)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), expected)
+    assert sizes == [4, 4, 2]
