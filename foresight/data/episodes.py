@@ -110,6 +110,18 @@ class Episodes:
         real = time >= begin[:, None]
         return torch.where(real, self.first[owner][:, None] + time, 0), torch.where(real, time, 0), real
 
+    def around(self, start: Tensor, offsets: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The rows `[B, K]` of the steps that are `offsets` (K whole numbers) after the actions numbered `start` `[B]`.
+
+        Outside the episode they are those of its first or its last action; the second result `[B, K]` is 0 there and 1
+        elsewhere.
+        """
+        owner = self.owner[start]
+        first, last = self.first[owner][:, None], (self.first + self.length)[owner][:, None] - 1
+        wanted = self.rows[start][:, None] + torch.tensor(offsets)
+        real = (wanted >= first) & (wanted <= last)
+        return wanted.clamp(first, last), real.float()
+
     def best(self, share: float) -> Episodes:
         """The episodes of the highest returns until they have at least this share of all steps.
 

@@ -46,6 +46,65 @@ class NormalizedObs(nn.Module):
         return (self.vector(obs) - self.mean) / self.std
 
 
+class MeanStd(nn.Module):
+    """Vectors `[..., size]` scaled to mean 0 and deviation 1 over the data; both are saved with it.
+
+    A dimension that is constant in the data is not divided.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("std", torch.ones(size))
+
+    def fit(self, values: Tensor) -> None:
+        """Take the statistics of `values` `[S, size]`."""
+        mean, std = statistics(values)
+        self.mean.copy_(mean)
+        self.std.copy_(std)
+
+    def encode(self, values: Tensor) -> Tensor:
+        """`[..., size]`."""
+        return (values - self.mean) / self.std
+
+    def decode(self, y: Tensor) -> Tensor:
+        """The values `[..., size]` for `y`."""
+        return y * self.std + self.mean
+
+
+class MinMax(nn.Module):
+    """Vectors `[..., size]` scaled to [-1, 1] by the least and the highest values of the data, which are saved with it.
+
+    A dimension that is constant in the data becomes 0, and comes back as that constant.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("low", -torch.ones(size))
+        self.register_buffer("high", torch.ones(size))
+
+    def fit(self, values: Tensor) -> None:
+        """Take the bounds of `values` `[S, size]`."""
+        self.low.copy_(values.amin(0))
+        self.high.copy_(values.amax(0))
+
+    def encode(self, values: Tensor) -> Tensor:
+        """`[..., size]`; values outside the data are clipped to them."""
+        width = self.high - self.low
+        share = (values - self.low) / torch.where(width > 0, width, 1)
+        return torch.where(width > 0, (2 * share - 1).clamp(-1, 1), 0)
+
+    def decode(self, y: Tensor) -> Tensor:
+        """The values `[..., size]` for `y`, clipped to [-1, 1]: -1 and 1 give the bounds exactly."""
+        return torch.lerp(self.low, self.high, (y.clamp(-1, 1) + 1) / 2)
+
+
 class ActionCode(nn.Module):
     """Actions as vectors `[..., width]`: one-hot, or scaled to [-1, 1] by the bounds of a Box; and their loss.
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-FAMILIES = ("tabular", "value", "policy", "search", "world", "sequence", "language")  # in the order of lists
+FAMILIES = (
+    "tabular", "value", "policy", "search", "world", "sequence", "imitation", "language",
+)  # fmt: skip  # in the order of lists
 # The imports that a Config may need. Everything else (torch, nets) is not imported.
 LIGHT = {
     "__future__", "collections", "dataclasses", "enum", "foresight.errors", "foresight.training.options", "functools",

@@ -1,4 +1,4 @@
-"""Episodes of a trained run, recorded and written as a Minari data set of parquet files."""
+"""Episodes of a trained run or of an expert, recorded and written as a Minari data set of parquet files."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ import importlib
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import torch
 
 from foresight.data import episodes as data
-from foresight.data import trees
+from foresight.data import lerobot, trees
 from foresight.data.episodes import Episodes
 from foresight.envs import collect
+from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
 from foresight.runtime import environments
 from foresight.runtime.agent import Agent
 from foresight.runtime.evaluation import returns
 
-MINARI = "~=0.5.4"  # the versions of Minari that read the files; parquet came in 2025
+MINARI = "0.5.4"  # the version of Minari whose format this is
 
 
 def record(agent: Agent, episodes: int, seed: int = 0, explore: bool = False, random: bool = False) -> Episodes:
@@ -51,9 +54,24 @@ def record(agent: Agent, episodes: int, seed: int = 0, explore: bool = False, ra
             environments.close(env)
 
 
-def write(episodes: Episodes, agent: Agent, out: str | Path) -> Path:
-    """Write a data set to the new folder `out`. Raises UserError if it exists or cannot be written."""
-    out = Path(out).expanduser()
+def demonstrate(env: Env, episodes: int, seed: int = 0) -> Episodes:
+    """`episodes` whole episodes of the environment's own expert. Raises UserError if it has none."""
+    expert = getattr(env, "expert", None)
+    if expert is None:
+        raise UserError(
+            f"'{env.name}' has no expert of its own. Record a run instead: foresight data episodes RUN --out DIR"
+        )
+    data.check_spaces(*env.spaces[:2])
+    quota = [episodes // env.num_envs + (i < episodes % env.num_envs) for i in range(env.num_envs)]
+    return collect.record(env, seed, lambda obs, carry: (expert(), {}, carry), quota)
+
+
+def write(episodes: Episodes, spaces: Spaces, env: str, options: Mapping[str, Any], author: str, out: Path) -> Path:
+    """Write a data set to the new folder `out`. Raises UserError if it exists or cannot be written.
+
+    The episodes are of the environment `env` with these `options`, and `author` is what acted.
+    """
+    out = out.expanduser()
     if out.exists():
         raise UserError(f"The folder {out} already exists: choose another --out, or remove it.")
     parquet = importlib.import_module("pyarrow.parquet")
@@ -72,16 +90,41 @@ def write(episodes: Episodes, agent: Agent, out: str | Path) -> Path:
             "total_episodes": len(episodes),
             "total_steps": int(episodes.length.sum()),
             "data_format": "parquet",
-            "observation_space": data.describe(agent.spaces.obs),
-            "action_space": data.describe(agent.spaces.action),
+            "jpeg_encoding": False,  # images are stored as they are
+            "observation_space": data.describe(spaces.obs),
+            "action_space": data.describe(spaces.action),
             "dataset_id": f"foresight/{name}-v0",
             "minari_version": MINARI,
             "dataset_size": round(size / 1e6, 1),
-            "algorithm_name": agent.settings.algorithm,
+            "algorithm_name": author,
         }
-        if agent.settings.env in gymnasium.registry and not agent.settings.env_options:
-            metadata["env_spec"] = gymnasium.spec(agent.settings.env).to_json()
+        if env in gymnasium.registry and not options:
+            metadata["env_spec"] = gymnasium.spec(env).to_json()
         (draft / "data" / "metadata.json").write_text(json.dumps(metadata))
+        draft.rename(out)
+    except OSError as error:
+        raise UserError(f"Cannot write {out}: {error.strerror or error}. Choose another --out.") from error
+    return out
+
+
+def write_lerobot(
+    episodes: Episodes, obs: gymnasium.Space[Any], action: gymnasium.Space[Any], fps: float, task: str, out: Path
+) -> Path:
+    """Write a LeRobotDataset v3.0 to the new folder `out`; `task` is a sentence. Raises UserError as `write` does."""
+    out = out.expanduser()
+    if out.exists():
+        raise UserError(f"The folder {out} already exists: choose another --out, or remove it.")
+    made = lerobot.files(episodes, obs, action, fps, task)
+    parquet = importlib.import_module("pyarrow.parquet")
+    draft = out.with_name(f"{out.name}.partial")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        for name, content in made.items():
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, dict):
+                (draft / name).write_text(json.dumps(content, indent=4))
+            else:
+                parquet.write_table(content, draft / name)
         draft.rename(out)
     except OSError as error:
         raise UserError(f"Cannot write {out}: {error.strerror or error}. Choose another --out.") from error

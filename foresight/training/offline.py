@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium import spaces as gs
 
-from foresight.data import episodes
+from foresight.data import episodes, lerobot
 from foresight.data.episodes import Episodes
 from foresight.errors import UserError
 
@@ -20,7 +20,17 @@ def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any]) -> Epis
             "No data given: add --data DIR, with one or more folders of episodes. "
             "Write one with: foresight data episodes RUN --episodes 100 --out DIR"
         )
-    return episodes.join([episodes.read(path, obs, action) for path in data])
+    found, speeds = [], {}
+    for path in data:
+        if lerobot.is_data_set(path):
+            part, speeds[path] = lerobot.read(path, obs, action)
+        else:
+            part = episodes.read(path, obs, action)
+        found.append(part)
+    if len(set(speeds.values())) > 1:
+        named = ", ".join(f"{path} {fps:g}" for path, fps in speeds.items())
+        raise UserError(f"The data have different frames per second: {named}. Train on data of one speed.")
+    return episodes.join(found)
 
 
 def require_rewards(found: Episodes) -> None:
@@ -36,4 +46,14 @@ def warn_beyond(target_return: float | None, best: float) -> None:
     if target_return is not None and target_return > best:
         warnings.warn(
             f"target_return {target_return:g} is above the highest return of the data, {best:g}.", stacklevel=3
+        )
+
+
+def check_horizon(data: Episodes, horizon: int, name: str = "horizon") -> None:
+    """Raise UserError if `horizon` steps, the setting `name`, are more than any episode has."""
+    longest = int(data.length.max())
+    if horizon > longest:
+        raise UserError(
+            f"{name} {horizon} is longer than every episode of the data: the longest has {longest} steps. "
+            f"Set {name} to at most {longest}, or record longer episodes."
         )

@@ -92,3 +92,14 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for obs, action in ((gs.Dict({"x": OBS}), ACTION), (gs.Box(0, 255, (8, 8), np.uint8), ACTION), (OBS, gs.Text(3))):
         with pytest.raises(UserError, match="Episodes hold"):
             episodes.check_spaces(obs, action)
+
+
+@sabotaged_by(
+    "foresight.data.episodes.Episodes.around", lambda f: lambda self, start, offsets: f(self, start + 1, offsets)
+)
+def test_steps_around_an_action_stay_in_its_episode() -> None:
+    rows, real = DATA.around(torch.tensor([0, 2]), (-1, 0, 1, 2))
+    assert DATA.obs[rows].squeeze(-1).tolist() == [[10, 10, 11, 12], [11, 12, 12, 12]]
+    assert real.tolist() == [[0, 1, 1, 1], [1, 1, 0, 0]]
+    rows, real = DATA.around(torch.tensor([3]), range(3))  # an episode of one action
+    assert DATA.obs[rows].flatten().tolist() == [20, 20, 20] and real.tolist() == [[1, 0, 0]]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import gymnasium
+import minari
 import numpy as np
 import pyarrow.dataset
 import pyarrow.parquet
@@ -50,6 +51,14 @@ def test_episodes_replay_in_gymnasium_and_open_as_parquet(trained: Path, tmp_pat
     one = pyarrow.dataset.dataset(f"{out}/data/0", format="parquet", ignore_prefixes=ignored).to_table()
     assert np.stack(one["observations"].to_numpy()).shape == (int(found.length[0]) + 1, 4)
     assert np.asarray(one["terminations"])[:-1].tolist() == [False] * (int(found.length[0]) - 1) + [True]
+    opened = minari.MinariDataset(out / "data")
+    assert opened.total_episodes == 5 and opened.total_steps == metadata["total_steps"]
+    assert opened.spec.action_space == env.action_space and opened.spec.env_spec.id == "CartPole-v1"
+    for i, episode in enumerate(opened.iterate_episodes()):
+        chosen = found.pick(torch.tensor([i]))
+        np.testing.assert_allclose(episode.observations, chosen.obs)
+        np.testing.assert_array_equal(episode.actions, chosen.action[:-1])
+        assert len(episode.rewards) == len(episode.terminations) == int(chosen.length) and episode.terminations[-1]
     plain = pyarrow.parquet.read_table(out / "data" / "1" / "part-0.parquet")
     assert plain["rewards"].to_pylist() == [1.0] * int(found.length[1]) + [0.0]
 

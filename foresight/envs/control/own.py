@@ -46,6 +46,8 @@ TASKS = {
     "TMazePassive-v0": Task("memory_tasks", "TMaze", {"length": 10}, {"length": 1}),
     "RepeatFirst-v0": Task("memory_tasks", "RepeatFirst", {"length": 51, "suits": 4}, {"length": 2, "suits": 2}),
     "TwoRoom-v0": Task("two_room", "TwoRoom", {"ahead": 25}, {"ahead": 0}),
+    "TwoRoutes-v0": Task("two_routes", "TwoRoutes", {}, {}),
+    "PushT-v0": Task("pusht", "PushT", {}, {}),
     "KeyDoor-v0": Task("key_door", "KeyDoor", {"size": 6, "view": 5}, {"size": 2, "view": 3}),
 }
 
@@ -76,6 +78,13 @@ class Own:
         self._time = torch.zeros(num_envs, dtype=torch.int64)
         self._returns = torch.zeros(num_envs)
         self._mask = torch.ones(num_envs)
+        if hasattr(rules, "expert"):
+            self.expert = self._expert
+
+    def _expert(self) -> Tensor:
+        """What the rules' own demonstrator does next, `[B, ...]`. Only where the rules have one."""
+        actions: Tensor = self._rules.expert(self._generator)  # type: ignore[attr-defined]
+        return actions
 
     def reset(self, seed: int) -> Tree:
         """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""

@@ -1,0 +1,1 @@
+"""The math of generative models: what samplers of actions do at each step."""

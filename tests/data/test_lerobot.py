@@ -1,0 +1,100 @@
+"""LeRobotDatasets: what is written is read back, by plain readers too; times are steps; errors have names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gymnasium.spaces as gs
+import numpy as np
+import pandas
+import pyarrow.parquet
+import pytest
+import torch
+
+from foresight.data import lerobot
+from foresight.data.episodes import Episodes
+from foresight.errors import UserError
+from foresight.runtime import episodes as recorder
+from foresight.training import offline
+from tests.sabotage import change, sabotaged_by
+
+# Two episodes, of 3 and 1 actions.
+DATA = Episodes(
+    torch.tensor([[10.0, 1], [11, 1], [12, 1], [13, 1], [20, 1], [21, 1]]),
+    torch.tensor([[1.0], [2], [3], [0], [4], [0]]),
+    torch.tensor([1.0, 2, 4, 0, 9, 0]),
+    torch.tensor([3, 1]),
+    torch.tensor([False, True]),
+)
+OBS, ACTION = gs.Box(-99, 99, (2,), np.float32), gs.Box(-9, 9, (1,), np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The data as files."""
+    return recorder.write_lerobot(DATA, OBS, ACTION, 10, "Push the block.", tmp_path / "data")
+
+
+@sabotaged_by("foresight.data.lerobot._values", lambda f: lambda column, space: f(column, space) * 1.5)
+def test_what_is_written_is_read_back(folder: Path) -> None:
+    found, fps = lerobot.read(folder, OBS, ACTION)
+    assert fps == 10 and found.length.tolist() == [3, 1] and found.terminated.tolist() == [False, True]
+    assert torch.equal(found.obs[found.rows], DATA.obs[DATA.rows]) and torch.equal(found.action, DATA.action)
+    assert torch.equal(found.reward, DATA.reward)
+    assert found.obs[3].tolist() == [12, 1] and found.obs[5].tolist() == [20, 1]  # the format has no final one
+
+
+def test_plain_readers_open_it(folder: Path) -> None:
+    table = pyarrow.parquet.read_table(folder / "data" / "chunk-000" / "file-000.parquet")
+    assert table["episode_index"].to_pylist() == [0, 0, 0, 1] and table["frame_index"].to_pylist() == [0, 1, 2, 0]
+    assert table["timestamp"].to_pylist() == pytest.approx([0, 0.1, 0.2, 0]) and table["index"].to_pylist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert table["action"].to_pylist() == [[1], [2], [3], [4]]
+    info, stats = (json.loads((folder / "meta" / f"{name}.json").read_text()) for name in ("info", "stats"))
+    assert info["codebase_version"] == "v3.0" and info["total_frames"] == 4 and info["fps"] == 10
+    assert info["features"]["observation.state"] == {"dtype": "float32", "shape": [2], "names": None}
+    assert stats["action"]["mean"] == [2.5] and stats["action"]["max"] == [4] and stats["action"]["count"] == [4]
+    tasks = pandas.read_parquet(folder / "meta" / "tasks.parquet")
+    assert tasks.index.tolist() == ["Push the block."] and tasks["task_index"].tolist() == [0]
+    places = pandas.read_parquet(folder / "meta" / "episodes")
+    assert places["dataset_from_index"].tolist() == [0, 3] and places["dataset_to_index"].tolist() == [3, 4]
+
+
+@sabotaged_by("foresight.data.lerobot.offsets", change("fps", lambda fps: 2 * fps))
+def test_times_are_steps() -> None:
+    assert lerobot.offsets([-0.1, 0, 0.1, 1.5], 10) == [-1, 0, 1, 15]
+    rows, real = DATA.around(torch.tensor([0]), lerobot.offsets([-0.1, 0, 0.1], 10))
+    assert rows.tolist() == [[0, 0, 1]] and real.tolist() == [[0, 1, 1]]
+    with pytest.raises(UserError, match=r"0.05 s, which lies between two frames at 10 a second. Give multiples of 0.1"):
+        lerobot.offsets([0.05], 10)
+
+
+def test_policies_train_on_both_formats_and_on_one_speed(folder: Path, tmp_path: Path) -> None:
+    assert len(offline.read([str(folder)], OBS, ACTION)) == 2
+    faster = recorder.write_lerobot(DATA, OBS, ACTION, 20, "Push.", tmp_path / "faster")
+    with pytest.raises(UserError, match=r"different frames per second: .*data 10, .*faster 20"):
+        offline.read([str(folder), str(faster)], OBS, ACTION)
+
+
+def test_what_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
+    for obs, action, message in (
+        (gs.Box(-9, 9, (3,), np.float32), ACTION, "'observation.state' of .* has shape"),
+        (OBS, gs.Box(-9, 9, (2,), np.float32), "'action' of .* has shape"),
+        (gs.Dict({"top": gs.Box(0, 255, (8, 8, 3), np.uint8)}), ACTION, r"images \(top\), .* has the cameras: none"),
+        (gs.Dict({"x": OBS}), ACTION, "flatten=true"),
+    ):
+        with pytest.raises(UserError, match=message):
+            lerobot.read(folder, obs, action)
+    with pytest.raises(UserError, match="already exists"):
+        recorder.write_lerobot(DATA, OBS, ACTION, 10, "Push.", folder)
+    with pytest.raises(UserError, match="takes observations that are one vector"):
+        recorder.write_lerobot(DATA, gs.Discrete(2), ACTION, 10, "Push.", tmp_path / "x")
+    path = folder / "meta" / "info.json"
+    path.write_text(path.read_text().replace("v3.0", "v2.1"))
+    with pytest.raises(UserError, match=r"is a LeRobotDataset v2.1; v3.0 is read"):
+        lerobot.read(folder, OBS, ACTION)

@@ -1,0 +1,40 @@
+"""Scales of observations and actions: exact at the bounds, and constant dimensions survive."""
+
+from __future__ import annotations
+
+import torch
+
+from foresight.nets.imitation import MeanStd, MinMax
+from tests.sabotage import returns, sabotaged_by, scaled
+
+VALUES = torch.tensor([[0.1, 7.0, -3.3], [0.9, 7.0, 12.7], [0.35, 7.0, 0.0]])
+
+
+@sabotaged_by("foresight.nets.imitation.MinMax.decode", scaled(1.000001))
+@sabotaged_by("foresight.nets.imitation.MinMax.encode", returns(lambda y: y + 0.001))
+def test_min_max_then_clip_is_exact() -> None:
+    scale = MinMax(3)
+    scale.fit(VALUES)
+    y = scale.encode(VALUES)
+    assert y.min() == -1 and y.max() == 1 and (y[:, 1] == 0).all()
+    back = scale.decode(y)
+    assert torch.equal(back[:, 1], VALUES[:, 1])  # constant
+    assert torch.equal(back[:2], VALUES[:2])  # the bounds
+    torch.testing.assert_close(back, VALUES)
+    outside = scale.encode(torch.tensor([[-5.0, 8, 99]]))
+    assert outside.tolist() == [[-1, 0, 1]] and torch.equal(
+        scale.decode(torch.tensor([[-3.0, 2, 4]]))[0], torch.tensor([0.1, 7, 12.7])
+    )
+    loaded = MinMax(3)
+    loaded.load_state_dict(scale.state_dict())
+    assert torch.equal(loaded.encode(VALUES), y)
+
+
+@sabotaged_by("foresight.nets.imitation.MeanStd.decode", scaled(1.01))
+def test_mean_and_deviation_are_those_of_the_data() -> None:
+    scale = MeanStd(3)
+    scale.fit(VALUES)
+    y = scale.encode(VALUES)
+    torch.testing.assert_close(y.mean(0), torch.zeros(3), atol=1e-6, rtol=0)
+    torch.testing.assert_close(y.std(0, correction=0), torch.tensor([1.0, 0, 1]))
+    torch.testing.assert_close(scale.decode(y), VALUES)
