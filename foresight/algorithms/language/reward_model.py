@@ -170,7 +170,7 @@ def export(state: State, directory: str | Path, merged: bool = True) -> Path:
     if not merged and lora.has(trunk.module):
         raise UserError("An adapter does not contain the head of a reward model: export it merged.")
     config, tokenizer = trunk.module.config, trunk.tokenizer
-    before = config.pad_token_id, tokenizer.pad_token, tokenizer.padding_side
+    before = getattr(config, "pad_token_id", None), tokenizer.pad_token, tokenizer.padding_side
     try:
         config.pad_token_id = padding(trunk)
         tokenizer.pad_token, tokenizer.padding_side = tokenizer.convert_ids_to_tokens(config.pad_token_id), "right"

@@ -9,10 +9,12 @@ import math
 import pytest
 import torch
 
-from foresight.algorithms.language import reward_model
+from foresight.algorithms.language import pretrain, reward_model
 from foresight.envs.text.task import Example
 from foresight.errors import UserError
+from foresight.nets.language import pretrained
 from foresight.training import corpus
+from foresight.training.options import build_config
 from tests.algorithms.language.supervised_runs import PAIRS, build, gradient, same_gradients
 from tests.sabotage import change, sabotaged_by, scaled, swap
 
@@ -102,3 +104,17 @@ def test_a_reward_model_is_saved_with_its_head_and_gives_no_answers(tmp_path):
     assert reward_model.act(state, pairs)[0] == reward_model.act(again, pairs)[0]
     with pytest.raises(UserError, match="generates none"):
         reward_model.act(state, PAIRS)
+
+
+def test_a_small_decoder_of_our_own_becomes_a_reward_model(tmp_path):
+    small = {"layers": 1, "dim": 16, "heads": 2, "kv_heads": 1, "mlp_size": 16, "context": 32, "precision": "float32"}
+    folder = pretrain.export(pretrain.build(pretrain.Config(**small, tokens="numbers")), tmp_path / "decoder")
+    state = reward_model.build(build_config(reward_model.Config, model=str(folder), precision="float32"))
+    pairs = [("3+4:", "3+4=7\n#7"), ("3+4:", "#12")]
+    scores, _, _ = reward_model.act(state, pairs)
+    again = pretrained.load_scorer(
+        str(reward_model.export(state, tmp_path / "scorer")), trained=True, precision="float32"
+    )
+    loaded = reward_model.State(state.config, again, state.optimizer)
+    assert reward_model.act(loaded, pairs)[0] == pytest.approx(scores, abs=1e-6)
+    assert scores[0] != scores[1]
