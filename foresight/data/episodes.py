@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from foresight.data import trees
 from foresight.errors import UserError
 
 FORMATS = ("parquet", "arrow")
+VERSIONS = ("0.4", "0.5")  # of Minari, whose files have this layout
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
@@ -191,6 +193,12 @@ def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> Episode
     kind = metadata.get("data_format", "hdf5")
     if kind not in FORMATS:
         raise UserError(f"The episodes in {path} are in the format '{kind}'. Minari can write them as: parquet, arrow.")
+    version = re.search(r"\d+\.\d+", str(metadata.get("minari_version", VERSIONS[-1])))
+    if version is None or version[0] not in VERSIONS:
+        raise UserError(
+            f"The episodes in {path} are of Minari '{metadata['minari_version']}', whose layout is not known. "
+            f"Known are versions {' and '.join(VERSIONS)}: write the data set again with one of them."
+        )
     check_spaces(obs, action)
     for name, space in (("observation_space", obs), ("action_space", action)):
         found = metadata.get(name)

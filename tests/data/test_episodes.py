@@ -80,6 +80,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for fields, message in (
         ({}, "in the format 'hdf5'"),
         ({"data_format": "parquet"}, "The action_space of"),
+        ({"data_format": "parquet", "minari_version": "~=0.9.1"}, "of Minari '~=0.9.1', whose layout is not known"),
         (
             {"data_format": "parquet", "action_space": episodes.describe(ACTION), "total_episodes": 0},
             "holds no episode",
