@@ -15,7 +15,9 @@ import torch
 
 from foresight.cli.main import main
 from foresight.data import episodes
+from foresight.envs.make import make
 from foresight.runtime import run as runs
+from foresight.training import offline
 
 
 @pytest.fixture(scope="module")
@@ -71,4 +73,19 @@ def test_mistakes_are_named(trained: Path, tmp_path: Path, capsys: pytest.Captur
         (["preferences", "--out", str(tmp_path / "a")], "needs a task and no run"),
     ):
         assert main(["data", *given]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("form", ["minari", "lerobot"])
+def test_experts_of_environments_are_recorded(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, env = tmp_path / form, make("TwoRoutes-v0", num_envs=1)
+    given = ["data", "episodes", "--env", "TwoRoutes-v0", "--episodes", "5", "--out", str(out), "--format", form]
+    assert main(given) == 0 and "5 episodes" in capsys.readouterr().out
+    found = offline.read([str(out)], env.spaces.obs, env.spaces.action)
+    assert len(found) == 5 and found.returns.tolist() == [1] * 5 and found.terminated.all()
+    for extra, message in (
+        (["--env", "CartPole-v1"], "has no expert of its own"),
+        (["x", *given[2:4]], "--env is too"),
+    ):
+        assert main(["data", "episodes", *extra, "--episodes", "5", "--out", str(tmp_path / "a")]) == 2
         assert message in " ".join(capsys.readouterr().err.split())
