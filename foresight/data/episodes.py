@@ -22,6 +22,7 @@ from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.data import trees
+from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 
 FORMATS = ("parquet", "arrow")
@@ -36,7 +37,7 @@ class Window(NamedTuple):
     it in its episode, `mask` 0 on padding.
     """
 
-    obs: Tensor
+    obs: Tree
     action: Tensor
     reward: Tensor
     to_go: Tensor
@@ -48,12 +49,13 @@ class Window(NamedTuple):
 class Episodes:
     """N episodes, one after the other: an episode of T actions has T + 1 rows, R rows in all.
 
-    - `obs` `[R, ...]`, `action` `[R, ...]`, `reward` `[R]`: action and reward are 0 in the last row of an episode;
+    - `obs` `[R, ...]` (or a dict of such), `action` `[R, ...]`, `reward` `[R]`: action and reward are 0 in the last row
+      of an episode;
     - `length` `[N]` int64: the number of actions T;
     - `terminated` `[N]` bool: false at a time limit.
     """
 
-    obs: Tensor
+    obs: Tree
     action: Tensor
     reward: Tensor
     length: Tensor
@@ -97,7 +99,8 @@ class Episodes:
     def window(self, start: Tensor, steps: int) -> Window:
         """The windows `[B, steps]` from the actions numbered `start` `[B]` on; short where an episode ends."""
         rows, time, real = self.window_rows(start, steps)
-        obs, action, reward, to_go = (_padded(x[rows], real) for x in (self.obs, self.action, self.reward, self.to_go))
+        action, reward, to_go = (_padded(x[rows], real) for x in (self.action, self.reward, self.to_go))
+        obs = tree_map(lambda x: _padded(x[rows], real), self.obs)
         return Window(obs, action, reward, to_go, time, real.float())
 
     def window_rows(self, start: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,7 +145,9 @@ class Episodes:
         size = self.length[which] + 1
         inside = torch.arange(int(size.sum())) - (size.cumsum(0) - size).repeat_interleave(size)
         rows = self.first[which].repeat_interleave(size) + inside
-        return Episodes(self.obs[rows], self.action[rows], self.reward[rows], size - 1, self.terminated[which])
+        return Episodes(
+            trees.pick(self.obs, rows), self.action[rows], self.reward[rows], size - 1, self.terminated[which]
+        )
 
 
 def statistics(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,13 +158,13 @@ def statistics(values: Tensor) -> tuple[Tensor, Tensor]:
     return mean.float(), torch.where(constant, 1.0, std).float()
 
 
-def episode(steps: Sequence[tuple[Tensor, ...]], last: Tensor, terminated: bool) -> Episodes:
+def episode(steps: Sequence[tuple[Tree, Tensor, Tensor]], last: Tree, terminated: bool) -> Episodes:
     """One episode, of its `steps` (obs, action, reward) and its `last` observation."""
-    obs, action, reward = (torch.stack(parts) for parts in zip(*steps, strict=True))
+    seen, action, reward = zip(*steps, strict=True)
     return Episodes(
-        torch.cat([obs, last[None]]),
-        torch.cat([action, torch.zeros_like(action[:1])]),
-        torch.cat([reward, torch.zeros(1)]),
+        trees.stack([*seen, last], 0),
+        torch.stack([*action, torch.zeros_like(action[0])]),
+        torch.stack([*reward, torch.zeros(())]),
         torch.tensor([len(steps)]),
         torch.tensor([terminated]),
     )
@@ -171,10 +176,10 @@ def join(parts: Sequence[Episodes]) -> Episodes:
 
 
 def check_spaces(obs: gs.Space[Any], action: gs.Space[Any]) -> None:
-    """Raise UserError unless episodes with these spaces can be stored: arrays that are no images, and integers."""
-    if not (isinstance(obs, gs.Discrete) or (isinstance(obs, gs.Box) and obs.dtype != np.uint8)):
+    """Raise UserError unless episodes with these spaces can be stored: arrays, integers, and dicts of these."""
+    if not _storable(obs):
         raise UserError(
-            f"Episodes hold observations that are one array of floats or one integer, not {obs}. "
+            f"Episodes hold observations that are arrays, integers or dicts of these, not {obs}. "
             "Use an environment with such observations, or --env-options flatten=true when training the run."
         )
     if not isinstance(action, gs.Discrete | gs.Box | gs.MultiDiscrete | gs.MultiBinary):
@@ -213,6 +218,8 @@ def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> Episode
 
 def describe(space: gs.Space[Any]) -> str:
     """A space as Minari writes it into `metadata.json`."""
+    if isinstance(space, gs.Dict):
+        return json.dumps({"type": "Dict", "subspaces": {k: json.loads(describe(v)) for k, v in space.items()}})
     if isinstance(space, gs.Discrete):
         return json.dumps({"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)})
     if isinstance(space, gs.Box):
@@ -231,15 +238,23 @@ def table(episodes: Episodes, number: int) -> Any:
     begin, count = int(episodes.first[number]), int(episodes.length[number])
     rows, flags = slice(begin, begin + count + 1), np.zeros((2, count + 1), dtype=bool)
     flags[0 if episodes.terminated[number] else 1, count - 1] = True
-    arrays = []
-    for values in (episodes.obs[rows].numpy(), episodes.action[rows].numpy()):
-        if values.ndim == 1:
-            arrays.append(pyarrow.array(values))
-        else:
-            flat = pyarrow.array(values.reshape(-1))
-            arrays.append(pyarrow.FixedSizeListArray.from_arrays(flat, values[0].size))
+    arrays = [_column(pyarrow, tree_map(lambda x: x[rows], values)) for values in (episodes.obs, episodes.action)]
     rest = (episodes.reward[rows].double().numpy(), *flags)
     return pyarrow.table([*arrays, *map(pyarrow.array, rest)], names=list(COLUMNS))
+
+
+def _storable(space: gs.Space[Any]) -> bool:
+    parts = space.spaces.values() if isinstance(space, gs.Dict) else [space]
+    return all(isinstance(part, gs.Discrete | gs.Box) for part in parts)
+
+
+def _column(pyarrow: Any, values: Tree) -> Any:
+    """Values `[T + 1, ...]` as a column: numbers, lists of numbers, or a struct of columns."""
+    if isinstance(values, dict):
+        return pyarrow.StructArray.from_arrays([_column(pyarrow, x) for x in values.values()], names=list(values))
+    if values.dim() == 1:
+        return pyarrow.array(values.numpy())
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.numpy().reshape(-1)), values[0].numel())
 
 
 def _episode(folder: Path, kind: str, obs: gs.Space[Any], action: gs.Space[Any]) -> Episodes:
@@ -266,15 +281,20 @@ def _episode(folder: Path, kind: str, obs: gs.Space[Any], action: gs.Space[Any])
     )
 
 
-def _tensor(column: Any, space: gs.Space[Any]) -> Tensor:
-    """A column as float32 or int64 `[T + 1, ...]`."""
+def _tensor(column: Any, space: gs.Space[Any]) -> Tree:
+    """A column as float32, uint8 or int64 `[T + 1, ...]`."""
+    if isinstance(space, gs.Dict):
+        return {name: _tensor(column.field(name), part) for name, part in space.items()}
     values = (column.flatten() if space.shape else column).to_numpy(zero_copy_only=False)
-    floats = np.dtype(space.dtype).kind == "f"
-    return torch.tensor(values, dtype=torch.float32 if floats else torch.int64).view(len(column), *(space.shape or ()))
+    kind = np.dtype(space.dtype)
+    wanted = torch.float32 if kind.kind == "f" else torch.uint8 if kind == np.uint8 else torch.int64
+    return torch.tensor(values, dtype=wanted).view(len(column), *(space.shape or ()))
 
 
 def _shape(space: dict[str, Any]) -> tuple[Any, ...]:
     """What must agree between the data and the environment: bounds may differ."""
+    if space["type"] == "Dict":
+        return space["type"], {name: _shape(part) for name, part in space["subspaces"].items()}
     return space["type"], space.get("shape"), space.get("n"), space.get("start")
 
 

@@ -142,7 +142,7 @@ def record(
     A fixed quota per environment: the first episodes to end would be biased to short ones. `rewarded(carry, reward)`
     passes the rewards `[B]` to a policy that acts on them. The episodes are also added to `finished`.
     """
-    running: list[list[tuple[Tensor, ...]]] = [[] for _ in quota]
+    running: list[list[tuple[Tree, Tensor, Tensor]]] = [[] for _ in quota]
     found: list[list[data.Episodes]] = [[] for _ in quota]
     obs, carry = env.reset(seed), None
     while any(len(done) < wanted for done, wanted in zip(found, quota, strict=True)):
@@ -152,10 +152,10 @@ def record(
         for i, steps in enumerate(running):
             if not feedback.mask[i]:
                 continue
-            steps.append((obs[i], action[i], feedback.reward[i]))
+            steps.append((_row(obs, i), action[i], feedback.reward[i]))
             if feedback.cut[i]:
                 if len(found[i]) < quota[i]:
-                    found[i].append(data.episode(steps, feedback.final_obs[i], not bool(feedback.discount[i])))
+                    found[i].append(data.episode(steps, _row(feedback.final_obs, i), not bool(feedback.discount[i])))
                 steps.clear()
         if carry is not None and rewarded is not None:
             carry = rewarded(carry, feedback.reward * feedback.mask)
@@ -166,6 +166,10 @@ def record(
     if finished is not None:
         finished.note({"episode_return": joined.returns.tolist(), "episode_length": joined.length.tolist()})
     return joined
+
+
+def _row(tree: Tree, row: int) -> Tree:
+    return tree_map(lambda x: x[row], tree)
 
 
 class Buffer(Protocol):

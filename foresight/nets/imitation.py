@@ -27,7 +27,12 @@ class NormalizedObs(nn.Module):
     std: Tensor
 
     def __init__(self, space: gs.Space[Any]) -> None:
+        """Raises UserError for images and dicts."""
         super().__init__()
+        if isinstance(space, gs.Dict) or space.dtype == np.uint8:
+            raise UserError(
+                f"This policy reads one array of floats or one integer, not {space}. Imitate images with: vla"
+            )
         self.vector = encoders.vectorizer(space)
         self.size = self.vector.size
         self.scaled = isinstance(space, gs.Box)

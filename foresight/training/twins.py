@@ -24,6 +24,7 @@ from foresight.nets.heads import CategoricalHead
 from foresight.nets.outputs import Categorical
 from foresight.nets.q_network import QNetwork
 from foresight.nets.sequence.memory import MemoryActorCritic
+from foresight.nets.sequence.vla import VLAActorCritic
 from foresight.nets.values import Values
 from foresight.ops import fused
 
@@ -69,7 +70,7 @@ class Coefficients(Protocol):
 class Clipped(Protocol):
     """The State of PPO, as far as its loss needs it."""
 
-    network: ActorCritic | MemoryActorCritic
+    network: ActorCritic | MemoryActorCritic | VLAActorCritic
 
     @property
     def config(self) -> Coefficients:

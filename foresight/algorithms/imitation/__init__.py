@@ -1,1 +1,1 @@
-"""Policies of robots that imitate demonstrations by whole chunks of actions. One file per method."""
+"""Policies of robots that imitate demonstrations. One file per method."""

@@ -31,6 +31,11 @@ Differences: a time limit is not a termination: its step bootstraps with the val
 Steps on which an environment only reset (`Feedback.mask` 0) are left out of losses and statistics. The running
 statistics change between iterations only, so the policy that acts is the one that is updated.
 
+With `policy`, a run of `vla`, the network is that policy with a value head on its features before the first action
+token, as RL4VLA has it (Liu et al. 2025, arXiv:2505.19789); its presets have one epoch and no entropy bonus. An action
+is several tokens, and ρ_t is that of the whole action, or with `ratio` "token" there is one ratio per token. The first
+`critic_warmup` updates train the value head only (VLA-RL, arXiv:2505.18719).
+
 With `memory` (details 32 to 36 for the LSTM; the same for transformers) the policy has a recurrent state, the carry,
 which is reset where an episode ends, in acting and in training. Minibatches are then whole sequences, one per
 environment.
@@ -38,6 +43,7 @@ environment.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -51,8 +57,11 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, precision
 from foresight.nets.actor_critic import ActorCritic
-from foresight.nets.sequence import memory
+from foresight.nets.outputs import Output
+from foresight.nets.sequence import memory, vla
+from foresight.nets.sequence.action_tokens import Tokens
 from foresight.nets.sequence.memory import MemoryActorCritic
+from foresight.nets.sequence.vla import VLAActorCritic
 from foresight.ops import advantage, diagnostics, kl, policy, returns, schedules, value
 from foresight.training import optim, twins
 from foresight.training.twins import twin
@@ -60,6 +69,7 @@ from foresight.training.twins import twin
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance")
+RATIOS = ("action", "token")
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # of every minibatch; detail 12
 
 
@@ -95,6 +105,10 @@ class Config:
     memory_layers: int = 1  # layers of the memory
     memory_heads: int = 4  # attention heads of the memory
     memory_window: int = 64  # past env steps in the attention window
+    policy: str | None = None  # a run of vla to fine-tune instead of a new network
+    ratio: str = "action"  # of a VLA: one ratio per "action" (RL4VLA), or one per "token" (SimpleVLA-RL)
+    sample: bool = False  # draw actions in evaluation too, as a VLA without memory needs it
+    critic_warmup: int = 0  # first updates that train the value head of a VLA only; 5 in VLA-RL
     backbone: str = "shared"  # one "shared" memory, two "separate" ones, or one for the "actor" or "critic" only
     log_std: float = 0.0  # initial log standard deviation of continuous actions; detail 24
     precision: str = "float32"  # "float32", "bfloat16" (the trunks run under autocast) or "auto" (the faster one)
@@ -106,7 +120,7 @@ class State:
     """Everything that is saved. `network` includes the observation statistics, so a policy is saved with them."""
 
     config: Config
-    network: ActorCritic | MemoryActorCritic
+    network: ActorCritic | MemoryActorCritic | VLAActorCritic
     optimizer: torch.optim.Adam
     generator: torch.Generator  # samples the actions
     shuffler: torch.Generator  # shuffles minibatches, on the CPU
@@ -122,12 +136,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     halved = precision.dtype(config.precision, device) is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
-        normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
-        network = memory.actor_critic(
-            spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
-            config.hidden, config.activation, config.images, normalizer, halved,
-        ).to(device)  # fmt: skip
+        network = _network(config, spaces, halved).to(device)
     return State(
         config,
         network,
@@ -138,11 +147,22 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     )
 
 
+def _network(config: Config, spaces: Spaces, halved: bool) -> ActorCritic | MemoryActorCritic | VLAActorCritic:
+    if config.policy is not None:
+        return VLAActorCritic(vla.load(config.policy, spaces.obs, spaces.action)).eval()
+    head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
+    normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
+    return memory.actor_critic(
+        spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
+        config.hidden, config.activation, config.images, normalizer, halved,
+    )  # fmt: skip
+
+
 @torch.inference_mode()
 def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
-    """An action for every row of `obs`: sampled if `explore`, else the mode. Use `reset_carry` at a cut."""
+    """An action for every row of `obs`: sampled if `explore` or `config.sample`, else the mode. See `reset_carry`."""
     output, carry = state.network.step(obs, carry)
-    return output.sample(state.generator) if explore else output.mode(), {}, carry
+    return output.sample(state.generator) if explore or state.config.sample else output.mode(), {}, carry
 
 
 reset_carry = memory.reset_carry
@@ -177,7 +197,8 @@ def evaluate(state: State, segment: collect.Rollout) -> Trajectory:
     extras = {} if segment.first is None else {"carry": segment.first, "start": memory.starts(steps.cut)}
     output, values, _ = network.read(steps.obs, segment.first, extras.get("start"))
     next_value = collect.successors(segment, values.value, lambda obs, carry: network.value(obs, carry).value)
-    return steps.replace(logprob=output.logp(steps.action), value=values.value, next_value=next_value, extras=extras)
+    logprob = _logprob(state.config, output, steps.action)
+    return steps.replace(logprob=logprob, value=values.value, next_value=next_value, extras=extras)
 
 
 @twin(twins.clipped_objective)
@@ -188,13 +209,15 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[]
     advantages, target = batch.extras["advantage"], batch.extras["target"]
     assert old_logprob is not None and old_value is not None
     output, values, _ = network.read(batch.obs, batch.extras.get("carry"), batch.extras.get("start"))
-    logprob, entropies, predicted = output.logp(batch.action), output.entropy(), values.value
+    logprob, entropies, predicted = _logprob(config, output, batch.action), output.entropy(), values.value
     if batch.mask is not None:  # a memory reads whole sequences; the loss is over their unmasked steps
         columns = (logprob, entropies, predicted, advantages, target, old_logprob, old_value)
         real = batch.mask > 0
         logprob, entropies, predicted, advantages, target, old_logprob, old_value = (x[real] for x in columns)
     if config.normalize_advantage:
         advantages = advantage.normalize(advantages)
+    if logprob.dim() > advantages.dim():
+        advantages = advantages.unsqueeze(-1)  # each token has the advantage of its action
     ratio = policy.ratio(logprob, old_logprob)
     policy_loss = policy.clipped_surrogate(ratio, advantages, clip).mean()
     if config.clip_value is None:
@@ -206,6 +229,19 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[]
     with torch.no_grad():
         divergence, clipped = kl.k3(old_logprob, logprob).mean(), policy.clip_fraction(ratio, clip)
         return loss.backward, torch.stack([policy_loss, value_loss, entropy, divergence, clipped])
+
+
+def _logprob(config: Config, output: Output, action: Tensor) -> Tensor:
+    """What ratios are of: the log-probability of each action `[...]`, or of each of its tokens `[..., K]`."""
+    return output.token_logp(action) if config.ratio == "token" and isinstance(output, Tokens) else output.logp(action)
+
+
+def _value_head_only(network: VLAActorCritic, backward: Callable[[], object]) -> None:
+    """The gradients that `backward` computes, of the value head alone."""
+    backward()
+    for name, weight in network.named_parameters():
+        if not name.startswith("value_head"):
+            weight.grad = None
 
 
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
@@ -237,6 +273,9 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     for minibatch in shuffled:
         backward, loss = objective(state, minibatch, clip)
         losses.append(loss)
+        if state.step <= config.critic_warmup * config.num_envs * config.rollout_steps:
+            assert isinstance(state.network, VLAActorCritic)
+            backward = functools.partial(_value_head_only, state.network, backward)
         if config.target_kl is not None and loss[LOSS_METRICS.index("approx_kl")] > 1.5 * config.target_kl:
             break
         optim.descend(state.optimizer, backward, config.max_grad_norm)
@@ -258,6 +297,8 @@ def train(
     if state.reward_scaler is not None:
         state.reward_scaler.restart()
     obs, carry = env.reset(config.seed + state.step), None
+    if isinstance(state.network, VLAActorCritic) and not state.step:
+        vla.require_one_path(state.network, obs)
     while state.step < config.steps:
         progress = state.step / config.steps
         batch, obs, carry = rollout(state, env, obs, carry)
@@ -278,6 +319,14 @@ def _check(config: Config) -> None:
             f"With a memory, minibatches are whole sequences, one per environment: {config.minibatches} minibatches "
             f"are too many for num_envs {config.num_envs}. Use --minibatches {config.num_envs} or less."
         )
+    if config.ratio not in RATIOS:
+        raise errors.unknown("ratio", config.ratio, RATIOS)
+    given = {"memory": config.memory is not None, "normalize_obs": config.normalize_obs}
+    if config.policy is not None and any(given.values()):
+        name = next(name for name, on in given.items() if on)
+        raise UserError(f"A VLA has no {name}: leave out --{name.replace('_', '-')} or --policy.")
+    if config.policy is None and (config.critic_warmup or config.ratio != "action"):
+        raise UserError("critic_warmup and ratio are for a VLA: add --policy RUN, a run of vla, or leave them out.")
     if config.memory is not None and config.precision != "float32":
         raise UserError(
             f"A policy with a memory needs precision float32, not {config.precision}. Leave out --precision."

@@ -11,7 +11,7 @@ import gymnasium
 from foresight import errors
 from foresight.envs.base import Env
 from foresight.envs.control import atari as atari_set
-from foresight.envs.control import engines, own, simulators, wrappers
+from foresight.envs.control import babyai, engines, own, simulators, wrappers
 from foresight.errors import UserError
 
 ENGINES = ("auto", "native", "envpool", "ale", "gymnasium", "async", "vector")
@@ -103,6 +103,8 @@ def _start(request: engines.Request) -> Env:
     alone = not request.render and name not in gymnasium.registry  # only EnvPool may have it
     if name in own.TASKS:
         return _own(request)
+    if name.startswith(babyai.PREFIX) and "camera" in request.options:
+        return _instructed(request)
     native = name in engines.NATIVE and not request.options
     if engine == "auto":
         pooled = (plain or alone) and engines.in_envpool(request)
@@ -121,6 +123,15 @@ def _start(request: engines.Request) -> Env:
     if engine == "ale":
         raise UserError(f"The engine 'ale' has only Atari games with the Atari preprocessing, not '{name}'.")
     return engines.envpool_env(request) if engine == "envpool" else engines.gymnasium_env(request, engine)
+
+
+def _instructed(request: engines.Request) -> Env:
+    """A BabyAI level with images and missions. It has no action repeat."""
+    if request.engine not in ("auto", "gymnasium") or request.action_repeat != 1:
+        raise UserError(f"'{request.name}' with a camera has engine='gymnasium' and no action_repeat.")
+    if request.name not in gymnasium.registry:
+        raise engines.unknown(request.name)
+    return babyai.make(request.name, request.num_envs, request.time_limit, **request.options)
 
 
 def _own(request: engines.Request) -> Env:

@@ -52,6 +52,20 @@ class MultiTask:
         reward, discount, cut, mask = map(torch.cat, zip(*[feedback[1:5] for feedback in results], strict=True))
         return Feedback(obs, reward, discount, cut, mask, final, self._info([feedback.info for feedback in results]))
 
+    def same_starts(self, group: int) -> None:
+        """As the tasks' own, see `babyai.Instructed.same_starts`. Raises UserError for a task that cannot."""
+        for env in self.envs:
+            if not hasattr(env, "same_starts"):
+                raise UserError(f"'{env.name}' cannot begin several episodes alike. BabyAI with a camera can.")
+            env.same_starts(group)
+
+    def expert(self) -> Tensor:
+        """The actions of each task's own expert, `[B]`. Raises UserError for a task that has none."""
+        for env in self.envs:
+            if not hasattr(env, "expert"):
+                raise UserError(f"'{env.name}' has no expert of its own.")
+        return torch.cat([env.expert() for env in self.envs])  # type: ignore[attr-defined]
+
     def render(self) -> Frame | None:
         """One RGB frame of the first environment of the first task."""
         return self.envs[0].render()

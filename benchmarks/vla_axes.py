@@ -1,0 +1,102 @@
+"""A VLA and its fine-tuned versions on what they were not trained on: results/vla-axes.json.
+
+python benchmarks/vla_axes.py                    # 200 episodes of each, of every run of `foresight reproduce sequence`
+python benchmarks/vla_axes.py --episodes 50
+
+Seeds of episodes are far from those of training. Actions are drawn, as in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "results" / "vla-axes.json"
+RUNS = ROOT / "runs" / "reproduce"
+SEED = 20_000_003
+LEVELS = {
+    "go": "BabyAI-GoToLocal-v0",
+    "pick": "BabyAI-PickupDist-v0",
+    "both": "BabyAI-GoToLocal-v0,BabyAI-PickupDist-v0",
+}
+AXES = {
+    "go": ("go", {"pairs": "train"}),
+    "pick": ("pick", {"pairs": "train"}),
+    "floor": ("both", {"pairs": "train", "floor": True}),
+    "noise": ("both", {"pairs": "train", "noise": 16.0}),
+    "held_out": ("both", {"pairs": "held_out"}),
+    "paraphrase": ("both", {"pairs": "train", "paraphrase": True}),
+    "moved": ("both", {"pairs": "train", "moved": True}),
+}
+
+
+def success(agent, axis: str, episodes: int) -> float:
+    """The share of episodes that succeed."""
+    from foresight.envs.make import make
+    from foresight.runtime.evaluation import returns
+
+    level, options = AXES[axis]
+    env = make(LEVELS[level], num_envs=20, camera=6, **options)
+
+    def act(obs, carry):
+        action, _, carry = agent.module.act(agent.state, obs, carry, explore=True)
+        return action, carry
+
+    try:
+        return returns.evaluate(env, act, episodes, SEED, None).mean
+    finally:
+        env.close()
+
+
+def main() -> None:
+    """Measure every run, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=200)
+    given = parser.parse_args()
+
+    import torch
+
+    from foresight.runtime import bench
+    from foresight.runtime import run as runs
+    from foresight.runtime.checkpoints import checkpoint
+
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    document: dict = {
+        "what": "VLA on BabyAI: success by axis, drawn actions",
+        "command": shlex.join(["python", "benchmarks/vla_axes.py", *sys.argv[1:]]),
+        "episodes": given.episodes,
+    }
+    seeds: set[int] = set()
+    for name in ("vla-BabyAI", "vla-BabyAI-weak", "ppo-BabyAI-VLA", "ppo-BabyAI-VLA-token", "episode_grpo-BabyAI"):
+        folders = [run for run in sorted(RUNS.glob(f"{name}-?")) if (run / "summary.json").is_file()]
+        rows: dict[str, list[float]] = {axis: [] for axis in AXES}
+        for folder in folders:
+            agent = runs.load(folder)
+            for axis in AXES:
+                rows[axis].append(success(agent, axis, given.episodes))
+            agent.close()
+            seeds.add(int(folder.name[-1]))
+            print(folder.name, {axis: values[-1] for axis, values in rows.items()}, flush=True)
+        if folders:
+            document[name] = {axis: statistics.fmean(values) for axis, values in rows.items()}
+            document[name]["each_seed"] = rows
+    if not seeds:
+        sys.exit("There is no run: foresight reproduce sequence --only vla-BabyAI")
+    document |= {
+        "seeds": sorted(seeds),
+        "versions": bench.versions(),
+        "machine": bench.machine(),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Actions as tokens: choices as they are, and each number of a Box as one of 255 bins (RT-1, arXiv:2212.06817)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from foresight.errors import UserError
+from foresight.nets.outputs import Categorical
+from foresight.ops import transforms
+
+
+class ActionTokens(nn.Module):
+    """Actions of a space as K tokens of a vocabulary of V: `encode` and `decode` are inverse at the bins' centers.
+
+    The range of each number is that of the space, until `fit` takes the quantiles 0.01 and 0.99 of the data (OpenVLA,
+    arXiv:2406.09246, §3.2); numbers outside are in the outer bins. `allowed` `[K, V]` is true for the tokens that a
+    place may have. Raises UserError for other spaces.
+    """
+
+    low: Tensor
+    high: Tensor
+    allowed: Tensor
+
+    def __init__(self, space: gs.Space[Any], edges: int = 256) -> None:
+        super().__init__()
+        if isinstance(space, gs.Discrete):
+            sizes = [int(space.n)]
+        elif isinstance(space, gs.MultiDiscrete):
+            sizes = space.nvec.tolist()
+        elif isinstance(space, gs.Box) and len(space.shape) == 1 and np.isfinite([space.low, space.high]).all():
+            sizes = [edges - 1] * space.shape[0]
+            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32))
+            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32))
+        else:
+            raise UserError(f"Actions must be Discrete, MultiDiscrete or a bounded Box with one dim, not {space}.")
+        self.continuous, self.single = isinstance(space, gs.Box), isinstance(space, gs.Discrete)
+        self.edges, self.count, self.vocabulary = edges, len(sizes), max(sizes)
+        allowed = torch.arange(self.vocabulary) < torch.tensor(sizes)[:, None]
+        self.register_buffer("allowed", allowed, persistent=False)
+
+    def fit(self, action: Tensor) -> None:
+        """Take the ranges of `action` `[S, K]`. A constant number keeps the range of the space."""
+        if self.continuous:
+            low, high = torch.quantile(action[:1_000_000].float(), torch.tensor([0.01, 0.99]), dim=0)
+            moves = high - low > 1e-6
+            self.low.copy_(torch.where(moves, low, self.low))
+            self.high.copy_(torch.where(moves, high, self.high))
+
+    def encode(self, action: Tensor) -> Tensor:
+        """Tokens, int64 `[..., K]`."""
+        if self.continuous:
+            return transforms.to_bins(action, self.low, self.high, self.edges)
+        return action.long().unsqueeze(-1) if self.single else action.long()
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """The action for tokens `[..., K]`."""
+        if self.continuous:
+            return transforms.from_bins(tokens, self.low, self.high, self.edges)
+        return tokens.squeeze(-1) if self.single else tokens
+
+
+class Tokens:
+    """Independent action tokens as an `Output` over actions, from logits `[..., K, V]` limited to allowed tokens.
+
+    They are independent as no action token sees another: log π(a) is the sum of the tokens' log-probabilities.
+    """
+
+    __slots__ = ("code", "tokens")
+
+    def __init__(self, logits: Tensor, code: ActionTokens) -> None:
+        self.tokens, self.code = Categorical(logits, code.allowed), code
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """An action."""
+        return self.code.decode(self.tokens.sample(generator))
+
+    def mode(self) -> Tensor:
+        """The likeliest action."""
+        return self.code.decode(self.tokens.mode())
+
+    def mean(self) -> Tensor:
+        """Probabilities of all tokens, `[..., K, V]`."""
+        return self.tokens.mean()
+
+    def token_logp(self, x: Tensor) -> Tensor:
+        """Log-probability of each token of the actions `x`, `[..., K]`."""
+        return self.tokens.logp(self.code.encode(x))
+
+    def logp(self, x: Tensor) -> Tensor:
+        """Log-probability of the actions `x`, `[...]`."""
+        return self.token_logp(x).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Sum of the tokens' entropies."""
+        return self.tokens.entropy().sum(-1)
+
+    def kl(self, other: Tokens) -> Tensor:
+        """Sum of the tokens' divergences."""
+        return self.tokens.kl(other.tokens).sum(-1)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """Cross-entropy with the tokens of the actions `target`."""
+        return -self.logp(target)
+
+
+class Flow:
+    """Continuous actions by flow matching: noise that a learned velocity field moves to an action.
+
+        x_τ = (1 - τ) ε + τ a,     loss = ‖v(x_τ, τ, h) - (a - ε)‖²
+
+    Source: Lipman et al. 2022 (arXiv:2210.02747), eq. 23 with σ = 0, as π0 has it (Black et al. 2024,
+    arXiv:2410.24164, §IV). There is no log-probability.
+    """
+
+    __slots__ = ("code", "field", "hidden", "steps")
+
+    def __init__(self, field: FlowField, hidden: Tensor, code: ActionTokens, steps: int = 10) -> None:
+        self.field, self.hidden, self.code, self.steps = field, hidden, code, steps
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """An action: `steps` Euler steps from normal noise."""
+        shape = (*self.hidden.shape[:-1], self.code.count)
+        return self._moved(torch.randn(shape, generator=generator, device=self.hidden.device))
+
+    def mode(self) -> Tensor:
+        """The action that the mean of the noise becomes."""
+        return self._moved(self.hidden.new_zeros(*self.hidden.shape[:-1], self.code.count))
+
+    def loss(self, target: Tensor, noise: Tensor | None = None, time: Tensor | None = None) -> Tensor:
+        """The squared error of the velocity, `[...]`, at a uniform time."""
+        half = (self.code.high - self.code.low) / 2
+        action = ((target - self.code.low) / half - 1).clamp(-1, 1)
+        noise = torch.randn_like(action) if noise is None else noise
+        time = torch.rand_like(action[..., :1]) if time is None else time
+        velocity = self.field((1 - time) * noise + time * action, time, self.hidden)
+        return (velocity - (action - noise)).square().mean(-1)
+
+    def _moved(self, x: Tensor) -> Tensor:
+        for i in range(self.steps):
+            time = torch.full_like(x[..., :1], i / self.steps)
+            x = x + self.field(x, time, self.hidden) / self.steps
+        return self.code.low + (x.clamp(-1, 1) + 1) / 2 * (self.code.high - self.code.low)
+
+
+class FlowField(nn.Module):
+    """The velocity `[..., K]` at the point x `[..., K]`, the time `[..., 1]` and features `[..., D]`."""
+
+    def __init__(self, actions: int, dim: int, hidden: int = 128) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(actions + 1 + dim, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(),
+            nn.Linear(hidden, actions),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """The velocity."""
+        y: Tensor = self.layers(torch.cat([x, time, features], -1))
+        return y

@@ -1,0 +1,343 @@
+"""A vision-language-action policy: image tokens and the words of an instruction, then action tokens.
+
+Source: RT-1, Brohan et al. 2022 (arXiv:2212.06817): convolutions that the instruction modulates (FiLM, Perez et al.
+2017, arXiv:1709.07871), TokenLearner (Ryoo et al. 2021, arXiv:2106.11297), and a transformer in which no action token
+attends to an action token. Missing cameras are masked as in Octo (arXiv:2405.12213).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces as gs
+from torch import Tensor, nn
+
+from foresight import errors
+from foresight.data.trajectory import Tree, tree_map
+from foresight.errors import UserError
+from foresight.nets import conv, encoders
+from foresight.nets.outputs import Scalar
+from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
+from foresight.nets.sequence.transformer import Block, TransformerConfig
+from foresight.nets.sequence.vit import NO_CACHE
+
+MISSION, CAMERA_MASK = "mission", "camera_mask"  # keys of a dict observation
+HEADS = ("bins", "flow")
+BLIND = ("language", "image")
+PRIME, BASE = 1021, 263  # of the hash of a word, a polynomial of its bytes
+FILES = ("policy.json", "policy.safetensors")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The sizes of the network."""
+
+    dim: int  # width of the transformer
+    layers: int  # of the transformer
+    heads: int  # of its attention
+    channels: int  # of the convolutions
+    patch: int  # side of the patches of the first convolution, in pixels
+    film_layers: int  # convolutions that the instruction modulates
+    image_tokens: int  # of each camera
+    words: int  # the longest instruction
+    edges: int  # of the bins of a continuous action
+    head: str  # one of HEADS
+    blind: str | None = None  # one of BLIND: its tokens are masked
+
+
+class Words(nn.Module):
+    """Instructions as UTF-8 bytes `[N, L]`, padded with zeros, to word vectors `[N, words, dim]` and their mask.
+
+    A word is a row of a table of 1,021, by a hash of its bytes; words that the data do not have share one row.
+    """
+
+    known: Tensor
+    powers: Tensor
+
+    def __init__(self, words: int, dim: int) -> None:
+        super().__init__()
+        self.words = words
+        self.table = nn.Embedding(PRIME + 1, dim)  # the last row is for unknown words
+        self.position = nn.Parameter(torch.zeros(words, dim))
+        self.register_buffer("known", torch.zeros(PRIME, dtype=torch.bool))
+        self.register_buffer("powers", torch.tensor([pow(BASE, i, PRIME) for i in range(64)]), persistent=False)
+
+    def ids(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """The numbers of the words `[N, words]` and where there are words. Raises UserError for too many."""
+        letter = (text != 0) & (text != ord(" "))
+        begins = letter & ~F.pad(letter[:, :-1], (1, 0))
+        index = begins.long().cumsum(1) - 1  # of the word of each letter
+        count = index[:, -1] + 1
+        if len(count) and (longest := int(count.max())) > self.words:
+            instruction = bytes(text[count.argmax()].tolist()).rstrip(b"\0").decode(errors="replace")
+            raise UserError(
+                f"The instruction '{instruction}' has {longest} words, but the context of the policy is {self.words}. "
+                f"Shorten it, or train a policy with --words {longest}."
+            )
+        at = torch.arange(text.shape[1], device=text.device)
+        within = at - torch.where(begins, at, 0).cummax(1).values
+        terms = torch.where(letter, text.long() * self.powers[within.clamp(max=63)], 0)
+        hashes = terms.new_zeros(len(text), self.words).scatter_add_(1, index.clamp(min=0), terms) % PRIME
+        return hashes, torch.arange(self.words, device=text.device) < count[:, None]
+
+    def fit(self, text: Tensor) -> None:
+        """Know the words of the instructions `text` `[S, L]`."""
+        hashes, real = self.ids(text.unique(dim=0))
+        self.known[hashes[real]] = True
+
+    def forward(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors `[N, words, dim]` and their mask `[N, words]` (bool)."""
+        hashes, real = self.ids(text)
+        rows = torch.where(self.known[hashes], hashes, PRIME)
+        if self.training:  # the row of unknown words is trained on words that are hidden
+            rows = torch.where(torch.rand_like(rows, dtype=torch.float32) < 0.05, PRIME, rows)
+        return (self.table(rows) + self.position) * real.unsqueeze(-1), real
+
+
+class Eye(nn.Module):
+    """Images `[N, C, H, W]` to `tokens` vectors `[N, tokens, dim]`, with the instruction's vector `[N, dim]`."""
+
+    def __init__(self, shape: tuple[int, int, int], config: Shape) -> None:
+        super().__init__()
+        depth, height, width = shape
+        if config.patch > min(height, width):
+            raise UserError(f"patch must be at most {min(height, width)} pixels, not {config.patch}. Use --patch.")
+        channels = config.channels
+        self.patches = nn.Conv2d(depth, channels, config.patch, config.patch)
+        self.position = nn.Parameter(0.02 * torch.randn(channels, height // config.patch, width // config.patch))
+        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(config.film_layers))
+        self.films = nn.ModuleList(nn.Linear(config.dim, 2 * channels) for _ in range(config.film_layers))
+        for film in self.films:  # at first the convolutions do not depend on the instruction
+            nn.init.zeros_(film.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(film.bias)  # type: ignore[arg-type]
+        self.maps = nn.Conv2d(channels, config.image_tokens, 1)
+        self.out = nn.Linear(channels, config.dim)
+
+    def forward(self, image: Tensor, words: Tensor) -> Tensor:
+        """`[N, tokens, dim]`."""
+        x = torch.relu(self.patches(image) + self.position)
+        for filters, film in zip(self.convs, self.films, strict=True):
+            scale, shift = film(words)[..., None, None].chunk(2, 1)
+            x = x + torch.relu((1 + scale) * filters(x) + shift)
+        weights = self.maps(x).flatten(2).softmax(-1)  # [N, tokens, cells]: TokenLearner
+        y: Tensor = self.out(weights @ x.flatten(2).transpose(1, 2))
+        return y
+
+
+class VLA(nn.Module):
+    """Dict observations to the `Output` over actions; every image is a camera, `mission` is the instruction.
+
+    Other arrays become one token. `camera_mask` `[..., cameras]`, if the observations have it, is 0 where a camera is
+    missing, and nothing then depends on its pixels. Raises UserError for spaces that do not fit.
+    """
+
+    def __init__(self, obs: gs.Space[Any], action: gs.Space[Any], config: Shape) -> None:
+        super().__init__()
+        for kind, name, valid in (("head", config.head, HEADS), ("blind", config.blind, (None, *BLIND))):
+            if name not in valid:
+                raise errors.unknown(kind, str(name), [str(one) for one in valid])
+        spaces = dict(obs.spaces) if isinstance(obs, gs.Dict) else {}
+        self.cameras = [name for name, part in spaces.items() if encoders.is_image(part)]
+        self.vectors = [name for name, part in spaces.items() if encoders.is_vector(part)]
+        if MISSION not in spaces or not (self.cameras or self.vectors):
+            raise UserError(
+                f"A VLA needs dict observations with '{MISSION}' (bytes) and images or vectors, not {obs}. "
+                "BabyAI has them with --env-options camera=6."
+            )
+        self.obs_space, self.action_space, self.config = obs, action, config
+        self.actions = ActionTokens(action, config.edges)
+        if config.head == "flow" and not self.actions.continuous:
+            raise UserError(f"head 'flow' is for actions of a Box, not {action}. Use --head bins.")
+        self.words = Words(config.words, config.dim)
+        self.eyes = nn.ModuleDict({name: Eye(_planes(spaces[name]), config) for name in self.cameras})
+        self.camera = nn.Parameter(0.02 * torch.randn(len(self.cameras), 1, config.dim))
+        self.state = nn.ModuleDict({name: nn.Linear(spaces[name].shape[0], config.dim) for name in self.vectors})  # type: ignore[index]
+        places = self.actions.count if config.head == "bins" else 0
+        self.begin = nn.Parameter(0.02 * torch.randn(1, config.dim))  # the token before the first action token
+        self.places = nn.Parameter(0.02 * torch.randn(places, config.dim))
+        block = TransformerConfig(
+            layers=config.layers, dim=config.dim, heads=config.heads, norm="layer", activation="gelu", bias=True
+        )
+        self.blocks = nn.ModuleList(Block(block) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.dim)
+        self.logits = nn.Linear(config.dim, self.actions.vocabulary)
+        self.field = FlowField(self.actions.count, config.dim) if config.head == "flow" else None
+        for name, weight in self.blocks.named_parameters():
+            if weight.ndim == 2:
+                nn.init.normal_(weight, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+
+    def fit(self, mission: Tensor, action: Tensor) -> None:
+        """Take the words and the ranges of actions from data `[S, ...]`."""
+        self.words.fit(mission)
+        self.actions.fit(action)
+
+    def features(self, obs: Tree) -> tuple[Tensor, Tensor]:
+        """Before the first action token `[..., dim]`, and at the action tokens `[..., K, dim]`."""
+        lead = obs[MISSION].shape[:-1]
+        x, seen = self._prefix(obs)
+        places = len(self.places)
+        x = torch.cat([x, self.places.expand(len(x), -1, -1)], 1)
+        allowed = attention_mask(seen, places)
+        for block in self.blocks:
+            x, *_ = block(x, None, allowed, NO_CACHE, 0)
+        x = self.norm(x)
+        before = x.shape[1] - places
+        return x[:, before - 1].unflatten(0, lead), x[:, before:].unflatten(0, lead)
+
+    def output(self, hidden: Tensor, actions: Tensor) -> Tokens | Flow:
+        """The distribution over actions, from `features`."""
+        if self.field is not None:
+            return Flow(self.field, hidden, self.actions)
+        return Tokens(self.logits(actions), self.actions)
+
+    def forward(self, obs: Tree) -> Tokens | Flow:
+        """The distribution over actions."""
+        return self.output(*self.features(obs))
+
+    def _prefix(self, obs: Tree) -> tuple[Tensor, Tensor]:
+        """The tokens before the actions `[N, P, dim]`, and which of them are seen `[N, P]`."""
+        for name in (*self.cameras, *self.vectors):
+            if name not in obs:
+                raise UserError(
+                    f"The observation has no '{name}', which this policy was trained on. Give zeros, and for a camera "
+                    f"'{CAMERA_MASK}' with a 0 for it. It has: {', '.join(obs)}."
+                )
+        blind = self.config.blind
+        vectors, spoken = self.words(obs[MISSION].flatten(0, -2))
+        spoken = spoken & (blind != "language")
+        vectors = vectors * spoken.unsqueeze(-1)
+        mean = vectors.sum(1) / spoken.sum(1, keepdim=True).clamp(min=1)
+        present = obs.get(CAMERA_MASK)
+        tokens, seen = [], []
+        for i, name in enumerate(self.cameras):
+            order = conv.order(self.obs_space[name].shape)  # type: ignore[index]
+            image = obs[name].flatten(0, -4).permute(0, *(1 + j for j in order)).float() / 255  # type: ignore[union-attr]
+            there = spoken.new_ones(len(image)) if present is None else present[..., i].flatten() > 0
+            tokens.append(self.eyes[name](image, mean) + self.camera[i])
+            seen.append((there & (blind != "image"))[:, None].expand(-1, self.config.image_tokens))
+        for name in self.vectors:
+            tokens.append(self.state[name](obs[name].flatten(0, -2)).unsqueeze(1))
+            seen.append(spoken.new_ones(len(spoken), 1))
+        tokens += [vectors, self.begin.expand(len(vectors), -1, -1)]
+        seen += [spoken, spoken.new_ones(len(spoken), 1)]
+        return torch.cat(tokens, 1), torch.cat(seen, 1)
+
+
+def attention_mask(seen: Tensor, places: int) -> Tensor:
+    """Who attends to whom, `[N, 1, P + K, P + K]` bool: all to the `seen` `[N, P]` tokens, and each token to itself.
+
+    No action token attends to another one, and nothing before the actions attends to them (RT-1).
+    """
+    columns = F.pad(seen, (0, places))[:, None, None]
+    itself = torch.eye(columns.shape[-1], dtype=torch.bool, device=seen.device)
+    return columns | itself
+
+
+class VLAActorCritic(nn.Module):
+    """A VLA and a value head on its features before the first action token: the interface of `ActorCritic`.
+
+    Source: RL4VLA, Liu et al. 2025 (arXiv:2505.19789), §4: one backbone for both, and a small MLP for the value.
+    """
+
+    normalizer = None
+
+    def __init__(self, vla: VLA) -> None:
+        """Raises UserError for a head without log-probabilities."""
+        super().__init__()
+        if vla.config.head != "bins":
+            raise UserError("PPO needs log-probabilities of actions, which head 'flow' does not have: use --head bins.")
+        self.vla, self.policy_head = vla, vla.logits
+        dim = vla.config.dim
+        self.value_head = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, 1))
+        nn.init.normal_(self.value_head[-1].weight, std=0.02)  # type: ignore[arg-type]
+        nn.init.zeros_(self.value_head[-1].bias)  # type: ignore[arg-type]
+
+    def policy(self, obs: Tree) -> Tokens:
+        """The `Output` over actions."""
+        return self(obs)[0]
+
+    def value(self, obs: Tree, carry: Tree = None) -> Scalar:
+        """The value."""
+        return self(obs)[1]
+
+    def forward(self, obs: Tree) -> tuple[Tokens, Scalar]:
+        """Policy and value in one pass."""
+        hidden, actions = self.vla.features(obs)
+        output = self.vla.output(hidden, actions)
+        assert isinstance(output, Tokens)
+        return output, Scalar(self.value_head(hidden).squeeze(-1))
+
+    def initial(self, batch: int) -> None:
+        """The initial carry: None, as there is no memory."""
+
+    def step(self, obs: Tree, carry: Tree = None) -> tuple[Tokens, None]:
+        """`policy`; the carry is None."""
+        return self.policy(obs), None
+
+    def read(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Tokens, Scalar, None]:
+        """`forward`."""
+        return *self(obs), None
+
+    def vjp(self, obs: Tree) -> tuple[Any, Any, Callable[[Tensor, Tensor], None]] | None:
+        """None: there is no compiled backward pass, autograd does it. See `ActorCritic.vjp`."""
+
+
+@torch.no_grad()
+def require_one_path(network: VLAActorCritic, obs: Tree) -> None:
+    """Raise UserError unless acting on `obs` `[B, ...]` gives the log-probabilities of training on `[B, 1, ...]`.
+
+    A policy that is trained on another path than it acts on learns nothing, however good its curve.
+    """
+    acting, _ = network.step(obs)
+    training, _, _ = network.read(tree_map(lambda x: x.unsqueeze(1), obs))
+    action = acting.mode()
+    gap = (acting.token_logp(action) - training.token_logp(action.unsqueeze(1)).squeeze(1)).abs().max().item()
+    if not gap < 1e-4:
+        raise UserError(
+            f"The log-probabilities of acting differ by {gap:.2g} from those of training: is the network in training "
+            "mode? Call network.eval() before PPO."
+        )
+
+
+def save(vla: VLA, folder: Path) -> Path:
+    """Write the sizes and the weights of `vla` to `folder`; `load` reads them."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILES[0]).write_text(json.dumps(dataclasses.asdict(vla.config), indent=2) + "\n", encoding="utf-8")
+    save_file({name: x.contiguous() for name, x in vla.state_dict().items()}, folder / FILES[1])
+    return folder
+
+
+def load(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> VLA:
+    """The VLA of a run or of its folder `export`, for these spaces. Raises UserError if there is none or it differs."""
+    from safetensors.torch import load_file
+
+    folder = Path(path).expanduser()
+    folder = folder / "export" if (folder / "export").is_dir() else folder
+    if not (folder / FILES[0]).is_file():
+        raise UserError(f"There is no trained VLA in {path}. Train one with: foresight train vla --preset BabyAI")
+    vla = VLA(obs, action, Shape(**json.loads((folder / FILES[0]).read_text(encoding="utf-8"))))
+    try:
+        vla.load_state_dict(load_file(folder / FILES[1]))
+    except RuntimeError as error:
+        raise UserError(f"The VLA in {path} was trained on other observations or actions: {error}") from error
+    return vla
+
+
+def _planes(space: gs.Space[Any]) -> tuple[int, int, int]:
+    """(C, H, W) of images in any order of their dims. Raises UserError for stacks of images."""
+    shape = space.shape or ()
+    order = conv.order(shape)
+    if order is None or len(shape) != 3:
+        raise UserError(f"A camera of a VLA shows one image [height, width, 3] or [3, height, width], not {shape}.")
+    channels, height, width = (shape[i] for i in order)
+    return channels, height, width

@@ -1,0 +1,110 @@
+"""The VLA as a program: trained on words and images, resumed, exported, and fine-tuned by PPO."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from foresight.algorithms.imitation import vla
+from foresight.algorithms.policy import ppo
+from foresight.errors import UserError
+from foresight.training import offline
+from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, demonstrations, scene
+from tests.algorithms.small_runs import last
+from tests.algorithms.states import forgets, restored, weights
+from tests.sabotage import flip_sign, sabotaged_by
+
+CONFIG = vla.Config(steps=60, data=("d",), batch_size=16, learning_rate=1e-2, lr_warmup=5, **FIELDS)
+PPO = ppo.Config(
+    steps=64, num_envs=8, rollout_steps=4, epochs=1, minibatches=2, learning_rate=3e-3, anneal_lr=False, gamma=0.9
+)
+
+
+@pytest.fixture(autouse=True)
+def data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demonstrations as the data."""
+    monkeypatch.setattr(offline, "read", lambda *_: demonstrations())
+
+
+def accuracy(state) -> float:
+    """The share of right actions on new scenes."""
+    obs, right = scene(torch.Generator().manual_seed(9), 200)
+    return (vla.act(state, obs)[0] == right).float().mean().item()
+
+
+@sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in ("policy", "optimizer", "sampler")])
+def test_a_resumed_run_is_the_uninterrupted_one() -> None:
+    before = torch.random.get_rng_state()
+    whole = last(vla, CONFIG, Pointing())
+    stopped = next(state for _, _, state in vla.train(CONFIG, Pointing()))
+    resumed = last(vla, CONFIG, Pointing(), restored(vla, stopped, Pointing()))
+    assert stopped.step == 50 and resumed.step == 60 and torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(resumed.policy.words.known, whole.policy.words.known) and whole.policy.words.known.sum() == 4
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.Tokens.loss", flip_sign)
+def test_it_learns_what_neither_the_image_nor_the_words_tell_alone() -> None:
+    assert accuracy(last(vla, dataclasses.replace(CONFIG, steps=120, sample=False), Pointing())) > 0.95
+
+
+@pytest.mark.parametrize("blind", ["language", "image"])
+def test_a_blind_policy_guesses(blind: str) -> None:
+    config = dataclasses.replace(CONFIG, blind=blind, sample=False)
+    assert 0.35 < accuracy(last(vla, config, Pointing())) < 0.65  # one of two actions: the third is never shown
+
+
+def weak(folder: Path) -> str:
+    """A policy after a few updates, exported."""
+    state = last(vla, dataclasses.replace(CONFIG, steps=30), Pointing())
+    vla.export(state, folder / "export")
+    return str(folder)
+
+
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
+def test_ppo_begins_with_the_policy_and_improves_it_by_reward(tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        PPO, steps=4_096, policy=weak(tmp_path), num_envs=32, critic_warmup=2, learning_rate=1e-2
+    )
+    *_, (_, _, state) = ppo.train(config, Pointing(32))
+    begin = ppo.build(config, SPACES)
+    obs, right = scene(torch.Generator().manual_seed(9), 400)
+    before, after = ((ppo.act(s, obs)[0] == right).float().mean().item() for s in (begin, state))
+    assert before < 0.9 and after > max(0.9, before + 0.05)
+
+
+def _all_parameters(original):
+    return lambda network, backward: backward()
+
+
+@sabotaged_by("foresight.algorithms.policy.ppo._value_head_only", _all_parameters)
+@sabotaged_by("foresight.ops.policy.ratio", lambda f: lambda new, old: f(new, old) * 1.5)
+def test_first_updates_change_the_value_head_only(tmp_path: Path) -> None:
+    for ratio in ppo.RATIOS:
+        config = dataclasses.replace(PPO, policy=weak(tmp_path / ratio), critic_warmup=1, ratio=ratio)
+        begin = {name: x.clone() for name, x in ppo.build(config, SPACES).network.named_parameters()}
+        steps = []
+        for _, metrics, state in ppo.train(config, Pointing()):
+            moved = {name for name, x in state.network.named_parameters() if not torch.equal(x, begin[name])}
+            steps.append((metrics, moved))
+        (metrics, first), (_, second) = steps
+        assert first and all(name.startswith("value_head") for name in first)
+        assert any(name.startswith("vla.blocks") for name in second)
+        assert metrics["approx_kl"] == pytest.approx(0, abs=1e-6) and metrics["clip_fraction"] == 0
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    path = weak(tmp_path)
+    for changed, message in (
+        ({"policy": path, "memory": "gru"}, "A VLA has no memory"),
+        ({"policy": path, "ratio": "sequence"}, "Unknown ratio 'sequence'"),
+        ({"critic_warmup": 3}, "are for a VLA: add --policy RUN"),
+        ({"policy": str(tmp_path / "none")}, "There is no trained VLA"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ppo.build(dataclasses.replace(PPO, **changed), SPACES)
+    with pytest.raises(UserError, match="words must be at least 1"):
+        vla.build(dataclasses.replace(CONFIG, words=0), SPACES)

@@ -1,0 +1,197 @@
+"""VLA networks: who attends to whom, missing cameras, words, action tokens, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from foresight.errors import UserError
+from foresight.nets.sequence import vla
+from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
+from foresight.nets.sequence.vla import VLA, Shape
+from tests.sabotage import drop, sabotaged_by
+
+SIZES: dict[str, Any] = {
+    "dim": 16, "layers": 2, "heads": 2, "channels": 8, "patch": 8, "film_layers": 1, "image_tokens": 3, "words": 5,
+    "edges": 9, "head": "bins",
+}  # fmt: skip
+CAMERA, TEXT = gs.Box(0, 255, (32, 32, 3), np.uint8), gs.Box(0, 255, (24,), np.uint8)
+OBS = gs.Dict({"front": CAMERA, "wrist": CAMERA, vla.MISSION: TEXT})
+ARM = gs.Box(-1, 1, (3,), np.float32)
+
+
+def text(*missions: str) -> torch.Tensor:
+    """Missions as padded bytes."""
+    return torch.tensor([list(m.encode().ljust(24, b"\0")) for m in missions], dtype=torch.uint8)
+
+
+def network(obs: gs.Space = OBS, action: gs.Space = ARM, **sizes: Any) -> VLA:
+    """A network whose weights are all random, FiLM's too."""
+    torch.manual_seed(0)
+    net = VLA(obs, action, Shape(**{**SIZES, **sizes})).eval()
+    for weight in net.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    net.words.fit(text("go to the red ball", "take it"))
+    return net
+
+
+def seen(count: int = 2) -> dict[str, torch.Tensor]:
+    """Observations."""
+    generator = torch.Generator().manual_seed(1)
+    image = torch.randint(0, 256, (2, count, 32, 32, 3), generator=generator, dtype=torch.uint8)
+    return {"front": image[0], "wrist": image[1], vla.MISSION: text("go to the red ball", "take it")[:count]}
+
+
+def _everything(original):
+    return lambda seen, places: torch.ones_like(original(seen, places))
+
+
+@sabotaged_by("foresight.nets.sequence.vla.attention_mask", _everything)
+def test_no_action_token_attends_to_an_action_token() -> None:
+    net = network()
+    before, at = net.features(seen())
+    with torch.no_grad():
+        net.places[1] += torch.arange(16.0)
+    before_after, at_after = net.features(seen())
+    torch.testing.assert_close(before_after, before)  # what comes before them does not see them either
+    torch.testing.assert_close(at_after[:, [0, 2]], at[:, [0, 2]])
+    assert (at_after[:, 1] - at[:, 1]).abs().max() > 1e-3
+
+
+@sabotaged_by("foresight.nets.sequence.vla.attention_mask", _everything)
+def test_a_missing_camera_changes_nothing_else() -> None:
+    net, obs = network(), seen()
+    masked = {**obs, vla.CAMERA_MASK: torch.tensor([[1, 0], [1, 1]])}
+    y = net(masked).tokens.logits
+    other = {**masked, "wrist": torch.where(torch.tensor([True, False])[:, None, None, None], 7, obs["wrist"])}
+    torch.testing.assert_close(net(other).tokens.logits, y)  # its pixels
+    torch.testing.assert_close(net(obs).tokens.logits[1], y[1])  # the other row
+    assert (net(obs).tokens.logits[0] - y[0]).abs().max() > 1e-3
+    alone = VLA(gs.Dict({"front": CAMERA, vla.MISSION: TEXT}), ARM, net.config).eval()  # that never had it
+    alone.load_state_dict(
+        {name: x[:1] if name == "camera" else x for name, x in net.state_dict().items() if "eyes.wrist" not in name}
+    )
+    torch.testing.assert_close(alone({k: x for k, x in obs.items() if k != "wrist"}).tokens.logits[0], y[0])
+
+
+def test_padding_of_the_instruction_changes_nothing() -> None:
+    net, obs = network(), seen(1)
+    wide = {**obs, vla.MISSION: torch.nn.functional.pad(obs[vla.MISSION], (0, 9))}
+    torch.testing.assert_close(net(wide).tokens.logits, net(obs).tokens.logits)
+    spaced = {**obs, vla.MISSION: text("go  to the red ball ")}
+    torch.testing.assert_close(net(spaced).tokens.logits, net(obs).tokens.logits)
+
+
+def test_words_are_known_by_the_data() -> None:
+    net, obs = network(), seen(1)
+    y = {said: net({**obs, vla.MISSION: text(said)}).tokens.logits for said in ("go to", "go red", "go up", "go over")}
+    assert (y["go to"] - y["go red"]).abs().max() > 1e-3
+    torch.testing.assert_close(y["go up"], y["go over"])  # neither is known
+    assert (y["go to"] - y["go up"]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("blind", "hidden"), [("language", (vla.MISSION,)), ("image", ("front", "wrist"))])
+def test_a_blind_policy_does_not_see(blind: str, hidden: tuple[str, ...]) -> None:
+    obs = seen(1)
+    other = {**obs, **{name: text("take it") if name == vla.MISSION else 255 - obs[name] for name in hidden}}
+    net = network(blind=blind)
+    torch.testing.assert_close(net(other).tokens.logits, net(obs).tokens.logits)
+    net = network()
+    assert (net(other).tokens.logits - net(obs).tokens.logits).abs().max() > 1e-3
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.ActionTokens.encode", lambda f: lambda self, x: f(self, x) * 0)
+def test_actions_and_tokens_are_inverse() -> None:
+    for space in (gs.Discrete(4), gs.MultiDiscrete([2, 5]), ARM):
+        code = ActionTokens(space, 9)
+        sizes = code.allowed.sum(1).tolist()
+        for token in range(max(sizes)):
+            tokens = torch.tensor([min(token, size - 1) for size in sizes])
+            assert torch.equal(code.encode(code.decode(tokens)), tokens), space
+
+
+@sabotaged_by("foresight.nets.outputs.Categorical.__init__", drop("mask"))
+def test_only_tokens_of_the_action_have_probability() -> None:
+    code = ActionTokens(gs.MultiDiscrete([2, 5]))
+    output = Tokens(torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(0)), code)
+    assert (output.mean()[:, 0, 2:] == 0).all()
+    torch.testing.assert_close(output.mean().sum(-1), torch.ones(3, 2))
+    every = torch.cartesian_prod(torch.arange(2), torch.arange(5))
+    total = torch.stack([output.logp(one.expand(3, -1)) for one in every]).exp().sum(0)
+    torch.testing.assert_close(total, torch.ones(3))  # of whole actions
+    torch.testing.assert_close(output.token_logp(every[:3]).sum(-1), output.logp(every[:3]))
+
+
+def test_ranges_are_those_of_the_data() -> None:
+    code = ActionTokens(ARM)
+    action = torch.linspace(-0.5, 0.5, 1_001)[:, None].repeat(1, 3)
+    action[:, 2] = 0.25  # constant: it keeps the space's
+    code.fit(action)
+    torch.testing.assert_close(code.low, torch.tensor([-0.49, -0.49, -1.0]))
+    outside = code.decode(code.encode(torch.tensor([9.0, -9.0, 9.0])))
+    assert outside[0] == pytest.approx(0.49, abs=0.01) and outside[1] == pytest.approx(-0.49, abs=0.01)
+
+
+def _backward(original):
+    """The flow runs from the action to the noise."""
+    return lambda self, x: original(self, x) * 0
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.Flow._moved", _backward)
+def test_a_flow_reaches_both_of_two_actions() -> None:
+    """Squared error would give their mean, 0."""
+    torch.manual_seed(0)
+    code, field = ActionTokens(gs.Box(-1, 1, (1,), np.float32)), FlowField(1, 2, 32)
+    hidden, target = torch.zeros(256, 2), torch.tensor([-0.8, 0.8]).repeat(128)[:, None]
+    optimizer = torch.optim.Adam(field.parameters(), 1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        Flow(field, hidden, code).loss(target).mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        drawn = Flow(field, hidden, code).sample(torch.Generator().manual_seed(0))
+    assert ((drawn.abs() - 0.8).abs() < 0.25).float().mean() > 0.8
+    assert 0.3 < (drawn > 0).float().mean() < 0.7
+
+
+def test_mistakes_are_named(tmp_path) -> None:
+    net, obs = network(), seen(1)
+    for given, message in (
+        ({**obs, vla.MISSION: text("go to the red ball now")}, "has 6 words, but the context of the policy is 5"),
+        ({k: x for k, x in obs.items() if k != "wrist"}, "has no 'wrist'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            net(given)
+    for changed, message in (
+        ({"obs": gs.Dict({"front": CAMERA})}, "needs dict observations with 'mission'"),
+        ({"action": gs.Discrete(3), "head": "flow"}, "head 'flow' is for actions of a Box"),
+        ({"head": "bin"}, "Did you mean 'bins'"),
+        ({"blind": "speech"}, "Unknown blind 'speech'"),
+        ({"patch": 99}, "patch must be at most 32"),
+        ({"action": gs.Box(-np.inf, np.inf, (1,))}, "a bounded Box"),
+    ):
+        with pytest.raises(UserError, match=message):
+            network(**changed)
+    with pytest.raises(UserError, match="log-probabilities"):
+        vla.VLAActorCritic(network(head="flow"))
+    with pytest.raises(UserError, match="There is no trained VLA"):
+        vla.load(tmp_path, OBS, ARM)
+    vla.save(net, tmp_path / "export")
+    with pytest.raises(UserError, match="was trained on other observations"):
+        vla.load(tmp_path, gs.Dict({"front": CAMERA, vla.MISSION: TEXT}), ARM)
+    again = vla.load(tmp_path, OBS, ARM).eval()
+    torch.testing.assert_close(again(obs).tokens.logits, net(obs).tokens.logits)
+
+
+@sabotaged_by("foresight.nets.sequence.vla.VLAActorCritic.step", lambda f: lambda self, obs: f(self.train(), obs))
+def test_acting_and_training_have_the_same_log_probabilities() -> None:
+    net = vla.VLAActorCritic(network())
+    torch.manual_seed(0)
+    try:
+        vla.require_one_path(net, seen())
+    except UserError as error:
+        raise AssertionError(error) from error
