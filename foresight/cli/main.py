@@ -82,6 +82,7 @@ def commands() -> dict[str, Callable[..., Any]]:
         "play": play.play,
         "match": games.match,
         "plan": planners.plan,
+        "genplan": planners.genplan,
         "plot": runs.plot,
         "studio": studio.studio,
         "attention": attention.attention,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -79,3 +79,95 @@ def plan(
     counted = f", {result.expanded:,} states expanded, {result.generated:,} generated" if result.generated else ""
     screen.note(f"{len(result.plan)} steps in {result.seconds:.2f} s{counted}")
     return 0
+
+
+def genplan(
+    *,
+    domain: str,
+    model: str = "smollm2",
+    completer: str | None = None,
+    tasks: int = 30,
+    rounds: int = 4,
+    seconds: float = 30.0,
+    names: Literal["own", "renamed", "none"] = "own",
+    thoughts: bool = True,
+    max_new_tokens: int = 600,
+    temperature: float = 0.0,
+    seed: int = 0,
+    device: str = "auto",
+    out: str | None = None,
+    json: bool = False,
+) -> int:
+    """Let a language model write a planner for a domain, repair it, and evaluate it on problems that it never saw.
+
+    Args:
+        domain: delivery, ferry, forest, gripper, heavy, miconic or spanner.
+        model: "smollm2", a Hugging Face folder, a hub id; "written" for the planner that was written by hand;
+            or a recorded dialogue, a .json file.
+        completer: URL of an OpenAI-compatible server that answers instead.
+        tasks: number of evaluation problems.
+        rounds: maximum rounds of debugging.
+        seconds: time limit of the program on one problem.
+        names: the domain's own names, renamed at random, or names without meaning.
+        thoughts: ask for a summary and a strategy first.
+        max_new_tokens: maximum tokens of an answer.
+        temperature: sampling temperature.
+        seed: of the problems, the names and the sampling.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        out: write the dialogue (dialogue.json) and the program (program.py) into this folder.
+        json: print the result as JSON.
+    """
+    from foresight.envs.pddl import programs
+    from foresight.planning.symbolic import genplan as generalized
+
+    if tasks < 1 or rounds < 0 or not seconds > 0:
+        raise UserError(f"--tasks must be at least 1, --rounds at least 0, --seconds above 0, not {tasks}, {rounds}, "
+                        f"{seconds:g}.")  # fmt: skip
+    prompts, training, evaluation, renamed = generalized.problems(domain, tasks, names, seed)
+    if model == "written" and completer is None:
+        program = renamed(programs.written(domain))
+        found = generalized.Written([], program, [], programs.solve(program, evaluation, seconds))
+    else:
+        chat = _chat(model, completer, max_new_tokens, temperature, seed, device)
+        note = (lambda text: None) if json else screen.note
+        found = generalized.write(chat, prompts, training, evaluation, rounds, seconds, thoughts, note)
+    if out is not None:
+        _keep(Path(out), found.messages, found.program)
+    solved = sum(one.solved for one in found.outcomes)
+    if json:
+        screen.emit({"domain": domain, "names": names, "solved": solved, "tasks": tasks, "faults": found.faults,
+                     "classes": found.classes, "program": found.program})  # fmt: skip
+    else:
+        faults = "".join(f", {count} {name}" for name, count in found.classes.items())
+        screen.stdout().print(f"{domain}: {solved} of {tasks} problems solved{faults}", markup=False, highlight=False)
+        first = next((one.message for one in found.outcomes if one.fault), "")
+        if first:
+            screen.note(first)
+    return 0
+
+
+def _chat(model: str, completer: str | None, max_new_tokens: int, temperature: float, seed: int, device: str) -> Any:
+    """The model of a dialogue."""
+    from foresight.planning.symbolic import genplan as generalized
+
+    if completer is None and model.endswith(".json"):
+        return generalized.recorded(model)
+    from foresight.planning.generation import chat
+
+    if completer is not None:
+        return chat.served(completer, max_new_tokens, temperature, seed)
+    from foresight.nets.language import pretrained
+    from foresight.runtime import machine
+
+    return chat.local(pretrained.load(model, machine.pick_device(device)), max_new_tokens, temperature, seed)
+
+
+def _keep(folder: Path, messages: list[dict[str, str]], program: str) -> None:
+    import json
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "dialogue.json").write_text(json.dumps(messages, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        (folder / "program.py").write_text(program, "utf-8")
+    except OSError as error:
+        raise UserError(f"Cannot write {folder}: {error.strerror}. Choose another --out.") from error

@@ -27,3 +27,12 @@ def test_mistakes_are_sentences(call: Callable, tmp_path: Path) -> None:
     ):
         done = call("plan", *words)
         assert done.code == 2 and reported in done.err
+
+
+def test_genplan_runs_a_written_planner_and_a_recorded_dialogue(call: Callable, tmp_path: Path) -> None:
+    done = call("genplan", "--domain", "ferry", "--model", "written", "--tasks", 2, "--names", "renamed")
+    assert done.code == 0 and "ferry: 2 of 2 problems solved" in done.out
+    (tmp_path / "d.json").write_text("[]")
+    refused = call("genplan", "--domain", "ferry", "--model", tmp_path / "d.json", "--tasks", 1)
+    assert refused.code == 2 and "recorded with other questions" in refused.err
+    assert "must be at least 1" in call("genplan", "--domain", "ferry", "--tasks", 0).err

@@ -7,6 +7,7 @@ not in it is false. Source: PDDL 1.2 (McDermott et al. 1998), of which `envs.pdd
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 Atom = tuple[str, ...]
@@ -41,7 +42,7 @@ class Action:
             filled(self.positive), filled(self.negative), filled(self.add), filled(self.delete),
         )  # fmt: skip
 
-    def applicable(self, state: State) -> bool:
+    def applicable(self, state: AbstractSet[Atom]) -> bool:
         """Whether this ground action may be taken in `state`."""
         return all(atom in state for atom in self.positive) and not any(atom in state for atom in self.negative)
 

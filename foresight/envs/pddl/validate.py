@@ -40,19 +40,22 @@ def validate(problem: Problem, plan: Any) -> Verdict:
     """Simulate `plan`, which may be anything that a program returned."""
     if not isinstance(plan, list | tuple) or not all(isinstance(step, str) for step in plan):
         return Verdict("not a plan", 0, f"A plan is a list of texts such as '(move a b)', not {_short(plan)}.")
-    state = problem.init
+    state = set(problem.init)
     for number, step in enumerate(plan, 1):
         action, wrong = operator(problem, step)
         if action is None:
-            return Verdict("invalid operator", number, f"Step {number}, {_short(step)}: {wrong}", state=state)
+            return Verdict(
+                "invalid operator", number, f"Step {number}, {_short(step)}: {wrong}", state=frozenset(state)
+            )
         if not action.applicable(state):
             missing = [atom for atom in action.positive if atom not in state]
             advice = _advice(missing, [atom for atom in action.negative if atom in state])
             return Verdict(
                 "unmet precondition", number,
-                f"Step {number}, {action.name}, is not applicable: {'; '.join(advice)}.", advice, state,
+                f"Step {number}, {action.name}, is not applicable: {'; '.join(advice)}.", advice, frozenset(state),
             )  # fmt: skip
-        state = action.apply(state)
+        state.difference_update(action.delete)
+        state.update(action.add)
     missing = [atom for atom in problem.goal if atom not in state]
     present = [atom for atom in problem.goal_negative if atom in state]
     if missing or present:
@@ -60,9 +63,10 @@ def validate(problem: Problem, plan: Any) -> Verdict:
         more = f"; and {len(advice) - SHOWN} more" if len(advice) > SHOWN else ""
         return Verdict(
             "unmet goal", len(plan),
-            f"The plan of {len(plan)} steps ends before the goal: {'; '.join(advice[:SHOWN])}{more}.", advice, state,
+            f"The plan of {len(plan)} steps ends before the goal: {'; '.join(advice[:SHOWN])}{more}.", advice,
+            frozenset(state),
         )  # fmt: skip
-    return Verdict("valid", state=state)
+    return Verdict("valid", state=frozenset(state))
 
 
 def operator(problem: Problem, step: str) -> tuple[Action | None, str]:

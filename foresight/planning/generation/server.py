@@ -51,7 +51,7 @@ class Choice:
 
 
 class Server:
-    """A `Completer` at `url`, for the model whose tokenizer is that of `policy`.
+    """A `Completer` at `url`, for the model whose tokenizer is that of `policy` (None: it can only `chat`).
 
     With a folder `weights`, readable by the server, the policy's weights are sent before any completion with older
     ones. `report` is called with a message when the server stops answering and when it answers again. Raises UserError
@@ -61,7 +61,7 @@ class Server:
     def __init__(
         self,
         url: str,
-        policy: LanguageModel,
+        policy: LanguageModel | None,
         weights: str | Path | None = None,
         tries: int = TRIES,
         wait: float = WAIT,
@@ -71,7 +71,7 @@ class Server:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--completer must be the URL of a server, such as http://localhost:8000/v1, not '{url}'.")
         self.root = url.rstrip("/").removesuffix("/v1")
-        self.policy, self.weights = policy, None if weights is None else Path(weights).resolve()
+        self._policy, self.weights = policy, None if weights is None else Path(weights).resolve()
         self.tries, self.wait, self.patience, self.report = tries, wait, patience, report
         self._gone, self._lock, self._waited = threading.Event(), threading.Lock(), 0
         self._delivered: list[float] | None = None
@@ -79,6 +79,30 @@ class Server:
             self.model = str(self._ask("/v1/models")["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
             raise UserError(f"{self.root}/v1/models lists no model: is its API OpenAI-compatible?") from error
+
+    @property
+    def policy(self) -> LanguageModel:
+        """The model whose tokenizer is used. Raises UserError for a server without one, which can only `chat`."""
+        if self._policy is None:
+            raise UserError(f"{self.root} was connected to without a model: give --model, whose tokenizer it shares.")
+        return self._policy
+
+    def chat(
+        self, messages: Sequence[dict[str, str]], max_new_tokens: int, temperature: float = 0.0, seed: int = 0
+    ) -> str:
+        """The next message of a conversation, by `/v1/chat/completions`. Raises UserError if it has another form."""
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            "max_tokens": max_new_tokens,
+            "temperature": temperature,
+            "seed": seed,
+        }
+        answer = self._ask("/v1/chat/completions", body)
+        try:
+            return str(answer["choices"][0]["message"]["content"] or "")
+        except (KeyError, IndexError, TypeError) as error:
+            raise UserError(f"{self.root} does not answer in the form of OpenAI's chat: {answer!r}.") from error
 
     def __call__(
         self,

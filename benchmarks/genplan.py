@@ -1,0 +1,188 @@
+"""Generalized planning: hand-written planners, injected faults, and seconds by size against two planners.
+
+    python benchmarks/genplan.py planners     # writes results/genplan-planners.json
+    python benchmarks/genplan.py times        # writes results/genplan-times.json and docs/media/genplan-times.png
+    python benchmarks/genplan.py times 3      # with three problems per size
+
+`planners`: the planners that were written by hand, on 30 evaluation problems of each domain; and a scripted model that
+first gives a program with one class of fault and then, after the complaint, the right one.
+
+`times`: ten sizes of each domain. The program's seconds are those of its process, from its start to the validated
+plan; Fast Downward's (lama-first, 30 s) are those of its driver, with translation; our search's those of grounding and
+greedy best-first search with h_FF. All three get the problem as an object and write or read what they need. A planner
+that fails at a size is not tried at larger ones. CPU seconds, of the process and its children, are given beside the
+wall clock: they depend less on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from foresight.envs.pddl import domains, programs
+from foresight.envs.pddl.ground import ground
+from foresight.envs.pddl.task import Problem
+from foresight.envs.pddl.validate import validate
+from foresight.planning.symbolic import downward, genplan
+from foresight.planning.symbolic.search import search
+from foresight.runtime import bench
+
+TASKS, SEED, LIMIT = 30, 0, 30.0
+SIZES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+# Each stands in for the first program of a scripted model; `right` is the planner that it gives after the complaint.
+FAULTS = {
+    "exception": "def get_plan(objects, init, goal):\n    return sorted(init)[len(init)]\n",
+    "time-out": "def get_plan(objects, init, goal):\n    while True:\n        pass\n",
+    "not a plan": "def get_plan(objects, init, goal):\n    return (step for step in goal)\n",
+    "invalid operator": "def get_plan(objects, init, goal):\n    return ['(teleport everything)']\n",
+    "unmet precondition": "{right}\nright = get_plan\n\ndef get_plan(*task):\n    return right(*task)[1:]\n",
+}
+
+
+def faults(name: str, seconds: float = 1.0) -> dict[str, Any]:
+    """For each class: what the scripted dialogue called the faults, and the problems solved in the end."""
+    prompts, training, evaluation, _ = genplan.problems(name, 2, "own", SEED)
+    right, found = programs.plain(programs.written(name)), {}
+    for fault, source in FAULTS.items():
+        replies = [
+            "A summary.",
+            "A strategy.",
+            *(f"```python\n{x}```" for x in (source.replace("{right}", right), right)),
+        ]
+        made = genplan.write(genplan.scripted(replies), prompts, training[:3], evaluation, seconds=seconds)
+        found[fault] = {"faults": made.faults, "solved": made.solved}
+    return found
+
+
+def planners() -> dict[str, Any]:
+    """Problems solved by the hand-written planners, and the faults."""
+    solved, seconds, classes = {}, {}, {}
+    for name in domains.NAMES:
+        outcomes = programs.solve(programs.written(name), domains.tasks(name, TASKS, SEED + 1_000_000))
+        solved[name] = sum(one.solved for one in outcomes)
+        seconds[name] = round(statistics.median(one.seconds for one in outcomes), 4)
+        classes[name] = faults(name)
+    repaired = sum(
+        found["faults"] == [fault, ""] and found["solved"] == 1
+        for by_class in classes.values() for fault, found in by_class.items()
+    )  # fmt: skip
+    return {
+        "what": "hand-written planners of seven domains on 30 problems each; faults of a scripted model, repaired",
+        "seeds": [SEED], "solved": solved, "least_solved": min(solved.values()),
+        "median_seconds": seconds,
+        "faults_injected": len(FAULTS) * len(domains.NAMES), "faults_named_and_repaired": repaired,
+        "dialogues": classes,
+    }  # fmt: skip
+
+
+def program(problem: Problem, name: str) -> bool:
+    """Whether the hand-written planner solves the problem."""
+    return programs.solve(programs.written(name), [problem], LIMIT)[0].solved
+
+
+def downwards(problem: Problem, name: str) -> bool:
+    """Whether Fast Downward does."""
+    plan = downward.plan(problem, LIMIT).plan
+    return plan is not None and validate(problem, plan).valid
+
+
+def ours(problem: Problem, name: str) -> bool:
+    """Whether our search does."""
+    plan = search(ground(problem), "gbfs", "hff", LIMIT).plan
+    return plan is not None and validate(problem, plan).valid
+
+
+PLANNERS: dict[str, Callable[[Problem, str], bool]] = {"program": program, "downward": downwards, "search": ours}
+
+
+def times(repeats: int = 1) -> dict[str, Any]:
+    """Median seconds by domain, planner and size; None from the first size at which a planner fails or is too slow."""
+    wall: dict[str, dict[str, dict[str, float | None]]] = {}
+    cpu: dict[str, dict[str, dict[str, float | None]]] = {}
+    objects: dict[str, dict[str, int]] = {}
+    ours(domains.of_size("gripper", 3), "gripper")  # compiles
+    for name in domains.NAMES:
+        wall[name], cpu[name] = ({planner: {} for planner in PLANNERS} for _ in range(2))
+        objects[name] = {}
+        tired: set[str] = set()
+        for size in SIZES:
+            problems = [domains.of_size(name, size, seed) for seed in range(repeats)]
+            objects[name][str(size)] = len(problems[0].objects)
+            taken: dict[str, list[tuple[float, float]]] = {planner: [] for planner in PLANNERS}
+            for problem in problems:  # planners alternate
+                for planner, solve in PLANNERS.items():
+                    if planner in tired:
+                        continue
+                    began, used = time.perf_counter(), sum(os.times()[:4])
+                    if solve(problem, name):
+                        taken[planner].append((time.perf_counter() - began, sum(os.times()[:4]) - used))
+                    else:
+                        tired.add(planner)
+            for planner, found in taken.items():
+                whole = len(found) == repeats
+                for table, part in ((wall, 0), (cpu, 1)):
+                    median = round(statistics.median(one[part] for one in found), 4) if whole else None
+                    table[name][planner][str(size)] = median
+            print(name, size, {p: cpu[name][p][str(size)] for p in PLANNERS}, file=sys.stderr, flush=True)
+    speedups = [_speedup(table) for table in (wall, cpu)]
+    return {
+        "what": "seconds by size: hand-written planner programs, Fast Downward (lama-first) and our search",
+        "seeds": list(range(repeats)), "sizes": list(SIZES), "objects": objects, "seconds_by_size": wall,
+        "cpu_seconds_by_size": cpu, "speedup_at_largest_common_size": speedups[0], "speedup_of_cpu": speedups[1],
+        "least_speedup": min(speedups[0].values()), "least_speedup_of_cpu": min(speedups[1].values()),
+    }  # fmt: skip
+
+
+def _speedup(table: dict[str, dict[str, dict[str, float | None]]]) -> dict[str, float]:
+    """Fast Downward's seconds over the program's, at the largest size that both solve."""
+    found = {}
+    for name, by_planner in table.items():
+        pairs = [(by_planner["downward"][str(s)], by_planner["program"][str(s)]) for s in SIZES]
+        both = [theirs / ours for theirs, ours in pairs if theirs is not None and ours is not None]
+        found[name] = round(both[-1], 2)
+    return found
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Seconds against objects, a panel per domain."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6.5), sharey=True)
+    for axis, (name, table) in zip(axes.flat, document["seconds_by_size"].items(), strict=False):
+        for planner, label in (("program", "program"), ("downward", "Fast Downward"), ("search", "our search")):
+            points = [(document["objects"][name][s], t) for s, t in table[planner].items() if t is not None]
+            axis.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+        axis.set_title(name)
+        axis.set_xlabel("objects")
+    axes[0, 0].set_ylabel("seconds")
+    axes[1, 0].set_ylabel("seconds")
+    axes[1, 3].axis("off")
+    axes[1, 3].legend(*axes[0, 0].get_legend_handles_labels(), loc="center")
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+
+
+def main() -> None:
+    part = sys.argv[1] if len(sys.argv) > 1 else ""
+    parts: dict[str, Callable[..., dict[str, Any]]] = {"planners": planners, "times": times}
+    if part not in parts:
+        raise SystemExit(f"usage: python benchmarks/genplan.py {' | '.join(parts)}")
+    began = time.perf_counter()
+    values = parts[part](*map(int, sys.argv[2:3] if part == "times" else ()))
+    document = {
+        "what": values.pop("what"), "command": f"python benchmarks/genplan.py {' '.join(sys.argv[1:])}", **values,
+        "versions": bench.versions(), "machine": bench.machine(), "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
+    Path(f"results/genplan-{part}.json").write_text(json.dumps(document, indent=2) + "\n")
+    if part == "times":
+        draw(document, Path("docs/media/genplan-times.png"))
+
+
+if __name__ == "__main__":
+    main()
