@@ -3,6 +3,7 @@
     python benchmarks/genplan.py planners     # writes results/genplan-planners.json
     python benchmarks/genplan.py times        # writes results/genplan-times.json and docs/media/genplan-times.png
     python benchmarks/genplan.py times 3      # with three problems per size
+    python benchmarks/genplan.py untrained    # writes results/genplan-untrained.json
 
 `planners`: the planners that were written by hand, on 30 evaluation problems of each domain; and a scripted model that
 first gives a program with one class of fault and then, after the complaint, the right one.
@@ -34,7 +35,13 @@ from foresight.planning.symbolic.search import search
 from foresight.runtime import bench
 
 TASKS, SEED, LIMIT = 30, 0, 30.0
+SMALL = ("ferry", "forest", "gripper")  # whose planners are shortest
 SIZES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+LARGER = (4, 8, 16, 32, 64, 96, 128, 160, 192, 256)
+SIZES_OF = dict.fromkeys(domains.NAMES, SIZES) | {
+    "delivery": LARGER,
+    "heavy": LARGER,
+}  # up to what is hard for a planner
 # Each stands in for the first program of a scripted model; `right` is the planner that it gives after the complaint.
 FAULTS = {
     "exception": "def get_plan(objects, init, goal):\n    return sorted(init)[len(init)]\n",
@@ -111,7 +118,7 @@ def times(repeats: int = 1) -> dict[str, Any]:
         wall[name], cpu[name] = ({planner: {} for planner in PLANNERS} for _ in range(2))
         objects[name] = {}
         tired: set[str] = set()
-        for size in SIZES:
+        for size in SIZES_OF[name]:
             problems = [domains.of_size(name, size, seed) for seed in range(repeats)]
             objects[name][str(size)] = len(problems[0].objects)
             taken: dict[str, list[tuple[float, float]]] = {planner: [] for planner in PLANNERS}
@@ -133,7 +140,8 @@ def times(repeats: int = 1) -> dict[str, Any]:
     speedups = [_speedup(table) for table in (wall, cpu)]
     return {
         "what": "seconds by size: hand-written planner programs, Fast Downward (lama-first) and our search",
-        "seeds": list(range(repeats)), "sizes": list(SIZES), "objects": objects, "seconds_by_size": wall,
+        "seeds": list(range(repeats)), "sizes": {name: list(sizes) for name, sizes in SIZES_OF.items()},
+        "objects": objects, "seconds_by_size": wall,
         "cpu_seconds_by_size": cpu, "speedup_at_largest_common_size": speedups[0], "speedup_of_cpu": speedups[1],
         "least_speedup": min(speedups[0].values()), "least_speedup_of_cpu": min(speedups[1].values()),
     }  # fmt: skip
@@ -143,10 +151,29 @@ def _speedup(table: dict[str, dict[str, dict[str, float | None]]]) -> dict[str, 
     """Fast Downward's seconds over the program's, at the largest size that both solve."""
     found = {}
     for name, by_planner in table.items():
-        pairs = [(by_planner["downward"][str(s)], by_planner["program"][str(s)]) for s in SIZES]
+        pairs = [(by_planner["downward"][str(s)], by_planner["program"][str(s)]) for s in SIZES_OF[name]]
         both = [theirs / ours for theirs, ours in pairs if theirs is not None and ours is not None]
         found[name] = round(both[-1], 2)
     return found
+
+
+def untrained(model: str = "smollm2") -> dict[str, Any]:
+    """SmolLM2 as it is, in renamed domains: without a summary, greedy, up to four rounds of 300 tokens each."""
+    from foresight.nets.language import pretrained
+    from foresight.planning.generation import chat
+
+    policy, found = pretrained.load(model, "cpu"), {}
+    for name in SMALL:
+        prompts, training, evaluation, _ = genplan.problems(name, TASKS, "renamed", SEED)
+        speak = chat.local(policy, 300)
+        made = genplan.write(speak, prompts[:1], training, evaluation, seconds=5.0, thoughts=False)
+        found[name] = {"solved": made.solved, "faults": made.faults, "classes": made.classes}
+        print(name, found[name], file=sys.stderr, flush=True)
+    solved = sum(one["solved"] == 1 for one in found.values())
+    return {
+        "what": "SmolLM2-135M-Instruct, untrained, writes planners of renamed domains", "seeds": [SEED],
+        "domains": found, "solved_renamings": solved / len(found),
+    }  # fmt: skip
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
@@ -170,7 +197,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     part = sys.argv[1] if len(sys.argv) > 1 else ""
-    parts: dict[str, Callable[..., dict[str, Any]]] = {"planners": planners, "times": times}
+    parts: dict[str, Callable[..., dict[str, Any]]] = {"planners": planners, "times": times, "untrained": untrained}
     if part not in parts:
         raise SystemExit(f"usage: python benchmarks/genplan.py {' | '.join(parts)}")
     began = time.perf_counter()

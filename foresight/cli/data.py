@@ -22,7 +22,7 @@ EXPERTS = 16  # environments stepped together for demonstrations
 
 
 def data(
-    kind: Annotated[Literal["preferences", "demonstrations", "steps", "episodes"], tyro.conf.Positional],
+    kind: Annotated[Literal["preferences", "demonstrations", "steps", "planners", "episodes"], tyro.conf.Positional],
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     *,
     out: str,
@@ -52,7 +52,8 @@ def data(
 
     Args:
         kind: preferences (prompt, chosen, rejected), demonstrations (prompt, completion), steps (completions and
-            labels, right or wrong by the task's exact verifier), or episodes (of a run).
+            labels, right or wrong by the task's exact verifier), planners (prompt, completion: programs for renamed
+            PDDL domains, without a model), or episodes (of a run).
         runs: the run directories whose policies act (only of episodes); all episodes go into one folder.
         env: an environment whose own expert acts, instead of runs (TwoRoutes-v0, PushT-v0).
         format: of episodes: Minari's, or a LeRobotDataset v3.0.
@@ -83,6 +84,8 @@ def data(
         return _demonstrations(runs, env, fields.options(env_options), out, episodes, seed, fps if lerobot else None)
     if kind == "episodes":
         return _episodes(runs, out, episodes, checkpoint, explore, random, seed, device, fps if lerobot else None)
+    if kind == "planners":
+        return _planners(out, prompts, env_options)
     if runs or task is None:
         raise UserError(
             f"`foresight data {kind}` needs a task and no run: foresight data {kind} --task addition --out F"
@@ -170,6 +173,27 @@ def _scripted(task: TextTask, prompts: int | None, path: Path) -> int:
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.") from error
     screen.stdout().print(f"{len(rows)} demonstrations: {path}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _planners(out: str, prompts: int | None, env_options: tuple[str, ...]) -> int:
+    """Write hand-written planners in the names of the task's training prompts, as demonstrations."""
+    from foresight.envs.make import make
+    from foresight.envs.text import planners
+
+    path = Path(out)
+    if path.exists():
+        raise UserError(f"The file {path} already exists: choose another --out, or remove it.")
+    if prompts is not None and prompts < 1:
+        raise UserError(f"--prompts must be at least 1, not {prompts}.")
+    examples = make("planners", "text", **fields.options(env_options)).train[:prompts]
+    rows = [{"prompt": one.prompt, "completion": planners.demonstration(one)} for one in examples]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.") from error
+    screen.stdout().print(f"{len(rows)} planners: {path}", markup=False, soft_wrap=True)
     return 0
 
 

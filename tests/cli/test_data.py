@@ -91,3 +91,11 @@ def test_mistakes_are_reported(digits, tmp_path, capsys):
     assert left == {"task.jsonl", "rewards.py"}
     assert main(["train", "dpo", "--model", tiny_language.folder()]) == 2
     assert "No task given for dpo: add --task NAME" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_planners_are_written_as_demonstrations(call, tmp_path):
+    out = tmp_path / "planners.jsonl"
+    done = call("data", "planners", "--out", out, "--env-options", "size=3", "planning=gripper")
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert done.code == 0 and len(rows) == 3 and all("def get_plan" in row["completion"] for row in rows)
+    assert call("data", "planners", "--out", out).code == 2
