@@ -202,3 +202,17 @@ def test_what_it_cannot_write_is_refused():
         pretrain.documents(_state(), [Example("caf", "é")])
     with pytest.raises(UserError, match="predict_tokens must be at least 1"):
         _state(predict_tokens=0)
+
+
+@sabotaged_by("foresight.algorithms.language.pretrain.buckets", lambda f: lambda lengths: f(lengths)[:-1])
+def test_texts_of_similar_lengths_are_computed_together_with_the_same_gradient():
+    state, whole = _state(), _state()
+    rows = pretrain.documents(state, _task(["a" * n for n in (2, 3, 3, 4, 5, 6, 12, 22)]).train)
+    tokens, lengths = pad(rows)
+    metrics = pretrain.update(state, tokens, lengths)
+    total, _, _ = pretrain.loss(whole, tokens, lengths)
+    total.backward()
+    norm = torch.stack([p.grad.norm() for p in whole.policy.parameters() if p.grad is not None]).norm()
+    assert metrics["objective"] == pytest.approx(total.item(), rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert metrics["tokens"] == float((lengths - 1).sum())
