@@ -25,7 +25,7 @@ def test_the_entries_are_those_of_the_modules() -> None:
         module = catalog.module(name)
         assert (entry.kind, entry.unit, entry.metrics) == (module.KIND, module.UNIT, tuple(module.METRICS))
         assert entry.title and entry.doc.startswith(entry.title) and entry.path.name == f"{name}.py"
-        assert entry.kind in ("control", "tabular", "game", "text")
+        assert entry.kind in ("control", "tabular", "game", "text", "images")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,8 @@ PRESETS = [
     (name, preset)
     for name in sorted(catalog.algorithms())
     for preset in catalog.presets(name)
-    if resolve.resolve(name, preset=preset).kind != "text"
+    if (found := resolve.resolve(name, preset=preset)).kind != "text"
+    and not found.config.get("policy")  # these start from a trained run
 ]
 
 
