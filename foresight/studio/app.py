@@ -51,7 +51,6 @@ def create(
     library = Library(folders)
     app = FastAPI(title="foresight studio", docs_url=None, redoc_url=None, openapi_url=None)
     games, models = boards.Players(library), dreams.Models(library)
-    app.state.library, app.state.games, app.state.models = library, games, models
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
