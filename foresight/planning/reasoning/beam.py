@@ -92,7 +92,7 @@ def dvts(
 def check(n: int, width: int, aggregate: str, read: str) -> None:
     """Raise UserError for sizes below 1 and for unknown names."""
     if n < 1 or width < 1:
-        raise UserError(f"n is {n} and width {width}: both must be at least 1, and width at most n.")
+        raise UserError(f"n is {n} and width {width}: both must be at least 1.")
     if aggregate not in AGGREGATES:
         raise errors.unknown("aggregate", aggregate, AGGREGATES)
     if read not in READINGS:
