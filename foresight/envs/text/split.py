@@ -15,14 +15,22 @@ from foresight.errors import UserError
 HELD_OUT = 100  # examples, by default
 
 
-def split(name: str, examples: Sequence[Example], held_out: int | None, seed: int, grader: Grader | None) -> TextTask:
+def split(
+    name: str,
+    examples: Sequence[Example],
+    held_out: int | None,
+    seed: int,
+    grader: Grader | None,
+    keys: Sequence[str] | None = None,
+) -> TextTask:
     """Hold out whole prompts, chosen by the seed, until `held_out` examples are: no prompt is in both sets.
 
-    None is `HELD_OUT`, or a fifth of the examples if that is less, and leaves a prompt to train on.
+    None is `HELD_OUT`, or a fifth of the examples if that is less, and leaves a prompt to train on. With `keys`, one
+    for each example, examples of one key count as one prompt instead.
 
     Raises UserError if there are fewer than 2 prompts, or `held_out` leaves none to train on.
     """
-    prompts = [json.dumps(e.prompt) for e in examples]
+    prompts = [json.dumps(e.prompt) for e in examples] if keys is None else list(keys)
     sizes = Counter(prompts)
     order = list(sizes)
     if len(order) < 2:

@@ -1,8 +1,8 @@
 """An episode: a conversation between a language model and an environment that answers each of its turns.
 
 A user writes one class (`--task FILE.py:CLASS`): `questions` (its episodes), `reset(row)`, which returns the first
-message, public methods, which are the tools, and `reward(answer)`. `Toolbox` makes an `Episode` of it. The same form as
-TRL's `environment_factory`.
+message, public methods, which are the tools, and `reward(answer)`. `Toolbox` makes an `Episode` of it.
+`envs.tools.adapters` makes such classes of TRL's and Gymnasium's environments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from foresight.envs.tools import tool
 from foresight.envs.tools.tool import Tool
 from foresight.errors import UserError
 
-NOT_TOOLS = ("reset", "reward", "questions", "script", "name", "instruction")
+NOT_TOOLS = ("reset", "reward", "questions", "script", "name", "instruction", "tools")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +41,32 @@ class Episode(Protocol):
 
 
 class ToolEnv(Protocol):
-    """What a user's class has. Every other public method is a tool."""
+    """What a user's class has. Every other public method is a tool; or `tools` is a list of them."""
 
     def reset(self, row: dict[str, Any]) -> str:
         """Begin an episode; returns the first message of the user."""
 
-    def reward(self, answer: str) -> float:
-        """The reward of the final answer, in [0, 1]."""
+    def reward(self, answer: str) -> float | dict[str, float]:
+        """The reward of the final answer, in [0, 1]; or its parts by name, of which one is the `outcome`."""
 
 
 class Toolbox:
     """An `Episode` of a `ToolEnv`: calls of a turn are answered in one message; a turn without a call is the answer."""
 
-    def __init__(self, env: ToolEnv, row: dict[str, Any], instruction: str = "") -> None:
-        self.env, self.tools = env, tools_of(env)
+    def __init__(
+        self,
+        env: ToolEnv,
+        row: dict[str, Any],
+        instruction: str = "",
+        seconds: float = tool.SECONDS,
+        approve: tool.Approve | None = None,
+    ) -> None:
+        self.env = env
         self.question = env.reset(row)
-        self.instruction = instruction
+        self.tools = tools_of(env)
+        self.instruction, self.seconds, self.approve = instruction, seconds, approve
         self.answer: str | None = None
-        self.called = self.failed = 0
+        self.called = self.failed = self.malformed = 0
 
     def messages(self) -> list[dict[str, str]]:
         """The system prompt with the tools, and the question."""
@@ -72,15 +80,21 @@ class Toolbox:
             return Reply(None)
         blocks = []
         for call in found:
-            result, succeeded = tool.execute(self.tools, call)
+            result, succeeded = tool.execute(self.tools, call, self.seconds, self.approve)
             self.called, self.failed = self.called + 1, self.failed + (not succeeded)
+            self.malformed += bool(tool.malformed(self.tools, call))
             blocks.append(f"{tool.RESULT}{result}{tool.RESULT_END}")
         return Reply(self._user("\n".join(blocks)))
 
     def parts(self) -> dict[str, float]:
-        """`outcome`: the env's reward of the answer, 0 without one; `calls` and `failed_calls` are counts."""
-        outcome = 0.0 if self.answer is None else float(self.env.reward(self.answer))
-        return {"outcome": outcome, "calls": float(self.called), "failed_calls": float(self.failed)}
+        """The env's reward of the answer, an `outcome` of 0 without one, and counts of calls.
+
+        `failed_calls` are those that returned an error; of them `malformed_calls` could not be executed.
+        """
+        earned = {"outcome": 0.0} if self.answer is None else self.env.reward(self.answer)
+        parts = earned if isinstance(earned, dict) else {"outcome": float(earned)}
+        counts = {"calls": self.called, "failed_calls": self.failed, "malformed_calls": self.malformed}
+        return {**parts, **{name: float(count) for name, count in counts.items()}}
 
     @staticmethod
     def _user(text: str) -> dict[str, str]:
@@ -88,7 +102,13 @@ class Toolbox:
 
 
 def tools_of(env: object) -> list[Tool]:
-    """The public methods of a user's class as tools. Raises UserError if it has none, or one without type hints."""
+    """The public methods of a user's class as tools, or its list `tools`.
+
+    Raises UserError if it has none, or a method without type hints.
+    """
+    given = getattr(env, "tools", None)
+    if isinstance(given, list):
+        return given
     methods = [
         method
         for name, method in inspect.getmembers(env, inspect.ismethod)

@@ -10,42 +10,69 @@ from typing import Any
 
 from foresight.envs.text.split import split
 from foresight.envs.text.task import Example, TextTask
+from foresight.envs.tools import tool
+from foresight.envs.tools.babyai import BabyAI
 from foresight.envs.tools.calculator import Calculator
 from foresight.envs.tools.episode import Episode, Toolbox, scripted
+from foresight.envs.tools.notebook import Notebook
 from foresight.envs.tools.orders import Orders
+from foresight.envs.tools.python import Python
+from foresight.envs.tools.search import Search
 from foresight.errors import UserError
 
-ENVS: dict[str, type[Any]] = {"calculator": Calculator, "orders": Orders}
-TURNS = 6  # of the model in an episode
+ENVS: dict[str, type[Any]] = {
+    "calculator": Calculator, "orders": Orders, "python": Python, "notebook": Notebook, "search": Search,
+    "babyai": BabyAI,
+}  # fmt: skip
+TURNS = 6  # of the model in an episode, unless the class has its own `turns`
 
 
 def make(
-    name: str, env: type[Any], held_out: int | None = None, seed: int = 0, turns: int = TURNS, **options: Any
+    name: str,
+    env: type[Any],
+    held_out: int | None = None,
+    seed: int = 0,
+    turns: int | None = None,
+    tool_seconds: float = tool.SECONDS,
+    **options: Any,
 ) -> TextTask:
     """A `TextTask` whose completions are conversations of at most `turns` turns with `env`.
 
+    `env` is a `ToolEnv`, or with a method `turn` an `Episode` of its own. A call takes at most `tool_seconds`.
     `options` go to the env's `questions`. The outcome of an episode is its reward and the metric of evaluations.
     Raises UserError for an unknown option, and for a class without `questions`, `reset`, `reward` or tools.
     """
-    missing = [part for part in ("questions", "reset", "reward") if not callable(getattr(env, part, None))]
+    own = callable(getattr(env, "turn", None))
+    needed = ("questions", "reset", *(("messages", "parts") if own else ("reward",)))
+    missing = [part for part in needed if not callable(getattr(env, part, None))]
     if missing:
         raise UserError(f"The class {env.__name__} has no {', '.join(missing)}: see docs/tools.md for an example.")
+    turns = getattr(env, "turns", TURNS) if turns is None else turns
     if turns < 1:
         raise UserError(f"turns must be at least 1, not {turns}.")
+    if not tool_seconds > 0:
+        raise UserError(f"tool_seconds must be more than 0, not {tool_seconds}.")
     valid = inspect.signature(env.questions).parameters
     for option in options:
         if option not in valid:
-            raise UserError(f"'{name}' has no option '{option}'. Options: {', '.join((*valid, 'held_out', 'turns'))}")
+            known = ", ".join((*valid, "held_out", "turns", "tool_seconds"))
+            raise UserError(f"'{name}' has no option '{option}'. Options: {known}")
     rows = env.questions(**options, **({"seed": seed} if "seed" in valid else {}))
     examples = [Example(env().reset(row), columns={"row": row}) for row in rows]
-    task = split(name, examples, held_out, seed, None)
-    return dataclasses.replace(
-        task, metric="outcome", episode=functools.partial(_begin, env), turns=turns, grader=_ungraded
-    )
+    alike = len({str(example.prompt) for example in examples}) < 2  # as of a game, which begins alike
+    keys = [repr(row) for row in rows] if alike else None
+    task = split(name, examples, held_out, seed, None, keys)
+    begin = functools.partial(_begin, env, seconds=tool_seconds)
+    return dataclasses.replace(task, metric="outcome", episode=begin, turns=turns, grader=_ungraded)
 
 
-def _begin(env: type[Any], example: Example) -> Episode:
-    return Toolbox(env(), example.columns["row"], getattr(env, "instruction", ""))
+def _begin(env: type[Any], example: Example, seconds: float) -> Episode:
+    made = env()
+    if not callable(getattr(made, "turn", None)):
+        return Toolbox(made, example.columns["row"], getattr(env, "instruction", ""), seconds)
+    made.reset(example.columns["row"])
+    episode: Episode = made
+    return episode
 
 
 def _ungraded(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
@@ -62,10 +89,15 @@ def demonstrations(task: TextTask, count: int) -> list[dict[str, Any]]:
     """
     if task.episode is None:
         raise UserError(f"'{task.name}' is no task with tools.")
-    env = task.episode.args[0]  # type: ignore[attr-defined]
-    script: Callable[[list[dict[str, str]]], str] | None = getattr(env, "script", None)
-    if script is None:
-        raise UserError(f"The class {env.__name__} has no script: write one, which plays an episode as it should be.")
     if not 0 < count <= len(task.train):
         raise UserError(f"'{task.name}' has {len(task.train):,} questions to train on, not {count:,}.")
-    return [{"messages": scripted(task.episode(example), script, task.turns)} for example in task.train[:count]]
+    rows = []
+    for example in task.train[:count]:
+        episode = task.episode(example)
+        env = getattr(episode, "env", episode)
+        script: Callable[[list[dict[str, str]]], str] | None = getattr(env, "script", None)
+        if script is None:
+            name = type(env).__name__
+            raise UserError(f"The class {name} has no script: write one, which plays an episode as it should be.")
+        rows.append({"messages": scripted(episode, script, task.turns)})
+    return rows

@@ -37,6 +37,12 @@ def apply_chat_template(
         ) from error
 
 
+def special_texts(tokenizer: Any) -> list[str]:
+    """The texts that the tokenizer reads as special tokens, wherever they stand."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return sorted({*tokenizer.all_special_tokens, *(str(one) for one in added if one.special)}, key=len)[::-1]
+
+
 def check(module: Any, tokenizer: Any) -> None:
     """Raise UserError for another model's tokenizer, and for a template without a generation prompt.
 

@@ -3,7 +3,8 @@
 Token ids go in and come out: what the model sampled is kept as sampled, and what an environment answers is tokenized
 once, as the chat template renders it after the model's turn. So the next prompt is the last one, extended; nothing is
 tokenized again, and what was trained on is what was sampled. Tokens of the environment are not the model's own
-(`TokenBatch.own`): they are in no loss, and advantages pass over them without discount.
+(`TokenBatch.own`): they are in no loss, and advantages pass over them without discount. They are data: a special token
+in them is written with other brackets, so that an environment cannot end its message or begin a turn of the model.
 
 All conversations that are not over take their next turn together. Left out: turns of different conversations that
 overlap, and a cache of keys and values that is kept between turns.
@@ -20,10 +21,11 @@ import torch
 
 from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
+from foresight.envs.tools import tool
 from foresight.envs.tools.episode import Episode
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
-from foresight.nets.language.tokenizer import apply_chat_template
+from foresight.nets.language.tokenizer import apply_chat_template, special_texts
 from foresight.planning.generation.decoding import Completer, generate
 
 MARK = "MARK-OF-A-TURN"
@@ -83,7 +85,7 @@ def converse(
     rows = []
     for example in examples:
         episodes = [task.episode(example) for _ in range(group)]
-        prompt = policy.encode(episodes[0].messages())
+        prompt = policy.encode([as_data(policy, message) for message in episodes[0].messages()])
         rows += [Dialogue(episode, list(prompt)) for episode in episodes]
     first = True
     while live := [row for row in rows if not row.done]:
@@ -135,13 +137,18 @@ def take_turn(
     row.text += f"\n{reply.message['content']}\n"
 
 
+def as_data(policy: LanguageModel, message: dict[str, str]) -> dict[str, str]:
+    """A message of an environment in which nothing is a special token."""
+    return {**message, "content": tool.escaped(message["content"], special_texts(policy.tokenizer))}
+
+
 def between(policy: LanguageModel, message: dict[str, str], tokens: Sequence[int]) -> list[int]:
     """The ids from the end of a turn to the beginning of the next one, with `message` in between.
 
     The template's text after a turn, without the stop token if the turn `tokens` already ends with it.
     """
     conversation: list[dict[str, Any]] = [
-        {"role": "user", "content": "question"}, {"role": "assistant", "content": MARK}, message,
+        {"role": "user", "content": "question"}, {"role": "assistant", "content": MARK}, as_data(policy, message),
     ]  # fmt: skip
     rendered = apply_chat_template(policy.tokenizer, conversation, add_generation_prompt=True, tokenize=False)
     _, mark, tail = str(rendered).partition(MARK)

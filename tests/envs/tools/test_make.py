@@ -72,13 +72,15 @@ def test_scripts_earn_the_whole_outcome_of_every_question(name: str) -> None:
 def test_an_answer_without_the_tool_is_graded_too() -> None:
     episode = Toolbox(calculator.Calculator(), {"a": 12, "b": 12})
     assert episode.turn("It is 144.").message is None and episode.parts() == {
-        "outcome": 1.0, "calls": 0.0, "failed_calls": 0.0,
+        "outcome": 1.0, "calls": 0.0, "failed_calls": 0.0, "malformed_calls": 0.0,
     }  # fmt: skip
     wrong = Toolbox(calculator.Calculator(), {"a": 12, "b": 12})
     assert wrong.turn("It is 145.").message is None and wrong.parts()["outcome"] == 0
     unfinished = Toolbox(calculator.Calculator(), {"a": 12, "b": 12})
     assert "144" in unfinished.turn(tool.write("calculate", expression="12*12")).message["content"]
-    assert unfinished.parts() == {"outcome": 0.0, "calls": 1.0, "failed_calls": 0.0}
+    assert unfinished.parts() == {
+        "outcome": 0.0, "calls": 1.0, "failed_calls": 0.0, "malformed_calls": 0.0,
+    }  # fmt: skip
 
 
 def test_the_desk_grades_the_end_state_and_not_the_words() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from foresight.envs.tools import tool
 from foresight.errors import UserError
+from tests.sabotage import sabotaged_by
 
 
 def add(a: int, b: int, twice: bool = False) -> int:
@@ -92,3 +94,97 @@ def test_enums_are_checked() -> None:
     assert tool.mismatch(schema, {"color": "red"}) == ""
     assert "must be one of" in tool.mismatch(schema, {"color": "green"})
     assert json.dumps(schema)
+
+
+def hang(seconds: float) -> str:
+    """Sleep."""
+    time.sleep(seconds)
+    return "awake"
+
+
+def leave() -> None:
+    """Exit."""
+    raise SystemExit(3)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def unprintable() -> None:
+    """Raise what cannot be shown."""
+    raise Unprintable
+
+
+def test_a_tool_that_hangs_leaves_or_cannot_be_shown_is_an_observation() -> None:
+    tools = [tool.of(hang), tool.of(leave), tool.of(unprintable)]
+    late = tool.execute(tools, tool.Call("hang", {"seconds": 0.5}), 0.02)
+    assert late == ("error: the tool did not answer within 0.02 seconds", False)
+    assert tool.execute(tools, tool.Call("hang", {"seconds": 0.0}), 5.0) == ("awake", True)
+    assert tool.execute(tools, tool.Call("leave")) == ("error: SystemExit: 3", False)
+    assert tool.execute(tools, tool.Call("unprintable"))[0].startswith("error: Unprintable: (its message")
+
+
+def test_megabytes_of_bytes_become_a_short_text_and_nothing_is_stated() -> None:
+    text = tool.shown(bytes(range(256)) * 40_000)
+    assert len(text) < tool.LONGEST + 100 and "\x00" not in text
+    assert tool.shown(None) == tool.shown(" \n") == "(nothing)"
+
+
+@sabotaged_by("foresight.envs.tools.tool.malformed", lambda real: lambda tools, call: "")
+def test_a_malformed_call_is_answered_with_the_schema() -> None:
+    calls = [
+        tool.Call("add", {"a": 1}),
+        tool.calls(f'{tool.CALL}{{"name": "add", "arguments": {{"a": 1{tool.END}')[0],
+        tool.calls(f'{tool.CALL}{{"name": "add", "arguments": 7}}{tool.END}')[0],
+    ]
+    for call in calls:
+        text, succeeded = tool.execute(TOOLS, call)
+        assert not succeeded and json.dumps(TOOLS[0].parameters) in text
+    assert tool.malformed(TOOLS, tool.Call("broken", {"text": "x"})) == ""  # it raises, but it is no malformed call
+
+
+@sabotaged_by("foresight.envs.tools.tool.writes", lambda real: lambda function: function)
+def test_a_tool_that_writes_needs_approval() -> None:
+    done = []
+
+    @tool.writes
+    def erase(name: str) -> str:
+        """Erase."""
+        done.append(name)
+        return "erased"
+
+    tools = [tool.of(erase), *TOOLS]
+    asked = []
+    refuse = lambda one, arguments: bool(asked.append((one.name, arguments)))  # noqa: E731
+    text, succeeded = tool.execute(tools, tool.Call("erase", {"name": "a"}), approve=refuse)
+    assert not succeeded and "not approved" in text and done == [] and asked == [("erase", {"name": "a"})]
+    assert tool.execute(tools, tool.Call("add", {"a": 1, "b": 2}), approve=refuse) == ("3", True) and len(asked) == 1
+    assert tool.execute(tools, tool.Call("erase", {"name": "a"}))[1] and done == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ("text", "a str"),
+        ({"type": "array"}, "its type is"),
+        ({"properties": []}, "its properties are"),
+        ({"properties": {"x": 3}}, "property 'x'"),
+        ({"properties": {"x": {"type": "int"}}}, 'the type "int"'),
+        ({"required": "x"}, "required names"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused(schema: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        tool.Tool("t", "", schema, lambda: None)
+    with pytest.raises(UserError, match="no name of a tool"):
+        tool.Tool("a b", "", {"type": "object"}, lambda: None)
+
+
+def test_schemas_of_others_may_have_several_types_and_more_names() -> None:
+    schema = {"properties": {"x": {"type": ["integer", "null"]}, "y": {"anyOf": []}, "z": True}}
+    assert tool.mismatch(schema, {"x": None, "y": 3, "z": 4}) == ""
+    assert "integer or null" in tool.mismatch(schema, {"x": "3"})
+    assert "no argument 'w'" in tool.mismatch(schema, {"w": 1})
+    assert tool.mismatch({**schema, "additionalProperties": True}, {"w": 1}) == tool.mismatch({}, {"w": 1}) == ""
