@@ -33,8 +33,8 @@ def think(
 ) -> int:
     """Answer held-out questions by thinking longer, and compare methods at equal budgets.
 
-    Prints accuracy and cost of each method and of greedy answers. Writes think.json, curves.png, and of the first
-    question the thought tree of each method as JSON, HTML and a picture.
+    Prints accuracy and cost of each method and of greedy answers. Writes think.json, curves.png, thoughts.json (the
+    first questions with votes and trees), and of the first one the tree of each method as JSON, HTML and a picture.
 
     Args:
         methods: self_consistency, best_of_n, beam, dvts, tree_of_thoughts, graph_of_thoughts, puct, value_guided,
@@ -67,13 +67,14 @@ def think(
     where = machine.pick_device(device)
     policy: Any = _sorter() if task == "sorting" else thinking.model(model, where, completer, screen.note)
     verify = thinking.verifier(verifier, env, policy, model, where)
-    document, shown = thinking.think(
+    document, shown, examples = thinking.think(
         methods, policy, env, questions, budget, points=points, max_new_tokens=max_new_tokens,
         temperature=temperature, verify=verify, seed=seed, options=fields.options(options), report=screen.note,
     )  # fmt: skip
     document = {"model": model, "verifier": verifier, **document}
     folder = _folder(out or f"runs/think/{Path(task).stem.replace(':', '-')}-{'-'.join(methods)}")
     _write(folder / "think.json", document)
+    _write(folder / "thoughts.json", {"examples": examples})
     pictures.curves(document["rows"], f"{env.name}, {document['questions']} questions", folder / "curves.png")
     for name, result in shown.items():
         tree = result.answer.tree

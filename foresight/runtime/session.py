@@ -115,6 +115,7 @@ class Session:
                 self.kind.check(state, env, self.config)
                 if self.baseline is None:
                     self.baseline = self._run_evaluation(state, evaluation_env, untrained=True)
+                    self.log.samples(first, self.baseline.samples)
                 state = self._train(state, env, evaluation_env, interruption)
                 self._finish(state, evaluation_env)
             except KeyboardInterrupt as error:
@@ -265,7 +266,8 @@ class Session:
         name = f"evaluation/{result.metric}"
         if not any(name in row and row["step"] == step for row in log.read(self.path)[-2:]):
             # A run that was killed between its last evaluation and its summary has the row already.
-            self.log.row(step, self.seconds, {name: result.mean, f"{name}_std": result.std})
+            row = {name: result.mean, f"{name}_std": result.std, "samples": result.samples}
+            self.log.row(step, self.seconds, row)
         if result.score > self.best:
             self.best = result.score
             if self.saved == step:

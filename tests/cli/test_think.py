@@ -49,6 +49,14 @@ def test_methods_are_compared_and_their_trees_are_written(tmp_path, capsys, scri
     assert rows["best_of_n", 128]["any"] >= rows["best_of_n", 128]["accuracy"] > rows["greedy", 24]["accuracy"]
     tree = json.loads((out / "puct.tree.json").read_text())
     assert tree["nodes"][0]["kind"] == "question" and any(node["chosen"] for node in tree["nodes"])
+    examples = json.loads((out / "thoughts.json").read_text())["examples"]
+    assert len(examples) == thinking.EXAMPLES == 5
+    thought = {(one["method"], one["budget"]): one for one in examples[0]["results"]}
+    assert set(thought) == set(rows) and thought["puct", 128]["tree"] == tree
+    votes = thought["best_of_n", 128]["votes"]
+    assert [vote["score"] for vote in votes] == sorted((vote["score"] for vote in votes), reverse=True)
+    assert votes[0]["text"] == thought["best_of_n", 128]["text"] and votes[0]["reward"] in (0.0, 1.0)
+    assert thought["best_of_n", 128]["charge"]["sampled_tokens"] <= 128
     page = (out / "puct.tree.html").read_text()
     assert page.count("<details") == len(tree["nodes"]) and "<script" not in page
     assert all((out / name).stat().st_size > 1000 for name in ("curves.png", "best_of_n.tree.png"))

@@ -23,7 +23,7 @@ from foresight.errors import UserError
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.checkpoints.checkpoint import find as find_checkpoint
 from foresight.runtime.config import resolve
-from foresight.runtime.monitoring import profile
+from foresight.runtime.monitoring import log, profile
 from foresight.runtime.run import Run
 from foresight.runtime.session import Interrupted
 from foresight.runtime.triggers import Every, Interruption
@@ -69,7 +69,11 @@ def test_the_run_directory(tmp_path: Path) -> None:
     assert [row["step"] for row in run.metrics() if "loss" in row] == list(range(1, 601))
     evaluated = [(row["step"], row["evaluation/accuracy"]) for row in run.metrics() if "evaluation/accuracy" in row]
     assert [step for step, _ in evaluated] == [300, 600] and evaluated[-1][1] == run.evaluation.mean
-    assert len((run.path / "media" / "samples.jsonl").read_text().splitlines()) == 600
+    samples = log.read(run.path, log.SAMPLES)
+    assert [row["step"] for row in samples if "held_out" not in row] == list(range(1, 601))
+    held_out = [(row["step"], row["prompt"]) for row in samples if row.get("held_out")]
+    first = [prompt for step, prompt in held_out if step == 0]
+    assert len(first) == 16 and held_out == [(step, prompt) for step in (0, 300, 600) for prompt in first]
     assert any((run.path / "tensorboard").iterdir())
     assert list(checkpoint.all_steps(run.path / "checkpoints"))[-1] == 600
     assert "200" in repr(run.path) or "accuracy" in repr(run)

@@ -41,6 +41,7 @@ class Dialogue:
     logprob: list[float] = dataclasses.field(default_factory=list)
     own: list[bool] = dataclasses.field(default_factory=list)
     text: str = ""  # of both sides, for people
+    messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the same, message by message
     turns: int = 0
     over: bool = False  # the environment ended it
     cut: bool = False  # a limit ended it: of tokens, of turns, or of the context
@@ -53,11 +54,15 @@ class Dialogue:
 
 @dataclasses.dataclass(frozen=True)
 class Dialogues:
-    """Finished conversations of P examples in groups of G: tokens, texts, and the parts of their rewards by name."""
+    """Finished conversations of P examples in groups of G: tokens, texts, and the parts of their rewards by name.
+
+    `transcripts` are the messages of each; those of the model also have `tokens` and their summed `logprob`.
+    """
 
     batch: TokenBatch
     texts: list[str]
     parts: dict[str, list[float]]
+    transcripts: list[list[dict[str, Any]]]
 
 
 def converse(
@@ -85,8 +90,9 @@ def converse(
     rows = []
     for example in examples:
         episodes = [task.episode(example) for _ in range(group)]
-        prompt = policy.encode([as_data(policy, message) for message in episodes[0].messages()])
-        rows += [Dialogue(episode, list(prompt)) for episode in episodes]
+        opening = episodes[0].messages()
+        prompt = policy.encode([as_data(policy, message) for message in opening])
+        rows += [Dialogue(episode, list(prompt), messages=list(opening)) for episode in episodes]
     first = True
     while live := [row for row in rows if not row.done]:
         if first:  # the completions of one prompt share its computation
@@ -119,6 +125,7 @@ def take_turn(
     row.logprob += logprobs
     row.own += [True] * len(tokens)
     row.text += text
+    row.messages.append({"role": "assistant", "content": text, "tokens": len(tokens), "logprob": sum(logprobs)})
     row.turns += 1
     if not stopped:
         row.cut = True
@@ -135,6 +142,7 @@ def take_turn(
     row.logprob += [0.0] * len(after)
     row.own += [False] * len(after)
     row.text += f"\n{reply.message['content']}\n"
+    row.messages.append(reply.message)
 
 
 def as_data(policy: LanguageModel, message: dict[str, str]) -> dict[str, str]:
@@ -175,4 +183,4 @@ def gather(rows: Sequence[Dialogue], group: int) -> Dialogues:
     )  # fmt: skip
     measured = [{**row.episode.parts(), "turns": float(row.turns)} for row in rows]
     parts = {name: [one[name] for one in measured] for name in measured[0]}
-    return Dialogues(batch, [row.text for row in rows], parts)
+    return Dialogues(batch, [row.text for row in rows], parts, [row.messages for row in rows])

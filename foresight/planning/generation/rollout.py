@@ -87,7 +87,7 @@ class TextRollout:
     """P prompts with G completions each, and their rewards `[P, G]` (NaN: could not be scored).
 
     `examples` are the prompts and `answers` the completions as text; `batch` holds both as tokens. `measures` `[P, G]`
-    are the parts of the rewards and other metrics of each completion.
+    are the parts of the rewards and other metrics of each completion, `transcripts` the messages of conversations.
     """
 
     examples: list[Example]
@@ -95,20 +95,28 @@ class TextRollout:
     answers: list[str]  # P · G texts, prompt by prompt
     rewards: Tensor
     measures: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    transcripts: list[list[dict[str, Any]]] = dataclasses.field(default_factory=list)
 
     def metrics(self) -> dict[str, Any]:
         """Metrics of the completions, and one sample of each prompt."""
-        group = self.rewards.shape[1]
-        firsts = zip(self.examples, self.answers[::group], self.rewards[:, 0].tolist(), strict=True)
         return {
             "reward": self.rewards.nanmean().item(),
             "length": self.batch.length.float().mean().item(),
             "truncated": 1 - self.batch.stopped.float().mean().item(),
             **{name: measure.nanmean().item() for name, measure in self.measures.items()},
-            "samples": [
-                {"prompt": example.question, "completion": answer, "reward": reward}
-                for example, answer, reward in firsts
-            ],
+            "samples": [self.sample(p) for p in range(len(self.examples))],
+        }
+
+    def sample(self, prompt: int) -> dict[str, Any]:
+        """The first completion of a prompt as it is logged: with the parts of its reward, and its transcript."""
+        first = prompt * self.rewards.shape[1]
+        parts = {name: measure[prompt, 0].item() for name, measure in self.measures.items()}
+        return {
+            "prompt": self.examples[prompt].question,
+            "completion": self.answers[first],
+            "reward": self.rewards[prompt, 0].item(),
+            **({"parts": parts} if parts else {}),
+            **({"transcript": self.transcripts[first]} if self.transcripts else {}),
         }
 
     def select(self, prompts: Tensor) -> TextRollout:
@@ -118,7 +126,8 @@ class TextRollout:
         answers = [answer for p in kept for answer in self.answers[p * group : (p + 1) * group]]
         measures = {name: measure[prompts] for name, measure in self.measures.items()}
         examples = [self.examples[p] for p in kept]
-        return TextRollout(examples, self.batch.select(prompts), answers, self.rewards[prompts], measures)
+        transcripts = [one for p in kept for one in self.transcripts[p * group : (p + 1) * group]]
+        return TextRollout(examples, self.batch.select(prompts), answers, self.rewards[prompts], measures, transcripts)
 
 
 def concat(parts: Sequence[TextRollout]) -> TextRollout:
@@ -129,6 +138,7 @@ def concat(parts: Sequence[TextRollout]) -> TextRollout:
         [answer for part in parts for answer in part.answers],
         torch.cat([part.rewards for part in parts]),
         {name: torch.cat([part.measures[name] for part in parts]) for name in parts[0].measures},
+        [transcript for part in parts for transcript in part.transcripts],
     )
 
 
@@ -229,9 +239,11 @@ def sample_groups(
     pool = task.pool(progress, prompts)
     examples = [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
     repeated = [example for example in examples for _ in range(group)]
+    transcripts = []
     if task.episode is not None:
         found = dialogue.converse(policy, task, examples, group, max_new_tokens, temperature, generator)
         batch, answers, rewards, parts = found.batch, found.texts, found.parts["outcome"], found.parts
+        transcripts = found.transcripts
     else:
         batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
         answers = texts(policy, batch)
@@ -240,7 +252,7 @@ def sample_groups(
     if task.curriculum < 1:
         parts["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
     measures = {name: torch.tensor(values).view(prompts, group) for name, values in parts.items()}
-    return TextRollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures)
+    return TextRollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures, transcripts)
 
 
 def sample(state: Sampler, task: TextTask) -> TextRollout:

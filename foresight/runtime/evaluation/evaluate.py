@@ -40,6 +40,7 @@ class Evaluation:
     n: int
     values: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     extra_metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # other metrics of the same policy
+    samples: tuple[dict[str, Any], ...] = dataclasses.field(default=(), repr=False, compare=False)  # to be logged
 
     @classmethod
     def of(cls, metric: str, values: list[float]) -> Evaluation:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from foresight.runtime.evaluation.evaluate import Evaluation
     from foresight.runtime.monitoring.profile import Profile
     from foresight.runtime.session import Session
+
+SAMPLES = 16  # completions of an evaluation that are logged
 
 
 def _notes(settings: Settings, config: object, env: TextTask) -> list[str]:
@@ -72,12 +76,27 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
     if getattr(task, "episode", None) is not None:
         from foresight.planning.generation import dialogue
 
-        outcomes = dialogue.converse(state.policy, task, examples, 1, state.config.max_new_tokens, 0.0).parts["outcome"]
-        return Evaluation.of(task.metric, outcomes)
+        found = dialogue.converse(state.policy, task, examples, 1, state.config.max_new_tokens, 0.0)
+        outcomes = found.parts["outcome"]
+        samples = _samples(examples, found.texts, outcomes)
+        for i, sample in enumerate(samples):
+            parts = {name: values[i] for name, values in found.parts.items()}
+            sample |= {"parts": parts, "transcript": found.transcripts[i]}
+        return dataclasses.replace(Evaluation.of(task.metric, outcomes), samples=samples)
     completions, _, _ = module.act(state, examples, explore=False)
     rewards = [float(reward) for reward in task.grade(examples, completions)]
     metric, scored = getattr(task, "metric", "reward"), [reward for reward in rewards if not math.isnan(reward)]
-    return Evaluation.of(metric, scored) if scored else Evaluation(metric, math.nan, math.nan, 0)
+    result = Evaluation.of(metric, scored) if scored else Evaluation(metric, math.nan, math.nan, 0)
+    return dataclasses.replace(result, samples=_samples(examples, completions, rewards))
+
+
+def _samples(examples: Sequence[Any], texts: Sequence[str], rewards: Sequence[float]) -> tuple[dict[str, Any], ...]:
+    """The first examples with their greedy completions: the same ones at every evaluation, so that they compare."""
+    few = list(zip(examples, texts, rewards, strict=True))[:SAMPLES]
+    return tuple(
+        {"prompt": str(getattr(e, "question", e)), "completion": str(text), "reward": reward, "held_out": True}
+        for e, text, reward in few
+    )
 
 
 def _baseline(module: Algorithm, state: State, env: TextTask, episodes: int | None, seed: int) -> Evaluation:

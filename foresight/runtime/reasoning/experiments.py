@@ -187,7 +187,7 @@ def hacked(scorer: Verifier) -> Verifier:
 def _query_time(
     task: TextTask, policy: Any, verify: Verifier, picture: Path, max_new_tokens: int, budget: int
 ) -> Values:
-    document, _ = think.think(
+    document, _, _ = think.think(
         SEARCHES, policy, task, 100, budget, points=3, max_new_tokens=max_new_tokens, verify=verify
     )
     rows = document["rows"]

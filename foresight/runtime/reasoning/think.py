@@ -21,6 +21,8 @@ from foresight.runtime.evaluation.evaluate import Evaluation
 
 VERIFIERS = ("exact", "critic", "FOLDER")
 CHUNK = 64  # questions thought about side by side
+EXAMPLES = 5  # questions whose thoughts are written
+VOTES = 32  # candidates of such a question that are written
 Report = Callable[[str], object]
 
 
@@ -77,10 +79,11 @@ def think(
     seed: int = 0,
     options: dict[str, Any] | None = None,
     report: Report = lambda text: None,
-) -> tuple[dict[str, Any], dict[str, Result]]:
+) -> tuple[dict[str, Any], dict[str, Result], list[dict[str, Any]]]:
     """Each method at each budget on the first held-out questions, beside greedy answers.
 
-    Returns the document, and of each method the first question's result at the largest budget, whose tree is shown.
+    Returns the document; of each method the first question's result at the largest budget, whose tree is shown; and the
+    first questions with what each method thought at each budget, as JSON types.
     Raises UserError for a task that cannot grade, and as `methods.run` does.
     """
     if questions < 1:
@@ -103,18 +106,45 @@ def think(
     length = statistics.fmean([result.charge.sampled_tokens for result in plain]) if plain else max_new_tokens
     rows = [row("greedy", max_new_tokens, task, examples, plain)] if plain else []
     shown: dict[str, Result] = {}
+    few = [{"question": e.question, "answer": str(e.answer), "results": []} for e in examples[:EXAMPLES]]
+    _show(few, "greedy", max_new_tokens, task, examples, plain)
     for name in names:
         for budget in levels if name != "greedy" else ():
             given = {**methods.sized(name, budget, length), **(options or {})}
             results = run(name, budget, **given)
             rows.append(row(name, budget, task, examples, results, given))
             shown[name] = results[0]
+            _show(few, name, budget, task, examples, results)
             report(f"{name} at {budget:,} tokens: {rows[-1]['accuracy']:.3f}")
     document = {
         "task": task.name, "questions": len(examples), "metric": task.metric, "answer_tokens": length,
         "temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed, "rows": rows,
     }  # fmt: skip
-    return document, shown
+    return document, shown, few
+
+
+def _show(
+    few: list[dict[str, Any]],
+    name: str,
+    budget: int,
+    task: TextTask,
+    examples: Sequence[Example],
+    results: list[Result],
+) -> None:
+    """Add to each of the first questions what a method thought: its answer, votes, cost and tree."""
+    for one, example, result in zip(few, examples, results, strict=False):
+        answer = result.answer
+        candidates = answer.candidates[:VOTES] or ((answer.text, 1.0),)
+        texts = [answer.text, *(text for text, _ in candidates)]
+        reward, *rewards = (float(grade) for grade in task.grade([example] * len(texts), texts))
+        votes = [
+            {"text": text, "key": task.answer_in(text), "score": float(score), "reward": right}
+            for (text, score), right in zip(candidates, rewards, strict=True)
+        ]
+        one["results"].append(
+            {"method": name, "budget": budget, "text": answer.text, "reward": reward, "votes": votes,
+             "charge": dataclasses.asdict(result.charge), "tree": answer.tree.document()}
+        )  # fmt: skip
 
 
 def row(

@@ -125,6 +125,24 @@ def _all_own(found: Any) -> Any:
     return dataclasses.replace(found, batch=dataclasses.replace(found.batch, own=torch.ones_like(found.batch.own)))
 
 
+def test_transcripts_are_logged_message_by_message() -> None:
+    policy, what = model(), task()
+    generator = torch.Generator().manual_seed(1)
+    found = rollout.sample_groups(policy, what, 3, 2, 12, 1.0, generator)
+    both = rollout.concat([found.select(torch.tensor([2])), found.select(torch.tensor([0, 1]))])
+    assert both.transcripts == found.transcripts[4:] + found.transcripts[:4]
+    sample = found.metrics()["samples"][1]
+    assert sample["transcript"] == found.transcripts[2] and sample["parts"]["outcome"] == pytest.approx(
+        sample["reward"]
+    )
+    opening, *rest = sample["transcript"]
+    assert opening == {"role": "user", "content": sample["prompt"]}
+    own = [message for message in rest if message["role"] == "assistant"]
+    assert len(own) == sample["parts"]["turns"]
+    assert sum(message["tokens"] for message in own) == int(found.batch.own[1, 0].sum())
+    assert sum(message["logprob"] for message in own) == pytest.approx(float(found.batch.logprob[1, 0].sum()), abs=1e-4)
+
+
 def test_tokens_of_the_environment_have_no_gradient() -> None:
     policy = model()
     found = finished(policy)
