@@ -28,7 +28,10 @@ class Reply:
 
 
 class Episode(Protocol):
-    """One conversation, used once. It ends when `turn` returns no message, or when its caller ends it."""
+    """One conversation, used once. It ends when `turn` returns no message, or when its caller ends it.
+
+    With an attribute `slow` that is true, `turn` may run in a thread, so that other conversations do not wait for it.
+    """
 
     def messages(self) -> list[dict[str, str]]:
         """The conversation before the first turn of the model."""
@@ -65,6 +68,7 @@ class Toolbox:
         self.question = env.reset(row)
         self.tools = tools_of(env)
         self.instruction, self.seconds, self.approve = instruction, seconds, approve
+        self.slow: bool = getattr(env, "slow", False)
         self.answer: str | None = None
         self.called = self.failed = self.malformed = 0
 

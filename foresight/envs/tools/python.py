@@ -19,6 +19,7 @@ class Python:
     """Questions such as "What is the 41st prime?"; the last integer of the answer counts."""
 
     instruction = "Answer with one number."
+    slow = True  # a call starts a process
 
     def __init__(self) -> None:
         self._gold = 0

@@ -95,6 +95,21 @@ class CacheAllocator:
         self.hidden = self.model.step(entered.to(device), cache, self.slot_level, self.filled.to(device))
         self.filled[live] += 1
 
+    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+        """Run the model on several tokens of one slot at once; sets its `hidden`."""
+        filled, owner = int(self.filled[slot]), int(self.owner[slot])
+        self._grow(filled + len(tokens))
+        levels, start = [] if self.prefix is None else list(self.prefix.levels), self.shared
+        if not self.merged:
+            width = int(self.width[owner])
+            levels.append(_row(self.prompt_level, owner, width))
+            start += width
+        own = _row(self.slot_level, slot)  # views: what is written in them is written in the slot
+        device = self.model.device
+        cache = Cache(levels, torch.tensor([start], device=device))
+        self.hidden[slot] = self.model.extend(torch.tensor([list(tokens)], device=device), cache, own, filled)[0, -1]
+        self.filled[slot] += len(tokens)
+
     def free(self, slots: Tensor) -> None:
         """Empty the slots of rows that ended."""
         self.filled[slots] = 0
@@ -151,6 +166,12 @@ def _rows(level: Level, rows: Tensor) -> Level:
         for layer, x in enumerate(tensors):
             tensors[layer] = x[rows.to(x.device)]
     return level
+
+
+def _row(level: Level, row: int, width: int | None = None) -> Level:
+    """One row of a level, up to `width` tokens, without a copy."""
+    keys = [x[row : row + 1, :, :width] for x in level.keys]
+    return Level(keys, [x[row : row + 1, :, :width] for x in level.values])
 
 
 def _enlarged(buffer: Tensor, rows: int, places: int) -> Tensor:

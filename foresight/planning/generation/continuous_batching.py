@@ -59,11 +59,15 @@ class ContinuousBatchScheduler:
         self.row[slots] = -1
         self.cache.free(slots)
 
-    def step(self, tokens: Tensor) -> None:
-        """Decode the tokens just sampled, one for each live slot."""
-        live = self.live()
+    def step(self, tokens: Tensor, slots: Tensor | None = None) -> None:
+        """Decode the tokens just sampled, one for each live slot; or one for each of `slots`, while the others rest."""
+        live = self.live() if slots is None else slots
         if len(live):
             self.cache.step(live, tokens)
+
+    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+        """Read several tokens in one slot."""
+        self.cache.extend(slot, tokens)
 
     def drop(self) -> None:
         """With an empty queue, remove free slots and unused prompts once that is worth the copy."""

@@ -75,7 +75,7 @@ def generate(
     `model_logprob` of the model itself. Raises UserError if a prompt leaves no room in the context, or if a choice does
     not fit into `max_new_tokens`.
     """
-    _check(model, prompts, group, max_new_tokens, temperature, top_k, top_p, stop)
+    check(model, prompts, group, max_new_tokens, temperature, top_k, top_p, stop)
     tries = None if choices is None else constraints.tries(model, choices, len(prompts))
     if tries is not None and (longest := max(map(constraints.depth, tries))) > max_new_tokens:
         raise UserError(f"The longest choice has {longest} tokens with its end: raise max_new_tokens to {longest}.")
@@ -132,16 +132,17 @@ def generate(
     )
 
 
-def _check(
+def check(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     group: int,
     max_new_tokens: int,
     temperature: float,
-    top_k: int,
-    top_p: float,
-    stop: Sequence[str],
+    top_k: int = 0,
+    top_p: float = 1.0,
+    stop: Sequence[str] = (),
 ) -> None:
+    """Raise UserError for settings that `generate` cannot sample with, and for prompts that do not fit the context."""
     if min(group, max_new_tokens) < 1 or not temperature >= 0:
         raise UserError(
             f"group and max_new_tokens must be at least 1 and temperature at least 0, but they are {group}, "

@@ -6,15 +6,20 @@ tokenized again, and what was trained on is what was sampled. Tokens of the envi
 (`TokenBatch.own`): they are in no loss, and advantages pass over them without discount. They are data: a special token
 in them is written with other brackets, so that an environment cannot end its message or begin a turn of the model.
 
-All conversations that are not over take their next turn together. Left out: turns of different conversations that
-overlap, and a cache of keys and values that is kept between turns.
+Conversations never wait for one another: each has a slot of the batch that is decoded, with its keys and values, from
+its first turn to its last, and reads at once what the environment writes.
+An environment that is `slow` answers in a thread, and its slot rests meanwhile. A conversation that ends gives its slot
+to the next one. With a server, each conversation sends its own requests. Only models that cannot share prefixes, and
+sampling in several processes, take turns in rounds.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -25,10 +30,17 @@ from foresight.envs.tools import tool
 from foresight.envs.tools.episode import Episode
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.packed import PACK, packed
 from foresight.nets.language.tokenizer import apply_chat_template, special_texts
-from foresight.planning.generation.decoding import Completer, generate
+from foresight.planning.generation import constraints
+from foresight.planning.generation.continuous_batching import ContinuousBatchScheduler
+from foresight.planning.generation.decoding import SLOTS, Completer, check, generate
+from foresight.planning.generation.sampling import choose
 
 MARK = "MARK-OF-A-TURN"
+THREADS = 16  # slow environments that answer at once
+REQUESTS = 64  # conversations with a server at once
+CACHED = 32_768  # tokens of conversations in slots, if each takes all its turns and environments write as much
 
 
 @dataclasses.dataclass
@@ -40,6 +52,8 @@ class Dialogue:
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprob: list[float] = dataclasses.field(default_factory=list)
     own: list[bool] = dataclasses.field(default_factory=list)
+    begun: int = 0  # the place of the model's present turn in `tokens`
+    fed: int = 0  # tokens that the model has read
     text: str = ""  # of both sides, for people
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the same, message by message
     turns: int = 0
@@ -86,46 +100,161 @@ def converse(
         raise UserError(
             "A conversation needs a chat template, which this model does not have: choose one that has one."
         )
-    sampler: Completer = policy.completer or functools.partial(generate, policy)
     rows = []
     for example in examples:
         episodes = [task.episode(example) for _ in range(group)]
         opening = episodes[0].messages()
         prompt = policy.encode([as_data(policy, message) for message in opening])
         rows += [Dialogue(episode, list(prompt), messages=list(opening)) for episode in episodes]
-    first = True
-    while live := [row for row in rows if not row.done]:
-        if first:  # the completions of one prompt share its computation
-            prompts, count = [row.prompt for row in rows[::group]], group
-        else:
-            prompts, count = [row.prompt + row.tokens for row in live], 1
-        batch = sampler(prompts, count, max_new_tokens, temperature, generator, stop=task.stop)
-        sampled = zip(
-            live, batch.completion.flatten(0, 1).tolist(), batch.logprob.flatten(0, 1).tolist(),
-            batch.length.flatten().tolist(), batch.stopped.flatten().tolist(), strict=True,
-        )  # fmt: skip
-        for row, tokens, logprobs, length, stopped in sampled:
-            take_turn(policy, row, tokens[:length], logprobs[:length], stopped, task.turns, max_new_tokens)
-        first = False
+    settings = group, max_new_tokens, temperature, generator
+    if policy.completer is None and policy.capabilities.shared:
+        _overlapping(policy, task, rows, *settings)
+    elif getattr(policy.completer, "concurrent", False):
+        _requests(policy, task, rows, *settings)
+    else:
+        _rounds(policy, task, rows, *settings)
     return gather(rows, group)
 
 
-def take_turn(
+@torch.no_grad()
+def _overlapping(
+    policy: LanguageModel,
+    task: TextTask,
+    rows: Sequence[Dialogue],
+    group: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> None:
+    """Hold all conversations, each in a slot of its own. A token depends on its row and place, not on the batching."""
+    prompts = [row.prompt for row in rows[::group]]
+    check(policy, prompts, group, max_new_tokens, temperature, stop=task.stop)
+    shape, later = (len(prompts), group, max_new_tokens), (task.turns - 1) * max_new_tokens
+    first = torch.rand(shape, generator=generator).view(len(rows), -1)
+    uniform = torch.cat([first, torch.rand(len(rows), later, generator=generator)], 1)
+    sampled = [0] * len(rows)
+    most = CACHED // (2 * task.turns * max_new_tokens)
+    slots = min(SLOTS if policy.device.type == "cpu" else 8 * SLOTS, max(most, 8), len(rows))
+    answers: dict[int, Future[None]] = {}  # of slow environments, by row
+    lock = threading.Lock()
+    kind = policy.autocast if max_new_tokens >= PACK else None
+    with ThreadPoolExecutor(THREADS) as pool, policy.precision(), packed(kind, slots, policy.module):
+        scheduler = ContinuousBatchScheduler(policy, prompts, group, slots, policy.context - min(map(len, prompts)))
+        while scheduler.fill():
+            active = [(slot, row) for slot, row in enumerate(scheduler.row.tolist()) if row >= 0 and row not in answers]
+            if not active:
+                wait(answers.values(), return_when=FIRST_COMPLETED)
+            new = [(slot, row) for slot, row in active if rows[row].fed == len(rows[row].tokens)]
+            if new:
+                at = torch.tensor([slot for slot, _ in new], device=policy.device)
+                draws = torch.stack([uniform[row, sampled[row]] for _, row in new]).to(policy.device)
+                tokens, logprobs = choose(policy.logits(scheduler.hidden[at]), draws, temperature)
+                for (_, row), token, logprob in zip(new, tokens.tolist(), logprobs.tolist(), strict=True):
+                    one = rows[row]
+                    one.tokens.append(token)
+                    one.logprob.append(logprob)
+                    one.own.append(True)
+                    sampled[row] += 1
+                    turn = one.tokens[one.begun :]
+                    stopped = token in policy.stop_ids or bool(
+                        task.stop and constraints.stops_at(policy, turn, task.stop)
+                    )
+                    if stopped or len(turn) == max_new_tokens:
+                        end = functools.partial(end_turn, policy, one, stopped, task.turns, max_new_tokens, lock)
+                        if stopped and getattr(one.episode, "slow", False):
+                            answers[row] = pool.submit(end)
+                        else:
+                            end()
+            read = {row for _, row in active if row not in answers and len(rows[row].tokens) > rows[row].fed + 1}
+            over = [slot for slot, row in active if row not in answers and rows[row].done]
+            longer = [(slot, rows[row]) for slot, row in active if row in read and slot not in over]
+            steps = [(slot, rows[row]) for slot, row in active if row not in read and slot not in over]
+            if steps:
+                fed = torch.tensor([one.tokens[one.fed] for _, one in steps])
+                scheduler.step(fed, torch.tensor([slot for slot, _ in steps]))
+            for _, one in steps:
+                one.fed += 1
+            for slot, one in longer:  # after the step, which changes the hidden states of all slots
+                scheduler.extend(slot, one.tokens[one.fed :])
+                one.fed = len(one.tokens)
+            for row in [row for row, answer in answers.items() if answer.done()]:
+                answers.pop(row).result()
+                over += [slot for slot, held in enumerate(scheduler.row.tolist()) if held == row and rows[row].done]
+            if over:
+                scheduler.free(torch.tensor(over))
+
+
+def _requests(
+    policy: LanguageModel,
+    task: TextTask,
+    rows: Sequence[Dialogue],
+    group: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> None:
+    """Hold conversations with a server, each in a thread; the tokenizer is used by one at a time."""
+    seeds = torch.randint(2**31 - 1, (len(rows),), generator=generator).tolist()
+    policy.completer.deliver()
+    lock = threading.Lock()
+
+    def hold(row: Dialogue, seed: int) -> None:
+        own = torch.Generator().manual_seed(seed)
+        while not row.done:
+            prompt = [row.prompt + row.tokens]
+            batch = policy.completer(prompt, 1, max_new_tokens, temperature, own, stop=task.stop)
+            with lock:
+                _add(row, batch, 0)
+            end_turn(policy, row, bool(batch.stopped[0, 0]), task.turns, max_new_tokens, lock)
+
+    with ThreadPoolExecutor(min(REQUESTS, len(rows))) as pool:
+        list(pool.map(hold, rows, seeds))
+
+
+def _rounds(
+    policy: LanguageModel,
+    task: TextTask,
+    rows: Sequence[Dialogue],
+    group: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> None:
+    """Hold all conversations, which take their turns together."""
+    sampler: Completer = policy.completer or functools.partial(generate, policy)
+    prompts, count = [row.prompt for row in rows[::group]], group  # the completions of one prompt share its computation
+    while live := [row for row in rows if not row.done]:
+        batch = sampler(prompts, count, max_new_tokens, temperature, generator, stop=task.stop)
+        for number, row in enumerate(live):
+            _add(row, batch, number)
+            end_turn(policy, row, bool(batch.stopped.flatten()[number]), task.turns, max_new_tokens)
+        prompts, count = [row.prompt + row.tokens for row in live if not row.done], 1
+
+
+def _add(row: Dialogue, batch: TokenBatch, number: int) -> None:
+    """Add the tokens of row `number` of a batch to a conversation."""
+    length = int(batch.length.flatten()[number])
+    row.tokens += batch.completion.flatten(0, 1)[number, :length].tolist()
+    row.logprob += batch.logprob.flatten(0, 1)[number, :length].tolist()
+    row.own += [True] * length
+
+
+def end_turn(
     policy: LanguageModel,
     row: Dialogue,
-    tokens: Sequence[int],
-    logprobs: Sequence[float],
     stopped: bool,
     turns: int,
     max_new_tokens: int,
+    lock: threading.Lock | None = None,
 ) -> None:
-    """Add a sampled turn and the environment's answer to a conversation, in place."""
-    text = policy.decode(tokens)
-    row.tokens += tokens
-    row.logprob += logprobs
-    row.own += [True] * len(tokens)
+    """Add the environment's answer to the sampled turn of a conversation, in place. `lock`: of the tokenizer."""
+    held = lock or threading.Lock()
+    turn = row.tokens[row.begun :]
+    with held:
+        text = policy.decode(turn)
     row.text += text
-    row.messages.append({"role": "assistant", "content": text, "tokens": len(tokens), "logprob": sum(logprobs)})
+    logprob = sum(row.logprob[row.begun :])
+    row.messages.append({"role": "assistant", "content": text, "tokens": len(turn), "logprob": logprob})
     row.turns += 1
     if not stopped:
         row.cut = True
@@ -134,15 +263,18 @@ def take_turn(
     if reply.message is None:
         row.over = True
         return
-    after = between(policy, reply.message, tokens)
-    if row.turns >= turns or len(row.prompt) + len(row.tokens) + len(after) + max_new_tokens > policy.context:
+    with held:
+        after = between(policy, reply.message, turn)
+    most = policy.context - len(row.prompt) - len(row.tokens) - max_new_tokens
+    if row.turns >= turns or not after or len(after) > most:
         row.cut = True
         return
-    row.tokens += after
     row.logprob += [0.0] * len(after)
     row.own += [False] * len(after)
     row.text += f"\n{reply.message['content']}\n"
     row.messages.append(reply.message)
+    row.begun = len(row.tokens) + len(after)
+    row.tokens += after  # last: the tokens are read as soon as they stand here
 
 
 def as_data(policy: LanguageModel, message: dict[str, str]) -> dict[str, str]:

@@ -58,6 +58,8 @@ class Server:
     if there is no server or it refuses, ServerError if it stops answering.
     """
 
+    concurrent = True  # several threads may call it
+
     def __init__(
         self,
         url: str,
