@@ -21,7 +21,7 @@ EXTRA_OF = {
     "ale_py": "atari", "cv2": "atari", "Box2D": "box2d", "mujoco": "mujoco", "minigrid": "minigrid",
     "reasoning_gym": "reasoning", "trl": "peers", "stable_baselines3": "peers", "quantecon": "peers",
     "wandb": "wandb", "trackio": "trackio", "pyspiel": "games", "sklearn": "images", "ray": "ray", "optuna": "tune",
-    "fastapi": "studio", "uvicorn": "studio",
+    "fastapi": "studio", "uvicorn": "studio", "mcp": "agents",
 }  # fmt: skip
 
 
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def commands() -> dict[str, Callable[..., Any]]:
     """Every command by name."""
     from foresight.cli import (
+        agent,
         attention,
         data,
         games,
@@ -88,6 +89,7 @@ def commands() -> dict[str, Callable[..., Any]]:
         "attention": attention.attention,
         "data": data.data,
         "export": runs.export,
+        "agent": agent.agent,
         "think": think.think,
         "faithfulness": think.faithfulness,
         "bench": tools.bench,

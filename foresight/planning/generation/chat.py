@@ -9,6 +9,7 @@ import torch
 from foresight.envs.text.task import Example
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.dialogue import as_data
 from foresight.planning.generation.rollout import complete, texts
 from foresight.planning.generation.server import Server
 
@@ -22,7 +23,7 @@ def local(policy: LanguageModel, max_new_tokens: int, temperature: float = 0.0, 
     generator = torch.Generator().manual_seed(seed)
 
     def chat(messages: Sequence[dict[str, str]]) -> str:
-        example = Example(list(messages))
+        example = Example([as_data(policy, message) for message in messages])
         length = len(policy.encode(example.prompt))
         if length + max_new_tokens > policy.context:
             raise UserError(

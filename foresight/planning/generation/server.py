@@ -92,18 +92,34 @@ class Server:
     def chat(
         self, messages: Sequence[dict[str, str]], max_new_tokens: int, temperature: float = 0.0, seed: int = 0
     ) -> str:
-        """The next message of a conversation, by `/v1/chat/completions`. Raises UserError if it has another form."""
+        """The text of the next message of a conversation. Raises UserError if the answer has another form."""
+        return str(self.message(messages, max_new_tokens, temperature, seed)["content"] or "")
+
+    def message(
+        self,
+        messages: Sequence[dict[str, Any]],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """The next message of a conversation, by `/v1/chat/completions`, in OpenAI's form; `options` such as `tools`.
+
+        Raises UserError if the answer has another form.
+        """
         body = {
             "model": self.model,
             "messages": list(messages),
             "max_tokens": max_new_tokens,
             "temperature": temperature,
             "seed": seed,
+            **options,
         }
         answer = self._ask("/v1/chat/completions", body)
         try:
-            return str(answer["choices"][0]["message"]["content"] or "")
-        except (KeyError, IndexError, TypeError) as error:
+            message = dict(answer["choices"][0]["message"])
+            return {**message, "content": message.get("content")}
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(f"{self.root} does not answer in the form of OpenAI's chat: {answer!r}.") from error
 
     def __call__(

@@ -1,0 +1,1 @@
+"""What acts in the open: language models that use tools."""

@@ -1,0 +1,124 @@
+"""An agent: a language model that calls tools until it answers.
+
+The prompt is that of training (`envs.tools.episode`): tools in the system prompt, calls and results as marked text. So
+what `foresight train grpo --task` trains is what acts here. A model on a server is asked in OpenAI's form instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from foresight.agents import protocol
+from foresight.envs.tools import tool
+from foresight.envs.tools.calculator import Calculator
+from foresight.envs.tools.episode import tools_of
+from foresight.envs.tools.notebook import Notebook
+from foresight.envs.tools.python import Python
+from foresight.envs.tools.search import Index
+from foresight.envs.tools.tool import Tool
+from foresight.errors import UserError, unknown
+from foresight.planning.generation.server import Server
+
+Messages = list[dict[str, Any]]
+Turn = Callable[[Messages, Sequence[Tool]], str]  # the next turn of the model, as text with marks
+BUNDLED: dict[str, type[Any]] = {"calculator": Calculator, "python": Python, "notebook": Notebook}
+SUFFIXES = (".md", ".txt", ".rst", ".py", ".html", ".csv", ".json", ".yaml", ".toml")  # of files that are searched
+LARGEST_FILE = 1_000_000  # bytes of a file that is searched
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One thing that happened: a `call` of a tool, its `result`, an `error` of a call, or the final `answer`."""
+
+    kind: Literal["call", "result", "error", "answer", "limit"]
+    text: str
+    name: str = ""
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def run(
+    turn: Turn,
+    tools: Sequence[Tool],
+    messages: Messages,
+    turns: int = 10,
+    approve: tool.Approve | None = None,
+    seconds: float = tool.SECONDS,
+) -> Iterator[Event]:
+    """Let a model act until it answers, at most `turns` turns; `messages` (OpenAI's form) are extended in place.
+
+    `approve` is asked before a tool that writes runs; None approves. Errors of tools are results that the model reads.
+    """
+    for _ in range(turns):
+        text = turn(messages, tools)
+        message = protocol.reply(text)
+        messages.append(message)
+        calls = tool.calls(text)
+        if not calls:
+            yield Event("answer", tool.answer(text))
+            return
+        made = message.get("tool_calls") or [None for _ in calls]
+        for call, one in zip(calls, made, strict=True):
+            written = call.problem or tool.write(call.name, **call.arguments)
+            yield Event("call", written, call.name, call.arguments)
+            result, succeeded = tool.execute(tools, call, seconds, approve)
+            role = {"role": "tool", "tool_call_id": one["id"]} if one else {"role": "user"}
+            messages.append({**role, "content": result})
+            yield Event("result" if succeeded else "error", result, call.name)
+    yield Event("limit", f"no answer after {turns} turns")
+
+
+def local(chat: Callable[[Sequence[dict[str, str]]], str]) -> Turn:
+    """The turns of a model in this process (`planning.generation.chat.local`), prompted as in training."""
+
+    def turn(messages: Messages, tools: Sequence[Tool]) -> str:
+        return chat(protocol.plain(messages, [one.schema for one in tools]))
+
+    return turn
+
+
+def served(server: Server, max_new_tokens: int, temperature: float = 0.0, seed: int = 0) -> Turn:
+    """The turns of a model on an OpenAI-compatible server, which gets the tools in OpenAI's form."""
+
+    def turn(messages: Messages, tools: Sequence[Tool]) -> str:
+        options: dict[str, Any] = {"tools": [one.schema for one in tools]} if tools else {}
+        return protocol.text_of(server.message(messages, max_new_tokens, temperature, seed, **options))
+
+    return turn
+
+
+def toolbox(names: Sequence[str]) -> list[Tool]:
+    """The bundled tools by name: `calculator`, `python` (sandboxed), `notebook`, and `search:FOLDER` over its files."""
+    found: list[Tool] = []
+    for name in names:
+        kind, _, place = name.partition(":")
+        if kind == "search" and place:
+            found += documents(place)
+        elif name in BUNDLED:
+            found += tools_of(BUNDLED[name]())
+        else:
+            raise unknown("tool", name, [*BUNDLED, "search:FOLDER"])
+    return found
+
+
+def documents(place: str) -> list[Tool]:
+    """The tools `search` and `read` over the text files in a folder. Raises UserError if there are none."""
+    folder = Path(place)
+    texts = (f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file())
+    files = sorted(f for f in texts if f.stat().st_size <= LARGEST_FILE)
+    if not files:
+        raise UserError(f"There are no text files to search in {place} ({', '.join(SUFFIXES)}).")
+    names = [str(file.relative_to(folder)) for file in files]
+    index = Index([f"{name}\n{file.read_text(errors='replace')}" for name, file in zip(names, files, strict=True)])
+
+    def search(query: str) -> str:
+        """Find files by words: their numbers, names and passages, the best first."""
+        return "\n".join(f"[{n}] {names[n - 1]}: {text}" for n, text in index.search(query)) or "nothing was found"
+
+    def read(number: int, start: int = 0) -> str:
+        """Read a file by its number, from a character on."""
+        return index.read(number)[start:]
+
+    return [tool.of(search), tool.of(read)]

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foresight.agents import agent
+from foresight.envs.tools import tool
+from foresight.envs.tools.tool import Tool
+from foresight.errors import UserError
+from foresight.planning.generation.server import Server
+from tests.sabotage import sabotaged_by
+
+
+def says(*texts: str) -> Any:
+    """A model that writes these turns, and what it read before each."""
+    left, seen = list(texts), list[Any]()
+
+    def turn(messages: Any, tools: Any) -> str:
+        seen.append([dict(message) for message in messages])
+        return left.pop(0)
+
+    turn.seen = seen  # type: ignore[attr-defined]
+    return turn
+
+
+def test_it_acts_until_it_answers() -> None:
+    tools = agent.toolbox(["calculator"])
+    turn = says(tool.write("calculate", expression="6*7"), "It is 42.")
+    messages = [{"role": "user", "content": "6 times 7?"}]
+    events = list(agent.run(turn, tools, messages))
+    assert [(e.kind, e.text) for e in events[1:]] == [("result", "42"), ("answer", "It is 42.")]
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[2]["tool_call_id"] == messages[1]["tool_calls"][0]["id"] and turn.seen[1][2]["content"] == "42"
+
+
+def test_errors_are_read_and_limits_end_it() -> None:
+    tools = agent.toolbox(["calculator"])
+    turn = says(tool.write("calculate", expression="1//0"), f"{tool.CALL}?{tool.END}", tool.write("fly"))
+    events = list(agent.run(turn, tools, [{"role": "user", "content": "go"}], turns=3))
+    assert [e.kind for e in events] == ["call", "error"] * 3 + ["limit"]
+    assert "division by zero" in events[1].text and "not JSON" in events[3].text and "no tool 'fly'" in events[5].text
+
+
+@sabotaged_by("foresight.envs.tools.tool.execute", lambda real: lambda tools, call, *rest: real(tools, call))
+def test_a_tool_that_writes_waits_for_approval() -> None:
+    turn = says(*[tool.write("write_note", name="a", text="b"), "done"] * 2)
+    for approve, kind in ((lambda *_: False, "error"), (None, "result")):
+        tools = agent.toolbox(["notebook"])
+        events = list(agent.run(turn, tools, [{"role": "user", "content": "go"}], approve=approve))
+        notes = next(one for one in tools if one.name == "list_notes").run()
+        assert events[1].kind == kind and notes == ("a" if kind == "result" else "")
+
+
+def test_files_of_a_folder_are_searched(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "fox.md").write_text("The fox is red.")
+    (tmp_path / "dog.txt").write_text("The dog is brown.")
+    (tmp_path / "cat.png").write_bytes(b"\x00fox")
+    search, read = sorted(agent.toolbox([f"search:{tmp_path}"]), key=lambda one: one.name == "read")
+    assert search.run(query="red foxes").startswith("[1]" if "fox" in read.run(number=1) else "[2]")
+    assert "deep/fox.md" in search.run(query="fox") and read.run(number=1, start=4)
+    for name, words in (
+        ("search:", "tool 'search:'"),
+        ("fly", "search:FOLDER"),
+        (f"search:{tmp_path}/no", "no text files"),
+    ):
+        with pytest.raises(UserError, match=words):
+            agent.toolbox([name])
+
+
+def test_a_model_on_a_server_gets_the_tools_and_its_calls_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    call = {"id": "c1", "type": "function", "function": {"name": "calculate", "arguments": '{"expression": "2+3"}'}}
+    answers = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "assistant", "content": "5"}]
+
+    def ask(self: Server, path: str, body: Any = None) -> Any:
+        sent.append(body)
+        return {"data": [{"id": "m"}]} if body is None else {"choices": [{"message": answers[len(sent) - 2]}]}
+
+    monkeypatch.setattr(Server, "_ask", ask)
+    messages: list[Any] = [{"role": "user", "content": "2+3?"}]
+    events = list(agent.run(agent.served(Server("http://x", None), 32), agent.toolbox(["calculator"]), messages))
+    assert [e.kind for e in events] == ["call", "result", "answer"] and events[-1].text == "5"
+    assert sent[1]["tools"][0]["function"]["name"] == "calculate" and sent[2]["messages"][2]["content"] == "5"
+
+
+def test_a_tool_without_arguments_may_be_called_without() -> None:
+    one = Tool("now", "The time.", {"type": "object", "properties": {}}, lambda: "noon")
+    events = list(agent.run(says(f'{tool.CALL}{{"name": "now"}}{tool.END}', "noon"), [one], []))
+    assert [e.text for e in events][1:] == ["noon", "noon"]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from foresight.cli.main import main
+from foresight.planning.generation.server import Server
+from tests import tiny_language
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A server that writes a note, then answers."""
+    sent: list[Any] = []
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "write_note", "arguments": '{"name": "a", "text": "b"}'},
+    }
+
+    def ask(self: Server, path: str, body: Any = None) -> Any:
+        if body is None:
+            return {"data": [{"id": "m"}]}
+        sent.append(body)
+        message = {"content": "done"} if len(sent) % 2 == 0 else {"content": "", "tool_calls": [call]}
+        return {"choices": [{"message": message}]}
+
+    monkeypatch.setattr(Server, "_ask", ask)
+    return sent
+
+
+@pytest.mark.parametrize(("approve", "failed"), [("all", 0), ("none", 1), ("ask", 1)])
+def test_an_agent_on_a_server(
+    served: list[Any], approve: str, failed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
+    code = main(["agent", "http://x/v1", "Note b.", "--tools", "notebook", "--approve", approve, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert code == 0 and (document["calls"], document["failed_calls"], document["answered"]) == (1, failed, 1)
+    assert [m["role"] for m in document["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_questions_come_from_a_pipe(
+    served: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    (tmp_path / "in").write_text("one\n\ntwo\n")
+    with open(tmp_path / "in") as questions:
+        monkeypatch.setattr("sys.stdin", questions)
+        assert main(["agent", "http://x/v1", "--tools", "notebook", "--approve", "all"]) == 0
+    assert capsys.readouterr().out.count("done") == 2 and len(served) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["smollm2", "go", "--tools", "hammer"], "Unknown tool 'hammer'"),
+        (["smollm2", "go", "--turns", "0"], "--turns"),
+        (["TINY", "go"], "no chat template"),
+        (["smollm2", "go", "--mcp", ""], "command of a server"),
+    ],
+)
+def test_mistakes_get_a_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["agent", *[tiny_language.folder() if one == "TINY" else one for one in arguments]]) == 2
+    assert words in capsys.readouterr().err
