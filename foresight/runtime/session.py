@@ -104,7 +104,8 @@ class Session:
                         f"Continue with: foresight resume {self.path} --steps {2 * self.total}"
                     )
                 summary.write_config(self.path, self.settings)
-                paths.copy_inputs(self.settings.paths, self.settings.config, self.path)
+                if self.kind.files:
+                    paths.copy_inputs(self.settings.paths, self.settings.config, self.path)
                 self.log = log.Log(self.path, self.services, self.settings.document())
                 self.log.truncate(first if self.start is not None else -1)
                 self.progress.header(self.settings.note)

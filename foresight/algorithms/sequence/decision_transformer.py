@@ -81,7 +81,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         net = DecisionTransformer(
             spaces.obs, spaces.action, config.dim, config.layers, config.heads, config.max_length, config.dropout
         ).to(device)
-    optimizer = torch.optim.AdamW(net.parameters(), config.learning_rate, weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(net.parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True)
     return State(config, net, optimizer, torch.Generator().manual_seed(config.seed))
 
 

@@ -47,8 +47,9 @@ class DecisionTransformer(nn.Module):
         nn.init.normal_(self.embed_time.weight, std=0.02)
         self.norm = nn.LayerNorm(dim)
         shape = TransformerConfig(
-            layers=layers, dim=dim, heads=heads, norm="layer", activation="gelu", bias=True, dropout=dropout
-        )
+            layers=layers, dim=dim, heads=heads, norm="layer", activation="gelu", bias=True, dropout=dropout,
+            positions="none",
+        )  # fmt: skip
         self.transformer = Transformer(shape)
         self.head = nn.Linear(dim, outputs or self.actions.width)
         self.register_buffer("scale", torch.ones(()))
@@ -70,16 +71,15 @@ class DecisionTransformer(nn.Module):
         tokens = torch.stack([asked, self.embed_obs(self.inputs(obs)), self.embed_action(action)], 2)  # [B, K, 3, D]
         when = self.embed_time(time.clamp(max=self.max_length - 1)).unsqueeze(2)
         stream = self.norm(tokens + when).flatten(1, 2)
-        # At position 0 a rotation is the identity.
-        still = torch.zeros(stream.shape[:2], dtype=torch.int64, device=stream.device)
-        features, _ = self.transformer(stream, positions=still, mask=mask.repeat_interleave(3, 1) > 0)
-        y: Tensor = self.head(at_observations(features))
+        real = mask.repeat_interleave(3, 1) > 0
+        features, _ = self.transformer(stream, mask=real, pick=at_observations)
+        y: Tensor = self.head(features)
         return y
 
 
-def at_observations(features: Tensor) -> Tensor:
-    """The features `[B, K, D]` at the observations, of all three tokens' `[B, 3 K, D]`."""
-    return features[:, 1::3]
+def at_observations(tokens: Tensor) -> Tensor:
+    """The observations' `[B, K, ...]` of all three tokens' `[B, 3 K, ...]`."""
+    return tokens[:, 1::3]
 
 
 def empty_carry(net: DecisionTransformer, obs: Tensor, steps: int) -> dict[str, Tensor]:

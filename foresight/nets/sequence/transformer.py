@@ -13,7 +13,7 @@ conversations, and a cache can be repeated for a group, reset or saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foresight.errors import UserError, unknown
-from foresight.nets.sequence.attention import attend
+from foresight.nets.sequence.attention import attend, dropout, is_recording
+
+Pick = Callable[[Tensor], Tensor]  # some steps `[B, t, ...]` of `[B, T, ...]`
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class TransformerConfig:
     vocab: int | None = None
     """Tokens V. None: the inputs are embeddings `[B, T, D]` and the outputs are features `[B, T, D]`."""
     positions: str = "rope"
-    """'rope', or 'learned' (a table of `max_length` rows)."""
+    """'rope', 'learned' (a table of `max_length` rows), or 'none': the inputs have them."""
     max_length: int = 2048
     """Rows of the table of learned positions; rotary positions have no limit."""
     rope_base: float = 10_000.0
@@ -173,20 +175,24 @@ class Attention(nn.Module):
         allowed: Tensor | None,
         cache: Cache,
         layer: int,
+        pick: Pick | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x `[B, T, D]` -> (result `[B, T, D]`, keys, values).
 
-        allowed None means: causal if the cache is empty, everything if T is 1.
+        allowed None means: causal if the cache is empty, everything if T is 1. With `pick` only its steps attend, and
+        `allowed` has their rows.
         """
         config, (batch, steps, _) = self.config, x.shape
         mixed = self.qkv(x).view(batch, steps, config.heads + 2 * config.kv, config.head_width).transpose(1, 2)
         query, key, value = mixed.split((config.heads, config.kv, config.kv), dim=1)
         if angles is not None:
             query, key = rotate(query, *angles), rotate(key, *angles)
+        if pick is not None:
+            query = pick(query.transpose(1, 2)).transpose(1, 2)
         key, value = cache.append(layer, key, value)
         key, value = key.to(query.dtype), value.to(query.dtype)
         mixed = attend(query, key, value, allowed, config.dropout if self.training else 0.0)
-        return self.out(mixed.transpose(1, 2).reshape(batch, steps, -1)), key, value
+        return self.out(mixed.transpose(1, 2).flatten(2)), key, value
 
 
 class MLP(nn.Module):
@@ -214,13 +220,14 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm, self.attention = _norm(config), Attention(config)
         self.mlp_norm, self.mlp = _norm(config), MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
 
-    def forward(self, x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """As `Attention.forward`."""
-        mixed, key, value = self.attention(self.attention_norm(x), *args)
-        x = x + self.dropout(mixed)
-        return x + self.dropout(self.mlp(self.mlp_norm(x))), key, value
+    def forward(self, x: Tensor, *args: Any, pick: Pick | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Attention.forward`; with `pick` the result is that of its steps."""
+        rate = self.dropout if self.training else 0.0
+        mixed, key, value = self.attention(self.attention_norm(x), *args, pick=pick)
+        x = (x if pick is None else pick(x)) + dropout(mixed, rate)
+        return x + dropout(self.mlp(self.mlp_norm(x)), rate), key, value
 
 
 class Transformer(nn.Module):
@@ -232,7 +239,6 @@ class Transformer(nn.Module):
         self.config = config
         self.embed = None if config.vocab is None else nn.Embedding(config.vocab, config.dim)
         self.position = nn.Embedding(config.max_length, config.dim) if config.positions == "learned" else None
-        self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = _norm(config)
         untied = config.vocab is not None and not config.tied
@@ -269,6 +275,7 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         start: Tensor | None = None,
+        pick: Pick | None = None,
     ) -> tuple[Tensor, Cache]:
         """As `forward`, but before the unembedding: `[B, T, D]`, and the cache.
 
@@ -291,16 +298,25 @@ class Transformer(nn.Module):
             real = same[:, -1] if real is None else real & same[:, -1]
         x = self.embed(inputs) if self.embed is not None and not inputs.is_floating_point() else inputs
         angles = None
-        if self.position is None:
-            angles = rotary_angles(positions, self.config.head_width, self.config.rope_base)
-        else:
+        if self.position is not None:
             x = x + self.position(positions)
-        x = self.dropout(x)
+        elif self.config.positions == "rope":
+            angles = rotary_angles(positions, self.config.head_width, self.config.rope_base)
+        x = dropout(x, self.config.dropout if self.training else 0.0)
+        early = None if is_recording() else pick  # a picture shows the links of all steps
         keys, values = [], []
         for layer, block in enumerate(self.blocks):
-            x, key, value = block(x, angles, allowed, cache, layer)
+            if early is not None and layer == len(self.blocks) - 1:
+                if allowed is None:
+                    allowed = x.new_ones(1, 1, steps, cache.length + steps, dtype=torch.bool).tril(cache.length)
+                x, key, value = block(x, angles, early(allowed[:, 0])[:, None], cache, layer, pick=early)
+            else:
+                x, key, value = block(x, angles, allowed, cache, layer)
             keys.append(key)
             values.append(value)
+        if pick is not early:
+            assert pick is not None
+            x = pick(x)
         if cache.static:
             keys, values = list(cache.keys), list(cache.values)
         grown = Cache(tuple(keys), tuple(values), real, cache.length + steps, cache.static)
@@ -319,6 +335,7 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         start: Tensor | None = None,
+        pick: Pick | None = None,
     ) -> tuple[Tensor, Cache]:
         """Read T more steps.
 
@@ -328,12 +345,13 @@ class Transformer(nn.Module):
           and takes no position. None: no padding;
         - `positions` `[B, T]` int64. None: the number of real inputs before, the cached ones included;
         - `start` `[B, T]`: 1 at the first step of an episode, which sees nothing before it and is at position 0.
-          None: no episode starts.
+          None: no episode starts;
+        - `pick`: takes the steps whose outputs are needed from `[B, T, ...]`; the last layer computes only these.
 
         Returns the logits `[B, T, V]` (features `[B, T, D]` without a vocabulary) and the cache. Outputs at padding
         are undefined. The weights of its attention: see `nets.sequence.attention.recorded`.
         """
-        x, cache = self.features(inputs, cache, positions, mask, start)
+        x, cache = self.features(inputs, cache, positions, mask, start, pick)
         return x if self.embed is None else self.logits(x), cache
 
 
@@ -438,7 +456,7 @@ def _same_episode(start: Tensor, length: int) -> Tensor:
 
 def _check(config: TransformerConfig) -> None:
     for kind, name, valid in (
-        ("positions", config.positions, ("rope", "learned")),
+        ("positions", config.positions, ("rope", "learned", "none")),
         ("norm", config.norm, ("rms", "layer")),
         ("activation", config.activation, ("swiglu", "gelu")),
     ):

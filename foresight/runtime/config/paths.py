@@ -14,19 +14,20 @@ from typing import Any
 
 FOLDER = "inputs"  # of a run
 SMALL = 16 << 20  # bytes of a file or folder that is copied into the run
-MODELS = ("model", "teacher", "reward_model", "critic")  # fields of a Config that may name a folder
-DATA = ("data",)
+MODELS = ("model", "teacher", "reward_model", "critic", "policy")  # fields of a Config that may name a folder
+DATA = ("data",)  # these may name several
 PACKAGED = "smollm2"  # always the packaged model, even where a folder has this name
 FUNCTION = re.compile(r"(?P<path>.+\.py)(?P<name>:\w+)")
 
 
 def locate(env: str, config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
-    """The absolute path of every file or folder that is named by a text task, its Config fields or its options.
+    """The absolute path of every file or folder that is named by a text task, Config fields or the task's options.
 
     The keys are the names as typed.
     """
-    typed = [*_task(env), *(config.get(key) for key in (*MODELS, *DATA)), *_strings(list(options.values()))]
-    known = {name: _absolute(name) for name in typed if isinstance(name, str) and name not in ("", PACKAGED)}
+    fields = [config.get(key) for key in (*MODELS, *DATA)]
+    typed = [*_task(env), *_strings(fields), *_strings(list(options.values()))]
+    known = {name: _absolute(name) for name in typed if name not in ("", PACKAGED)}
     return {name: path for name, path in known.items() if path is not None}
 
 
@@ -73,7 +74,7 @@ def copy_inputs(paths: Mapping[str, str], config: Mapping[str, Any], run: Path) 
 
 def _task(env: str) -> list[str]:
     """The task, if it is a data file or folder: the names of bundled tasks are never paths."""
-    if ":" in env or _absolute(env) is None:
+    if not env or ":" in env or _absolute(env) is None:
         return []
     from foresight.envs.text.make import TASKS  # late: it is slow
 

@@ -10,7 +10,7 @@ from foresight.errors import UserError, unknown
 from foresight.runtime import catalog, kinds, legacy
 from foresight.runtime.config import config_fields, paths
 from foresight.runtime.config.settings import Settings
-from foresight.runtime.kinds.kind import fold
+from foresight.runtime.kinds.kind import Kind, fold
 from foresight.training.options import flatten
 
 
@@ -106,7 +106,7 @@ def resolve(
         actors=actors,
         ray=ray,
         completer=completer,
-        paths=paths.locate(name, config, {**own, **env_options}) if kinds.get(kind).files else {},
+        paths=_paths(kinds.get(kind), name, config, {**own, **env_options}),
     )
 
 
@@ -137,3 +137,10 @@ def _preset_for(env: str, model: str | None, known: dict[str, dict[str, Any]], i
             if normalize(env) in names and model in (None, preset.get("model")):
                 return name
     return None
+
+
+def _paths(kind: Kind[Any], env: str, config: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
+    """Where the files and folders of a run are, by their names as typed."""
+    if kind.files:
+        return paths.locate(env, config, options)
+    return paths.locate("", config, {}) if kind.inputs else {}

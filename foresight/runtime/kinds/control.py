@@ -168,6 +168,7 @@ def _record_model(module: Algorithm, state: State, settings: Settings, env: Env,
 
 
 KIND = Kind(
+    inputs=True,
     actors=True,
     replicas=True,
     resolve_name=_resolve_name,

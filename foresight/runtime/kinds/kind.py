@@ -40,7 +40,8 @@ class Kind(Generic[Environment]):
     episodes: int | None = 20  # of an evaluation by default; None: all held-out examples
     ignore_case: bool = True  # whether presets are found by a name in any case
     data: bool = False  # whether the Config field `data` may stand for the environment
-    files: bool = False  # whether the run may read files and folders, whose paths config.yaml then holds
+    files: bool = False  # whether the environment may be files, whose paths config.yaml then holds: copied if small
+    inputs: bool = False  # whether Config fields name folders that are read, whose paths config.yaml then holds
     completer: bool = False  # whether a server may sample
     actors: bool = False  # whether actors may collect in separate processes
     replicas: bool = False  # under torchrun: each process trains a replica in its own envs; else all share one batch

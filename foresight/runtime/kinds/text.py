@@ -133,6 +133,7 @@ KIND = Kind(
     ignore_case=False,
     data=True,
     files=True,
+    inputs=True,
     completer=True,
     training_env=make_env,
     single_env=lambda settings, render: make_env(settings),

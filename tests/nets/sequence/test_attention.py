@@ -14,9 +14,9 @@ from foresight.errors import UserError
 from foresight.nets.language import decoder
 from foresight.nets.models.lewm import Block
 from foresight.nets.sequence import memory
-from foresight.nets.sequence.attention import KnockOut, attend, attend_eager, is_recording, recorded
+from foresight.nets.sequence.attention import KnockOut, attend, attend_eager, dropout, is_recording, recorded
 from foresight.nets.sequence.transformer import Transformer, TransformerConfig
-from tests.sabotage import sabotaged_by
+from tests.sabotage import returns, sabotaged_by
 
 HERE = "foresight.nets.sequence.attention"
 Function = Callable[..., Any]
@@ -122,6 +122,20 @@ def test_a_head_that_is_knocked_out_adds_nothing() -> None:
     with recorded([KnockOut(0, query=0, key=0)]) as weights:  # the only link of the first query
         assert not attend(query, key, value, None)[:, :, 0].any()
     assert not weights[0][:, :, 0].any() and torch.isfinite(weights[0]).all()
+
+
+@sabotaged_by(f"{HERE}.dropout", lambda f: lambda x, rate: f(x, rate / 2), returns(lambda y: y * 0.9))
+def test_dropout_keeps_the_mean_and_its_share() -> None:
+    """Within four standard errors; neighbors, which are drawn together, are independent; no rate is no change."""
+    torch.manual_seed(0)
+    count, rate = 200_001, 0.3
+    found = dropout(torch.ones(count), rate)
+    zero = (found == 0).float()
+    spread = 4 * math.sqrt(rate * (1 - rate) / count)
+    assert abs(zero.mean() - rate) < spread and abs((zero[1:] * zero[:-1]).mean() - rate**2) < spread
+    assert abs(found.mean() - 1) < spread / (1 - rate)
+    x = torch.randn(3)
+    assert dropout(x, 0.0) is x
 
 
 def test_nothing_is_recorded_outside() -> None:

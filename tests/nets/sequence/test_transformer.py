@@ -374,10 +374,37 @@ def test_it_learns_to_repeat() -> None:
     assert sum(losses[-10:]) / 10 < 0.8
 
 
+@sabotaged_by(f"{HERE}.Attention.forward", change("pick", lambda pick: lambda x: pick(x.roll(1, 1))))
+@pytest.mark.parametrize("padded", [False, True])
+def test_picked_steps_have_the_outputs_of_all_steps(padded: bool) -> None:
+    """The last layer computes them alone; what is cached is that of all steps."""
+    model, x = build(replace(LEARNED, positions="none")), tokens()
+    mask = torch.ones_like(x).bool()
+    mask[0, :4] = not padded
+    every, cache = model(x, mask=mask if padded else None)
+    some, same = model(x, mask=mask if padded else None, pick=lambda y: y[:, 1::3])
+    first = 2 if padded else 0  # outputs at padding are undefined
+    close(some[:, first:], every[:, 1::3][:, first:])
+    for a, b in zip(cache.keys, same.keys, strict=True):
+        close(a, b)
+    unpadded = model(x[:1, 4:])[0]
+    assert not padded or torch.allclose(some[0, -1], unpadded[0, -2], atol=1e-4)
+    with recorded() as weights:
+        shown = model(x, pick=lambda y: y[:, 1::3])[0]
+    assert weights[-1].shape[-2] == x.shape[1] and shown.shape[1] == 3
+
+
+def test_without_positions_the_order_of_what_was_read_is_not_seen() -> None:
+    model, x = build(replace(LEARNED, positions="none", layers=1)), tokens()
+    swapped = x[:, [1, 0, *range(2, x.shape[1])]]
+    close(model(x)[0][:, 2:], model(swapped)[0][:, 2:])
+    assert not torch.allclose(build(LEARNED)(x)[0][:, 2:], build(LEARNED)(swapped)[0][:, 2:], atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"positions": "sine"}, "Valid: learned, rope"),
+        ({"positions": "sine"}, "Valid: learned, none, rope"),
         ({"norm": "batch"}, "Valid: layer, rms"),
         ({"activation": "relu"}, "Valid: gelu, swiglu"),
         ({"heads": 5}, "not a multiple of heads=5"),

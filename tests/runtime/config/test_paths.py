@@ -13,9 +13,11 @@ import yaml
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
+from foresight.data import episodes as data
+from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.nets.language import lora, pretrained
-from foresight.runtime import run
+from foresight.runtime import episodes, run
 from foresight.runtime.config import paths, resolve
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by
@@ -63,6 +65,29 @@ def test_a_run_resumes_from_another_directory(tmp_path, monkeypatch):
     assert again.summary["steps"] == 2
     assert again.summary["command"] == command.replace("--steps 1", "--steps 2")
     assert yaml.safe_load((path / "config.yaml").read_text())["env"] == "data/rows.jsonl"
+
+
+@sabotaged_by("foresight.runtime.config.paths.locate", lambda f: lambda env, config, options: {})
+def test_a_policy_on_recorded_episodes_resumes_from_another_directory(tmp_path, monkeypatch):
+    """The folders of `data` and the run named by `policy` are found again, and are not copied into the run."""
+    env, home, away = make("CartPole-v1", num_envs=1), tmp_path / "home", tmp_path / "away"
+    home.mkdir(), away.mkdir()
+    monkeypatch.chdir(home)
+    steps = [(torch.rand(4), torch.tensor(1), torch.tensor(1.0)) for _ in range(3)]
+    written = data.episode(steps, torch.rand(4), True)
+    episodes.write(written, env.spaces, "CartPole-v1", {}, "by hand", home / "recorded")
+    fields = {"batch_size": 2, "evaluation_episodes": 1, "show": False}
+    run.train("behavior_cloning", env="CartPole-v1", data=("recorded",), out="one", steps=1, **fields)
+    (home / "weak").mkdir()
+    fine_tuned = resolve.resolve("episode_grpo", env="BabyAI-GoToLocal-v0", given={"policy": "weak"})
+    monkeypatch.chdir(away)
+    assert yaml.safe_load((home / "one" / "config.yaml").read_text())["config"]["data"] == ["recorded"]
+    assert not (home / "one" / paths.FOLDER).exists()
+    assert fine_tuned.relocated(away).config["policy"] == str(home / "weak")
+    try:
+        assert run.resume(home / "one", steps=2, show=False).summary["steps"] == 2
+    except UserError as error:
+        raise AssertionError(str(error)) from error
 
 
 @sabotaged_by("foresight.runtime.config.paths.copy_inputs", lambda f: lambda paths, config, run: None)
