@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := $(VENV)/.peers
+SITE := $(VENV)/.site
 
 # reasoning-gym needs a package that is compiled on installation. Without a C compiler, leave it out and say so.
 ENVS_EXTRAS := box2d,mujoco,atari,minigrid,pusht,games,ray,tune,onnx,studio
@@ -16,7 +17,7 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint page format bench clean
+.PHONY: help install demo test lint page docs format bench clean
 
 help: ## Show this.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -47,6 +48,18 @@ lint: install ## ruff (rules and format) and mypy.
 
 page: ## Build the page of the studio again from studio/src (needs Node 20.19 or newer).
 	cd studio && npm install --no-audit --no-fund && npm run build
+
+$(SITE): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(SITE) ## Build the site in build/site: the pages, the course and the reference, with nothing from elsewhere.
+	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python docs/notebooks.py
+	$(BIN)/python docs/site.py stage build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/site.py check build/site
+	@echo "Open build/site/index.html, or: $(BIN)/python -m http.server -d build/site"
 
 format: install ## Let ruff fix what it can.
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""Write docs/results.md, docs/comparison.md and the packaged index from results/, docs/invariants.md from the tests.
+"""Write docs/results.md, compare.md, comparison.md and the packaged index from results/, invariants.md from the tests.
 
 No figure and no row is written by hand.
 
@@ -24,6 +24,16 @@ HEAD = """# Results
 Made by `python benchmarks/tables.py` from the files in [results](../results), which also record seeds, versions and
 machine. A score is the interquartile mean (IQM) over seeds, with a bootstrap interval. The baseline is the untrained
 model or a random policy. "3 of 5" marks results with fewer seeds or steps than the suite specifies.
+"""
+
+COMPARE = """# Libraries side by side
+
+How fast this library is at the work of another one. Each row is one command, `foresight bench NAME --against PEER`,
+which runs both in turn on one machine; the ratio is the median over rounds. A target that was missed is marked. One
+round is a measurement without a spread.
+
+Made by `python benchmarks/tables.py` from the `bench-*.json` files in [results](../results). Scores are on the page of
+[results](results.md). What other libraries do and this one does not: [not here](not_here.md).
 """
 
 INVARIANTS = """# Invariants
@@ -133,6 +143,31 @@ def speed(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return lines
 
 
+def compare() -> str:
+    """The page of peer libraries: a table for each, from the benchmarks that measured it."""
+    files = sorted((ROOT / "results").glob("bench-*.json"))
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for file in files:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        if result.get("peer") and result["peer"]["name"] != "foresight":
+            found.setdefault(result["peer"]["name"], []).append((file.name, result))
+    lines = [COMPARE.rstrip()]
+    for peer, results in sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])):
+        lines += ["", f"## {peer}", "", "| workload | foresight | peer | ratio | target | rounds, versions, machine |"]
+        lines.append("|---|---|---|---|---|---|")
+        for name, r in results:
+            title, _, what = r["what"].partition(": ")
+            target = f"{r['target']:g}×{'' if r['met'] else ' (**missed**)'}" if r.get("target") else "–"
+            version = r["versions"].get(peer, "")
+            machine = f"{r['machine']['cores']} cores, torch {r['versions']['torch'].partition('+')[0]}"
+            made = f"{r['rounds']}, {peer} {version}, {machine}" if version else f"{r['rounds']}, {machine}"
+            lines.append(
+                f"| [`{title}`](../results/{name}): {what} | {figure(r['ours']['rate'])} {r['unit']} | "
+                f"{figure(r['peer']['rate'])} | {r['ratio']:.4g}× | {target} | {made} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def other(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """All other results, as pairs of name and value."""
     lines = ["## Other measurements", "", "| measurement | figures | command |", "|---|---|---|"]
@@ -189,6 +224,7 @@ def invariants() -> str:
 
 if __name__ == "__main__":
     (ROOT / "docs" / "results.md").write_text(page(), encoding="utf-8")
+    (ROOT / "docs" / "compare.md").write_text(compare(), encoding="utf-8")
     INDEX.write_text(document(), encoding="utf-8")
     (ROOT / "docs" / "invariants.md").write_text(invariants(), encoding="utf-8")
     runpy.run_path(str(ROOT / "benchmarks" / "comparison.py"))["write_page"]()

@@ -27,6 +27,8 @@ EXTRA_OF = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (by default the process's own); returns the exit code."""
+    if "" not in sys.path:  # as with `python -m`: modules in the working directory have names, `--env mine:Env-v0`
+        sys.path.append("")
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

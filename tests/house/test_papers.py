@@ -179,6 +179,16 @@ def test_the_commands_on_the_first_pages_exist(page: str) -> None:
     assert not bad, "\n" + "\n".join(bad)
 
 
+GUIDES = sorted(page for folder in ("start", "how_to", "learn", "notebooks") for page in DOCS.glob(f"{folder}/*.md"))
+
+
+def test_the_commands_of_the_guides_exist() -> None:
+    lines = dict.fromkeys(line for page in GUIDES for line in rules.commands(page.read_text(encoding="utf-8")))
+    assert len(lines) > 40
+    bad = [complaint for line in lines for complaint in command_complaints(line)]
+    assert not bad, "\n" + "\n".join(bad)
+
+
 @pytest.mark.parametrize(
     "line",
     [

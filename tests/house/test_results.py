@@ -20,6 +20,15 @@ def test_the_page_of_results_is_made_from_the_files():
     assert (ROOT / "docs" / "results.md").read_text() == page, "run: python benchmarks/tables.py"
 
 
+def test_the_page_that_compares_libraries_is_made_from_the_benchmarks():
+    page = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))["compare"]()
+    assert (ROOT / "docs" / "compare.md").read_text() == page, "run: python benchmarks/tables.py"
+    peers = [
+        result.get("peer") for file in RESULTS if "bench-" in file.name for result in [json.loads(file.read_text())]
+    ]
+    assert all(f"## {peer['name']}\n" in page for peer in peers if peer and peer["name"] != "foresight")
+
+
 def test_the_page_of_grpos_family_is_made_from_the_code():
     made = runpy.run_path(str(ROOT / "benchmarks" / "grpo_family.py"))
     result = json.loads(made["FILE"].read_text()) if made["FILE"].is_file() else None
