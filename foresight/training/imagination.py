@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from foresight.data.trajectory import Trajectory
 from foresight.nets.outputs import Output
@@ -22,6 +23,16 @@ def imagined_return(steps: Trajectory, value: Tensor, lam: float) -> Tensor:
     Becomes the predicted one-step target when λ = 0.
     """
     return returns.lambda_return(steps.reward, steps.discount, steps.cut, value[:, 1:], lam)
+
+
+def replayed_return(batch: Trajectory, imagined: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+    """The λ-returns `[B, T]` of replayed rewards, which bootstrap from the `imagined` ones `[B, T]`; which are known.
+
+    The last row has no successor, and a final observation no action: 0 there. Source: DreamerV3, "Critic learning".
+    """
+    known = functional.pad(1 - batch.cut[:, :-1], (0, 1))
+    next_value = functional.pad(imagined[:, 1:], (0, 1))
+    return returns.lambda_return(batch.reward, batch.discount, batch.cut, next_value, lam, known), known
 
 
 def reach_weights(first: Tensor, discount: Tensor) -> Tensor:

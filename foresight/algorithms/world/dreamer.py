@@ -40,7 +40,7 @@ from foresight.errors import UserError
 from foresight.nets.models.latent_actor import LatentActor, action_width
 from foresight.nets.models.rssm import RSSM
 from foresight.nets.models.world_model import TwoHotMLP, WorldModel, obs_model
-from foresight.ops import returns, schedules
+from foresight.ops import schedules
 from foresight.training import imagination, optim
 
 KIND = "control"
@@ -240,11 +240,9 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
 def replay_value_loss(state: State, batch: Trajectory, features: Tensor, imagined: Tensor) -> Tensor:
     """The critic's loss `[B, T]` on replayed sequences, whose λ-returns bootstrap from the `imagined` ones `[B, T]`.
 
-    The gradient reaches the world model. The last row has no successor, and a final observation no action: 0 there.
+    The gradient reaches the world model.
     """
-    known = functional.pad(1 - batch.cut[:, :-1], (0, 1))
-    next_value = functional.pad(imagined[:, 1:], (0, 1))
-    target = returns.lambda_return(batch.reward, batch.discount, batch.cut, next_value, state.config.gae_lambda, known)
+    target, known = imagination.replayed_return(batch, imagined, state.config.gae_lambda)
     with torch.no_grad():
         slow = state.slow_critic(features).mean()
     predicted = state.critic(features)

@@ -25,8 +25,9 @@ Departures from the authors' code, where that differs from the definitions:
 - the mean of two-hot predictions is taken over the values of the bins, not over their symlog;
 - the network: see `nets.models.storm`. Encoder and decoder are those of our other world models.
 
-`contrastive_coef` adds the loss of TWISTER (`nets.models.contrastive`). `sequence_model` "lstm" replaces the
-transformer by an LSTM with as many weights, to show what attention adds.
+`replay_value_coef` adds DreamerV3's loss of the critic on real returns, `imagined_last` its starts of imagination: the
+rows on which the model was just trained. `contrastive_coef` adds the loss of TWISTER (`nets.models.contrastive`).
+`sequence_model` "lstm" replaces the transformer by an LSTM with as many weights, to show what attention adds.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Config:
     agent_max_grad_norm: float = 100.0  # of actor and critic; code
     imagined_batch: int = 1_024  # imagined rollouts per update of the agent; code
     context: int = 8  # earlier steps that acting and imagination see (the code imagines with 8 and acts with 16)
+    imagined_last: int = 0  # imagine from so many last rows of the model's sequences; 0: from `imagined_batch` contexts
     horizon: int = 16  # imagined steps; code
     gamma: float = 0.985  # discount per step; code
     gae_lambda: float = 0.95  # λ of the returns; code
@@ -91,6 +93,7 @@ class Config:
     representation_coef: float = 0.1  # β_rep; code
     contrastive_coef: float = 0.0  # of TWISTER's loss, which has 1; 0: without it
     contrastive_steps: int = 10  # steps ahead of that loss, the current one included; TWISTER's code
+    replay_value_coef: float = 0.0  # of the critic's loss on replayed rows, which DreamerV3 has with 0.3
     free_nats: float = 1.0  # mean KL below which there is no gradient; code
     unimix: float = 0.01  # share of uniform probability in latents; code
     slow_critic_rate: float = 0.02  # of the slow critic's average, per update; code
@@ -221,41 +224,62 @@ def sample(state: State, count: int, length: int) -> tuple[Trajectory, Arrival]:
     return batch, arrivals(batch)
 
 
-def update_model(state: State, batch: Trajectory, arrival: Arrival) -> dict[str, Tensor]:
-    """One gradient step of the world model on sequences `[B, T]`."""
+def update_model(state: State, batch: Trajectory, arrival: Arrival) -> tuple[dict[str, Tensor], Tree]:
+    """One gradient step of the world model on sequences `[B, T]`; its metrics, and the states of all rows."""
     config, model = state.config, state.model
-    terms, _ = model.loss(model.initial(len(batch.reward)), batch, arrival, state.generator)
+    terms, found = model.loss(model.initial(len(batch.reward)), batch, arrival, state.generator)
     coefs = {
         "dynamics": config.dynamics_coef,
         "representation": config.representation_coef,
         "contrastive": config.contrastive_coef,
     }
     optim.descend(state.optimizer, optim.total(terms, coefs).backward, config.max_grad_norm)
-    return {name: term.detach().mean() for name, term in terms.items()}
+    return {name: term.detach().mean() for name, term in terms.items()}, tree_map(Tensor.detach, found)
 
 
-def update_agent(state: State, contexts: Trajectory, arrival: Arrival) -> dict[str, Tensor]:
-    """One gradient step of actor and critic on rollouts from the last rows of `contexts` `[N, context + 1]`."""
+def roots(state: State, batch: Trajectory, arrival: Arrival, found: Tree) -> tuple[Tree, Trajectory, Arrival]:
+    """Where imagination begins: states, rows and what led to them, `[N, L, ...]`.
+
+    The last rows of the sequences on which the model was just trained, or the last rows of contexts drawn for it.
+    """
+    config, length = state.config, state.config.imagined_last
+    if not length:
+        length = 1
+        batch, arrival = sample(state, config.imagined_batch, config.context + 1)
+        with torch.no_grad():
+            latest = state.model.latest(batch.obs, batch.action, batch.cut, state.generator)
+        found = {name: x.unsqueeze(1) for name, x in latest.items()}
+    late = slice(-length, None)
+    found = {name: x[:, late] for name, x in found.items()}
+    return found, batch.map(lambda x: x[:, late]), Arrival(*(x[:, late] for x in arrival))
+
+
+def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival) -> dict[str, Tensor]:
+    """One gradient step of actor and critic on rollouts from all rows `[N, L]` of a batch, whose states are given."""
     config, model, actor, critic = state.config, state.model, state.actor, state.critic
     with torch.no_grad():
-        starts = model.latest(contexts.obs, contexts.action, contexts.cut, state.generator)
-        steps, features = model.imagine(starts, actor, config.horizon, state.generator)
+        flat = {name: x.flatten(0, 1) for name, x in starts.items()}
+        steps, features = model.imagine(flat, actor, config.horizon, state.generator)
     predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
     with torch.no_grad():
         value, slow = predicted.mean(), state.slow_critic(features).mean()
         target = imagination.imagined_return(steps, value, config.gae_lambda)
         slow_target = imagination.imagined_return(steps, slow, config.gae_lambda)
-        over = contexts.cut * arrival.known * (arrival.discount == 0)  # final observations; a lost life is not one
-        alive = 1 - over[:, -1]
-        weight = imagination.reach_weights(alive, steps.discount)
+        alive = 1 - batch.cut * arrival.known * (arrival.discount == 0)  # 0 at final observations, not at lost lives
+        weight = imagination.reach_weights(alive.flatten(), steps.discount)
         advantage = (target - value[:, :-1]) / state.spread.update(target)
     output = actor(steps.obs)
     actor_loss = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)
     critic_loss = weight * predicted.loss(functional.pad(target, (0, 1)), functional.pad(slow_target, (0, 1)))[:, :-1]
-    loss = optim.total({"actor": actor_loss, "critic": critic_loss}, {})
+    terms = {"actor": actor_loss, "critic": critic_loss}
+    if config.replay_value_coef:
+        real, known = imagination.replayed_return(batch, target[:, 0].view_as(batch.reward), config.gae_lambda)
+        here = critic(features[:, 0].unflatten(0, batch.reward.shape))
+        terms["replay_value"] = known * here.loss(real, slow[:, 0].view_as(real))
+    loss = optim.total(terms, {"replay_value": config.replay_value_coef})
     optim.descend(state.agent_optimizer, loss.backward, config.agent_max_grad_norm)
     optim.track(state.slow_critic, critic, config.slow_critic_rate)
-    found = {"actor": actor_loss, "critic": critic_loss, "imagined_return": target, "entropy": output.entropy()}
+    found = {**terms, "imagined_return": target, "entropy": output.entropy()}
     found["saturated"] = imagination.saturated(critic.bins, arrival.reward, target)
     return {name: x.detach().mean() for name, x in found.items()}
 
@@ -263,8 +287,9 @@ def update_agent(state: State, contexts: Trajectory, arrival: Arrival) -> dict[s
 def update(state: State) -> dict[str, float]:
     """One update of the world model, then one of the agent."""
     config = state.config
-    metrics = update_model(state, *sample(state, config.batch_size, config.sequence_length))
-    metrics |= update_agent(state, *sample(state, config.imagined_batch, config.context + 1))
+    batch, arrival = sample(state, config.batch_size, config.sequence_length)
+    metrics, found = update_model(state, batch, arrival)
+    metrics |= update_agent(state, *roots(state, batch, arrival, found))
     state.gradient_steps += 1
     return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
 
@@ -303,7 +328,7 @@ def train(
 def _check(config: Config) -> None:
     if config.sequence_model not in SEQUENCE_MODELS:
         raise errors.unknown("sequence_model", config.sequence_model, SEQUENCE_MODELS)
-    errors.at_least(0, config, "max_lag", "contrastive_coef", "decoded")
+    errors.at_least(0, config, "max_lag", "contrastive_coef", "decoded", "imagined_last", "replay_value_coef")
     errors.at_least(
         1, config, "num_envs", "rollout_steps", "train_every", "batch_size", "sequence_length", "replay_size",
         "imagined_batch", "context", "horizon", "contrastive_steps", "width", "sequence_layers", "heads", "groups",
@@ -314,6 +339,11 @@ def _check(config: Config) -> None:
         raise UserError(
             f"context {config.context} is more than sequence_length {config.sequence_length}: the model would read "
             "more steps than it was trained on. Lower --context or raise --sequence-length."
+        )
+    if config.imagined_last > config.sequence_length:
+        raise UserError(
+            f"imagined_last {config.imagined_last} is more than sequence_length {config.sequence_length}: "
+            "imagination starts at rows of the sequences. 0 means contexts of their own."
         )
     longest = max(config.sequence_length, config.context + 1)
     if config.replay_size < config.num_envs * longest:

@@ -4,16 +4,18 @@ The solver is exact and rational: 3 3 8 8 makes 24 as 8/(3-8/3). The tasks write
 integers from 1 to 99: the steps of a solution alone, or a depth-first search with its dead ends before them (Stream of
 Search, Gandhi et al. 2024, arXiv:2404.03683). A search of 2, 3 and 7 for 19 is written as
 
-    2*7=14|3,14     an operation, and the numbers left
-    3+14=17         of the last two numbers: not 19
-    3*14=42
-    14-3=11
-    <2,3,7          back to these numbers
-    3*7=21|2,21
-    2+21=23
-    2*21=42
-    21-2=19
+    2*7=14|3,14?19  an operation, the numbers left and the target
+    3+14=17?19      of the last two numbers: it is not
+    3*14=42?19
+    14-3=11?19
+    <2,3,7?19       back to these numbers
+    3*7=21|2,21?19
+    2+21=23?19
+    2*21=42?19
+    21-2=19?19
     !3*7=21,21-2=19     the steps of the solution
+
+The target stands in every line, as in that paper: next to a result, a small model sees whether they are equal.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from foresight.errors import UserError
 
 LIMIT = 99  # larger results are not tried over positive integers
 ANSWER = "!"  # before the steps of the answer
+GOAL = "?"  # before the target, in the lines of a search
 BACK = "<"  # before the numbers that a search returns to
 TRACES = ("steps", "search", "none")
 State = tuple[int, ...]  # the numbers left, sorted
@@ -136,7 +139,9 @@ def solutions(state: State) -> dict[int, list[tuple[str, ...]]]:
 HEURISTICS: dict[str, Callable[[State, int], int]] = {  # of a search, lower first: how far the numbers left are
     "sum": lambda state, target: abs(sum(state) - target),
     "nearest": lambda state, target: min(abs(sum(state) - target), abs(math.prod(state) - target)),
+    "none": lambda state, target: 0,  # the order in which `children` lists them
 }
+MIXED = ("sum", "nearest")  # the paper's: each search has one of them
 
 
 def search(state: State, target: int, heuristic: str = "sum") -> tuple[list[str], tuple[str, ...] | None]:
@@ -145,17 +150,17 @@ def search(state: State, target: int, heuristic: str = "sum") -> tuple[list[str]
     order = children(state)
     if len(state) == 2:
         for step, left in order:
-            lines.append(step)
+            lines.append(f"{step}{GOAL}{target}")
             if left == (target,):
                 return lines, (step,)
         return lines, None
     for step, left in sorted(order, key=lambda child: HEURISTICS[heuristic](child[1], target)):
-        lines.append(f"{step}|{_listed(left)}")
+        lines.append(f"{step}|{_listed(left)}{GOAL}{target}")
         below, found = search(left, target, heuristic)
         lines += below
         if found is not None:
             return lines, (step, *found)
-        lines.append(f"{BACK}{_listed(state)}")
+        lines.append(f"{BACK}{_listed(state)}{GOAL}{target}")
     return lines, None
 
 
@@ -169,6 +174,7 @@ def countdown(
     low: int = 10,
     high: int = 99,
     traces: str = "steps",
+    heuristic: str = "mixed",
     copies: int = 1,
     size: int = 0,
     held_out: int = 300,
@@ -177,14 +183,19 @@ def countdown(
     """Problems like "3,7,8=24:", of `numbers` numbers from 1 to `largest` and a target in [low, high] in reach.
 
     `traces` is what `pretrain` and `sft` train on: "steps" (a solution, drawn from all), "search" (a search and what it
-    found) or "none". `copies` of each problem have their numbers in another order and their own trace. `size` limits
-    the training examples (0: all). No held-out numbers are trained on, with whatever target. The difficulty is the
-    number of solutions, negated. An answer is an expression, or the steps; what stands before "!" is not graded.
+    found) or "none"; a search tries first what its `heuristic` calls nearest: "sum", "nearest", "none", or one of the
+    first two at random, "mixed". `copies` of each problem have their numbers in another order and their own trace.
+    `size` limits the training examples (0: all). No held-out numbers are trained on, with whatever target. The
+    difficulty is the number of solutions, negated. An answer is an expression, or the steps; what stands before "!" is
+    not graded.
     """
     if not 2 <= numbers <= 4 or largest < numbers:
         raise UserError(f"numbers is {numbers} and largest {largest}: give 2, 3 or 4 numbers, and largest at least 4.")
     if traces not in TRACES:
         raise errors.unknown("kind of traces", traces, TRACES)
+    if heuristic not in ("mixed", *HEURISTICS):
+        raise errors.unknown("heuristic", heuristic, ("mixed", *HEURISTICS))
+    heuristics = MIXED if heuristic == "mixed" else (heuristic,)
     if copies < 1 or size < 0 or held_out < 1 or low < 1 or not low <= high <= LIMIT:
         raise UserError(
             f"copies is {copies}, size {size}, held_out {held_out} and the targets are {low} to {high}: copies and "
@@ -200,9 +211,13 @@ def countdown(
         problems = [(target, paths) for target, paths in sorted(reached.items())]
         if len(test) < held_out:
             chosen = draw.sample(problems, min(few, len(problems), held_out - len(test)))
-            test += [_problem(state, *problem, traces, f"{seed}") for problem in chosen]
+            test += [_problem(state, *problem, traces, heuristics, f"{seed}") for problem in chosen]
             continue
-        train += [_problem(state, *problem, traces, f"{seed} {copy}") for problem in problems for copy in range(copies)]
+        train += [
+            _problem(state, *problem, traces, heuristics, f"{seed} {copy}")
+            for problem in problems
+            for copy in range(copies)
+        ]
         if size and len(train) >= size:
             break
     if not train or len(test) < held_out:
@@ -213,15 +228,17 @@ def countdown(
     return TextTask("countdown", train[: size or None], test, grade, **rules)  # type: ignore[arg-type]
 
 
-def _problem(state: State, target: int, paths: Sequence[tuple[str, ...]], traces: str, copy: str) -> Example:
-    """A problem with its numbers shuffled, and a trace to train on. A search has a heuristic drawn at random."""
+def _problem(
+    state: State, target: int, paths: Sequence[tuple[str, ...]], traces: str, heuristics: Sequence[str], copy: str
+) -> Example:
+    """A problem with its numbers shuffled, and a trace to train on. A search has one of the heuristics, at random."""
     draw = random.Random(f"{state} {target} {copy}")  # its own, so that the problems do not depend on the traces
     shuffled = draw.sample(state, len(state))
     steps = draw.choice(paths)
     answer = ANSWER + ",".join(steps)
     columns: dict[str, Any] = {"numbers": list(state), "target": target, "difficulty": -len(paths)}
     if traces == "search":
-        lines, found = search(state, target, draw.choice(list(HEURISTICS)))
+        lines, found = search(state, target, draw.choice(heuristics))
         assert found is not None  # the target is in reach, and the search is exhaustive
         columns["completion"] = "\n".join([*lines, ANSWER + ",".join(found)])
     elif traces == "steps":

@@ -74,14 +74,14 @@ def countdown_models(quick: bool, picture: Path) -> Values:
     """Greedy accuracy of four models on the same held-out problems, and what GRPO solves that was not solved before."""
     seeds = _seeds("grpo-countdown-search")
     solved: dict[str, list[list[float]]] = {}
-    task = make("countdown", traces="search")
+    task = make("countdown", **_env("pretrain", "countdown-search"))
     for name in (
         "pretrain-countdown-steps",
         "pretrain-countdown-search",
         "grpo-countdown-steps",
         "grpo-countdown-search",
     ):
-        solved[name] = [_greedy(_export(name, seed), task, 240) for seed in seeds]
+        solved[name] = [_greedy(_export(name, seed), task, 300) for seed in seeds]
     accuracy = {name: statistics.fmean(map(statistics.fmean, rows)) for name, rows in solved.items()}
     new = [
         sum(b > a for a, b in zip(old, after, strict=True)) / max(1, old.count(0.0))
@@ -100,7 +100,7 @@ def countdown_models(quick: bool, picture: Path) -> Values:
 
 def query_time_countdown(quick: bool, picture: Path) -> Values:
     """All methods on the model of solutions alone, with the exact verifier, at equal budgets."""
-    task = make("countdown", traces="steps")
+    task = make("countdown", **_env("pretrain", "countdown-steps"))
     policy = pretrained.load(_export("pretrain-countdown-steps", 0))
     document = _query_time(task, policy, verifiers.exact(task), picture, 16, 1024)
     return {"what": "query-time methods on Countdown, exact verifier", **document}

@@ -13,6 +13,7 @@ import torch
 
 from foresight.algorithms.world import dreamer, storm
 from foresight.data.sequences import Arrival
+from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.nets.models.latent_actor import action_width
@@ -109,6 +110,28 @@ def test_pixels_are_learned() -> None:
     assert reward_of(storm, state, env).mean() == 1
 
 
+def test_the_critic_learns_real_returns_where_the_model_imagines_none(monkeypatch) -> None:
+    """Right actions of one-step episodes earn 1, a third of the random ones: what the model misses is in the replay."""
+    free = STORM.imagine
+    monkeypatch.setattr(STORM, "imagine", lambda *args: _without_reward(*free(*args)))
+    values = []
+    for coef in (0.0, 3.0):
+        config = dataclasses.replace(
+            CONFIG, imagined_last=4, replay_value_coef=coef, entropy_coef=1.0, steps=640, train_every=4
+        )
+        state, env = last(storm, config, choice(3)), choice(3)
+        nothing = torch.zeros(env.num_envs, 1, 3)
+        found = state.model.observe(
+            state.model.initial(env.num_envs), env.reset(0).unsqueeze(1), nothing, nothing[..., 0], None
+        )
+        values.append(state.critic(state.model.features(found)).mean().mean().item())
+    assert abs(values[0]) < 0.02 < 0.1 < values[1] < 0.33
+
+
+def _without_reward(steps: Trajectory, features: torch.Tensor) -> tuple[Trajectory, torch.Tensor]:
+    return steps.replace(reward=torch.zeros_like(steps.reward)), features
+
+
 @sabotaged_by("foresight.training.imagination.reach_weights", change("first", torch.ones_like))
 def test_what_is_imagined_after_a_termination_has_no_weight() -> None:
     """Final observations are states of the model too, but nothing is decided there."""
@@ -117,7 +140,8 @@ def test_what_is_imagined_after_a_termination_has_no_weight() -> None:
     over = arrival._replace(known=torch.ones_like(arrival.known), discount=torch.zeros_like(arrival.discount))
     state.agent_optimizer.state.clear()  # no momentum
     before = copy.deepcopy(state.actor.state_dict())
-    storm.update_agent(state, contexts.replace(cut=torch.ones_like(contexts.cut)), over)
+    found = state.model.observe(state.model.initial(32), contexts.obs, contexts.action, contexts.cut, state.generator)
+    storm.update_agent(state, found, contexts.replace(cut=torch.ones_like(contexts.cut)), over)
     assert all(torch.equal(before[name], value) for name, value in state.actor.state_dict().items())
 
 
@@ -169,6 +193,7 @@ MISTAKES = [
     ({"sequence_model": "lstn"}, "Did you mean 'lstm'"),
     ({"replay_size": 16}, "replay_size 16 is too small"),
     ({"context": 5}, "context 5 is more than sequence_length 4"),
+    ({"imagined_last": 5}, "imagined_last 5 is more than sequence_length 4"),
     ({"heads": 3}, "dim=16 is not a multiple of heads=3"),
 ]
 

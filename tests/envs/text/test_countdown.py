@@ -96,7 +96,7 @@ def test_a_search_returns_after_dead_ends_and_ends_at_the_first_hit():
     assert found is not None
     assert countdown.follows(countdown._STEP.findall(",".join(found)), (2, 3, 7)) == (19,)
     assert sum("|" in line for line in lines) == 1 + sum(line.startswith("<") for line in lines) > 1
-    assert lines[-1] == found[-1]
+    assert lines[-1] == f"{found[-1]}?19" and all(line.endswith("?19") for line in lines)
     _, nothing = countdown.search((1, 1, 1), 99)
     assert nothing is None
 

@@ -1,0 +1,33 @@
+"""The return of replayed rows against its definition, written out."""
+
+from __future__ import annotations
+
+import torch
+
+from foresight.data.trajectory import Trajectory
+from foresight.training import imagination
+from tests.sabotage import change, drop, sabotaged_by
+
+
+@sabotaged_by("foresight.training.imagination.returns.lambda_return", drop("mask"))
+@sabotaged_by("foresight.training.imagination.returns.lambda_return", change("next_value", lambda x: x.roll(1, 1)))
+def test_replayed_returns_bootstrap_from_imagined_ones_up_to_final_observations() -> None:
+    torch.manual_seed(0)
+    reward, imagined, lam = torch.randn(2, 5), torch.randn(2, 5), 0.8
+    discount = torch.full((2, 5), 0.9)
+    cut = torch.zeros(2, 5)
+    cut[1, 2], reward[1, 2] = 1, 0  # row 2 is a final observation, at a time limit
+    batch = Trajectory(torch.zeros(2, 5), torch.zeros(2, 5), reward, discount, cut)
+    found, known = imagination.replayed_return(batch, imagined, lam)
+    assert known.tolist() == [[1, 1, 1, 1, 0], [1, 1, 0, 1, 0]]
+
+    def literal(row: int, t: int) -> float:
+        if t == 4 or cut[row, t]:
+            return float("nan")
+        ends = t + 1 == 4 or bool(cut[row, t + 1])
+        after = imagined[row, t + 1]
+        mixed = after if ends else (1 - lam) * after + lam * literal(row, t + 1)
+        return float(reward[row, t] + discount[row, t] * mixed)
+
+    expected = torch.tensor([[literal(row, t) for t in range(5)] for row in range(2)])
+    torch.testing.assert_close(found[known > 0], expected[known > 0])
