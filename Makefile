@@ -17,7 +17,7 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint page docs format bench clean
+.PHONY: help install demo test lint page docs release format bench clean
 
 help: ## Show this.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -60,6 +60,9 @@ docs: $(SITE) ## Build the site in build/site: the pages, the course and the ref
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python docs/site.py check build/site
 	@echo "Open build/site/index.html, or: $(BIN)/python -m http.server -d build/site"
+
+release: install ## Build dist/, and use the wheel alone (ARGS=--borrow: with the packages of .venv, no downloads).
+	PYTHON=$(BIN)/python .ci/release $(ARGS)
 
 format: install ## Let ruff fix what it can.
 	$(BIN)/ruff check --fix .

@@ -91,3 +91,9 @@ def test_outside_assets_and_dead_links_of_a_built_site_are_caught(tmp_path: Path
     (tmp_path / "a.html").write_text('<script src="https://x.y/z.js"></script><a href="c.html">c</a>')
     (tmp_path / "a.css").write_text("@import 'https://x.y/z.css'; p { background: url(//x.y/z.png) }")
     assert len(SITE["faults"](tmp_path)) == 4
+
+
+def test_the_diagrams_are_those_of_the_script() -> None:
+    made = runpy.run_path(str(DOCS / "diagrams.py"))
+    assert made["FILE"].read_text(encoding="utf-8") == made["picture"](), "run: python docs/diagrams.py"
+    assert set(made["DIAGRAMS"]) >= {"dynamic programming", "TD(0)", "Q-learning", "Monte Carlo"}
