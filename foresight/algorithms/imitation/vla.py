@@ -104,13 +104,14 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
 
 
 def read_files(state: State) -> None:
-    """Read the data; a new State takes their words and the ranges of their actions."""
+    """Read the data; a new State takes their words, their scales and the ranges of their actions."""
     policy, share = state.policy, state.config.share
     found = offline.read(state.config.data, policy.obs_space, policy.action_space)
     state.episodes = found if share >= 1 else found.pick(torch.arange(max(1, round(share * len(found)))))
     if not state.step:
-        rows = state.episodes.rows
-        policy.fit(state.episodes.obs[vla.MISSION][rows], state.episodes.action[rows])
+        rows, device = state.episodes.rows, state.generator.device
+        obs = {name: state.episodes.obs[name][rows].to(device) for name in (vla.MISSION, *policy.vectors)}
+        policy.fit(obs, state.episodes.action[rows].to(device))
 
 
 def update(state: State, obs: Tree, action: Tensor) -> dict[str, float]:

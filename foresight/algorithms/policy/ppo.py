@@ -33,7 +33,8 @@ statistics change between iterations only, so the policy that acts is the one th
 
 With `policy`, a run of `vla`, the network is that policy with a value head on its features before the first action
 token, as RL4VLA has it (Liu et al. 2025, arXiv:2505.19789); its presets have one epoch and no entropy bonus. An action
-is several tokens, and ρ_t is that of the whole action, or with `ratio` "token" there is one ratio per token. The first
+is several tokens, and ρ_t is that of the whole action; with `ratio` "token" there is one ratio per token. Where an action
+of the environment is a chunk of several, there is one ratio for each of them, or with "chunk" one for all. The first
 `critic_warmup` updates train the value head only (VLA-RL, arXiv:2505.18719).
 
 With `memory` (details 32 to 36 for the LSTM; the same for transformers) the policy has a recurrent state, the carry,
@@ -69,7 +70,7 @@ from foresight.training.twins import twin
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance")
-RATIOS = ("action", "token")
+RATIOS = ("action", "token", "chunk")
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # of every minibatch; detail 12
 
 
@@ -106,7 +107,7 @@ class Config:
     memory_heads: int = 4  # attention heads of the memory
     memory_window: int = 64  # past env steps in the attention window
     policy: str | None = None  # a run of vla to fine-tune instead of a new network
-    ratio: str = "action"  # of a VLA: one ratio per "action" (RL4VLA), or one per "token" (SimpleVLA-RL)
+    ratio: str = "action"  # of a VLA: one per "action" (RL4VLA), "token" (SimpleVLA-RL) or "chunk" of actions
     sample: bool = False  # draw actions in evaluation too, as a VLA without memory needs it
     critic_warmup: int = 0  # first updates that train the value head of a VLA only; 5 in VLA-RL
     backbone: str = "shared"  # one "shared" memory, two "separate" ones, or one for the "actor" or "critic" only
@@ -232,8 +233,10 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[]
 
 
 def _logprob(config: Config, output: Output, action: Tensor) -> Tensor:
-    """What ratios are of: the log-probability of each action `[...]`, or of each of its tokens `[..., K]`."""
-    return output.token_logp(action) if config.ratio == "token" and isinstance(output, Tokens) else output.logp(action)
+    """What ratios are of: the log-probability of each action, of each of its tokens `[..., K]`, or of a whole chunk."""
+    if isinstance(output, Tokens) and config.ratio != "chunk":
+        return output.token_logp(action) if config.ratio == "token" else output.action_logp(action)
+    return output.logp(action)
 
 
 def _value_head_only(network: VLAActorCritic, backward: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ import gymnasium
 from foresight import errors
 from foresight.envs.base import Env
 from foresight.envs.control import atari as atari_set
-from foresight.envs.control import babyai, engines, own, simulators, wrappers
+from foresight.envs.control import babyai, engines, metaworld, own, simulators, wrappers
 from foresight.errors import UserError
 
 ENGINES = ("auto", "native", "envpool", "ale", "gymnasium", "async", "vector")
@@ -105,6 +105,8 @@ def _start(request: engines.Request) -> Env:
         return _own(request)
     if name.startswith(babyai.PREFIX) and "camera" in request.options:
         return _instructed(request)
+    if name.startswith(metaworld.PREFIX) and "chunk" in request.options:
+        return _chunked(request)
     native = name in engines.NATIVE and not request.options
     if engine == "auto":
         pooled = (plain or alone) and engines.in_envpool(request)
@@ -132,6 +134,15 @@ def _instructed(request: engines.Request) -> Env:
     if request.name not in gymnasium.registry:
         raise engines.unknown(request.name)
     return babyai.make(request.name, request.num_envs, request.time_limit, **request.options)
+
+
+def _chunked(request: engines.Request) -> Env:
+    """A MetaWorld task with an instruction, whose actions are chunks. It has no action repeat."""
+    if request.engine not in ("auto", "envpool") or request.action_repeat != 1 or request.render:
+        raise UserError(f"'{request.name}' with a chunk has engine='envpool', no action_repeat and no render.")
+    if others := [key for key in request.options if key != "chunk"]:
+        raise errors.unknown(f"option of '{request.name}'", others[0], ["chunk"])
+    return metaworld.make(request.name, request.num_envs, request.time_limit, request.options["chunk"])
 
 
 def _own(request: engines.Request) -> Env:

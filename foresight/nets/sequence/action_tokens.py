@@ -17,6 +17,7 @@ from foresight.ops import transforms
 class ActionTokens(nn.Module):
     """Actions of a space as K tokens of a vocabulary of V: `encode` and `decode` are inverse at the bins' centers.
 
+    A Box has one dim, or two: a chunk `[C, A]` of C actions of A numbers each, whose K = C A tokens are in this order.
     The range of each number is that of the space, until `fit` takes the quantiles 0.01 and 0.99 of the data (OpenVLA,
     arXiv:2406.09246, §3.2); numbers outside are in the outer bins. `allowed` `[K, V]` is true for the tokens that a
     place may have. Raises UserError for other spaces.
@@ -32,21 +33,25 @@ class ActionTokens(nn.Module):
             sizes = [int(space.n)]
         elif isinstance(space, gs.MultiDiscrete):
             sizes = space.nvec.tolist()
-        elif isinstance(space, gs.Box) and len(space.shape) == 1 and np.isfinite([space.low, space.high]).all():
-            sizes = [edges - 1] * space.shape[0]
-            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32))
-            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32))
+        elif isinstance(space, gs.Box) and len(space.shape) in (1, 2) and np.isfinite([space.low, space.high]).all():
+            sizes = [edges - 1] * int(np.prod(space.shape))
+            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32).flatten())
+            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32).flatten())
         else:
-            raise UserError(f"Actions must be Discrete, MultiDiscrete or a bounded Box with one dim, not {space}.")
+            raise UserError(
+                f"Actions must be Discrete, MultiDiscrete or a bounded Box of one or two dims, not {space}."
+            )
+        self.chunked = space.shape if isinstance(space, gs.Box) and len(space.shape) == 2 else None
         self.continuous, self.single = isinstance(space, gs.Box), isinstance(space, gs.Discrete)
         self.edges, self.count, self.vocabulary = edges, len(sizes), max(sizes)
         allowed = torch.arange(self.vocabulary) < torch.tensor(sizes)[:, None]
         self.register_buffer("allowed", allowed, persistent=False)
 
     def fit(self, action: Tensor) -> None:
-        """Take the ranges of `action` `[S, K]`. A constant number keeps the range of the space."""
+        """Take the ranges of `action` `[S, K]`, or `[S, C, A]`. A constant number keeps the range of the space."""
         if self.continuous:
-            low, high = torch.quantile(action[:1_000_000].float(), torch.tensor([0.01, 0.99]), dim=0)
+            rows = self.flat(action[:1_000_000]).float()
+            low, high = torch.quantile(rows, torch.tensor([0.01, 0.99]), dim=0)
             moves = high - low > 1e-6
             self.low.copy_(torch.where(moves, low, self.low))
             self.high.copy_(torch.where(moves, high, self.high))
@@ -54,14 +59,22 @@ class ActionTokens(nn.Module):
     def encode(self, action: Tensor) -> Tensor:
         """Tokens, int64 `[..., K]`."""
         if self.continuous:
-            return transforms.to_bins(action, self.low, self.high, self.edges)
+            return transforms.to_bins(self.flat(action), self.low, self.high, self.edges)
         return action.long().unsqueeze(-1) if self.single else action.long()
 
     def decode(self, tokens: Tensor) -> Tensor:
         """The action for tokens `[..., K]`."""
         if self.continuous:
-            return transforms.from_bins(tokens, self.low, self.high, self.edges)
+            return self.shaped(transforms.from_bins(tokens, self.low, self.high, self.edges))
         return tokens.squeeze(-1) if self.single else tokens
+
+    def flat(self, action: Tensor) -> Tensor:
+        """The numbers `[..., K]` of actions of a Box."""
+        return action if self.chunked is None else action.flatten(-2)
+
+    def shaped(self, x: Tensor) -> Tensor:
+        """Actions of a Box of their numbers `[..., K]`."""
+        return x if self.chunked is None else x.unflatten(-1, self.chunked)
 
 
 class Tokens:
@@ -91,8 +104,13 @@ class Tokens:
         """Log-probability of each token of the actions `x`, `[..., K]`."""
         return self.tokens.logp(self.code.encode(x))
 
+    def action_logp(self, x: Tensor) -> Tensor:
+        """Log-probability of each action of the chunks `x`, `[..., C]`; without chunks that of `x`, `[...]`."""
+        each = self.token_logp(x)
+        return (each if self.code.chunked is None else each.unflatten(-1, self.code.chunked)).sum(-1)
+
     def logp(self, x: Tensor) -> Tensor:
-        """Log-probability of the actions `x`, `[...]`."""
+        """Log-probability of the actions `x`, or of whole chunks, `[...]`."""
         return self.token_logp(x).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -134,7 +152,7 @@ class Flow:
     def loss(self, target: Tensor, noise: Tensor | None = None, time: Tensor | None = None) -> Tensor:
         """The squared error of the velocity, `[...]`, at a uniform time."""
         half = (self.code.high - self.code.low) / 2
-        action = ((target - self.code.low) / half - 1).clamp(-1, 1)
+        action = ((self.code.flat(target) - self.code.low) / half - 1).clamp(-1, 1)
         noise = torch.randn_like(action) if noise is None else noise
         time = torch.rand_like(action[..., :1]) if time is None else time
         velocity = self.field((1 - time) * noise + time * action, time, self.hidden)
@@ -144,7 +162,7 @@ class Flow:
         for i in range(self.steps):
             time = torch.full_like(x[..., :1], i / self.steps)
             x = x + self.field(x, time, self.hidden) / self.steps
-        return self.code.low + (x.clamp(-1, 1) + 1) / 2 * (self.code.high - self.code.low)
+        return self.code.shaped(self.code.low + (x.clamp(-1, 1) + 1) / 2 * (self.code.high - self.code.low))
 
 
 class FlowField(nn.Module):

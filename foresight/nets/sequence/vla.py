@@ -22,6 +22,7 @@ from foresight import errors
 from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import conv, encoders
+from foresight.nets.imitation import MeanStd
 from foresight.nets.outputs import Scalar
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
 from foresight.nets.sequence.transformer import Block, TransformerConfig
@@ -133,7 +134,7 @@ class Eye(nn.Module):
 class VLA(nn.Module):
     """Dict observations to the `Output` over actions; every image is a camera, `mission` is the instruction.
 
-    Other arrays become one token. `camera_mask` `[..., cameras]`, if the observations have it, is 0 where a camera is
+    Other arrays become one token, normalized over the data. `camera_mask` `[..., cameras]`, if the observations have it, is 0 where a camera is
     missing, and nothing then depends on its pixels. Raises UserError for spaces that do not fit.
     """
 
@@ -158,6 +159,7 @@ class VLA(nn.Module):
         self.eyes = nn.ModuleDict({name: Eye(_planes(spaces[name]), config) for name in self.cameras})
         self.camera = nn.Parameter(0.02 * torch.randn(len(self.cameras), 1, config.dim))
         self.state = nn.ModuleDict({name: nn.Linear(spaces[name].shape[0], config.dim) for name in self.vectors})  # type: ignore[index]
+        self.scales = nn.ModuleDict({name: MeanStd(spaces[name].shape[0]) for name in self.vectors})  # type: ignore[index]
         places = self.actions.count if config.head == "bins" else 0
         self.begin = nn.Parameter(0.02 * torch.randn(1, config.dim))  # the token before the first action token
         self.places = nn.Parameter(0.02 * torch.randn(places, config.dim))
@@ -174,9 +176,11 @@ class VLA(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
 
-    def fit(self, mission: Tensor, action: Tensor) -> None:
-        """Take the words and the ranges of actions from data `[S, ...]`."""
-        self.words.fit(mission)
+    def fit(self, obs: Tree, action: Tensor) -> None:
+        """Take the words, the scales of arrays and the ranges of actions from data `[S, ...]`."""
+        self.words.fit(obs[MISSION])
+        for name in self.vectors:
+            self.scales[name].fit(obs[name])  # type: ignore[operator]
         self.actions.fit(action)
 
     def features(self, obs: Tree) -> tuple[Tensor, Tensor]:
@@ -224,7 +228,8 @@ class VLA(nn.Module):
             tokens.append(self.eyes[name](image, mean) + self.camera[i])
             seen.append((there & (blind != "image"))[:, None].expand(-1, self.config.image_tokens))
         for name in self.vectors:
-            tokens.append(self.state[name](obs[name].flatten(0, -2)).unsqueeze(1))
+            values = self.scales[name].encode(obs[name].flatten(0, -2)).clamp(-10, 10)  # type: ignore[operator]
+            tokens.append(self.state[name](values).unsqueeze(1))
             seen.append(spoken.new_ones(len(spoken), 1))
         tokens += [vectors, self.begin.expand(len(vectors), -1, -1)]
         seen += [spoken, spoken.new_ones(len(spoken), 1)]
