@@ -162,7 +162,8 @@ def reset_carry(carry: Tree, cut: Tensor) -> Tree:
 def plan(state: State, numbers: Tensor, mask: Tensor, obs: Tensor, cached: bool = True) -> Candidates:
     """The best plan after the steps `numbers` `[B, C, I]` (`mask` `[B, C]`) and the observation `obs` `[B, O]`.
 
-    Its `reward` is the return it is expected to have. `cached` False computes all keys and values for every token.
+    Its `reward` is the sum of the discounted rewards of its steps. `cached` False computes all keys and values for
+    every token.
     """
     config, net = state.config, state.net
     tokens = torch.cat([net.bins.encode(numbers).flatten(1), net.bins.encode(obs)], 1)

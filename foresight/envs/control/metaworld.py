@@ -64,7 +64,7 @@ def make(name: str, num_envs: int, time_limit: int | None = None, chunk: int = 1
     env: Any = engines.pool(name, num_envs, spaces, build, limit)
     if name == REACH:
         env.expert = lambda: expert(torch.from_numpy(built[0].state).float(), chunk)
-    return env  # type: ignore[no-any-return]
+    return env
 
 
 class Instructed:

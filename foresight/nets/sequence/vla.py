@@ -134,8 +134,8 @@ class Eye(nn.Module):
 class VLA(nn.Module):
     """Dict observations to the `Output` over actions; every image is a camera, `mission` is the instruction.
 
-    Other arrays become one token, normalized over the data. `camera_mask` `[..., cameras]`, if the observations have it, is 0 where a camera is
-    missing, and nothing then depends on its pixels. Raises UserError for spaces that do not fit.
+    Other arrays become one token, normalized over the data. `camera_mask` `[..., cameras]`, if observations have it, is
+    0 where a camera is missing, and nothing then depends on its pixels. Raises UserError for spaces that do not fit.
     """
 
     def __init__(self, obs: gs.Space[Any], action: gs.Space[Any], config: Shape) -> None:

@@ -195,3 +195,37 @@ def test_acting_and_training_have_the_same_log_probabilities() -> None:
         vla.require_one_path(net, seen())
     except UserError as error:
         raise AssertionError(error) from error
+
+
+def _rows(original):
+    """The numbers of a chunk in another order."""
+    return lambda self, action: original(self, action.flip(-2))
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.ActionTokens.flat", _rows)
+def test_a_chunk_is_its_actions_and_their_numbers() -> None:
+    """Its log-probability is the sum of its actions', each of which is the sum of its tokens'."""
+    chunks = ActionTokens(gs.Box(-1, 1, (2, 3), np.float32), 9)
+    assert chunks.count == 6
+    action = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    tokens = chunks.encode(action)
+    assert (chunks.decode(tokens) - action).abs().max() <= 1 / 8 + 1e-6
+    output = Tokens(torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1)), chunks)
+    torch.testing.assert_close(output.action_logp(action)[:, 1], output.token_logp(action)[:, 3:].sum(-1))
+    torch.testing.assert_close(output.action_logp(action).sum(-1), output.logp(action))
+    assert output.sample(torch.Generator().manual_seed(0)).shape == (4, 2, 3)
+    alone = Tokens(output.tokens.logits[:, :3], ActionTokens(ARM, 9))
+    torch.testing.assert_close(alone.action_logp(action[:, 0]), alone.logp(action[:, 0]))
+
+
+@sabotaged_by("foresight.nets.imitation.MeanStd.encode", lambda f: lambda self, values: values)
+def test_vectors_are_normalized_over_the_data() -> None:
+    """Of any unit: numbers and data a thousand times as large give the same features."""
+    net = network(gs.Dict({"arm": gs.Box(-9, 9, (2,), np.float32), vla.MISSION: TEXT}))
+    data = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
+    said, action = text("take it").expand(20, -1), torch.rand(20, 3)
+    found = []
+    for unit in (1.0, 1_000.0):
+        net.fit({"arm": unit * data, vla.MISSION: said}, action)
+        found.append(net.features({"arm": unit * data, vla.MISSION: said})[0])
+    torch.testing.assert_close(*found)
