@@ -19,6 +19,7 @@ def studio(
     port: int = 8765,
     host: str = "127.0.0.1",
     control: bool = False,
+    model: str = "smollm2",
     browser: bool = True,
     export: str | None = None,
 ) -> int:
@@ -29,6 +30,7 @@ def studio(
         port: the port; if it is taken, the next free one.
         host: the address to listen on. Anything but this machine needs the token that is printed.
         control: allow the page to stop and resume runs; without it nothing is changed.
+        model: the language model whose attention is shown on a typed text: smollm2, a Hugging Face folder or a hub id.
         browser: open the browser.
         export: write the runs as a static page into this new folder instead, to send around.
     """
@@ -51,5 +53,5 @@ def studio(
     taken = serve.listen(host, port)
     address = serve.address(host, taken.getsockname()[1], token)
     screen.stdout().print(f"The studio is at {address}\nStop it with Ctrl-C.", markup=False, soft_wrap=True)
-    serve.run(app.create(folders, hosts=hosts, token=token, control=control), taken, address if browser else None)
+    serve.run(app.create(folders, hosts=hosts, token=token, control=control, model=model), taken, address if browser else None)
     return 0

@@ -22,9 +22,10 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from foresight.errors import UserError
-from foresight.studio import boards, dreams, grid
+from foresight.studio import attention, boards, dreams, grid
 from foresight.studio.runs import Library
 
+VIEWS = ("runs", "grid", "search", "imagination", "attention")
 PAGE = Path(__file__).parent / "page"
 COOKIE = "foresight_token"
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -42,8 +43,11 @@ def create(
     hosts: Sequence[str] | None = LOCAL,
     token: str | None = None,
     control: bool = False,
+    model: str = "smollm2",
 ) -> FastAPI:
     """The application over the runs in `folders`. `control` allows to stop and resume runs.
+
+    `model` is the language model whose attention is shown besides those of the runs.
 
     `hosts` are the names in the Host header that it answers to, without a port; None: any (with a token). Raises
     UserError for a missing folder.
@@ -51,6 +55,7 @@ def create(
     library = Library(folders)
     app = FastAPI(title="foresight studio", docs_url=None, redoc_url=None, openapi_url=None)
     games, models = boards.Players(library), dreams.Models(library)
+    readers = attention.Readers(library, model)
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
@@ -77,7 +82,7 @@ def create(
 
         return {
             "version": __version__, "control": control, "folders": [str(folder) for folder in library.folders],
-            "views": ["runs", "grid", "search", "imagination"],
+            "views": list(VIEWS),
         }  # fmt: skip
 
     @app.get("/api/runs")
@@ -150,6 +155,22 @@ def create(
     @app.post("/api/dream")
     async def dream(request: Request) -> dict[str, Any]:
         return await asyncio.to_thread(models.dream, await _document(request))
+
+    @app.get("/api/readers")
+    def transformers() -> list[dict[str, Any]]:
+        return readers.names()
+
+    @app.post("/api/attention")
+    async def look(request: Request) -> dict[str, Any]:
+        return await asyncio.to_thread(readers.read, await _document(request))
+
+    @app.post("/api/attention/change")
+    async def change(request: Request) -> dict[str, Any]:
+        return await asyncio.to_thread(readers.change, await _document(request))
+
+    @app.post("/api/attention/heads")
+    async def heads(request: Request) -> list[float]:
+        return await asyncio.to_thread(readers.heads, await _document(request))
 
     @app.post("/api/runs/{run}/stop")
     def stop(run: str) -> dict[str, Any]:

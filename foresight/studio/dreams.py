@@ -103,7 +103,7 @@ class Models:
             return {
                 "run": name,
                 "actions": [label for label, _ in choices],
-                "image": _png(env.model.obs.picture(env.model.obs.planes(obs))[0])
+                "image": png(env.model.obs.picture(env.model.obs.planes(obs))[0])
                 if env.render() is not None
                 else None,
                 "vector": obs[0].flatten().tolist() if env.render() is None else None,
@@ -147,11 +147,11 @@ def _document(found: open_loop.OpenLoop) -> dict[str, Any]:
         return document
     error = (truth.float() - prediction.float()).abs().clamp(0, 255)
     for name, images in (("truth", truth), ("prediction", prediction), ("error", error)):
-        document[name] = [[_png(image) for image in sequence] for sequence in images]
+        document[name] = [[png(image) for image in sequence] for sequence in images]
     return document
 
 
-def _png(image: Any) -> str:
+def png(image: Any) -> str:
     """An image `[C, H, W]` or `[H, W, C]` in bytes as a data URL, enlarged."""
     from PIL import Image
 

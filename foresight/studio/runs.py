@@ -30,6 +30,7 @@ SLOW = 4  # or this many times the time between its last rows, if that is longer
 POINTS = 600  # of a drawn curve
 DEEPEST = 4  # levels of folders that are searched for runs
 SAMPLES = "media/samples.jsonl"
+NETWORK = ("memory", "images")  # fields of a Config that choose its network
 PICTURES = (".png", ".gif", ".svg", ".mp4", ".jpg", ".webm")
 
 
@@ -232,6 +233,14 @@ class Library:
             raise UserError("There is no such picture or video in this run.")
         return file
 
+    def saved(self, run: str) -> str:
+        """The name of the newest checkpoint of a run; "" if there is none."""
+        try:
+            names = [entry.name for entry in os.scandir(self.path(run) / "checkpoints") if entry.is_dir()]
+        except (OSError, UserError):
+            return ""
+        return max((name for name in names if name.startswith("step-")), default="")
+
     def stamps(self) -> dict[str, float]:
         """When each run changed last, by id: what a live page watches."""
         return {identity(run): max(_stamp(run / log.METRICS), _stamp(run / "summary.json")) for run in self.find()}
@@ -289,10 +298,11 @@ def _facts(run: Path) -> dict[str, Any] | None:
         "id": identity(run),
         "name": run.name,
         "algorithm": algorithm,
-        "kind": config.get("kind"),
+        "kind": config.get("kind") or config.get("world"),  # the name in older runs
         "env": config.get("env"),
         "preset": config.get("preset"),
         "seed": config.get("seed"),
+        "options": {name: fields.get(name) for name in NETWORK},
         "step": last.get("step", 0),
         "steps": summary.get("steps") or fields.get("steps"),
         "unit": summary.get("unit") or (entry.unit if entry else "steps"),

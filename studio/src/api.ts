@@ -54,6 +54,15 @@ export interface Dream {
   over: string | null; length: number;
 }
 
+export interface Reader { id: string; name: string; text: boolean; images: boolean }
+export interface Attention {
+  title: string; tokens: string[]; queries: number; heads: number[]; views: string[]; view: string; units: number; unit: string;
+  outputs: [string, number][][]; layers?: number[][]; image?: string; heats?: { columns: number; cells: number[] }[];
+}
+export interface Effect {
+  change: number; before?: [string, number][]; after?: [string, number][]; loss_before?: number; loss_after?: number;
+}
+
 const exported = document.documentElement.dataset.exported === "yes";
 
 async function answer<T>(response: Response): Promise<T> {
@@ -121,6 +130,10 @@ export const api = {
   models: () => get<Model[]>("models"),
   loop: (run: string, horizon: number) => get<Loop>(`models/${run}`, { horizon }),
   dream: (document: object) => post<Dream>("dream", document),
+  readers: () => get<Reader[]>("readers"),
+  attention: (document: object) => post<Attention>("attention", document),
+  change: (document: object) => post<Effect>("attention/change", document),
+  heads: (document: object) => post<number[]>("attention/heads", document),
   live: (changed: (runs: string[]) => void): (() => void) => {
     if (exported) return () => undefined;
     const source = new EventSource("api/live");

@@ -37,6 +37,18 @@ export function useAnswer<T>(ask: () => Promise<T>, key: unknown): [T | undefine
   return [found, error];
 }
 
+// The width of an element, followed as the window changes.
+export function useWidth(box: { current: HTMLElement | null }): number {
+  const [width, setWidth] = useState(0);
+  useEffect(() => {
+    if (!box.current) return;
+    const watch = new ResizeObserver((seen) => setWidth(seen[0].contentRect.width));
+    watch.observe(box.current);
+    return () => watch.disconnect();
+  }, []);
+  return width || 800;
+}
+
 export function Problem(props: { text: string }) {
   return props.text ? <p class="problem" role="alert">{props.text}</p> : null;
 }

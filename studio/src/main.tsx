@@ -1,6 +1,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { api } from "./api";
+import { Attention } from "./attention";
 import { address, Problem, useAnswer } from "./common";
 import { Grid } from "./grid";
 import { Imagination } from "./imagination";
@@ -13,6 +14,7 @@ const VIEWS: { [name: string]: { title: string; view: (props: { control: boolean
   grid: { title: "Grid", view: Grid },
   search: { title: "Search", view: Search },
   imagination: { title: "Imagination", view: Imagination },
+  attention: { title: "Attention", view: Attention },
 };
 
 function App() {
