@@ -53,5 +53,6 @@ def studio(
     taken = serve.listen(host, port)
     address = serve.address(host, taken.getsockname()[1], token)
     screen.stdout().print(f"The studio is at {address}\nStop it with Ctrl-C.", markup=False, soft_wrap=True)
-    serve.run(app.create(folders, hosts=hosts, token=token, control=control, model=model), taken, address if browser else None)
+    page = app.create(folders, hosts=hosts, token=token, control=control, model=model)
+    serve.run(page, taken, address if browser else None)
     return 0

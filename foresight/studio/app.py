@@ -22,10 +22,10 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from foresight.errors import UserError
-from foresight.studio import attention, boards, dreams, grid
+from foresight.studio import attention, boards, dreams, grid, samples, thoughts
 from foresight.studio.runs import Library
 
-VIEWS = ("runs", "grid", "search", "imagination", "attention")
+VIEWS = ("runs", "grid", "search", "imagination", "attention", "thoughts", "agents")
 PAGE = Path(__file__).parent / "page"
 COOKIE = "foresight_token"
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -55,7 +55,7 @@ def create(
     library = Library(folders)
     app = FastAPI(title="foresight studio", docs_url=None, redoc_url=None, openapi_url=None)
     games, models = boards.Players(library), dreams.Models(library)
-    readers = attention.Readers(library, model)
+    readers, reports = attention.Readers(library, model), thoughts.Thoughts(library)
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
@@ -94,10 +94,24 @@ def create(
         return library.detail(run)
 
     @app.get("/api/runs/{run}/samples")
-    def samples(
-        run: str, search: str = "", sort: str = "step", step: int | None = None, start: int = 0, count: int = 50
+    def completions(
+        run: str,
+        search: str = "",
+        sort: str = "step",
+        step: int | None = None,
+        held_out: bool | None = None,
+        start: int = 0,
+        count: int = 50,
     ) -> dict[str, Any]:
-        return library.samples(run, search, sort, step, max(start, 0), max(count, 1))
+        return samples.page(library.samples(run), search, sort, step, held_out, max(start, 0), max(count, 1))
+
+    @app.get("/api/agents")
+    def agents() -> list[dict[str, Any]]:
+        return library.talking()
+
+    @app.get("/api/runs/{run}/conversation/{index}")
+    def conversation(run: str, index: int) -> dict[str, Any]:
+        return samples.conversation(library.samples(run), index)
 
     @app.get("/api/runs/{run}/file/{name:path}")
     def file(run: str, name: str) -> FileResponse:
@@ -171,6 +185,18 @@ def create(
     @app.post("/api/attention/heads")
     async def heads(request: Request) -> list[float]:
         return await asyncio.to_thread(readers.heads, await _document(request))
+
+    @app.get("/api/thoughts")
+    def thought() -> list[dict[str, Any]]:
+        return reports.names()
+
+    @app.get("/api/thoughts/{name}")
+    def report(name: str) -> dict[str, Any]:
+        return reports.report(name)
+
+    @app.get("/api/thoughts/{name}/{question}")
+    def result(name: str, question: int, method: str, budget: int) -> dict[str, Any]:
+        return reports.result(name, question, method, budget)
 
     @app.post("/api/runs/{run}/stop")
     def stop(run: str) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from foresight.errors import UserError, unknown
 from foresight.runtime import run
 from foresight.runtime.attention import draw, sources
@@ -69,13 +71,13 @@ class Readers:
             }
             if maps.image is None:
                 layers = maps.view(view, without_first)
-                return {**found, "layers": [(layer * UNITS).round().int().flatten().tolist() for layer in layers]}
+                return {**found, "layers": [_units(layer) for layer in layers]}
             heats = draw.over_image(maps, view, without_first)
             image = maps.image[-3:] if len(maps.image) % 3 == 0 else maps.image[-1:]
             return {
                 **found,
                 "image": dreams.png(image),
-                "heats": [{"columns": x.shape[1], "cells": (x * UNITS).round().int().flatten().tolist()} for x in heats],
+                "heats": [{"columns": heat.shape[1], "cells": _units(heat)} for heat in heats],
             }
 
     def change(self, document: dict[str, Any]) -> dict[str, Any]:
@@ -124,6 +126,7 @@ class Readers:
         stamp = "" if source == self._model else self._library.saved(source)
         if self._policies.get("of") != (source, stamp):
             self._policies = {}  # a model may be large: one at a time
+            policy: Any = None
             if source == self._model:
                 policy = pretrained.load(source, precision="float32")
             else:
@@ -145,6 +148,11 @@ class Readers:
         finally:
             agent.close()
         return found
+
+
+def _units(weights: Tensor) -> list[int]:
+    found: list[int] = (weights * UNITS).round().int().flatten().tolist()
+    return found
 
 
 def _rolls(maps: Maps) -> bool:

@@ -103,9 +103,7 @@ class Models:
             return {
                 "run": name,
                 "actions": [label for label, _ in choices],
-                "image": png(env.model.obs.picture(env.model.obs.planes(obs))[0])
-                if env.render() is not None
-                else None,
+                "image": png(env.model.obs.picture(env.model.obs.planes(obs))[0]) if env.render() is not None else None,
                 "vector": obs[0].flatten().tolist() if env.render() is None else None,
                 "rewards": rewards,
                 "value": imagined.value(agent, env) if over is None else None,

@@ -6,11 +6,12 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from foresight.errors import UserError
+from foresight.studio import samples
 from foresight.studio.app import PAGE
 from foresight.studio.runs import Library
+from foresight.studio.thoughts import Thoughts
 
 LARGEST = 20_000_000  # bytes of a picture or video that is copied
 
@@ -18,8 +19,8 @@ LARGEST = 20_000_000  # bytes of a picture or video that is copied
 def write(folders: Sequence[str | Path], out: str | Path) -> int:
     """Write the runs in `folders` to the new folder `out`; returns their number.
 
-    Every metric is there, decimated as on the page. Views that compute (grid, search, imagination) are left out.
-    Raises UserError if `out` exists, and if there is no run.
+    Every metric is there, decimated as on the page. Views that compute (grid, search, imagination, attention) are left
+    out. Raises UserError if `out` exists, and if there is no run.
     """
     from foresight import __version__
 
@@ -34,10 +35,18 @@ def write(folders: Sequence[str | Path], out: str | Path) -> int:
         index = target / "index.html"
         index.write_text(index.read_text(encoding="utf-8").replace("<html ", '<html data-exported="yes" ', 1), "utf-8")
         data = target / "data"
-        _write(data / "about.json", {"version": __version__, "control": False, "folders": [], "views": ["runs"]})
         _write(data / "runs.json", rows)
+        _write(data / "settings.json", {row["id"]: library.settings(row["id"]) for row in rows})
         for row in rows:
             _one(library, row["id"], data)
+        talking, reports = library.talking(), Thoughts(library)
+        _write(data / "agents.json", talking)
+        _write(data / "thoughts.json", reports.names())
+        for report in reports.names():
+            _write(data / "thoughts" / f"{report['id']}.json", reports.report(report["id"]))
+            _write(data / "thoughts" / f"{report['id']}.results.json", reports.results(report["id"]))
+        views = ["runs", *(["thoughts"] if reports.names() else []), *(["agents"] if talking else [])]
+        _write(data / "about.json", {"version": __version__, "control": False, "folders": [], "views": views})
     except OSError as error:
         raise UserError(f"Cannot write to {target}: {error.strerror or error}. Choose another --export.") from error
     return len(rows)
@@ -58,11 +67,14 @@ def _one(library: Library, run: str, data: Path) -> None:
     }
     _write(data / "curves" / f"{run}.json", curves)
     if detail["samples"]:
-        pages: list[Any] = []
-        found = library.samples(run, count=200)
-        while len(pages) < found["total"]:
-            pages += library.samples(run, start=len(pages), count=200)["rows"]
+        rows = library.samples(run)
+        found = samples.page(rows)
+        pages = [row for start in range(0, len(rows), samples.LONGEST) for row in
+                 samples.page(rows, start=start, count=samples.LONGEST)["rows"]]  # fmt: skip
         _write(data / "samples" / f"{run}.json", {**found, "rows": pages})
+        if samples.talks(rows):
+            talks = {row["index"]: samples.conversation(rows, row["index"]) for row in pages if "transcript" in row}
+            _write(data / "conversations" / f"{run}.json", talks)
 
 
 def _write(file: Path, document: object) -> None:

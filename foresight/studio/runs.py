@@ -6,10 +6,10 @@ only the last rows of each log; a log is read whole, and from then on only what 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import threading
 import time
@@ -23,14 +23,17 @@ from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
 from foresight.runtime.monitoring import log
 from foresight.runtime.monitoring.health import Health
+from foresight.studio import samples
 
 TAIL = 65_536  # bytes of a log that hold at least one row
 LIVE = 30.0  # seconds since the last row after which a run without a summary counts as stopped,
 SLOW = 4  # or this many times the time between its last rows, if that is longer
 POINTS = 600  # of a drawn curve
 DEEPEST = 4  # levels of folders that are searched for runs
+RUN = (log.METRICS, "config.yaml")  # a folder with one of them is a run
 SAMPLES = "media/samples.jsonl"
 NETWORK = ("memory", "images")  # fields of a Config that choose its network
+HEAD, LONGEST_ROW = 4, 1_000_000  # rows, and bytes of a row, that show whether a run logs conversations
 PICTURES = (".png", ".gif", ".svg", ".mp4", ".jpg", ".webm")
 
 
@@ -95,12 +98,17 @@ class Library:
         self._columns: dict[Path, Columns] = {}
         self._rows: dict[Path, tuple[tuple[float, ...], dict[str, Any]]] = {}
         self._ids: dict[str, Path] = {}
+        self._samples: dict[Path, samples.Log] = {}
 
     def find(self) -> list[Path]:
         """The run directories, by path."""
         found = sorted({run for folder in self.folders for run in _walk(folder, DEEPEST)})
         self._ids = {identity(run): run for run in found}
         return found
+
+    def folders_with(self, mark: str) -> list[Path]:
+        """The folders that hold a file of this name, by path."""
+        return sorted({found for folder in self.folders for found in _walk(folder, DEEPEST, (mark,))})
 
     def path(self, run: str) -> Path:
         """The directory of the run with this id. Raises UserError if there is none."""
@@ -117,15 +125,15 @@ class Library:
 
     def _row(self, run: Path) -> dict[str, Any] | None:
         files = [run / name for name in ("config.yaml", log.METRICS, "summary.json")]
-        stamp = tuple(_stamp(file) for file in files)
+        stamps = tuple(stamp(file) for file in files)
         with self._lock:
             known = self._rows.get(run)
         now = time.time()
-        if known is None or known[0] != stamp:
+        if known is None or known[0] != stamps:
             row = _facts(run)
             if row is None:
                 return None
-            known = stamp, row
+            known = stamps, row
             with self._lock:
                 self._rows[run] = known
         row = dict(known[1])
@@ -146,7 +154,7 @@ class Library:
         return {
             **row,
             "config": config,
-            "summary": _json(path / "summary.json"),
+            "summary": read_json(path / "summary.json"),
             "metrics": sorted(columns.values),
             "rows": len(columns.steps),
             "warnings": columns.warnings[-50:],
@@ -157,7 +165,7 @@ class Library:
             ],
             "samples": (path / SAMPLES).is_file(),
             "checkpoints": sorted(file.name for file in checkpoints.iterdir()) if checkpoints.is_dir() else [],
-            "resume": f"foresight resume {path}",
+            "resume": f"foresight resume {_short(path)}",
         }
 
     def columns(self, path: Path) -> Columns:
@@ -195,28 +203,31 @@ class Library:
                 found.append({"label": band.label, "runs": band.runs, **arrays})
         return found
 
-    def samples(
-        self, run: str, search: str = "", sort: str = "step", step: int | None = None, start: int = 0, count: int = 50
-    ) -> dict[str, Any]:
-        """Completions of a run, as logged: those that contain `search`, by "step" (newest first), "best" or "worst"."""
-        if sort not in ("step", "best", "worst"):
-            raise unknown("order", sort, ("step", "best", "worst"))
-        rows = log.read(self.path(run), SAMPLES)
-        steps = sorted({int(row["step"]) for row in rows})
-        if step is not None:
-            rows = [row for row in rows if row["step"] == step]
-        if search:
-            rows = [row for row in rows if search.lower() in json.dumps(row, ensure_ascii=False).lower()]
-        if sort == "step":
-            rows.sort(key=lambda row: -row["step"])
-        else:
-            sign = -1 if sort == "best" else 1
-            rows.sort(key=lambda row: sign * (row["reward"] if _is_number(row.get("reward")) else -math.inf * sign))
-        return {"total": len(rows), "steps": steps, "rows": rows[start : start + min(count, 200)]}
+    def samples(self, run: str) -> list[dict[str, Any]]:
+        """All logged completions of a run, for `samples.page` and `samples.conversation`."""
+        file = self.path(run) / SAMPLES
+        with self._lock:
+            found = self._samples.pop(file, None) or samples.Log()
+            self._samples = {**dict(list(self._samples.items())[-3:]), file: found}  # texts may be large
+            return list(found.read(file))
+
+    def talking(self) -> list[dict[str, Any]]:
+        """Id, name, algorithm and environment of the runs that logged conversations."""
+        found = []
+        for row in self.table():
+            with contextlib.suppress(OSError), (self.path(row["id"]) / SAMPLES).open("rb") as stream:
+                head = [_row(stream.readline(LONGEST_ROW)) for _ in range(HEAD)]
+                if samples.talks([one for one in head if one is not None]):
+                    found.append({key: row[key] for key in ("id", "name", "algorithm", "env", "state")})
+        return found
+
+    def settings(self, run: str) -> dict[str, Any]:
+        """The settings of a run by their names; those of the algorithm without a prefix."""
+        return _flat(_yaml(self.path(run) / "config.yaml"))
 
     def differences(self, runs: Sequence[str]) -> list[dict[str, Any]]:
         """The settings in which runs differ: `name`, and `values` by run."""
-        settings = [_flat(_yaml(self.path(run) / "config.yaml")) for run in runs]
+        settings = [self.settings(run) for run in runs]
         names = list(dict.fromkeys(name for one in settings for name in one))
         found = []
         for name in names:
@@ -243,7 +254,7 @@ class Library:
 
     def stamps(self) -> dict[str, float]:
         """When each run changed last, by id: what a live page watches."""
-        return {identity(run): max(_stamp(run / log.METRICS), _stamp(run / "summary.json")) for run in self.find()}
+        return {identity(run): max(stamp(run / log.METRICS), stamp(run / "summary.json")) for run in self.find()}
 
 
 def identity(run: Path) -> str:
@@ -266,12 +277,12 @@ def decimate(x: np.ndarray, y: np.ndarray, points: int) -> dict[str, list[float]
     }
 
 
-def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    """Run directories at most `depth` levels below; folders inside a run are not searched."""
-    if (folder / log.METRICS).is_file() or (folder / "config.yaml").is_file():
+def _walk(folder: Path, depth: int, marks: Sequence[str] = RUN) -> Iterator[Path]:
+    """Folders at most `depth` levels below that hold a file of a name in `marks`; these and runs are not searched."""
+    if any((folder / mark).is_file() for mark in marks):
         yield folder
         return
-    if depth == 0:
+    if depth == 0 or any((folder / mark).is_file() for mark in RUN):
         return
     try:
         inner = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
@@ -279,7 +290,13 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
         return
     for path in inner:
         if not Path(path).name.startswith("."):
-            yield from _walk(Path(path), depth - 1)
+            yield from _walk(Path(path), depth - 1, marks)
+
+
+def _short(path: Path) -> Path:
+    """A path below the working directory without it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _facts(run: Path) -> dict[str, Any] | None:
@@ -287,7 +304,7 @@ def _facts(run: Path) -> dict[str, Any] | None:
     config = _yaml(run / "config.yaml")
     if not config:
         return None
-    summary = _json(run / "summary.json")
+    summary = read_json(run / "summary.json")
     before, last = _last_rows(run / log.METRICS)
     algorithm = Path(str(config.get("algorithm", ""))).stem
     entry = catalog.algorithms().get(algorithm)
@@ -313,7 +330,7 @@ def _facts(run: Path) -> dict[str, Any] | None:
         "baseline": summary.get("baseline"),
         "state": "finished" if summary else "unfinished",
         "interval": float(last.get("seconds", 0.0)) - float(before.get("seconds", 0.0)) if before else 0.0,
-        "changed": max(_stamp(run / log.METRICS), _stamp(run / "config.yaml"), _stamp(run / "summary.json")),
+        "changed": max(stamp(run / log.METRICS), stamp(run / "config.yaml"), stamp(run / "summary.json")),
     }
 
 
@@ -342,9 +359,10 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and _is_number(row.get("step")) else None
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if it cannot be read."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: None)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -371,7 +389,8 @@ def _flat(document: dict[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _stamp(file: Path) -> float:
+def stamp(file: Path) -> float:
+    """When a file was written last; 0 if it is not there."""
     try:
         return file.stat().st_mtime
     except OSError:

@@ -15,8 +15,8 @@ export interface Detail extends Row {
 export interface Curve { run: string; metric: string; rows: number; x: number[]; low: number[]; high: number[]; last: number[] }
 export interface Band { label: string; runs: number; steps: number[]; middle: number[]; low: number[]; high: number[] }
 export interface Curves { curves: Curve[]; missing: string[]; bands: Band[] }
-export interface Sample { step: number; prompt?: string; completion?: string; reward?: number; [key: string]: Json | undefined }
-export interface Samples { total: number; steps: number[]; rows: Sample[] }
+export interface Sample { step: number; index: number; held_out?: boolean; transcript?: number; prompt?: string; completion?: string; reward?: number; [key: string]: Json | undefined }
+export interface Samples { total: number; steps: number[]; held_out_steps: number[]; rows: Sample[] }
 export interface GridRequest {
   picture: string[]; method: string; step: number; gamma: number; slip: number; step_reward: number; goal_reward: number;
   trap_reward: number; evaluation: string; evaluation_sweeps: number; alpha: number; epsilon: number; seed: number;
@@ -62,6 +62,28 @@ export interface Attention {
 export interface Effect {
   change: number; before?: [string, number][]; after?: [string, number][]; loss_before?: number; loss_after?: number;
 }
+export interface Report { id: string; name: string; task: string; model: string; methods: string[] }
+export interface ThinkRow {
+  method: string; budget: number; accuracy: number; standard_error: number; any?: number; mean?: number; sampled_tokens: number;
+  prompt_tokens: number; verifier_calls: number; seconds: number; options?: { [name: string]: Json };
+}
+export interface Thinking {
+  task: string; model: string; verifier: string; questions: number; metric: string; rows: ThinkRow[];
+  examples: { question: string; answer: string; results: { method: string; budget: number; reward: number }[] }[];
+}
+export interface Thought { text: string; parents: number[]; kind: string; score: number | null; kept: boolean; chosen: boolean }
+export interface ThoughtResult {
+  method: string; budget: number; text: string; reward: number; hidden: number;
+  votes: { text: string; key: string; score: number; reward: number }[];
+  charge: { [name: string]: number }; tree: { question: string; nodes: Thought[] };
+}
+export interface Turn {
+  role: string; text: string; tokens?: number; logprob?: number; results: { text: string; failed: boolean }[];
+  calls: { name: string; arguments: { [name: string]: Json }; problem: string }[];
+}
+export type Conversation = Sample & {
+  turns: Turn[]; versions: { index: number; step: number; reward: number; held_out: boolean | null }[];
+};
 
 const exported = document.documentElement.dataset.exported === "yes";
 
@@ -71,7 +93,7 @@ async function answer<T>(response: Response): Promise<T> {
   return body as T;
 }
 
-function query(parts: { [name: string]: string | number | string[] | undefined }): string {
+function query(parts: { [name: string]: string | number | boolean | string[] | undefined }): string {
   const pairs = new URLSearchParams();
   for (const [name, value] of Object.entries(parts)) {
     if (Array.isArray(value)) for (const one of value) pairs.append(name, one);
@@ -106,21 +128,26 @@ export const api = {
     }
     return { curves, missing, bands: [] };
   },
-  samples: async (run: string, parts: { search?: string; sort?: string; step?: number; start?: number }): Promise<Samples> => {
+  samples: async (run: string, parts: { search?: string; sort?: string; step?: number; held_out?: boolean; start?: number }): Promise<Samples> => {
     if (!exported) return get<Samples>(`runs/${run}/samples`, parts);
     const all = await get<Samples>(`samples/${run}`);
     let rows = all.rows;
     if (parts.step !== undefined) rows = rows.filter((row) => row.step === parts.step);
+    if (parts.held_out !== undefined) rows = rows.filter((row) => !!row.held_out === parts.held_out);
     const search = parts.search?.toLowerCase();
     if (search) rows = rows.filter((row) => JSON.stringify(row).toLowerCase().includes(search));
     const sign = parts.sort === "best" ? -1 : 1;
     if (parts.sort !== "step") rows = [...rows].sort((a, b) => sign * ((a.reward ?? 0) - (b.reward ?? 0)));
-    return { total: rows.length, steps: all.steps, rows: rows.slice(parts.start ?? 0, (parts.start ?? 0) + 50) };
+    return { ...all, total: rows.length, rows: rows.slice(parts.start ?? 0, (parts.start ?? 0) + 50) };
   },
   file: (run: string, name: string) =>
     (exported ? `data/files/${run}/` : `api/runs/${run}/file/`) + name.split("/").map(encodeURIComponent).join("/"),
-  differences: (runs: string[]) =>
-    exported ? Promise.resolve([]) : get<{ name: string; values: Json[] }[]>("differences", { run: runs }),
+  differences: async (runs: string[]): Promise<{ name: string; values: Json[] }[]> => {
+    if (!exported) return get("differences", { run: runs });
+    const all = await get<{ [run: string]: { [name: string]: Json } }>("settings");
+    const rows = [...new Set(runs.flatMap((run) => Object.keys(all[run])))].map((name) => ({ name, values: runs.map((run) => all[run][name] ?? null) }));
+    return rows.filter((row) => row.values.some((value) => JSON.stringify(value) !== JSON.stringify(row.values[0])));
+  },
   stop: (run: string) => post<object>(`runs/${run}/stop`, {}),
   resume: (run: string) => post<object>(`runs/${run}/resume`, {}),
   grids: () => get<GridChoices>("grids"),
@@ -134,6 +161,18 @@ export const api = {
   attention: (document: object) => post<Attention>("attention", document),
   change: (document: object) => post<Effect>("attention/change", document),
   heads: (document: object) => post<number[]>("attention/heads", document),
+  reports: () => get<Report[]>("thoughts"),
+  report: (name: string) => get<Thinking>(`thoughts/${name}`),
+  thought: async (name: string, question: number, method: string, budget: number): Promise<ThoughtResult> => {
+    if (!exported) return get<ThoughtResult>(`thoughts/${name}/${question}`, { method, budget });
+    const all = await get<ThoughtResult[][]>(`thoughts/${name}.results`);
+    return all[question].find((one) => one.method === method && one.budget === budget)!;
+  },
+  agents: () => get<Model[]>("agents"),
+  conversation: async (run: string, index: number): Promise<Conversation> => {
+    if (!exported) return get<Conversation>(`runs/${run}/conversation/${index}`);
+    return (await get<{ [index: string]: Conversation }>(`conversations/${run}`))[String(index)];
+  },
   live: (changed: (runs: string[]) => void): (() => void) => {
     if (exported) return () => undefined;
     const source = new EventSource("api/live");

@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { api, type Attention as Pass, type Effect } from "./api";
-import { address, Choice, go, number, Panel, Problem, Slider, useAnswer, useWidth } from "./common";
+import { address, Choice, go, number, Panel, Problem, Scroll, Slider, useAnswer, useWidth } from "./common";
 
 const TEXT = "When Mary and John went to the store, John gave a drink to";
 const BINS = 7; // of the weights of faint links: one path each
@@ -162,7 +162,7 @@ function Links(props: {
           const q = k - F, chosen = q === query, can = q >= 0;
           const pick = (i: number) => can && props.choose(Math.max(0, Math.min(T - 1, i)));
           return (
-            <g key={k} class={can ? "cell" : ""} role="button" tabIndex={chosen ? 0 : -1} aria-pressed={chosen} aria-label={`token ${k}: ${shown(token)}`} data-token={k} onClick={() => pick(q)}
+            <g key={k} class={can ? "cell" : ""} role="button" tabindex={chosen ? 0 : -1} aria-pressed={chosen} aria-label={`token ${k}: ${shown(token)}`} data-token={k} onClick={() => pick(q)}
               onKeyDown={(event) => {
                 const step = event.key === "ArrowLeft" ? -1 : event.key === "ArrowRight" ? 1 : 0;
                 if (!step && event.key !== "Enter" && event.key !== " ") return;
@@ -236,7 +236,7 @@ function Heads(props: { pass: Pass; ask: (layer: number) => Promise<number[]>; c
   return (
     <>
       <Problem text={error} />
-      <div class="scroll">
+      <Scroll>
         <svg width={34 + H * cell + 4} height={L * row + 26} role="group" aria-label="Heads by layer">
           {pass.heads.map((count, l) => (
             <g key={l}>
@@ -245,7 +245,7 @@ function Heads(props: { pass: Pass; ask: (layer: number) => Promise<number[]>; c
                 const cut = `${l}.${h}`, gone = props.cuts.includes(cut), change = found[l]?.[h];
                 const act = () => props.toggle(cut);
                 return (
-                  <g key={h} class="cell" role="button" tabIndex={0} aria-pressed={gone} aria-label={`layer ${l}, head ${h}${change === undefined ? "" : `: changes the output by ${number(change)} ${pass.unit}`}`} onClick={act}
+                  <g key={h} class="cell" role="button" tabindex={0} aria-pressed={gone} aria-label={`layer ${l}, head ${h}${change === undefined ? "" : `: changes the output by ${number(change)} ${pass.unit}`}`} onClick={act}
                     onKeyDown={(event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } }}>
                     <rect x={34 + h * cell + 1} y={(L - l - 1) * row + 3} width={cell - 2} height={row - 2} rx="2" fill="var(--soft)" stroke={gone ? "var(--bad)" : "var(--rule)"} />
                     {change !== undefined && <rect x={34 + h * cell + 1} y={(L - l - 1) * row + 3} width={cell - 2} height={row - 2} rx="2" fill="var(--accent)" opacity={Math.sqrt(change / most)} pointer-events="none" />}
@@ -258,7 +258,7 @@ function Heads(props: { pass: Pass; ask: (layer: number) => Promise<number[]>; c
           ))}
           {Array.from({ length: H }, (_, h) => (h % Math.ceil(16 / cell) === 0) && <text key={h} x={34 + (h + 0.5) * cell} y={L * row + 18} text-anchor="middle" font-size="11" fill="var(--dim)">{h}</text>)}
         </svg>
-      </div>
+      </Scroll>
       <div class="bar">
         <button disabled={running || done === L} onClick={measure}>Measure each head</button>
         <span class="small dim" role="status">{running ? `layer ${done} of ${L}` : done === L ? `most: ${number(most)} ${pass.unit}` : "how much the output changes without it"}</span>
@@ -273,14 +273,14 @@ function Strongest(props: { pass: Pass; query: number; head: string; cuts: strin
   const links = pass.layers!.flatMap((layer, l) => pass.tokens.map((token, k) => ({ l, k, token, weight: layer[query * S + k] })))
     .filter((one) => one.weight > 0).sort((a, b) => b.weight - a.weight).slice(0, 12);
   return (
-      <div class="scroll"><table class="small">
+      <Scroll><table class="small">
         <thead><tr><th class="n">layer</th><th>looks at</th><th class="n">weight</th><th /></tr></thead>
         <tbody>{links.map(({ l, k, token, weight }) => {
           const cut = `${l}${props.head}:${query},${k}`, gone = props.cuts.includes(cut);
           return <tr key={cut}><td class="n">{l}</td><td>{shown(token)} <span class="dim">({k})</span></td><td class="n">{(weight / pass.units).toFixed(4)}</td>
             <td><button aria-pressed={gone} aria-label={`${gone ? "Put back" : "Remove"} the link of layer ${l} to token ${k}`} onClick={() => props.toggle(cut)}>{gone ? "put back" : "remove"}</button></td></tr>;
         })}</tbody>
-      </table></div>
+      </table></Scroll>
   );
 }
 
@@ -293,7 +293,7 @@ function Cells(props: { pass: Pass; query: number; cuts: string[]; head: string;
   const column = Math.max(9, Math.min(64, (width - 46) / S)), row = Math.max(8, Math.min(26, 340 / L));
   const most = Math.max(1, ...pass.layers!.slice(low, high + 1).flatMap((layer) => layer.slice(query * S, query * S + S)));
   return (
-    <div class="scroll" ref={box}>
+    <div class="scroll" ref={box} tabindex={0}>
       <svg width={34 + S * column + 12} height={L * row + 18} role="img" aria-label="Weights of the chosen token by layer and token">
         {Array.from({ length: L }, (_, i) => {
           const l = low + i, y = (L - i - 1) * row + 2;

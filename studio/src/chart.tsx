@@ -20,7 +20,7 @@ function align(lines: Line[]): uPlot.AlignedData {
   return [all, ...columns] as uPlot.AlignedData;
 }
 
-export function Chart(props: { lines: Line[]; x: string; y: string; height?: number }) {
+export function Chart(props: { lines: Line[]; x: string; y: string; height?: number; log?: boolean }) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const shape = props.lines.map((line) => `${line.label}|${line.color}|${!!line.low}`).join(";") + props.x + props.y;
@@ -43,7 +43,7 @@ export function Chart(props: { lines: Line[]; x: string; y: string; height?: num
     const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1 } };
     const made = new uPlot(
       {
-        width: Math.max(target.clientWidth, 200), height: props.height ?? 300, series, bands, scales: { x: { time: false } },
+        width: Math.max(target.clientWidth, 200), height: props.height ?? 300, series, bands, scales: { x: { time: false, distr: props.log ? 3 : 1 } },
         axes: [{ ...axis, label: props.x, labelSize: 22 }, { ...axis, size: 64 }],
         legend: { live: true }, cursor: { drag: { x: true, y: false } },
       },

@@ -49,6 +49,15 @@ export function useWidth(box: { current: HTMLElement | null }): number {
   return width || 800;
 }
 
+// Wide content that scrolls; it takes the focus only where there is something to scroll.
+export function Scroll(props: { children: ComponentChildren; class?: string; style?: string }) {
+  const box = useRef<HTMLDivElement>(null);
+  const width = useWidth(box);
+  const [over, setOver] = useState(false);
+  useEffect(() => { const it = box.current; if (it) setOver(it.scrollWidth > it.clientWidth + 1 || it.scrollHeight > it.clientHeight + 1); }, [width, props.children]);
+  return <div ref={box} class={`scroll ${props.class ?? ""}`} style={props.style} {...(over ? { tabindex: 0 } : {})}>{props.children}</div>;
+}
+
 export function Problem(props: { text: string }) {
   return props.text ? <p class="problem" role="alert">{props.text}</p> : null;
 }

@@ -170,7 +170,7 @@ function Board(props: {
         const name = KINDS.find(([one]) => one === sign)![1];
         const best = matches ? state.policy[cell] : null;
         return (
-          <g key={cell} class="cell" data-cell={cell} tabIndex={cell === 0 ? 0 : -1} role="button" onKeyDown={(event) => key(event, cell)}
+          <g key={cell} class="cell" data-cell={cell} tabindex={cell === 0 ? 0 : -1} role="button" onKeyDown={(event) => key(event, cell)}
             onFocus={() => props.setHover(cell)} aria-label={`row ${r + 1}, column ${c + 1}: ${name}${value !== null && !ends && sign !== "#" ? `, value ${value.toFixed(3)}` : ""}`}>
             <rect class="value" x={x} y={y} width={SIZE} height={SIZE} fill={sign === "#" ? "var(--wall)" : color} stroke={props.hover === cell ? "var(--accent)" : "var(--rule)"} stroke-width={props.hover === cell ? 2 : 1} />
             {sign !== "." && sign !== "#" && <text class="piece" x={x + 5} y={y + 15} font-size="13" font-weight="700" fill={`var(--${name})`}>{sign}</text>}

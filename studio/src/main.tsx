@@ -1,5 +1,6 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { Agents } from "./agents";
 import { api } from "./api";
 import { Attention } from "./attention";
 import { address, Problem, useAnswer } from "./common";
@@ -7,6 +8,7 @@ import { Grid } from "./grid";
 import { Imagination } from "./imagination";
 import { Runs } from "./runs";
 import { Search } from "./search";
+import { Thoughts } from "./thoughts";
 import "./style.css";
 
 const VIEWS: { [name: string]: { title: string; view: (props: { control: boolean }) => preact.JSX.Element } } = {
@@ -15,6 +17,8 @@ const VIEWS: { [name: string]: { title: string; view: (props: { control: boolean
   search: { title: "Search", view: Search },
   imagination: { title: "Imagination", view: Imagination },
   attention: { title: "Attention", view: Attention },
+  thoughts: { title: "Thoughts", view: Thoughts },
+  agents: { title: "Agents", view: Agents },
 };
 
 function App() {

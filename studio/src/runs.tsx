@@ -1,7 +1,8 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
+import { Parts, Reward } from "./agents";
 import { api, type Detail, type Json, type Row, type Sample } from "./api";
 import { Chart, type Line } from "./chart";
-import { address, Choice, duration, go, number, PALETTE, Panel, Problem, useAnswer } from "./common";
+import { address, Choice, duration, go, number, PALETTE, Panel, Problem, Scroll, useAnswer } from "./common";
 
 const SHOWN = 100; // rows of the table before "show all"
 
@@ -46,7 +47,7 @@ export function Runs(props: { control: boolean }) {
         <Panel title={`${matching.length} ${matching.length === 1 ? "run" : "runs"}`} extra={
           <input type="search" placeholder="algorithm, environment, name" aria-label="Search runs" value={search}
             onInput={(event) => setSearch((event.target as HTMLInputElement).value)} />}>
-          <div class="scroll">
+          <Scroll>
             <table>
               <thead><tr><th><span class="small">show</span></th><th>run</th><th>algorithm</th><th>environment</th><th>state</th><th class="n">steps</th><th class="n">now</th><th class="n">result</th><th class="n">before</th><th class="n">time</th></tr></thead>
               <tbody>
@@ -65,7 +66,7 @@ export function Runs(props: { control: boolean }) {
                 ))}
               </tbody>
             </table>
-          </div>
+          </Scroll>
           {matching.length > shown.length && <button onClick={() => setAll(true)}>Show all {matching.length}</button>}
         </Panel>
       )}
@@ -123,10 +124,10 @@ function Differences(props: { runs: string[]; rows: Row[] }) {
     <Panel title="Settings that differ">
       <Problem text={error} />
       {found && found.length === 0 ? <p class="dim">None.</p> : (
-        <div class="scroll"><table>
+        <Scroll><table>
           <thead><tr><th>setting</th>{props.runs.slice(0, 20).map((run) => <th key={run}>{name(run)}</th>)}</tr></thead>
           <tbody>{found?.map((one) => <tr key={one.name}><th scope="row">{one.name}</th>{one.values.map((value, i) => <td key={i}>{plain(value)}</td>)}</tr>)}</tbody>
-        </table></div>
+        </table></Scroll>
       )}
     </Panel>
   );
@@ -157,7 +158,7 @@ function One(props: { run: string; control: boolean; version: number }) {
           {(detail.samples || detail.media.length > 0) && <Facts detail={detail} />}
           <Panel title="Checkpoints">
             {detail.checkpoints.length ? <p>{detail.checkpoints.join(", ")}</p> : <p class="dim">None yet.</p>}
-            <p class="small">Continue with <code>{detail.resume}</code></p>
+            <p class="small" style="overflow-wrap: anywhere">Continue with <code>{detail.resume}</code></p>
             {props.control && <div class="bar">
               <button disabled={detail.state !== "running"} onClick={() => command(() => api.stop(props.run))}>Stop</button>
               <button disabled={detail.state === "running"} onClick={() => command(() => api.resume(props.run))}>Resume</button>
@@ -183,7 +184,7 @@ function Facts(props: { detail: Detail }) {
   if (typeof detail.summary.command === "string") rows.push(["command", detail.summary.command]);
   return (
     <Panel title={detail.name}>
-      <table><tbody>{rows.map(([name, value]) => <tr key={name}><th scope="row">{name}</th><td style="white-space: normal">{value}</td></tr>)}</tbody></table>
+      <table class="facts"><tbody>{rows.map(([name, value]) => <tr key={name}><th scope="row">{name}</th><td>{value}</td></tr>)}</tbody></table>
     </Panel>
   );
 }
@@ -194,28 +195,35 @@ function Tree(props: { value: Json; depth?: number }) {
   const pairs: [string, Json][] = Array.isArray(value) ? value.map((one, i) => [String(i), one]) : Object.entries(value);
   if (!pairs.length) return <span class="dim">none</span>;
   return (
-    <table class="small"><tbody>
-      {pairs.map(([name, one]) => <tr key={name}><th scope="row" style="vertical-align: top">{name}</th><td style="white-space: normal">
+    <table class="small facts"><tbody>
+      {pairs.map(([name, one]) => <tr key={name}><th scope="row">{name}</th><td>
         {one !== null && typeof one === "object" ? <details open={depth < 1}><summary>{Array.isArray(one) ? `${one.length} values` : `${Object.keys(one).length} fields`}</summary><Tree value={one} depth={depth + 1} /></details> : plain(one)}
       </td></tr>)}
     </tbody></table>
   );
 }
 
+const HIDDEN = ["step", "prompt", "completion", "reward", "parts", "transcript", "index", "held_out"];
+
 function Completions(props: { run: string; version: number }) {
   const [search, setSearch] = useState("");
   const [sort, setSort] = useState<"step" | "best" | "worst">("step");
+  const [which, setWhich] = useState<"all" | "held out" | "training">("all");
   const [step, setStep] = useState<number | undefined>(undefined);
   const [start, setStart] = useState(0);
   const [compare, setCompare] = useState(false);
-  const [found, error] = useAnswer(() => api.samples(props.run, { search, sort, step, start }), [props.run, search, sort, step, start, props.version]);
+  const held_out = which === "all" ? undefined : which === "held out";
+  const [found, error] = useAnswer(() => api.samples(props.run, { search, sort, step, held_out, start }), [props.run, search, sort, step, which, start, props.version]);
   const steps = found?.steps ?? [];
+  const held = found?.held_out_steps ?? [];
+  const ends = held.length > 1 ? held : steps; // the same questions are asked at every evaluation
   return (
     <Panel title={`${found?.total ?? ""} completions`} extra={
       <div class="bar">
         <input type="search" placeholder="text" aria-label="Search completions" value={search} onInput={(event) => { setSearch((event.target as HTMLInputElement).value); setStart(0); }} />
+        {held.length > 0 && <Choice label="questions" value={which} options={["all", "held out", "training"]} set={(one) => { setWhich(one); setStart(0); }} />}
         <Choice label="order" value={sort} options={["step", "best", "worst"]} names={{ step: "newest", best: "highest reward", worst: "lowest reward" }} set={(one) => { setSort(one); setStart(0); }} />
-        <button aria-pressed={compare} onClick={() => setCompare(!compare)} disabled={steps.length < 2}>Before and after</button>
+        <button aria-pressed={compare} onClick={() => setCompare(!compare)} disabled={ends.length < 2}>Before and after</button>
       </div>}>
       <Problem text={error} />
       {steps.length > 1 && !compare && (
@@ -223,7 +231,7 @@ function Completions(props: { run: string; version: number }) {
           <input type="range" aria-label="step" min={-1} max={steps.length - 1} value={step === undefined ? -1 : steps.indexOf(step)}
             onInput={(event) => { const i = Number((event.target as HTMLInputElement).value); setStep(i < 0 ? undefined : steps[i]); setStart(0); }} /></label>
       )}
-      {compare ? <Compare run={props.run} first={steps[0]} last={steps[steps.length - 1]} /> : found?.rows.map((row, i) => <One_ row={row} key={`${start}-${i}`} />)}
+      {compare ? <Compare run={props.run} first={ends[0]} last={ends[ends.length - 1]} held_out={held.length > 1 ? true : undefined} /> : found?.rows.map((row) => <One_ row={row} run={props.run} key={row.index} />)}
       {!compare && found && found.total > 50 && <div class="bar">
         <button disabled={start === 0} onClick={() => setStart(Math.max(0, start - 50))}>Newer</button>
         <span class="dim small">{start + 1} to {Math.min(start + 50, found.total)} of {found.total}</span>
@@ -233,33 +241,38 @@ function Completions(props: { run: string; version: number }) {
   );
 }
 
-function One_(props: { row: Sample }) {
+function One_(props: { row: Sample; run: string }) {
   const { row } = props;
-  const rest = Object.entries(row).filter(([name]) => !["step", "prompt", "completion", "reward"].includes(name));
+  const rest = Object.entries(row).filter(([name]) => !HIDDEN.includes(name));
   return (
     <div class="sample">
-      <div class="small dim">step {row.step}{row.reward !== undefined && <> · reward <strong>{number(row.reward)}</strong></>}{rest.map(([name, value]) => ` · ${name} ${plain(value ?? null)}`)}</div>
+      <div class="small dim">step {row.step}{row.held_out && ", held out"}{row.reward !== undefined && <> · reward <Reward x={row.reward} /></>}{rest.map(([name, value]) => ` · ${name} ${plain(value ?? null)}`)}
+        {row.transcript !== undefined && <> · <a href={`#/agents?run=${props.run}&row=${row.index}`}>{row.transcript} messages</a></>}</div>
       {row.prompt !== undefined && <pre class="dim">{String(row.prompt)}</pre>}
       {row.completion !== undefined && <pre>{String(row.completion)}</pre>}
+      <Parts row={row} />
     </div>
   );
 }
 
 // The first and the last logged answer to the same prompt, with the words that changed.
-function Compare(props: { run: string; first: number; last: number }) {
-  const [before] = useAnswer(() => api.samples(props.run, { step: props.first, sort: "step" }), [props.run, props.first]);
-  const [after] = useAnswer(() => api.samples(props.run, { step: props.last, sort: "step" }), [props.run, props.last]);
+function Compare(props: { run: string; first: number; last: number; held_out: boolean | undefined }) {
+  const { run, first, last, held_out } = props;
+  const [before] = useAnswer(() => api.samples(run, { step: first, sort: "step", held_out }), [run, first, held_out]);
+  const [after] = useAnswer(() => api.samples(run, { step: last, sort: "step", held_out }), [run, last, held_out]);
   if (!before || !after) return null;
   const old = new Map(before.rows.map((row) => [row.prompt, row]));
   const pairs = after.rows.filter((row) => old.has(row.prompt)).map((row) => [old.get(row.prompt)!, row] as const);
   const shown = pairs.length ? pairs : after.rows.slice(0, before.rows.length).map((row, i) => [before.rows[i], row] as const);
+  const mean = (rows: readonly Sample[]) => number(rows.reduce((sum, row) => sum + (row.reward ?? 0), 0) / rows.length, 3);
   return (
     <>
       {!pairs.length && <p class="dim small">No prompt was logged at both steps: answers to different prompts, side by side.</p>}
+      {pairs.length > 0 && <p class="small">The same {pairs.length} questions: mean reward {mean(pairs.map(([one]) => one))} at step {first}, {mean(pairs.map(([, other]) => other))} at step {last}.</p>}
       {shown.map(([one, other], i) => (
         <div class="sample" key={i}>
           <pre class="dim">{String(other.prompt ?? "")}</pre>
-          <div class="small dim">step {one.step}, reward {number(one.reward)} → step {other.step}, reward {number(other.reward)}</div>
+          <div class="small dim">step {one.step}, reward <Reward x={one.reward} /> → step {other.step}, reward <Reward x={other.reward} /></div>
           <pre>{words(String(one.completion ?? ""), String(other.completion ?? "")).map(([kind, text], j) => kind === "+" ? <ins key={j}>{text}</ins> : kind === "-" ? <del key={j}>{text}</del> : <span key={j}>{text}</span>)}</pre>
         </div>
       ))}

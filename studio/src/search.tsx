@@ -1,6 +1,6 @@
 import { useMemo, useState } from "preact/hooks";
 import { api, type Board, type TreeNode } from "./api";
-import { Choice, number, Panel, Problem, Slider, useAnswer } from "./common";
+import { Choice, number, Panel, Problem, Scroll, Slider, useAnswer } from "./common";
 
 const CELL = 46;
 
@@ -36,12 +36,12 @@ export function Search(_: { control: boolean }) {
           <Slider label="simulations" value={simulations} min={0} max={player.startsWith("mcts") ? 5000 : 400} step={player.startsWith("mcts") ? 50 : 1}
             set={(count) => setSimulations(player.startsWith("mcts") ? Math.max(count, 1) : count)} />
           {board?.analysis && (
-            <div class="scroll"><table>
+            <Scroll><table>
               <thead><tr><th>move</th><th class="n">visits</th><th class="n">prior</th><th class="n">value</th></tr></thead>
               <tbody>{board.analysis.moves.slice(0, 12).map((row) => (
                 <tr key={row.action} aria-selected={row.action === board.analysis!.action}><td>{row.name}</td><td class="n">{row.visits ?? ""}</td><td class="n">{row.prior === null ? "" : `${(100 * row.prior).toFixed(1)}%`}</td><td class="n">{row.value === null ? "" : row.value.toFixed(3)}</td></tr>
               ))}</tbody>
-            </table></div>
+            </table></Scroll>
           )}
         </Panel>
       </div>
@@ -67,7 +67,7 @@ function Position(props: { board: Board; play: ((action: number) => void) | null
           const act = () => open && play!(cell.action!);
           const name = `row ${r + 1}, column ${c + 1}: ${cell.stone === null ? "empty" : cell.stone === 0 ? "first player" : "second player"}`;
           return (
-            <g key={`${r}-${c}`} class={open ? "cell" : ""} role={open ? "button" : "img"} tabIndex={open ? 0 : -1} aria-label={name} onClick={act} onKeyDown={(event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } }}>
+            <g key={`${r}-${c}`} class={open ? "cell" : ""} role={open ? "button" : "img"} tabindex={open ? 0 : -1} aria-label={name} onClick={act} onKeyDown={(event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } }}>
               <rect x={x + 1} y={y + 1} width={CELL - 2} height={CELL - 2} rx="4" fill="var(--soft)" stroke="var(--rule)" />
               {cell.stone !== null && <circle cx={x + CELL / 2} cy={y + CELL / 2} r={CELL * 0.36} fill={cell.stone === 0 ? "var(--bad)" : "var(--accent)"} />}
               {cell.stone === null && cell.action === best && best !== undefined && !(board.cells!.columns && rows[r + 1] && rows[r + 1][c].stone === null) && <circle cx={x + CELL / 2} cy={y + CELL / 2} r={CELL * 0.12} fill="var(--path)" />}
@@ -103,7 +103,7 @@ function Tree(props: { root: TreeNode }) {
   const deepest = Math.max(...placed.found.map((one) => one.x));
   const most = Math.max(props.root.visits, 1);
   return (
-    <div class="scroll">
+    <Scroll>
       <svg width={deepest + width} height={Math.max(placed.leaves, 1) * height + 8} role="group" aria-label="Search tree">
         {placed.found.map((one) => one.parent && <path key={`e${one.path}`} d={`M ${one.parent.x + width - 22} ${one.parent.y + 20} C ${one.x - 6} ${one.parent.y + 20}, ${one.parent.x + width - 6} ${one.y + 20}, ${one.x + 2} ${one.y + 20}`} fill="none" stroke="var(--dim)" stroke-width={0.6 + (5 * one.node.visits) / most} opacity="0.6" />)}
         {placed.found.map((one) => {
@@ -111,7 +111,7 @@ function Tree(props: { root: TreeNode }) {
           const more = node.children.length > 0;
           const toggle = () => more && setToggled({ ...toggled, [one.path]: !one.open });
           return (
-            <g key={one.path} class={more ? "cell" : ""} role="button" tabIndex={0} onClick={toggle} onKeyDown={(event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); toggle(); } }}
+            <g key={one.path} class={more ? "cell" : ""} role="button" tabindex={0} onClick={toggle} onKeyDown={(event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); toggle(); } }}
               aria-label={`${node.action ?? "root"}: ${node.visits} visits, value ${(node.q ?? node.value).toFixed(3)}`} aria-expanded={more ? one.open : undefined}>
               <rect x={one.x + 2} y={one.y + 3} width={width - 24} height={height - 10} rx="5" fill="var(--soft)" stroke={node.terminal ? "var(--path)" : "var(--rule)"} />
               <text x={one.x + 8} y={one.y + 17} font-size="12" font-weight="700" fill="var(--ink)">{node.action ?? "root"}{more && !one.open ? ` +${node.children.length}` : ""}{node.hidden && one.open ? ` (${node.hidden} hidden)` : ""}</text>
@@ -120,6 +120,6 @@ function Tree(props: { root: TreeNode }) {
           );
         })}
       </svg>
-    </div>
+    </Scroll>
   );
 }

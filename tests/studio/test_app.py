@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,22 @@ def test_the_page_is_built_from_these_sources() -> None:
     for name in sorted(names):
         found.update(f"{name}\n".encode() + (source / name).read_bytes())
     assert (app.PAGE / "source.txt").read_text().strip() == found.hexdigest(), "build the page again with: make page"
+
+
+@pytest.mark.skipif(not (ROOT / "studio" / "node_modules" / "vite").is_dir(), reason="cd studio && npm ci")
+def test_the_page_is_what_a_build_makes(tmp_path: Path) -> None:
+    build = [
+        "node",
+        "node_modules/vite/bin/vite.js",
+        "build",
+        "--outDir",
+        str(tmp_path / "page"),
+        "--logLevel",
+        "error",
+    ]
+    subprocess.run(build, cwd=ROOT / "studio", check=True, timeout=300)
+    built = {path.name: path.read_bytes() for path in (tmp_path / "page").iterdir()}
+    assert built == {path.name: path.read_bytes() for path in app.PAGE.iterdir()}
 
 
 def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:

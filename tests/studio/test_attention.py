@@ -25,7 +25,8 @@ TEXT = "what is 2+3? what is"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "memory"
     options = {"memory": "transformer", "memory_layers": 2, "memory_window": 8, "rollout_steps": 16, "minibatches": 1}
-    foresight.train("ppo", env="RepeatFirst-v0", steps=32, num_envs=2, evaluation_episodes=1, out=folder, show=False, **options)
+    options |= {"num_envs": 2, "evaluation_episodes": 1, "show": False}
+    foresight.train("ppo", env="RepeatFirst-v0", steps=32, out=folder, **options)
     return folder
 
 

@@ -17,8 +17,11 @@ pytest.importorskip("playwright.sync_api")
 import uvicorn
 from playwright import sync_api as playwright
 
+from foresight.runtime.attention import sources
 from foresight.studio import app, grid, serve
 from foresight.studio.runs import identity
+from tests import tiny_language
+from tests.studio.test_samples import talk
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -44,13 +47,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (hostile / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "reward": 0.5}\n')
     sample = {"step": 1, "prompt": HOSTILE, "completion": HOSTILE, "reward": 1}
     (hostile / "media" / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    talks = runs / "talks"
+    (talks / "media").mkdir(parents=True)
+    (talks / "config.yaml").write_text("algorithm: grpo\nkind: text\nenv: calculator\nseed: 0\nconfig: {steps: 9}\n")
+    (talks / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "reward": 0.5}\n')
+    rows = [talk(0, 0.0, held_out=True), talk(9, 1.0, held_out=True)]
+    (talks / "media" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = runs / "report"
+    report.mkdir()
+    row = {"method": "puct", "budget": 64, "accuracy": 1.0, "standard_error": 0.0, "sampled_tokens": 50.0,
+           "prompt_tokens": 9.0, "verifier_calls": 4.0, "seconds": 0.5}  # fmt: skip
+    about = {"task": "countdown", "model": "m", "verifier": "exact", "questions": 1, "metric": "accuracy"}
+    (report / "think.json").write_text(json.dumps({**about, "rows": [row]}))
+    nodes = [{"text": "q", "parents": [], "kind": "question", "score": None, "kept": True, "chosen": True}]
+    nodes += [
+        {"text": f"{i} {HOSTILE}", "parents": [0], "kind": "thought", "score": i / 20, "kept": i > 3, "chosen": i == 19}
+        for i in range(20)
+    ]
+    votes = [{"text": HOSTILE, "key": HOSTILE, "score": 3.0, "reward": 1.0}]
+    result = {"method": "puct", "budget": 64, "text": HOSTILE, "reward": 1.0, "votes": votes,
+              "charge": {"sampled_tokens": 50}, "tree": {"question": "q", "nodes": nodes}}  # fmt: skip
+    examples = [{"question": HOSTILE, "answer": "24", "results": [result]}]
+    (report / "thoughts.json").write_text(json.dumps({"examples": examples}))
     return runs
 
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
     taken = serve.listen("127.0.0.1", 28_765)
-    server = uvicorn.Server(uvicorn.Config(app.create([folder]), log_level="error", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(app.create([folder], model=tiny_language.folder()), log_level="error", lifespan="off")
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
     thread.start()
     yield serve.address("127.0.0.1", taken.getsockname()[1], None)
@@ -135,11 +162,65 @@ def test_a_game_is_played_with_clicks(page: Any, address: str) -> None:
     assert page.query_selector("svg[aria-label='Search tree'] g") is not None
 
 
-@pytest.mark.parametrize("view", ["runs", "grid", "search", "imagination"])
-def test_no_view_is_wider_than_a_phone(page: Any, address: str, view: str) -> None:
-    page.set_viewport_size({"width": 390, "height": 800})
+def test_a_head_is_knocked_out_and_the_output_changes(page: Any, address: str) -> None:
+    page.goto(f"{address}#/attention?text=what+is+2%2B3%3F")
+    page.wait_for_selector("svg[aria-label^='Attention'] [data-token='11']")
+    maps = sources.of_text(tiny_language.model(), "what is 2+3?")
+    name, chance = maps.likeliest(maps.output[-1])[0]
+    row = page.locator("tr", has=page.locator("code", has_text=json.dumps(name))).first
+    assert f"{chance:.3f}" in row.inner_text()
+    page.click("[aria-label='layer 1, head 2']")
+    change = maps.effect([maps.knock_out("1.2")])["change"]
+    first = page.inner_text("p[role=status] strong")
+    assert float(first) == pytest.approx(change, rel=1e-3)
+    page.focus("[data-token='11']")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("[data-token='10'][aria-pressed='true']")
+    change = maps.effect([maps.knock_out("1.2")], 10)["change"]
+    playwright.expect(page.locator("p[role=status] strong")).not_to_have_text(first, timeout=60_000)
+    assert float(page.inner_text("p[role=status] strong")) == pytest.approx(change, rel=1e-3)
+    page.click("button:has-text('Measure each head')")
+    strongest = max(max(row) for row in maps.each_head(10))
+    page.wait_for_selector("text=most:")
+    assert float(page.inner_text("text=most:").split()[1]) == pytest.approx(strongest, rel=1e-3)
+
+
+def test_thoughts_and_conversations_are_text(page: Any, address: str, folder: Path) -> None:
+    page.goto(f"{address}#/thoughts")
+    page.wait_for_selector("svg[aria-label='Tree of thoughts'] g")
+    assert page.locator("svg[aria-label='Tree of thoughts'] g[role=button]").count() == 9  # the question and the best
+    page.click("svg[aria-label='Tree of thoughts'] g[aria-label^='question']")
+    assert page.locator("svg[aria-label='Tree of thoughts'] g[role=button]").count() == 21
+    assert page.locator("button.mark").inner_text() == "✓"
+    page.goto(f"{address}#/agents?run={identity(folder.resolve() / 'talks')}")
+    page.wait_for_selector(".turn.tool .call.failed")
+    assert page.inner_text(".turn.assistant .call code >> nth=0") == "calculate"
+    assert page.inner_text(".turn.user pre >> nth=1").startswith("<img src=x")
+    page.click("button[aria-label='step 0, reward 0']")
+    page.wait_for_selector("h2:has-text('Step 0, held-out question')")
+    assert page.evaluate("window.hacked") is None
+
+
+AXE = Path(__file__).parents[2] / "studio" / "node_modules" / "axe-core" / "axe.min.js"
+RULES = {"light": ["wcag2a", "wcag2aa", "wcag21aa"], "dark": ["color-contrast"]}
+
+
+@pytest.mark.parametrize("view", app.VIEWS)
+def test_views_are_accessible_in_light_and_dark_and_fit_a_phone(page: Any, address: str, view: str) -> None:
+    page.goto("about:blank")
     page.goto(f"{address}#/{view}")
     page.wait_for_selector("main h1")
-    page.wait_for_timeout(300)
+    page.wait_for_load_state("networkidle") if view in ("grid", "search", "attention") else page.wait_for_timeout(300)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.wait_for_timeout(150)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1280, "height": 900})
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: cd studio && npm ci")
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    for scheme, rules in RULES.items():
+        page.emulate_media(color_scheme=scheme)
+        found = page.evaluate("rules => axe.run(document, {runOnly: rules})", rules)["violations"]
+        problems = [f"{one['id']}: {node['target']} {node['failureSummary']}" for one in found for node in one["nodes"]]
+        assert not problems, f"{view}, {scheme}:\n" + "\n".join(problems[:10])
+    page.emulate_media(color_scheme="light")

@@ -11,7 +11,7 @@ import pytest
 
 from foresight.errors import UserError
 from foresight.runtime.monitoring import log
-from foresight.studio import export
+from foresight.studio import export, samples
 from foresight.studio.runs import Library, decimate, identity
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
@@ -126,17 +126,25 @@ def test_only_pictures_of_the_run_are_served(tmp_path: Path) -> None:
 def test_completions_are_searched_and_sorted(tmp_path: Path) -> None:
     run = make(tmp_path / "run", rows(3))
     (run / "media").mkdir()
-    samples = [
+    written = [
         {"step": i, "prompt": f"q{i % 3}", "completion": HOSTILE + str(i), "reward": (i * 7) % 5} for i in range(20)
     ]
-    (run / "media" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    file = run / "media" / "samples.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in written))
     library = Library([tmp_path])
     library.find()
-    best = library.samples(identity(run), sort="best")["rows"]
-    assert [row["reward"] for row in best] == sorted((row["reward"] for row in samples), reverse=True)
-    assert library.samples(identity(run), search="Q1")["total"] == 7
-    assert [row["step"] for row in library.samples(identity(run), step=4)["rows"]] == [4]
-    assert len(library.samples(identity(run), start=15)["rows"]) == 5
+    rows_ = library.samples(identity(run))
+    best = samples.page(rows_, sort="best")["rows"]
+    assert [row["reward"] for row in best] == sorted((row["reward"] for row in written), reverse=True)
+    assert samples.page(rows_, search="Q1")["total"] == 7
+    assert [row["step"] for row in samples.page(rows_, step=4)["rows"]] == [4]
+    assert len(samples.page(rows_, start=15)["rows"]) == 5
+    with file.open("a") as stream:
+        stream.write(json.dumps({"step": 30, "reward": 9, "held_out": True}) + "\n" + '{"step": 31, "rew')
+    held_out = samples.page(library.samples(identity(run)), held_out=True)
+    assert [row["step"] for row in held_out["rows"]] == held_out["held_out_steps"] == [30]
+    file.write_text(json.dumps({"step": 1}) + "\nbroken\n[3]\n" + '{"step": "x"}\n')
+    assert library.samples(identity(run)) == [{"step": 1, "index": 0}]
 
 
 def test_settings_that_differ(tmp_path: Path) -> None:
