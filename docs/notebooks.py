@@ -1,10 +1,12 @@
 """Write the notebooks of the course and of the examples from their pages.
 
-python docs/notebooks.py
+python docs/notebooks.py                                      # writes the notebooks
+python docs/notebooks.py docs/notebooks/grid_world.md ...     # also runs these pages, and draws their pictures
 
 docs/learn/NAME.md becomes examples/learn/NAME.ipynb, and docs/notebooks/NAME.md becomes examples/NAME.ipynb. A block of
 Python is a cell; a block of `text` right after it is what the cell prints, which the tests compare. Everything else is
-text, with links that lead to the same place from the notebook.
+text, with links that lead to the same place from the notebook. The figures of a page become
+docs/media/notebooks/NAME-1.png and so on.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +74,31 @@ def written(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
+def draw(page: Path) -> int:
+    """Run a page from the first cell to the last and save its figures; returns their number."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.figure import Figure
+
+    names: dict[str, Any] = {"__name__": "__main__"}
+    count = 0
+    for kind, source, _ in cells(page.read_text(encoding="utf-8")):
+        if kind == "code":
+            exec(compile(source, page.name, "exec"), names)
+            last = names.get(source.rsplit("\n", 1)[-1])
+            shown = [pyplot.figure(number) for number in pyplot.get_fignums()]
+            for figure in [*shown, *([last] if isinstance(last, Figure) and last not in shown else [])]:
+                count += 1
+                figure.savefig(ROOT / "docs" / "media" / "notebooks" / f"{page.stem}-{count}.png", dpi=70)
+            pyplot.close("all")
+    return count
+
+
 if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(f"{draw(Path(name))} pictures of {name}")
     for page, place in pages().items():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(written(notebook(page, place)), encoding="utf-8")
