@@ -61,7 +61,7 @@ def main() -> None:
     began = time.monotonic()
     shares = {}
     for name in ALGORITHMS:
-        found = [path for path in sorted(RUNS.glob(f"{name}-TwoRoutes-v0-*")) if (path / "summary.json").is_file()]
+        found = [path for path in sorted(RUNS.glob(f"{name}-TwoRoutes-v0-[0-9]")) if (path / "summary.json").is_file()]
         for path in (path for path in found if re.fullmatch(r".*-\d+", path.name)):
             shares.setdefault(name, {})[path.name.rpartition("-")[2]] = routes(path, given.episodes)
             print(path.name, shares[name][path.name.rpartition("-")[2]], flush=True)
