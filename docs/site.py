@@ -1,5 +1,7 @@
 """Lay out what `make docs` builds: the pages, a reference of all modules, and the files that pages link to.
 
+The page of an algorithm ends with its rows of the results.
+
 python docs/site.py stage OUT    writes Markdown to OUT, which both mkdocs and Zensical build
 python docs/site.py check SITE   fails if a built page loads anything from elsewhere, or links to a page that is missing
 
@@ -93,6 +95,24 @@ def first(file: Path) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def reached() -> dict[str, str]:
+    """A section for the page of each algorithm with results: its rows, from the files in results/."""
+    from foresight.runtime.results.results import band, figure, gather
+
+    found: dict[str, list[str]] = {}
+    for row in gather():
+        if row.value is not None:
+            verdict = {None: "–", True: row.aim, False: f"{row.aim} (**missed**)"}[row.met]
+            line = (
+                f"| [{row.name}](../{row.file}) | {row.task} | {figure(row.value)}{band(row.interval)} | {verdict} | "
+            )
+            seeds = figure(row.done_seeds, 7) if row.done_seeds else "–"
+            found.setdefault(row.algorithm, []).append(f"{line}{seeds} | `{row.command}` |")
+    head = ["", "## Published results", "", "| row | task | reached [95% interval] | target | seeds | again |"]
+    head.append("|---|---|---|---|---|---|")
+    return {name: "\n".join([*head, *dict.fromkeys(lines), ""]) for name, lines in found.items()}
+
+
 def layers(names: dict[str, Path]) -> str:
     """The first page of the reference."""
     lines = ["# Reference", "", "Every public module, from its docstrings. `foresight show NAME` prints an algorithm's"]
@@ -114,8 +134,10 @@ def stage(out: Path) -> int:
     pages = {file.relative_to(DOCS).as_posix(): file for file in sorted(DOCS.rglob("*.md"))}
     pages |= {place: ROOT / name for name, place in TOPS.items()}
     shutil.rmtree(out, ignore_errors=True)
+    results = reached()
     for page, source in pages.items():
-        write(out / page, rewritten(source.read_text(encoding="utf-8"), source, page, known, copies))
+        text = source.read_text(encoding="utf-8") + results.get(page.removesuffix(".md"), "")
+        write(out / page, rewritten(text, source, page, known, copies))
     for name, file in names.items():
         write(out / known[file], listing(name, file, names))
     write(out / "reference" / "index.md", layers(names))

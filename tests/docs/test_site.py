@@ -84,6 +84,15 @@ def test_a_link_into_the_repository_is_rewritten(staged: Path) -> None:
     )
 
 
+def test_the_page_of_an_algorithm_ends_with_its_results(staged: Path) -> None:
+    assert "## Published results" not in (DOCS / "ppo.md").read_text(encoding="utf-8")
+    text = (staged / "ppo.md").read_text(encoding="utf-8").partition("## Published results")[2]
+    assert (
+        "[ppo-CartPole-v1](files/results/ppo-CartPole-v1.json) | CartPole-v1" in text and "foresight reproduce" in text
+    )
+    assert "## Published results" not in (staged / "search.md").read_text(encoding="utf-8")
+
+
 def test_outside_assets_and_dead_links_of_a_built_site_are_caught(tmp_path: Path) -> None:
     (tmp_path / "b.html").write_text('<link rel="canonical" href="https://x.y"><a href="https://x.y">x</a>')
     (tmp_path / "a.html").write_text('<script src="b.html"></script><a href="b.html#part">b</a><a href="#c">c</a>')
