@@ -19,11 +19,26 @@ class ContinuousBatchScheduler:
     def __init__(
         self, model: LanguageModel, prompts: Sequence[Sequence[int]], group: int, slots: int, max_new_tokens: int
     ) -> None:
-        self.group, self.total = group, len(prompts) * group
+        self.model, self.group, self.total = model, group, len(prompts) * group
+        self.growing = False
         count = min(slots, self.total)
         self.row = torch.full((count,), -1)  # the row in each slot; -1: free
         self.next = 0  # the first row of the queue
         self.cache = CacheAllocator(model, prompts, count, max_new_tokens, merged=group == 1)
+
+    def open(self, slots: int) -> None:
+        """Let rows be added while others are decoded, one for each prompt, in `slots` slots. Call it first.
+
+        The room of a slot is then the `max_new_tokens` given, with its prompt.
+        """
+        self.growing, self.row = True, torch.full((slots,), -1)
+        limit, prompts = self.cache.limit, self.cache.prompts
+        self.cache = CacheAllocator(self.model, prompts, slots, limit - max(map(len, prompts)), merged=True)
+
+    def add(self, prompt: Sequence[int]) -> None:
+        """Add a row, after `open`."""
+        self.cache.prompts.append(list(prompt))
+        self.total += 1
 
     @property
     def hidden(self) -> Tensor:
@@ -50,7 +65,7 @@ class ContinuousBatchScheduler:
             if self.next == self.total or FREE * free < len(self.row):
                 break
             self.cache.read(self.next // self.group, -(-free // self.group), self.live())
-        if self.next == self.total:
+        if self.next == self.total and not self.growing:
             self.drop()
         return bool((self.row >= 0).any())
 

@@ -1,0 +1,161 @@
+"""Learning live from a scripted user with a hidden preference: results/live-learning.json.
+
+python benchmarks/live_learning.py                              # scores and hints, seed 0
+python benchmarks/live_learning.py --modes evaluative directive both --seeds 0 1 2
+
+The user asks general questions and wants answers of one sentence of at most 20 words, which no prompt states. It
+replies "Thanks." or "Too long: one sentence of at most 20 words, please." An exact rule reads that message: a score of
+1 or -1 and, if there is one, the hint. Everything runs as in `foresight live`, but one loop after the other: the engine
+writes the turns, the store collects them, the rule scores them, the trainer publishes versions.
+
+`before` and `after` are the shares of 40 held-out questions whose sampled answers satisfy the user; `addition_before`
+and `addition_after` are the accuracy on 50 held-out sums, a skill that should not be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "results" / "live-learning.json"
+MOST_WORDS, MAX_TOKENS, INTERACTIONS, CLIENTS = 20, 64, 60, 4
+WISH = "Too long: one sentence of at most 20 words, please."
+THINGS = (
+    "a glacier", "a volcano", "photosynthesis", "gravity", "a haiku", "inflation", "the moon", "an atom", "a virus",
+    "a battery", "a rainbow", "coffee", "a comet", "democracy", "a compass", "honey", "an opera", "a desert", "steel",
+    "the heart", "a tide", "paper", "a fossil", "chess", "a galaxy", "salt", "an echo", "a lever", "glass", "a whale",
+)  # fmt: skip
+FORMS = ("What is {}?", "Explain {} to me.", "Tell me about {}.", "Describe {}.")
+
+
+def satisfied(reply: str, stopped: bool) -> bool:
+    """Whether the user likes a reply: finished, one sentence, at most 20 words, not empty."""
+    words, ends = reply.split(), sum(reply.rstrip().count(mark) for mark in ".!?")
+    return stopped and 2 < len(words) <= MOST_WORDS and ends <= 1 and "\n" not in reply.strip()
+
+
+def rate(messages: list[dict[str, str]], reply: str, next: dict[str, str]) -> tuple[float, str]:
+    """The exact rule: it reads the user's next message, not the reply."""
+    return (1.0, "") if next["content"] == "Thanks." else (-1.0, next["content"])
+
+
+def questions(seed: int) -> tuple[list[str], list[str]]:
+    """Questions to train on and 40 held-out ones, about other things."""
+    import random
+
+    things = random.Random(seed).sample(THINGS, len(THINGS))
+    seen, held_out = ([form.format(thing) for thing in few for form in FORMS] for few in (things[10:], things[:10]))
+    return random.Random(seed).sample(seen, INTERACTIONS), held_out
+
+
+def ask(engine: Any, texts: list[str], seed: int) -> list[Any]:
+    """The engine's replies to questions of as many clients at once."""
+    from foresight.agents.live.engine import Request
+
+    found, left = [], threading.Semaphore(0)
+    for number, text in enumerate(texts):
+        prompt = engine.model.encode([{"role": "user", "content": text}])
+        request = Request(prompt, MAX_TOKENS, seed=1000 * seed + number)
+        request.progress = lambda one: left.release() if one.over else None
+        engine.submit(request)
+        found.append(request)
+    for request in found:
+        left.acquire()
+        if request.error:
+            raise RuntimeError(request.error)
+    return found
+
+
+def share(engine: Any, texts: list[str], seed: int) -> float:
+    """The share of questions whose replies satisfy the user."""
+    replies = ask(engine, texts, seed)
+    return sum(satisfied(engine.model.decode(one.tokens), one.stopped) for one in replies) / len(replies)
+
+
+def learned(mode: str, seed: int, learning_rate: float) -> dict[str, Any]:
+    """One user of 60 interactions."""
+    from foresight.agents.live import loops, score, train
+    from foresight.agents.live.engine import Engine
+    from foresight.agents.live.settings import Config, Settings
+    from foresight.agents.live.store import Store, Turn
+    from foresight.nets.language import pretrained
+    from foresight.training.options import Tuning
+
+    began, (seen, held_out) = time.monotonic(), questions(seed)
+    check = loops.checker(Settings(check="addition", check_size=50))
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        config = Config(mode=mode, seed=seed, batch=CLIENTS, learning_rate=learning_rate, tuning=Tuning(lora=16))
+        train.begin(store, config.model)
+        trainer = train.Trainer(store, config)
+        engine = Engine(pretrained.load(config.model), 0, slots=8)
+        found: dict[str, Any] = {"before": share(engine, held_out, seed), "addition_before": check(trainer.policy)}
+        curve = []
+        for start in range(0, INTERACTIONS, CLIENTS):
+            few = seen[start : start + CLIENTS]
+            likes = []
+            for text, one in zip(few, ask(engine, few, 7 + start + seed), strict=True):
+                messages, session = [{"role": "user", "content": text}], f"{start} {text}"
+                reply = engine.model.decode(one.tokens)
+                likes.append(satisfied(reply, one.stopped))
+                store.add(Turn(session, one.version, messages, reply, one.prompt, one.tokens, one.logprob))
+                following = {"role": "user", "content": "Thanks." if likes[-1] else WISH}
+                store.request(session, [*messages, {"role": "assistant", "content": reply}, following])
+            store.collect(1e9)
+            score.step(store, lambda turn: rate(turn.messages, turn.reply, turn.next or {}))
+            metrics = trainer.step() or {}
+            if store.active() != engine.version:
+                active = store.active()
+                engine.exchange(pretrained.load(store.folder_of(active)), active)
+            curve.append(sum(likes) / len(likes))
+            shown = {name: round(value, 3) for name, value in metrics.items()}
+            print(mode, seed, start + len(few), f"satisfied {curve[-1]:.2f}", shown, flush=True)
+        found |= {"after": share(engine, held_out, seed), "addition_after": check(trainer.policy), "curve": curve,
+                  "versions": store.active(), "counts": store.counts()}  # fmt: skip
+        engine.close()
+    found["addition_lost"] = found["addition_before"] - found["addition_after"]
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
+
+
+def main() -> None:
+    """Run the users, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", default=["both"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    given = parser.parse_args()
+
+    import torch
+
+    from foresight.runtime import bench
+    from foresight.runtime.checkpoints import checkpoint
+
+    torch.set_num_threads(1)
+    document = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
+    for mode in given.modes:
+        runs = {str(seed): learned(mode, seed, given.learning_rate) for seed in given.seeds}
+        keys = ("before", "after", "addition_lost")
+        means = {key: sum(run[key] for run in runs.values()) / len(runs) for key in keys}
+        document[mode] = {**means, "learning_rate": given.learning_rate, "runs": runs}
+        document["seconds"] += sum(run["seconds"] for run in runs.values())
+    document = {
+        "what": "Learning live from a scripted user who wants one sentence of at most 20 words (SmolLM2-135M)",
+        "command": shlex.join(["python", "benchmarks/live_learning.py", *sys.argv[1:]]),
+        "seeds": given.seeds,
+        **{name: value for name, value in document.items() if name not in ("what", "command", "seeds")},
+        "versions": bench.versions(),
+        "machine": bench.machine(),
+    }
+    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

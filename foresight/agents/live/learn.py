@@ -1,0 +1,131 @@
+"""Learning from what follows a turn: OpenClaw-RL (2026), with its evaluative and its directive signal.
+
+Each turn o_1..o_T was sampled by π_old (its stored log-probabilities) and has a score r, a hint h, or both:
+
+    A_t = w_r r  +  w_h clip( log π_θ'(o_t | x, h, o_<t) − log π_old(o_t | x, o_<t), ±c )
+    J(θ) = mean over turns of 1/T Σ_t  min(ρ_t A_t, clip(ρ_t, 1−ε, 1+ε') A_t) − β k2(π_θ, π_ref)
+
+The first term is evaluative; the second is hindsight: the model before the update (θ') reads the hint at the end of the
+user's message and scores the turn it wrote without. Kept: PPO's asymmetric clip, no normalization of r, on-policy
+distillation on the sampled tokens with a clipped difference. Left out: the top-K divergence, steps of one task.
+
+The ids that were sampled are trained on, never a text that is tokenized again; ρ corrects for the weights that sampled.
+An update whose policy is further from the first version than `kl_bound` is undone: no user can move it beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from foresight.agents.live.settings import Config
+from foresight.agents.live.store import Turn
+from foresight.data.text import TokenBatch
+from foresight.nets.language.model import LanguageModel
+from foresight.ops import kl
+from foresight.ops.policy import clipped_surrogate, ratio
+from foresight.planning.generation.dialogue import as_data
+
+HINT = "\n[user's hint: {hint}]"
+
+
+def update(
+    policy: LanguageModel,
+    reference: LanguageModel,
+    optimizer: torch.optim.Optimizer,
+    turns: Sequence[Turn],
+    config: Config,
+) -> dict[str, float]:
+    """One gradient step on `turns`; undone, with `rejected` 1, if it leaves the bound to the first version."""
+    advantages = [advantage(policy, turn, config) for turn in turns]  # all before the step: θ' is one policy
+    optimizer.zero_grad()
+    total, count, used = 0.0, 0, [i for i, one in enumerate(advantages) if one is not None]
+    for i in used:
+        batch, found = _batch(turns[i]), advantages[i]
+        assert found is not None
+        logprob, _ = policy.logprob(batch, turns[i].temperature)
+        with torch.no_grad():
+            ref = reference.logprob(batch, turns[i].temperature)[0]
+        rho = ratio(logprob, batch.logprob.to(logprob.device))
+        terms = clipped_surrogate(rho, found.to(logprob.device)[None, None], config.clip_low, config.clip_high)
+        loss = (terms + config.kl_coef * kl.k2(logprob, ref)).mean() / len(used)
+        loss.backward()
+        total, count = total + loss.item(), count + logprob.numel()
+    scores = [turn.score for turn in turns if turn.score is not None]
+    metrics = {
+        "loss": total, "turns": float(len(used)), "tokens": float(count),
+        "score": sum(scores) / len(scores) if scores else 0.0,
+        "hints": sum(bool(turn.hint) for turn in turns) / len(turns), "rejected": 0.0, "kl": 0.0,
+    }  # fmt: skip
+    if not used:
+        return metrics
+    trained = list(_trained(optimizer))
+    before = [weight.detach().clone() for weight in trained]
+    torch.nn.utils.clip_grad_norm_(trained, config.tuning.max_grad_norm)
+    optimizer.step()
+    metrics["kl"] = divergence(policy, reference, [turns[i] for i in used])
+    if not metrics["kl"] <= config.kl_bound:  # also for NaN
+        with torch.no_grad():
+            for weight, old in zip(trained, before, strict=True):
+                weight.copy_(old)
+        metrics["rejected"] = 1.0
+    return metrics
+
+
+def advantage(policy: LanguageModel, turn: Turn, config: Config) -> Tensor | None:
+    """A_t of a turn's tokens `[T]`; None where there is no signal: no score but 0, and no hint."""
+    found = torch.zeros(len(turn.tokens))
+    if config.mode != "directive" and turn.score:
+        found += config.score_weight * turn.score
+    if config.mode != "evaluative" and turn.hint and (hinted := _hinted(policy, turn)) is not None:
+        with torch.no_grad():
+            teacher = policy.logprob(hinted, turn.temperature)[0][0, 0].cpu()
+        difference = teacher - torch.tensor(turn.logprob)
+        found += config.hint_weight * difference.clamp(-config.hint_clip, config.hint_clip)
+    return found if bool(found.any()) else None
+
+
+@torch.no_grad()
+def divergence(policy: LanguageModel, reference: LanguageModel, turns: Sequence[Turn]) -> float:
+    """KL(policy ‖ reference) where the tokens of turns stand, over all next tokens, in nats per token."""
+    found = []
+    for turn in turns:
+        with policy.precision():
+            ours, theirs = (m.logits(m.contexts(_batch(turn))).float() for m in (policy, reference))
+        found.append(kl.categorical(ours, theirs))
+    return torch.cat(found).mean().item()
+
+
+def one_sided(turns: Sequence[Turn], least: int = 6) -> list[str]:
+    """Sessions that always praise or always blame, in at least `least` scored turns: their scores carry no contrast."""
+    scores: dict[str, list[float]] = {}
+    for turn in turns:
+        if turn.score is not None:
+            scores.setdefault(turn.session, []).append(turn.score)
+    return [name for name, own in scores.items() if len(own) >= least and len(set(own)) == 1 and own[0] != 0]
+
+
+def _hinted(policy: LanguageModel, turn: Turn) -> TokenBatch | None:
+    """The turn's tokens after its conversation with the hint; None if there is no user's message, or no room."""
+    places = [i for i, message in enumerate(turn.messages) if message["role"] == "user"]
+    if not places:
+        return None
+    messages = [dict(message) for message in turn.messages]
+    asked = messages[places[-1]]
+    messages[places[-1]] = as_data(policy, {**asked, "content": asked["content"] + HINT.format(hint=turn.hint)})
+    prompt = policy.encode(messages)
+    return None if len(prompt) + len(turn.tokens) > policy.context else _batch(turn, prompt)
+
+
+def _batch(turn: Turn, prompt: list[int] | None = None) -> TokenBatch:
+    prompt = turn.prompt if prompt is None else prompt
+    return TokenBatch(
+        torch.tensor([prompt]), torch.tensor([len(prompt)]), torch.tensor([[turn.tokens]]),
+        torch.tensor([[len(turn.tokens)]]), torch.tensor([[turn.logprob]], dtype=torch.float32), torch.tensor([[True]]),
+    )  # fmt: skip
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
+    return (weight for group in optimizer.param_groups for weight in group["params"])

@@ -1,0 +1,169 @@
+"""The four loops of a live run, each a process: serve, collect, score, train. A supervisor restarts one that ends.
+
+python -m foresight.agents.live.loops LOOP FOLDER    is one of them
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from foresight.agents.live.settings import Config, Settings, read
+from foresight.agents.live.store import Store
+from foresight.errors import LostError, UserError
+from foresight.sandbox import process
+
+LOOPS = ("serve", "collect", "score", "train")
+TOKEN = "FORESIGHT_LIVE_TOKEN"  # environment variable: it stands in no file
+PAUSE = 0.5  # seconds between looks at the store
+AGAIN = 2.0  # seconds before a loop is restarted
+RETRY = 10.0  # seconds before a score is tried again
+
+
+def supervise(folder: Path, report: Callable[[str], object], stop: threading.Event) -> None:
+    """Run the four loops until `stop` is set, and report versions and events as they come."""
+    store, environment = Store(folder), dict(os.environ)
+    children: dict[str, subprocess.Popen[bytes]] = {}
+    again = dict.fromkeys(LOOPS, 0.0)
+    seen_versions, seen_events = len(store.versions()), len(store.events())
+    try:
+        while not stop.is_set():
+            for loop in LOOPS:
+                child = children.get(loop)
+                if child is not None and child.poll() is not None:
+                    report(f"{loop} ended, {process.ending(child.returncode)}; it starts again")
+                    process.kill(child)
+                    children.pop(loop)
+                    again[loop] = time.monotonic() + AGAIN
+                if loop not in children and time.monotonic() >= again[loop]:
+                    command = [sys.executable, "-m", "foresight.agents.live.loops", loop, str(folder)]
+                    children[loop] = process.start(command, environment)
+            versions, events = store.versions(), store.events()
+            for version in versions[seen_versions:]:
+                numbers = "  ".join(f"{k} {v:.3g}" for k, v in version["metrics"].items() if k != "rejected")
+                report(f"version {version['number']}  {numbers}")
+            for kind, text in events[seen_events:]:
+                report(f"{kind}: {text}")
+            seen_versions, seen_events = len(versions), len(events)
+            stop.wait(PAUSE)
+    finally:
+        for child in children.values():
+            process.kill(child)
+        store.close()
+
+
+def main(loop: str, folder: Path) -> None:
+    """Run one loop until it is killed."""
+    threading.Thread(target=_with_parent, args=(os.getppid(),), daemon=True).start()
+    settings, config = read(folder)
+    store = Store(folder)
+    if loop == "serve":
+        _serve(store, settings, config)
+    elif loop == "collect":
+        _forever(lambda: store.collect(settings.patience))
+    elif loop == "score":
+        _score(store, settings)
+    else:
+        from foresight.agents.live import train
+
+        check = checker(settings) if settings.check else None
+        trainer = train.Trainer(store, config, settings.device, check, settings.check_every, settings.tolerance)
+        _forever(trainer.step)
+
+
+def checker(settings: Settings) -> Callable[[Any], float]:
+    """The accuracy of greedy answers to the held-out questions of a text task."""
+    from foresight.envs.make import make
+    from foresight.envs.text.task import TextTask
+    from foresight.planning.generation.rollout import complete, texts
+
+    task = make(settings.check, "text")
+    if not isinstance(task, TextTask) or task.episode is not None:
+        raise UserError(f"--check must be a text task without tools, not {settings.check}.")
+    few = list(task.test[: settings.check_size])
+
+    def check(policy: Any) -> float:
+        grades = task.grade(few, texts(policy, complete(policy, few, 1, 32, 0.0, stop=task.stop)))
+        return sum(grades) / len(grades)
+
+    return check
+
+
+def scorer(settings: Settings) -> Any:
+    """The function that scores a turn. Raises UserError for a place that is none."""
+    from foresight.agents.live import score
+
+    if settings.score.startswith(("http://", "https://")):
+        from foresight.planning.generation.server import Server
+
+        return score.server(Server(settings.score, None).chat)
+    if Path(settings.score).is_dir():
+        from foresight.nets.language import pretrained
+        from foresight.planning.reasoning import verifiers
+        from foresight.runtime.reasoning.think import exported
+
+        model = pretrained.load_scorer(exported(settings.score), settings.device, trained=True)
+        return score.reward_model(verifiers.reward_model(model))
+    from foresight.envs.text.worker import function
+
+    function(settings.score)  # raises a sentence if it cannot be imported
+    return score.rules(settings.score)
+
+
+def _serve(store: Store, settings: Settings, config: Config) -> None:
+    import uvicorn
+
+    from foresight.agents.live import serve
+    from foresight.agents.live.engine import Engine
+    from foresight.nets.language import pretrained
+
+    def load(name: str) -> Any:
+        return pretrained.load(name, settings.device, config.tuning.precision)
+
+    version = store.active()
+    engine = Engine(load(store.folder_of(version)), version)
+    threading.Thread(target=serve.follow, args=(Store(store.folder), engine, load), daemon=True).start()
+    app = serve.create(store, engine, os.environ.get(TOKEN), settings.temperature)
+    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", access_log=False, lifespan="off")
+
+
+def _score(store: Store, settings: Settings) -> None:
+    from foresight.agents.live import score
+
+    if not settings.score:
+        threading.Event().wait()
+    give = scorer(settings)
+    down = ""
+    while True:
+        try:
+            if not score.step(store, give):
+                time.sleep(PAUSE)
+            down = ""
+        except (UserError, LostError) as error:  # turns wait until it answers again
+            if str(error) != down:
+                down = str(error)
+                store.event("score", f"turns wait: {error}")
+            time.sleep(RETRY)
+
+
+def _with_parent(parent: int) -> None:
+    """End this process when the supervisor has ended, however it did."""
+    while os.getppid() == parent:
+        time.sleep(PAUSE)
+    os._exit(0)
+
+
+def _forever(step: Callable[[], Any]) -> None:
+    while True:
+        if not step():
+            time.sleep(PAUSE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

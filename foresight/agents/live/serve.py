@@ -1,0 +1,268 @@
+"""The server of a live run: OpenAI's chat completions, whose turns are kept, and whose weights change while it serves.
+
+Headers of a request: `X-Session-Id` names the conversation (without it a turn is served and not kept), `X-Turn-Type:
+side` serves without keeping, `X-Session-Done: 1` marks the last request, `X-Session-Train: off` opts the session out
+for good. The `model` of a reply is `live-VERSION`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import sys
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from foresight.agents import protocol
+from foresight.agents.live import engine as engines
+from foresight.agents.live.engine import Engine
+from foresight.agents.live.store import Store, Turn
+from foresight.envs.tools import tool
+from foresight.errors import UserError
+from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.dialogue import as_data
+
+LOCAL = ("localhost", "127.0.0.1", "[::1]", "testserver")
+LONGEST_BODY = 4_000_000  # bytes
+MAX_TOKENS = 256  # of a turn, by default
+LONGEST_NAME = 200  # characters of a session
+
+
+def create(store: Store, engine: Engine, token: str | None = None, temperature: float = 1.0) -> FastAPI:
+    """The application. With a `token` every request must carry it; without, only requests to this machine are served.
+
+    `temperature` is that of requests that name none.
+    """
+    app = FastAPI(title="foresight live", docs_url=None, redoc_url=None, openapi_url=None)
+    lock = threading.Lock()
+
+    async def kept(call: Callable[..., Any], *arguments: Any) -> Any:
+        """Use the store in a thread, one call at a time."""
+
+        def run() -> Any:
+            with lock:
+                return call(*arguments)
+
+        return await asyncio.to_thread(run)
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
+        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
+        if token is None and host not in LOCAL:
+            return _error(403, f"This server answers to {LOCAL[0]} only.")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+            return _error(401, "Send the token that `foresight live` printed, as Authorization: Bearer TOKEN.")
+        if not request.headers.get("content-length", "0").isdigit():
+            return _error(400, "Content-Length is no number.")
+        if int(request.headers.get("content-length", "0")) > LONGEST_BODY:
+            return _error(413, f"A request has at most {LONGEST_BODY} bytes.")
+        response: Response = await call_next(request)
+        return response
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "live", "object": "model", "owned_by": "foresight"}]}
+
+    @app.get("/v1/live")
+    async def status() -> dict[str, Any]:
+        return {"version": engine.version, "turns": await kept(store.counts), "active": await kept(store.active)}
+
+    @app.post("/v1/sessions/{session}/forget")
+    async def forget(session: str) -> dict[str, Any]:
+        return {"forgotten": await kept(store.forget, session)}
+
+    @app.post("/v1/chat/completions")
+    async def chat(http: Request) -> Response:
+        body = await http.body()
+        if len(body) > LONGEST_BODY:
+            return _error(413, f"A request has at most {LONGEST_BODY} bytes.")
+        try:
+            given = json.loads(body)
+            if not isinstance(given, dict):
+                raise UserError("The body must be a JSON object.")
+            wanted = _request(engine.model, given, temperature)
+            engine_request, messages = wanted
+        except (UserError, ValueError, TypeError) as error:
+            return _error(400, str(error))
+        session = http.headers.get("x-session-id", "")[:LONGEST_NAME]
+        if session and http.headers.get("x-session-train", "").lower() == "off":
+            await kept(_opt_out, store, session)
+        keeps = bool(session) and not await kept(_opted_out, store, session)
+        with contextlib.suppress(OSError):
+            if keeps:
+                done = http.headers.get("x-session-done", "") in ("1", "true")
+                await _safely(kept, store.request, session, messages, done)
+        main = http.headers.get("x-turn-type", "main") == "main"
+        # A turn that was truncated by top-p or chosen greedily has no probability to correct by.
+        trains = keeps and main and engine_request.temperature > 0 and engine_request.top_p == 1
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[int]()
+        engine_request.progress = lambda r: _tell(loop, news, len(r.tokens))
+        try:
+            engine.submit(engine_request)
+        except UserError as error:
+            return _error(400, str(error))
+
+        async def finish() -> bool:
+            """Keep the finished turn; whether it is kept or need not be."""
+            if not trains or engine_request.error or engine_request.canceled:
+                return True
+            reply = protocol.text_of(protocol.reply(engine.model.decode(engine_request.tokens)))
+            text = as_data(engine.model, {"content": reply})["content"]  # as the next request repeats it
+            turn = Turn(
+                session, engine_request.version, messages, text, engine_request.prompt, engine_request.tokens,
+                engine_request.logprob, engine_request.temperature,
+            )  # fmt: skip
+            return await _safely(kept, store.add, turn)
+
+        if given.get("stream"):
+            events = _stream(engine, engine_request, news, finish)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        while not engine_request.over:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(news.get(), 1.0)
+            if await http.is_disconnected():
+                engine_request.canceled = True
+                return Response(status_code=499)
+        if engine_request.error:
+            return _error(500, engine_request.error)
+        stored = await finish()
+        text = engine.model.decode(engine_request.tokens)
+        message = protocol.reply(text)
+        counts = len(engine_request.prompt), len(engine_request.tokens)
+        document = {
+            **_head(engine_request, "chat.completion"),
+            "choices": [{"index": 0, "message": message, "finish_reason": _reason(engine_request, message)}],
+            "usage": {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)},
+        }
+        return JSONResponse(document, headers={} if stored else {"X-Turn-Kept": "no"})
+
+    return app
+
+
+async def _stream(
+    engine: Engine, request: engines.Request, news: asyncio.Queue[int], finish: Callable[[], Any]
+) -> AsyncIterator[str]:
+    """A turn as server-sent events: text as it is written; from the first call of a tool on, all of it at the end."""
+    head, shown = _head(request, "chat.completion.chunk"), 0
+
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
+        head["model"] = f"live-{request.version}"
+        return f"data: {json.dumps({**head, 'choices': [{'index': 0, 'delta': delta, 'finish_reason': reason}]})}\n\n"
+
+    try:
+        yield chunk({"role": "assistant", "content": ""})
+        while not request.over:
+            await news.get()
+            text = visible(engines.texts_of(engine.model, request.tokens[:]))
+            if len(text) > shown:
+                yield chunk({"content": text[shown:]})
+                shown = len(text)
+        if request.error:
+            yield f"data: {json.dumps({'error': {'message': request.error, 'type': 'server_error'}})}\n\n"
+            return
+        await finish()
+        whole = engine.model.decode(request.tokens)
+        message = protocol.reply(whole)
+        if calls := message.get("tool_calls"):
+            yield chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+        elif len(whole) > shown:
+            yield chunk({"content": whole[shown:]})
+        yield chunk({}, _reason(request, message))
+        yield "data: [DONE]\n\n"
+    finally:
+        request.canceled = True  # if the client hung up; nothing otherwise
+
+
+def visible(text: str) -> str:
+    """The beginning of a turn that can be no part of a call."""
+    text = text.partition(tool.CALL)[0]
+    held = max((length for length in range(1, len(tool.CALL)) if text.endswith(tool.CALL[:length])), default=0)
+    return text[: len(text) - held]
+
+
+def follow(store: Store, engine: Engine, load: Callable[[str], LanguageModel], pause: float = 0.5) -> None:
+    """Exchange the engine's weights whenever another version becomes active. Never returns."""
+    loaded = engine.version
+    while True:
+        active = store.active()
+        if active != loaded and active >= 0:
+            engine.exchange(load(store.folder_of(active)), active)
+            loaded = active
+        time.sleep(pause)
+
+
+def _request(
+    model: LanguageModel, given: dict[str, Any], temperature: float
+) -> tuple[engines.Request, list[dict[str, str]]]:
+    """The engine's request and the messages that the model reads."""
+    if given.get("n", 1) != 1:
+        raise UserError("n must be 1: send one request for each reply.")
+    tools = given.get("tools") or []
+    if not isinstance(tools, list):
+        raise UserError("tools must be a list.")
+    if given.get("tool_choice") == "none":
+        tools = []
+    messages = [as_data(model, message) for message in protocol.plain(given.get("messages"), tools)]  # type: ignore[arg-type]
+    stop = given.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
+        raise UserError("stop must be a text or a list of texts.")
+    most = given.get("max_completion_tokens") or given.get("max_tokens") or MAX_TOKENS
+    heat = given.get("temperature")
+    seed = given.get("seed")
+    request = engines.Request(
+        model.encode(messages), int(most), temperature if heat is None else float(heat),
+        float(given.get("top_p") or 1.0), tuple(stop), uuid.uuid4().int % 2**31 if seed is None else int(seed) % 2**31,
+    )  # fmt: skip
+    return request, messages
+
+
+def _head(request: engines.Request, kind: str) -> dict[str, Any]:
+    name = f"live-{request.version}"
+    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": name}
+
+
+def _reason(request: engines.Request, message: dict[str, Any]) -> str:
+    return "tool_calls" if message.get("tool_calls") else "stop" if request.stopped else "length"
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Queue[int], length: int) -> None:
+    with contextlib.suppress(RuntimeError):  # the server is closing
+        loop.call_soon_threadsafe(news.put_nowait, length)
+
+
+async def _safely(kept: Callable[..., Any], call: Callable[..., Any], *arguments: Any) -> bool:
+    """Write to the store; where the disk is full the turn is served all the same, and a line is printed."""
+    import sqlite3
+
+    try:
+        await kept(call, *arguments)
+    except sqlite3.OperationalError as error:
+        print(f"A turn was served and could not be kept: {error}.", file=sys.stderr)
+        return False
+    return True
+
+
+def _opt_out(store: Store, session: str) -> None:
+    out = store.get("opted_out", [])
+    if session not in out:
+        store.set("opted_out", [*out, session])
+    store.forget(session)
+
+
+def _opted_out(store: Store, session: str) -> bool:
+    return session in store.get("opted_out", [])

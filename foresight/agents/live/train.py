@@ -1,0 +1,132 @@
+"""The trainer of a live run: takes the window of scored turns, updates, and publishes a version; or rolls back.
+
+A version is a folder that is whole before the database names it. A trainer that is killed in between leaves a folder
+without a name, which the next one deletes; its turns are trained on then, from the same weights, and never twice.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from foresight.agents.live import learn
+from foresight.agents.live.settings import Config
+from foresight.agents.live.store import Store
+from foresight.nets.language import lora, pretrained
+from foresight.nets.language.model import LanguageModel
+from foresight.training import language
+
+VERSIONS = "versions"
+TRAINED = "trained.safetensors"  # the trained weights alone, to continue from
+Check = Callable[[LanguageModel], float]
+
+
+class Trainer:
+    """The weights and the optimizer of a live run.
+
+    `check(policy)` is a held-out measure, taken every `check_every` versions: where it is more than `tolerance` below
+    its first value, the last version that passed becomes active again and training pauses.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        device: str = "cpu",
+        check: Check | None = None,
+        check_every: int = 4,
+        tolerance: float = 0.1,
+    ) -> None:
+        self.store, self.config, self.device = store, config, device
+        self.check, self.check_every, self.tolerance = check, check_every, tolerance
+        (store.folder / VERSIONS).mkdir(exist_ok=True)
+        named = {str(version["number"]) for version in store.versions()}
+        for folder in (store.folder / VERSIONS).iterdir():
+            if folder.name not in named:  # a trainer was killed before it could publish it
+                shutil.rmtree(folder)
+        self._load()
+        if check is not None and store.get("check") is None:
+            store.set("check", {"first": check(self.policy), "passed": self.version})
+
+    def _load(self) -> None:
+        """The active version. The moments of the optimizer begin again."""
+        self.version = self.store.active()
+        self.policy, self.optimizer, _ = language.build(self.config, self.device)
+        self.reference = language.frozen(self.policy)
+        file = self.store.folder / VERSIONS / str(self.version) / TRAINED
+        if file.is_file():
+            weights = load_file(file, device=self.device)
+            with torch.no_grad():
+                for name, weight in self._weights().items():
+                    weight.copy_(weights[name])
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {name: weight for name, weight in self.policy.named_parameters() if weight.requires_grad}
+
+    def step(self) -> dict[str, float] | None:
+        """One update, if enough turns wait; returns its metrics, or None."""
+        if self.store.get("paused", False):
+            return None
+        if self.store.active() != self.version:
+            self._load()  # rolled back
+        turns = self.store.window(self.config.batch, self.config.staleness)
+        if len(turns) < self.config.batch:
+            return None
+        metrics = learn.update(self.policy, self.reference, self.optimizer, turns, self.config)
+        metrics["staleness"] = sum(self.version - turn.version for turn in turns) / len(turns)
+        suspects = learn.one_sided([t for t in self.store.turns() if t.score is not None])
+        ids = [turn.id for turn in turns]
+        if not metrics["turns"]:
+            self.store.reject(ids, f"{len(ids)} turns have no signal in the mode {self.config.mode}")
+            return metrics
+        if metrics["rejected"]:
+            shares = {session: sum(turn.session == session for turn in turns) for session in {t.session for t in turns}}
+            names = ", ".join(f"{name} ({count})" for name, count in sorted(shares.items(), key=lambda x: -x[1]))
+            why = f"KL {metrics['kl']:.3f} is beyond the bound {self.config.kl_bound}; sessions (turns): {names}"
+            self.store.reject(ids, why + (f"; always of one score: {', '.join(suspects)}" if suspects else ""))
+            return metrics
+        for name in suspects:
+            known = self.store.get("one_sided", [])
+            if name not in known:
+                self.store.set("one_sided", [*known, name])
+                self.store.event("one-sided", f"session {name} always gives the same score")
+        self._publish(metrics, ids)
+        self._gate()
+        return metrics
+
+    def _publish(self, metrics: dict[str, float], turns: list[int]) -> None:
+        number = 1 + max(version["number"] for version in self.store.versions())
+        folder = self.store.folder / VERSIONS / str(number)
+        adapters = lora.has(self.policy.module)
+        pretrained.save_folder(
+            self.policy.module, self.policy.tokenizer, folder, merged=not adapters, base=self.config.model
+        )
+        weights = {name: weight.detach().cpu().contiguous() for name, weight in self._weights().items()}
+        save_file(weights, folder / TRAINED)
+        self.store.publish(number, str(folder), metrics, turns)
+        self.version = number
+
+    def _gate(self) -> None:
+        if self.check is None or self.version % self.check_every:
+            return
+        state: dict[str, Any] = self.store.get("check")
+        value = self.check(self.policy)
+        if value >= state["first"] - self.tolerance:
+            self.store.set("check", {**state, "passed": self.version, "last": value})
+            return
+        self.store.set("paused", True)
+        self.store.activate(state["passed"])
+        self.store.event(
+            "gate", f"the held-out check fell from {state['first']:.3f} to {value:.3f} at version {self.version}: "
+            f"back to version {state['passed']}, and training is paused",
+        )  # fmt: skip
+
+
+def begin(store: Store, model: str) -> None:
+    """Make the model itself version 0, once."""
+    if store.active() < 0:
+        store.publish(0, model, {}, [])

@@ -1,0 +1,169 @@
+"""`foresight live`: a server of a language model that is trained on what follows its turns."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from foresight.cli import screen
+from foresight.errors import UserError
+
+HERE = ("127.0.0.1", "localhost", "::1")
+
+
+def live(
+    model: Annotated[str, tyro.conf.Positional],
+    *,
+    out: str = "runs/live",
+    score: str = "",
+    mode: Literal["both", "evaluative", "directive"] = "both",
+    batch: int = 8,
+    staleness: int = 4,
+    learning_rate: float = 1e-4,
+    lora: int = 16,
+    kl_coef: float = 0.02,
+    kl_bound: float = 1.0,
+    temperature: float = 1.0,
+    check: str = "",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    device: str = "auto",
+    rollback: int | None = None,
+    unpause: bool = False,
+    status: bool = False,
+    json: bool = False,
+) -> int:
+    """Serve a language model and train it on what follows its turns, until Ctrl-C. A live run as MODEL continues it.
+
+    Args:
+        model: "smollm2", a run with an export, a Hugging Face folder, a hub id, or the folder of a live run, whose own
+            settings then hold, but for host, port and device.
+        out: the folder of the run.
+        score: what scores a turn from the next message: file.py:name, the URL of an OpenAI-compatible server, or the
+            folder of a reward model. Without one, turns are kept and not trained on.
+        mode: train on scores (evaluative), on hints (directive), or both.
+        batch: turns per update.
+        staleness: versions by which a turn may be older than the weights that are trained.
+        learning_rate: of AdamW.
+        lora: rank of the adapters; 0 trains all weights.
+        kl_coef: penalty on the KL to the first version.
+        kl_bound: KL per token to the first version, in nats, beyond which an update is undone.
+        temperature: of requests that name none.
+        check: a text task, such as addition: where its held-out accuracy falls by 0.1, training stops and rolls back.
+        host: the address to listen on. Anything but this machine needs the token that is printed.
+        port: the port.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        rollback: serve and train from this version of a live run, and exit. A server that runs changes to it.
+        unpause: let a paused live run train again, and exit.
+        status: print the turns and versions of a live run, and exit.
+        json: with --status, print JSON.
+    """
+    import dataclasses
+
+    from foresight.agents.live import settings as live_settings
+    from foresight.agents.live.store import Store
+    from foresight.training.options import Tuning
+
+    known = (Path(model) / live_settings.SETTINGS).is_file()
+    if rollback is not None or unpause or status:
+        live_settings.read(Path(model))  # raises: it is no live run
+        store = Store(model)
+        if rollback is not None:
+            store.activate(rollback)
+        if unpause:
+            store.set("paused", False)
+        if status:
+            _status(store, json)
+        return 0
+    if not 0 < port < 65_536:
+        raise UserError(f"--port must be between 1 and 65535, not {port}.")
+    _free(host, port)
+    from foresight.agents.live import loops, train
+    from foresight.runtime import machine
+    from foresight.runtime.reasoning.think import exported
+
+    where = str(machine.pick_device(device))
+    folder = Path(model if known else out)
+    if known:
+        settings, config = live_settings.read(folder)
+        settings = dataclasses.replace(settings, host=host, port=port, device=where)
+    else:
+        if (folder / live_settings.SETTINGS).is_file():
+            raise UserError(f"{folder} is a live run: continue it with foresight live {folder}, or give another --out.")
+        config = live_settings.Config(
+            model=exported(model), mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate,
+            kl_coef=kl_coef, kl_bound=kl_bound, tuning=Tuning(lora=lora),
+        )  # fmt: skip
+        settings = live_settings.Settings(host, port, _absolute(score), where, temperature, check=check)
+    if settings.score:
+        loops.scorer(settings)  # raises a sentence before anything is started
+    if settings.check:
+        loops.checker(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    live_settings.write(folder, settings, config)
+    store = Store(folder)
+    train.begin(store, config.model)
+    store.close()
+    os.environ.pop(loops.TOKEN, None)
+    token = None if host in HERE else secrets.token_urlsafe(24)
+    if token is not None:
+        os.environ[loops.TOKEN] = token
+    name = f"[{host}]" if ":" in host else host
+    screen.note(f"Serving {config.model} at http://{name}:{port}/v1 (model: live), from {folder}. Stop it with Ctrl-C.")
+    screen.note("Give X-Session-Id with each request: only turns of a session are kept.")
+    if token is not None:
+        screen.note(f"Token: {token}")
+    if not settings.score:
+        screen.note("There is no --score: turns are kept and not trained on.")
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, lambda *_: stop.set())
+    loops.supervise(folder, screen.note, stop)
+    return 0
+
+
+def _free(host: str, port: int) -> None:
+    """Raise UserError if the port is taken or the host unknown."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port."
+            ) from error
+
+
+def _absolute(score: str) -> str:
+    """The place of a function or folder, from anywhere."""
+    file, colon, name = score.rpartition(":")
+    if colon and file.endswith(".py"):
+        return f"{Path(file).resolve()}:{name}"
+    return str(Path(score).resolve()) if score and Path(score).is_dir() else score
+
+
+def _status(store: object, json: bool) -> None:
+    from foresight.agents.live.store import Store
+
+    assert isinstance(store, Store)
+    versions, counts = store.versions(), store.counts()
+    if json:
+        events = [{"kind": kind, "text": text} for kind, text in store.events()]
+        document = {"active": store.active(), "turns": counts, "versions": versions, "events": events}
+        screen.emit({**document, "paused": store.get("paused", False)})
+        return
+    out = screen.stdout()
+    out.print(screen.table(("turns", "number"), [(state, f"{n:,}") for state, n in counts.items() if n]))
+    keys = ("turns", "score", "hints", "kl", "staleness")
+    cells = [(str(v["number"]), *(f"{v['metrics'].get(k, 0):.3g}" for k in keys)) for v in versions]
+    out.print(screen.table(("version", *keys), cells))
+    out.print(f"active: version {store.active()}" + (", training paused" if store.get("paused", False) else ""))
+    for kind, text in store.events():
+        out.print(f"{kind}: {text}", markup=False, soft_wrap=True)

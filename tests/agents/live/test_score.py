@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from foresight.agents.live import score
+from foresight.agents.live.store import Turn
+from foresight.errors import UserError
+
+TURN = Turn(
+    "s", 0, [{"role": "user", "content": "hello"}], "hi", [1], [2], [0.0], next={"role": "user", "content": "thanks"}
+)
+
+
+@pytest.mark.parametrize(
+    ("texts", "value", "hint"),
+    [
+        ([r"\boxed{1}", r"\boxed{-1}", "HINT: be much shorter\n\\boxed{1}"], 1.0, "be much shorter"),
+        ([r"\boxed{1}", r"\boxed{-1}"], 0.0, ""),
+        (["no vote", "HINT: short"], math.nan, ""),
+        ([r"\boxed{1} no, \boxed{-1}"], -1.0, ""),
+    ],
+)
+def test_votes_are_counted(texts: list[str], value: float, hint: str) -> None:
+    found = score.majority(texts)
+    assert found[1] == hint and (found[0] == value or (math.isnan(found[0]) and math.isnan(value)))
+
+
+def test_a_model_on_a_server_votes_on_quoted_data() -> None:
+    asked = []
+
+    def chat(messages: list[dict[str, str]], most: int, temperature: float, seed: int) -> str:
+        asked.append((messages[0]["content"], temperature, seed))
+        return r"\boxed{-1}"
+
+    assert score.server(chat)(TURN) == (-1.0, "")
+    assert [seed for _, _, seed in asked] == [0, 1, 2] and "user: thanks" in asked[0][0] and "\nhi\n" in asked[0][0]
+
+
+def test_rules_are_a_users_function(tmp_path: Path) -> None:
+    file = tmp_path / "rules.py"
+    file.write_text(
+        "def rate(messages, reply, next):\n    return (1, next['content']) if reply == 'hi' else 'bad'\n"
+        "def good(messages, reply, next):\n    return len(messages)\n"
+    )
+    assert score.rules(f"{file}:good")(TURN) == (1.0, "")
+    rate = score.rules(f"{file}:rate")
+    assert rate(TURN) == (1.0, "thanks")
+    with pytest.raises(UserError, match="return a score"):
+        rate(Turn("s", 0, [], "no", [1], [2], [0.0]))
+
+
+def test_a_reward_model_is_centered() -> None:
+    assert score.reward_model(lambda examples, texts: [0.75])(TURN) == (0.5, "")

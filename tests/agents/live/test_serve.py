@@ -1,0 +1,188 @@
+"""The live server through OpenAI's own client, over HTTP."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foresight.agents.live import learn, serve
+from foresight.agents.live.engine import Engine
+from foresight.agents.live.store import Store
+from foresight.envs.tools import tool
+from foresight.nets.language.model import LanguageModel
+from tests import tiny_language
+from tests.agents.live.test_learn import TEMPLATE
+
+openai = pytest.importorskip("openai")
+uvicorn = pytest.importorskip("uvicorn")
+
+TOKEN = "secret"
+
+
+def model(seed: int = 0) -> LanguageModel:
+    made = tiny_language.model(seed)
+    made.tokenizer.chat_template = TEMPLATE
+    return made
+
+
+class Served:
+    """A server in a thread, its store, engine and a client."""
+
+    def __init__(self, folder: Path, token: str | None = None) -> None:
+        self.store, self.engine = Store(folder), Engine(model(), 0, slots=4)
+        self.store.publish(0, "0", {}, [])
+        app = serve.create(self.store, self.engine, token)
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=TOKEN, max_retries=0, timeout=30)
+
+    def ask(self, *texts: str, session: str = "", headers: Any = None, **settings: Any) -> Any:
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        named = {"X-Session-Id": session} if session else {}
+        given = {"max_tokens": 6, **settings}
+        return self.client.chat.completions.create(
+            model="live", messages=messages, extra_headers={**named, **(headers or {})}, **given
+        )
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.should_exit = True
+        self.thread.join(10)
+        self.engine.close()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_turn_is_kept_as_it_was_sampled_and_answered_by_the_next_request(live: Served) -> None:
+    first = live.ask("hi", session="a")
+    assert (
+        first.model == "live-0" and first.usage.completion_tokens <= 6 and first.choices[0].message.role == "assistant"
+    )
+    second = live.ask("hi", first.choices[0].message.content, "thanks", session="a")
+    live.store.collect(60)
+    one, two = live.store.turns()
+    assert one.next == {"role": "user", "content": "thanks"} and two.state == "served" and one.version == 0
+    assert second.choices[0].finish_reason in ("stop", "length")
+    for turn in (one, two):  # what is trained on is what was sampled
+        with torch.no_grad():
+            again = live.engine.model.logprob(learn._batch(turn), 1.0)[0][0, 0]
+        torch.testing.assert_close(again, torch.tensor(turn.logprob), atol=1e-4, rtol=1e-4)
+        assert turn.prompt == live.engine.model.encode(turn.messages)
+
+
+def test_a_stream_has_the_same_text(live: Served) -> None:
+    replies = ((seed, live.ask("hi", seed=seed, max_tokens=12)) for seed in range(20))
+    seed, whole = next((seed, one) for seed, one in replies if one.usage.completion_tokens > 6)
+    chunks = list(live.ask("hi", seed=seed, max_tokens=12, stream=True, session="b"))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text.strip() == whole.choices[0].message.content and len(chunks) > 3
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert [turn.session for turn in live.store.turns()] == ["b"]
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("a <b> c", "a <b> c"), ("a <", "a "), ("a <tool_ca", "a "), (f"a {tool.CALL}x", "a "), ("a <tool>", "a <tool>"),
+])  # fmt: skip
+def test_what_may_become_a_call_is_not_shown_yet(text: str, shown: str) -> None:
+    assert serve.visible(text) == shown
+
+
+def test_only_turns_that_can_be_trained_on_are_kept(live: Served) -> None:
+    live.ask("hi")  # no session
+    live.ask("hi", session="a", headers={"X-Turn-Type": "side"})
+    live.ask("hi", session="a", temperature=0)
+    live.ask("hi", session="a", top_p=0.5)
+    assert live.store.turns() == []
+    live.ask("hi", session="a")
+    live.ask("ho", session="b")
+    live.ask("hi", session="a", headers={"X-Session-Train": "off"})
+    live.ask("hi", session="a")
+    assert [turn.session for turn in live.store.turns()] == ["b"]  # opted out for good, and forgotten
+
+
+def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
+    for settings, words in (
+        ({"n": 2}, "n must be 1"),
+        ({"max_tokens": 500}, "does not fit the context"),
+        ({"temperature": -1}, "temperature"),
+        ({"tools": [{"type": "function", "function": {"name": "a b", "parameters": {}}}]}, "no name of a tool"),
+        ({"stop": [""]}, "stop must be"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=words):
+            live.ask("hi", **settings)
+    with pytest.raises(openai.BadRequestError, match="role of message 0"):
+        live.client.chat.completions.create(model="live", messages=[{"role": "king", "content": "x"}])
+    assert [one.id for one in live.client.models.list()] == ["live"]
+
+
+def test_a_token_and_a_host_guard_the_server(tmp_path: Path) -> None:
+    made = Served(tmp_path, token=TOKEN)
+    try:
+        assert made.ask("hi").choices
+        with pytest.raises(openai.AuthenticationError):
+            made.client.with_options(api_key="wrong").models.list()
+    finally:
+        made.close()
+
+
+def test_another_host_is_refused_without_a_token(live: Served) -> None:
+    with pytest.raises(openai.PermissionDeniedError):
+        live.client.with_options(default_headers={"Host": "evil.example"}).models.list()
+
+
+def test_weights_change_under_load_and_no_request_is_refused(live: Served) -> None:
+    loaded = []
+
+    def load(folder: str) -> LanguageModel:
+        loaded.append(folder)
+        return model(int(folder))
+
+    threading.Thread(target=serve.follow, args=(live.store, live.engine, load, 0.01), daemon=True).start()
+
+    def client(number: int) -> list[int]:
+        return [int(live.ask("hi", session=f"s{number}").model.removeprefix("live-")) for _ in range(6)]
+
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(client, number) for number in range(8)]
+        for version in (1, 2):
+            time.sleep(0.1)
+            live.store.publish(version, str(version), {}, [])
+        found = [one.result() for one in running]  # raises if one was refused
+    live.store.publish(3, "3", {}, [])
+    end = time.monotonic() + 10
+    while live.ask("hi").model != "live-3" and time.monotonic() < end:
+        pass
+    assert all(versions == sorted(versions) for versions in found) and loaded[-1] == "3"
+    assert len(live.store.turns()) == 48 and {t.version for t in live.store.turns()} <= {0, 1, 2}
+
+
+def test_many_sessions_at_once(live: Served) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        replies = list(pool.map(lambda number: live.ask("hi", session=f"s{number}", max_tokens=1), range(200)))
+    assert len(replies) == 200 and len({turn.session for turn in live.store.turns()}) == 200
+
+
+def test_a_full_disk_serves_and_keeps_nothing(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sqlite3
+
+    def full(self: Store, *_: Any) -> int:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Store, "add", full)
+    assert live.ask("hi", session="a").choices

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foresight.agents.live import score
+from foresight.agents.live.store import Store, Turn
+from foresight.errors import LostError, UserError
+from tests.sabotage import sabotaged_by
+
+
+def turn(session: str = "s", reply: str = "hi", version: int = 0) -> Turn:
+    return Turn(session, version, [{"role": "user", "content": "hello"}], reply, [1, 2], [3, 4], [-0.5, -0.25])
+
+
+def conversation(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path)
+    made.publish(0, "model", {}, [])
+    return made
+
+
+def test_a_turn_goes_its_way(store: Store) -> None:
+    one = store.add(turn())
+    store.request("s", conversation("hello", "hi", "thanks"))
+    assert store.collect(60) == 1 and store.turns("answered")[0].next == {"role": "user", "content": "thanks"}
+    store.scored(one, 5.0, "shorter")
+    found = store.turns("scored")[0]
+    assert (found.score, found.hint, found.tokens, found.logprob) == (1.0, "shorter", [3, 4], [-0.5, -0.25])
+    assert [t.id for t in store.window(4, 1)] == [one]
+    store.publish(1, "folder", {"loss": 1.0}, [one])
+    assert store.counts()["trained"] == 1 and store.active() == 1 and store.turns("trained")[0].trained == 1
+    with pytest.raises(UserError, match="not waiting"):
+        store.publish(2, "folder", {}, [one])  # nothing is trained on twice
+    assert store.active() == 1 and len(store.versions()) == 2
+
+
+@sabotaged_by("foresight.agents.live.store.Store.request", lambda real: _any_reply(real))
+def test_two_clients_in_one_session_do_not_answer_for_each_other(store: Store) -> None:
+    first, second = store.add(turn(reply="one")), store.add(turn(reply="two"))
+    store.request("s", conversation("hello", "one", "to one"))
+    store.request("other", conversation("hello", "two", "of another session"))
+    store.collect(60)
+    found = {t.id: t for t in store.turns()}
+    assert found[first].next == {"role": "user", "content": "to one"} and found[second].state == "served"
+
+
+def _any_reply(real: Any) -> Any:
+    return lambda self, session, messages, done=False: real(
+        self, "s", [*messages[:1], {"role": "assistant", "content": "two"}, *messages[2:]], done
+    )
+
+
+def test_turns_without_a_next_state_end(store: Store) -> None:
+    store.add(turn())
+    store.request("s", conversation("bye"), done=True)
+    store.collect(60)
+    store.add(turn("t"))
+    assert store.counts()["ended"] == 1 and store.collect(60) == 0
+    assert store.collect(-1) == 1 and store.counts()["ended"] == 2
+
+
+def test_staleness_is_bounded(store: Store) -> None:
+    for number in range(1, 6):
+        store.publish(number, "f", {}, [])
+    for version in (0, 3, 5):
+        one = store.add(turn(version=version, reply=str(version)))
+        store.request("s", conversation("hello", str(version), "next"))
+        store.collect(60)
+        store.scored(one, 1.0)
+    assert [t.version for t in store.window(9, 2)] == [3, 5] and store.counts()["stale"] == 1
+    assert [t.version for t in store.window(1, 2)] == [3]  # first in, first out
+
+
+def test_scores_that_teach_nothing_are_left_out(store: Store) -> None:
+    for number, (value, hint) in enumerate([(0.0, ""), (math.nan, ""), (0.0, "a hint"), (math.nan, "a hint")]):
+        one = store.add(turn(reply=str(number)))
+        store.request("s", conversation("hello", str(number), "next"))
+        store.collect(60)
+        store.scored(one, value, hint)
+    assert store.counts()["unscored"] == 2 and [t.score for t in store.turns("scored")] == [0.0, None]
+
+
+def test_a_session_is_forgotten(store: Store) -> None:
+    store.add(turn("private", "secret"))
+    trained = store.add(turn("private", "older secret"))
+    store.request("private", conversation("hello", "older secret", "x"))
+    store.collect(60)
+    store.scored(trained, 1.0)
+    store.publish(1, "f", {}, [trained])
+    store.add(turn("public"))
+    assert store.forget("private") == 2
+    assert "secret" not in repr(store.turns()) and len(store.turns()) == 2 and store.counts()["trained"] == 1
+
+
+def test_versions_are_rolled_back_to(store: Store) -> None:
+    store.publish(1, "f", {"kl": 0.1}, [])
+    store.activate(0)
+    assert store.active() == 0 and store.folder_of(1) == "f" and store.events()[-1] == ("activated", "version 0")
+    with pytest.raises(UserError, match=r"no version 7. Versions: 0, 1"):
+        store.activate(7)
+
+
+def _work(folder: str) -> None:
+    """Collect and score for ever, as two loops do."""
+    store = Store(folder)
+    while True:
+        store.collect(1e9)
+        score.step(store, lambda one: (1.0, one.reply))
+
+
+def test_loops_that_are_killed_at_any_instant_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    store, draw = Store(tmp_path), random.Random(0)
+    store.publish(0, "m", {}, [])
+    forked, count = multiprocessing.get_context("fork"), 0
+    for _ in range(20):
+        worker = forked.Process(target=_work, args=(str(tmp_path),), daemon=True)
+        worker.start()
+        end = time.monotonic() + draw.uniform(0.0, 0.06)
+        while time.monotonic() < end:
+            store.add(turn(f"s{count}", f"reply {count}"))
+            store.request(f"s{count}", conversation("hello", f"reply {count}", f"next {count}"))
+            count += 1
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        worker.join()
+    while store.collect(1e9) or score.step(store, lambda one: (1.0, one.reply)):
+        pass
+    turns = store.turns("scored")
+    assert len(turns) == len(store.turns()) == count > 20
+    assert all(t.hint == t.reply and t.next["content"] == f"next {t.session[1:]}" for t in turns)  # type: ignore[index]
+
+
+def test_a_scorer_that_is_down_leaves_turns_waiting(store: Store) -> None:
+    one = store.add(turn())
+    store.request("s", conversation("hello", "hi", "next"))
+    store.collect(60)
+
+    def down(one: Turn) -> tuple[float, str]:
+        raise LostError("down")
+
+    with pytest.raises(LostError):
+        score.step(store, down)
+    assert store.counts()["answered"] == 1
+    assert score.step(store, lambda t: (-1.0, "")) == 1 and store.turns("scored")[0].id == one

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foresight.agents.live import learn, train
+from foresight.agents.live.settings import Config
+from foresight.agents.live.store import Store
+from foresight.nets.language import pretrained
+from foresight.training.options import Tuning
+from tests import tiny_language
+from tests.agents.live.test_learn import TEMPLATE, sampled
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A tiny model with a chat template."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_language.folder(), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return str(folder)
+
+
+def begun(tmp_path: Path, model: str, **settings: Any) -> tuple[Store, Config]:
+    store = Store(tmp_path / "live")
+    tuning = Tuning(lora=settings.pop("lora", 0), precision="float32")
+    config = Config(model=model, batch=3, learning_rate=1e-3, tuning=tuning, **settings)
+    train.begin(store, model)
+    return store, config
+
+
+def feed(store: Store, trainer: train.Trainer, score: float = 1.0, session: str = "s") -> None:
+    """One window of scored turns of the trainer's policy."""
+    for turn in sampled(3):
+        text = f"{turn.reply} {len(store.turns())}"
+        one = store.add(dataclasses.replace(turn, session=session, reply=text, version=trainer.version))
+        messages = [*turn.messages, {"role": "assistant", "content": text}, {"role": "user", "content": "next"}]
+        store.request(session, messages)
+        store.collect(60)
+        store.scored(one, score)
+
+
+def weights(trainer: train.Trainer) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in trainer._weights().items()}
+
+
+def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_versions_are_published_served_and_continued(tmp_path: Path, model: str) -> None:
+    store, config = begun(tmp_path, model, lora=2)
+    trainer = train.Trainer(store, config)
+    assert trainer.step() is None  # too few turns
+    feed(store, trainer)
+    metrics = trainer.step()
+    assert metrics is not None and metrics["staleness"] == 0 and store.active() == 1 and store.counts()["trained"] == 3
+    assert trainer.step() is None
+    again = train.Trainer(Store(tmp_path / "live"), config)
+    assert again.version == 1 and equal(weights(again), weights(trainer))
+    turn = store.turns("trained")[0]
+    served = pretrained.load(store.folder_of(1), precision="float32")  # adapters merged: what `serve` samples with
+    with torch.no_grad():
+        ours, theirs = (m.logprob(learn._batch(turn), 1.0)[0] for m in (trainer.policy, served))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_adapters_over_narrow_weights_are_trained(tmp_path: Path, model: str) -> None:
+    store, config = begun(tmp_path, model, lora=2)
+    narrow = dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, precision="bfloat16"))
+    trainer = train.Trainer(store, narrow)
+    feed(store, trainer)
+    metrics = trainer.step()
+    assert metrics is not None and metrics["kl"] > 0 and store.active() == 1
+
+
+def test_a_trainer_killed_before_it_publishes_trains_the_same_turns_once(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, config = begun(tmp_path, model)
+    trainer = train.Trainer(store, config)
+    first = weights(trainer)
+    feed(store, trainer)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            trainer.step()
+    orphan = store.folder / train.VERSIONS / "1"
+    assert orphan.is_dir() and store.active() == 0 and store.counts()["scored"] == 3
+    again = train.Trainer(store, config)
+    assert not orphan.exists() and equal(weights(again), first)
+    again.step()
+    assert equal(weights(again), weights(trainer)) and store.counts() == {**store.counts(), "trained": 3, "scored": 0}
+
+
+def test_a_rollback_is_trained_from(tmp_path: Path, model: str) -> None:
+    store, config = begun(tmp_path, model)
+    trainer = train.Trainer(store, config)
+    for _ in range(2):
+        feed(store, trainer)
+        trainer.step()
+    store.activate(1)
+    known = weights(train.Trainer(store, config))
+    assert trainer.version == 2 and trainer.step() is None and trainer.version == 1 and equal(weights(trainer), known)
+    feed(store, trainer)
+    trainer.step()
+    assert store.active() == 3 and store.versions()[-1]["parent"] == 1
+
+
+def test_a_held_out_check_that_falls_rolls_back_and_pauses(tmp_path: Path, model: str) -> None:
+    store, config = begun(tmp_path, model)
+    values = iter([0.8, 0.75, 0.3])
+    trainer = train.Trainer(store, config, check=lambda policy: next(values), check_every=1)
+    feed(store, trainer)
+    trainer.step()
+    assert store.active() == 1 and not store.get("paused")
+    feed(store, trainer)
+    trainer.step()
+    assert store.active() == 1 and store.get("paused") and "from 0.800 to 0.300" in store.events()[-1][1]
+    feed(store, trainer)
+    assert trainer.step() is None
+
+
+def test_a_user_of_one_score_is_named_and_one_beyond_the_bound_is_refused(tmp_path: Path, model: str) -> None:
+    store, config = begun(tmp_path, model)
+    trainer = train.Trainer(store, config)
+    for _ in range(2):
+        feed(store, trainer, session="flatterer")
+        trainer.step()
+    assert ("one-sided", "session flatterer always gives the same score") in store.events()
+    store, config = begun(tmp_path / "other", model, kl_bound=0.0)
+    trainer = train.Trainer(store, config)
+    feed(store, trainer, session="poisoner")
+    before = weights(trainer)
+    trainer.step()
+    assert equal(weights(trainer), before) and store.active() == 0 and store.counts()["rejected"] == 3
+    assert "poisoner (3)" in store.events()[-1][1]

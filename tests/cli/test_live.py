@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from foresight.agents.live.settings import Config, Settings, read, write
+from foresight.agents.live.store import Store
+from foresight.cli.main import main
+from foresight.training.options import Tuning
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "live"
+    store = Store(folder)
+    write(folder, Settings(port=9000, score="rules.py:rate"), Config(mode="directive", tuning=Tuning(lora=4)))
+    for number in range(3):
+        store.publish(number, str(number), {"turns": 8.0, "kl": 0.1}, [])
+    store.close()
+    return folder
+
+
+def test_settings_are_read_as_written(run: Path) -> None:
+    settings, config = read(run)
+    assert settings == Settings(port=9000, score="rules.py:rate")
+    assert config == Config(mode="directive", tuning=Tuning(lora=4))
+
+
+def test_a_run_is_looked_at_and_rolled_back(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["live", str(run), "--rollback", "1"]) == 0
+    assert main(["live", str(run), "--status", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["active"] == 1 and [v["number"] for v in document["versions"]] == [0, 1, 2]
+    assert document["events"] == [{"kind": "activated", "text": "version 1"}] and not document["paused"]
+    assert main(["live", str(run), "--status"]) == 0
+    assert "active: version 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["RUN", "--rollback", "9"], "no version 9"),
+        (["nowhere", "--status"], "no live run"),
+        (["smollm2", "--port", "0"], "--port must be"),
+        (["smollm2", "--port", "TAKEN"], "Cannot listen on"),
+        (["smollm2", "--score", "nowhere.py:rate"], "no file"),
+        (["smollm2", "--batch", "0"], "batch must be"),
+        (["smollm2", "--out", "RUN"], "is a live run"),
+        (["smollm2", "--check", "orders"], "without tools"),
+    ],
+)
+def test_mistakes_get_a_sentence(
+    run: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        known = {"RUN": str(run), "TAKEN": str(taken.getsockname()[1])}
+        out = [] if "--out" in arguments else ["--out", str(run.parent / "new")]
+        port = [] if "--port" in arguments else ["--port", str(free.getsockname()[1])]
+        free.close()
+        assert main(["live", *[known.get(one, one) for one in arguments], *out, *port]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (run.parent / "new").exists()
