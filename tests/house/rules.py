@@ -444,11 +444,13 @@ def indexed(index: str, algorithms: list[str], pages: list[str]) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """The lines of a page's shell blocks that start with `make` or `foresight`, without their comments."""
-    found = []
-    for block in re.findall(r"```(?:bash|sh|console|shell)\n(.*?)```", text, re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            line = line.removeprefix("$ ").split("  #")[0].strip()
+    """The lines of a page's shell and indented blocks that start with `make` or `foresight`, without their comments."""
+    found, text = [], text.replace("\\\n", " ")
+    blocks = re.findall(r"```(?:bash|sh|console|shell)\n(.*?)```", text, re.DOTALL)
+    blocks += re.findall(r"^ {4}(.*)", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    for block in blocks:
+        for line in block.splitlines():
+            line = line.strip().removeprefix("$ ").split("  #")[0].strip()
             if line.split(" ")[0] in ("make", "foresight"):
                 found.append(line)
     return found
