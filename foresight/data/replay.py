@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,7 +62,9 @@ class Replay:
     `final_obs` given to `add`. A step with `mask` 0 only holds an observation, the successor of the step before: no
     transition starts at it.
 
-    `rows` `[B, capacity, ...]` are the steps as a Trajectory, None before the first `add`.
+    `rows` `[B, capacity, ...]` are the steps as a Trajectory, None before the first `add`. `room` is called with the
+    shape and dtype of each of its tensors and returns the memory for it, all zeros. `added` counts the steps of each
+    stream since the beginning.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -70,6 +73,8 @@ class Replay:
             raise UserError(f"The replay's capacity must be at least 1 step per environment, not {capacity}.")
         self.capacity = capacity
         self.storage: Trajectory | None = None
+        self.room: Callable[..., Tensor] = torch.zeros
+        self.added = 0
         self._write = 0  # where the next step goes
         self._size = 0  # steps per stream
         self._flat: Trajectory | None = None  # views [B * capacity, ...] of `rows`
@@ -227,19 +232,24 @@ class Replay:
             "capacity": self.capacity,
             "write": self._write,
             "size": self._size,
+            "added": self.added,
             "rows": held,
             "final": final,
             "unreal": self._unreal,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict` exactly. Raises UserError if the capacity differs."""
+        """Restore `state_dict` exactly. Raises UserError if the capacity differs.
+
+        Its rows may be only some: consecutive ones, the first of them in column `at`.
+        """
         if state["capacity"] != self.capacity:
             raise UserError(
                 f"The checkpoint's replay has a capacity of {state['capacity']} steps per environment, this one "
                 f"{self.capacity}: resume with the same replay_size and num_envs."
             )
         self._write, self._size, self.storage, self._unreal = state["write"], state["size"], None, state["unreal"]
+        self.added = state.get("added", self._write + (self.capacity if self._size == self.capacity else 0))
         final = state["final"]
         self._final = {}
         if final is not None:
@@ -247,8 +257,9 @@ class Replay:
         if state["rows"] is not None:
             self._allocate(state["rows"])
             assert self.storage is not None
+            segment = state.get("at", 0), 0, state["rows"]["reward"].shape[1]
             for key in _FIELDS:
-                _write(key, getattr(self.storage, key), state["rows"].get(key), [(0, 0, self._size)])
+                _write(key, getattr(self.storage, key), state["rows"].get(key), [segment])
 
     def _allocate(self, fields: dict[str, Tree]) -> None:
         self.storage = Trajectory(**tree_map(self._room, fields))
@@ -292,6 +303,7 @@ class Replay:
             for stream in limited.nonzero().squeeze(-1).tolist():
                 key = stream * self.capacity + self._write
                 self._final[key] = _row(final_obs, stream)
+        self.added += kept
         self._write = (self._write + kept) % self.capacity
         self._size = min(self._size + kept, self.capacity)
 
@@ -311,7 +323,7 @@ class Replay:
 
     def _room(self, like: Tensor) -> Tensor:
         """Memory `[B, capacity, ...]` for values like `like` `[B, T, ...]`."""
-        return torch.zeros(like.shape[0], self.capacity, *like.shape[2:], dtype=like.dtype, device=like.device)
+        return self.room(like.shape[0], self.capacity, *like.shape[2:], dtype=like.dtype, device=like.device)
 
 
 def shared_replay(rows: int, envs: int, n_steps: int = 1) -> Replay:

@@ -6,7 +6,9 @@ every action led to, also where the environment was reset in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,8 @@ from foresight.data import trees
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.errors import UserError
+
+CHUNK = 16_384  # rows of a chunk at most: they are read into memory together
 
 
 class Arrival(NamedTuple):
@@ -36,15 +40,38 @@ def arrivals(batch: Trajectory) -> Arrival:
     return Arrival(reward * known, discount * known, known)
 
 
+@dataclasses.dataclass
+class Chunk:
+    """The rows from `first` to before `last` of a stream, counted since the beginning. They never change again.
+
+    `rows()` are their fields `[1, T, ...]` by name, of the newest T of these rows if the others are lost. `file` has
+    the sha256 and the size of the file that holds all of them; it is empty as long as there is none.
+    """
+
+    stream: int
+    first: int
+    last: int
+    file: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rows: Callable[[], dict[str, Tensor]] = dict
+
+
 class Sequences:
     """The last `capacity` rows of `streams` environments together. Episodes of one environment follow each other.
 
-    `added` counts the rows per stream since the beginning.
+    With `on_disk`, a checkpoint writes only the rows since the last one, as `chunks`, and the `extras`, which may have
+    been refreshed. The rows are in files too, if a run asks for it with `use`; the samples are the same.
     """
 
-    def __init__(self, capacity: int, streams: int) -> None:
+    def __init__(self, capacity: int, streams: int, on_disk: bool = False) -> None:
         """Raises UserError if there is not one row for each stream."""
         self.streams = [Replay(capacity // streams) for _ in range(streams)]
+        self.on_disk = on_disk
+        self.chunks: list[Chunk] = []
+
+    def use(self, room: Callable[..., Tensor]) -> None:
+        """Allocate memory by `room` from now on, see `Replay`."""
+        for stream in self.streams:
+            stream.room = room
 
     def __len__(self) -> int:
         """The number of rows stored, over all streams."""
@@ -126,7 +153,11 @@ class Sequences:
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs."""
-        return {"streams": [stream.state_dict() for stream in self.streams]}
+        states = [stream.state_dict() for stream in self.streams]
+        if not self.on_disk:
+            return {"streams": states}
+        self.chunks = [chunk for i in range(len(states)) for chunk in self._log(i)]
+        return {"streams": list(map(_without_chunks, states)), "chunks": self.chunks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict` exactly. Raises UserError if the capacity or the number of streams differs."""
@@ -137,6 +168,56 @@ class Sequences:
             )
         for stream, saved in zip(self.streams, state["streams"], strict=True):
             stream.load_state_dict(saved)
+            if stream.storage is not None and "extras" in saved:
+                for name, values in saved["extras"].items():
+                    stream.storage.extras[name][:, : values.shape[1]] = values
+        self.chunks = state.get("chunks", [])
+        for chunk in self.chunks:
+            stream, rows = self.streams[chunk.stream], chunk.rows()
+            first = max(chunk.first, stream.added - len(stream))
+            for name, into in _constant(stream):
+                into[:, _columns(stream, first, chunk.last)] = rows[name][:, first - chunk.last :]
+
+    def _log(self, i: int) -> list[Chunk]:
+        """The chunks of all rows of stream `i` but the newest, which `interrupt` may still change."""
+        stream = self.streams[i]
+        oldest = stream.added - len(stream)
+        found = [chunk for chunk in self.chunks if chunk.stream == i and chunk.file and chunk.last > oldest]
+        first, end = max([oldest, *(chunk.last for chunk in found)]), stream.added - 1
+        while first < end:
+            wrap = (first // stream.capacity + 1) * stream.capacity  # a chunk is in one piece in the ring
+            last = min(end, wrap, first + CHUNK)
+            found.append(Chunk(i, first, last))
+            first = last
+        for chunk in found:
+            columns = _columns(stream, max(chunk.first, oldest), chunk.last)
+            chunk.rows = functools.partial(_rows, stream, columns)
+        return found
+
+
+def _columns(stream: Replay, first: int, last: int) -> slice:
+    """Where the ring holds the rows from `first` to before `last`, which are in one piece there."""
+    return slice(first % stream.capacity, (last - 1) % stream.capacity + 1)
+
+
+def _rows(stream: Replay, columns: slice) -> dict[str, Tensor]:
+    return {name: x[:, columns] for name, x in _constant(stream)}
+
+
+def _constant(stream: Replay) -> Iterator[tuple[str, Tensor]]:
+    """The fields of `storage` that are never refreshed, by name: all but the extras."""
+    for field in dataclasses.fields(Trajectory):
+        if field.name != "extras":
+            yield from trees.leaves(getattr(stream.storage, field.name), field.name)
+
+
+def _without_chunks(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a stream without what its chunks hold: of all rows the extras, otherwise the newest row."""
+    rows = state["rows"]
+    if rows is None:
+        return state
+    at = (state["write"] - 1) % state["capacity"]
+    return {**state, "rows": tree_map(lambda x: x[:, at : at + 1], rows), "at": at, "extras": rows["extras"]}
 
 
 def _one(i: int) -> Callable[[Tensor], Tensor]:

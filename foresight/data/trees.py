@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -40,6 +40,15 @@ def to(tree: Same, device: str | torch.device) -> Same:
 def pick(tree: Same, rows: torch.Tensor) -> Same:
     """The rows `rows` (int64) of the first dim."""
     return tree_map(lambda x: x[rows], tree)
+
+
+def leaves(tree: Tree, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a tree called `name`, with their names: those of the dict `obs` are `obs.view`, `obs.speed`."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from leaves(value, f"{name}.{key}")
+    elif tree is not None:
+        yield name, tree
 
 
 def reset_carry(carry: Same, cut: torch.Tensor) -> Same:

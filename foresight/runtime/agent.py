@@ -16,7 +16,7 @@ from torch import Tensor
 from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments, kinds, machine
-from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.checkpoints import checkpoint, run_state
 from foresight.runtime.config import paths
 from foresight.runtime.config.settings import Settings
 from foresight.runtime.evaluation.evaluate import Evaluation, evaluate
@@ -48,6 +48,7 @@ class Agent:
         self.spaces = environments.spaces(self.env)
         device = machine.pick_device(device, gpu=kinds.get(self.settings.kind).gpu)
         self.state = self.module.build(self.config, self.spaces, device)
+        run_state.use_disk(self.state, path)
         self.step: int = checkpoint.restore(found, self.state, device)["step"]
         if completer is not None:
             from foresight.planning.generation import server  # late: only language models have one

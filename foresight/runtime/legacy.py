@@ -88,8 +88,11 @@ _STATES: Mapping[str, Mapping[str, str]] = {
 
 def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
     """The saved fields of a State of class `kind` under their present names."""
-    renamed = _STATES.get(kind.__module__.rpartition(".")[2], {}) if kind.__name__ == "State" else {}
-    return {renamed.get(name, name): value for name, value in nodes.items()}
+    algorithm = kind.__module__.rpartition(".")[2] if kind.__name__ == "State" else ""
+    found = {_STATES.get(algorithm, {}).get(name, name): value for name, value in nodes.items()}
+    if algorithm in ("dreamer", "storm"):  # they had one generator for acting and for updates
+        found.setdefault("inner", found.get("generator"))
+    return found
 
 
 def sections(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -144,6 +144,7 @@ class Session:
         """A new State, or the one in the checkpoint that the run starts from."""
         machine.seed_everything(self.settings.seed)
         state = self.module.build(self.config, environments.spaces(env), self.device)
+        run_state.use_disk(state, self.path)
         self.kind.connect(self, state)
         if self.start is not None:
             run_state.restore(self, state, self.start)

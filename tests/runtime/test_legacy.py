@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import yaml
 from safetensors.torch import save_file
 
 from foresight.algorithms.language import rlhf_ppo
+from foresight.algorithms.world import dreamer, storm
 from foresight.cli import train as command
 from foresight.errors import UserError
 from foresight.nets.language import pretrained
@@ -199,3 +201,11 @@ def test_weights_are_read_under_their_former_names(tmp_path: Path) -> None:
     again = pretrained.load_heads(str(tmp_path))
     assert again is not None and torch.equal(again.value_weight, heads.value_weight)
     assert legacy.weight("actor.reach") == "actor.scale"
+
+
+@sabotaged_by("foresight.runtime.legacy.state_fields", lambda f: lambda kind, nodes: dict(nodes))
+@pytest.mark.parametrize("module", [dreamer, storm])
+def test_agents_with_world_models_had_one_generator(module: Any) -> None:
+    present = legacy.state_fields(module.State, {"generator": 1, "step": 2})
+    assert present == {"generator": 1, "step": 2, "inner": 1}
+    assert legacy.state_fields(module.State, {**present, "inner": 3})["inner"] == 3

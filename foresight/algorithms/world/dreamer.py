@@ -63,6 +63,7 @@ class Config:
     batch_size: int = 16  # sequences per gradient step; table 4
     sequence_length: int = 64  # rows per sequence; table 4
     replay_size: int = 1_000_000  # rows kept; 5,000,000 in table 4
+    replay_on_disk: bool = False  # rows in files of the run, not in memory; a checkpoint then writes only new ones
     learning_starts: int = 1_000  # env steps with random actions, before the first update
     learning_rate: float = 4e-5  # LaProp; table 4
     lr_warmup: int = 1_000  # gradient steps
@@ -102,7 +103,8 @@ class State:
     spread: imagination.Spread
     optimizer: imagination.LaProp
     replay: Sequences
-    generator: torch.Generator  # samples actions and latents
+    generator: torch.Generator  # samples the actions that are taken, and the latents before them
+    inner: torch.Generator  # samples latents and imagined actions within updates
     sampler: torch.Generator  # samples sequences, on the CPU
     step: int = 0
     gradient_steps: int = 0
@@ -132,8 +134,9 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         copy.deepcopy(critic).requires_grad_(False),
         imagination.Spread().to(device),
         imagination.LaProp(parameters, config.learning_rate, warmup=config.lr_warmup),
-        Sequences(config.replay_size, config.num_envs),
+        Sequences(config.replay_size, config.num_envs, config.replay_on_disk),
         generator=torch.Generator(device).manual_seed(config.seed),
+        inner=torch.Generator(device).manual_seed(config.seed + 1),
         sampler=torch.Generator().manual_seed(config.seed),
     )
 
@@ -201,14 +204,14 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
     """One gradient step of world model, critic and actor together, and the average of the slow critic."""
     config, model, actor, critic = state.config, state.model, state.actor, state.critic
     batch = batch.replace(action=batch.extras["action"])
-    terms, found = model.loss(carry, batch, arrival, state.generator)
+    terms, found = model.loss(carry, batch, arrival, state.inner)
 
     latents = {name: x.detach() for name, x in found.items()}
     alive = 1 - batch.cut * arrival.known * (arrival.discount == 0)  # 0 at final observations; a lost life is not one
     late = slice(-config.imagined_last, None) if config.imagined_last else slice(None)
     with torch.no_grad():
         starts = {name: x[:, late].flatten(0, 1) for name, x in latents.items()}
-        steps, features = model.imagine(starts, actor, config.horizon, state.generator)
+        steps, features = model.imagine(starts, actor, config.horizon, state.inner)
     predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
     with torch.no_grad():
         value, slow = predicted.mean(), state.slow_critic(features).mean()

@@ -54,6 +54,7 @@ class Config:
     batch_size: int = 50  # sequences per gradient step
     sequence_length: int = 50  # rows per sequence
     replay_size: int = 1_000_000  # rows kept
+    replay_on_disk: bool = False  # rows in files of the run, not in memory; a checkpoint then writes only new ones
     learning_rate: float = 1e-3  # Adam
     adam_eps: float = 1e-4  # ε of Adam
     max_grad_norm: float = 1000.0  # bound of the gradient norm
@@ -106,7 +107,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         config,
         model,
         torch.optim.Adam(model.parameters(), config.learning_rate, eps=config.adam_eps, fused=True),
-        Sequences(config.replay_size, config.num_envs),
+        Sequences(config.replay_size, config.num_envs, config.replay_on_disk),
         generator=torch.Generator(device).manual_seed(config.seed),
         sampler=torch.Generator().manual_seed(config.seed),
         space=spaces.action,

@@ -77,6 +77,7 @@ class Config:
     batch_size: int = 16  # sequences per update of the model; code
     sequence_length: int = 64  # rows per sequence; code
     replay_size: int = 100_000  # rows kept; code
+    replay_on_disk: bool = False  # rows in files of the run, not in memory; a checkpoint then writes only new ones
     learning_starts: int = 1_024  # env steps with random actions, before the first update; code
     learning_rate: float = 1e-4  # of the model, Adam; code
     agent_learning_rate: float = 3e-5  # of actor and critic, Adam; code
@@ -131,7 +132,8 @@ class State:
     optimizer: torch.optim.Adam  # of the model
     agent_optimizer: torch.optim.Adam  # of actor and critic
     replay: Sequences
-    generator: torch.Generator  # samples actions and latents
+    generator: torch.Generator  # samples the actions that are taken, and the latents before them
+    inner: torch.Generator  # samples latents and imagined actions within updates
     sampler: torch.Generator  # samples sequences, on the CPU
     step: int = 0
     gradient_steps: int = 0
@@ -167,8 +169,9 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         imagination.Spread().to(device),
         torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True),
         torch.optim.Adam(agent, lr=config.agent_learning_rate, eps=1e-5, fused=True),
-        Sequences(config.replay_size, config.num_envs),
+        Sequences(config.replay_size, config.num_envs, config.replay_on_disk),
         generator=torch.Generator(device).manual_seed(config.seed),
+        inner=torch.Generator(device).manual_seed(config.seed + 1),
         sampler=torch.Generator().manual_seed(config.seed),
     )
 
@@ -227,7 +230,7 @@ def sample(state: State, count: int, length: int) -> tuple[Trajectory, Arrival]:
 def update_model(state: State, batch: Trajectory, arrival: Arrival) -> tuple[dict[str, Tensor], Tree]:
     """One gradient step of the world model on sequences `[B, T]`; its metrics, and the states of all rows."""
     config, model = state.config, state.model
-    terms, found = model.loss(model.initial(len(batch.reward)), batch, arrival, state.generator)
+    terms, found = model.loss(model.initial(len(batch.reward)), batch, arrival, state.inner)
     coefs = {
         "dynamics": config.dynamics_coef,
         "representation": config.representation_coef,
@@ -247,7 +250,7 @@ def roots(state: State, batch: Trajectory, arrival: Arrival, found: Tree) -> tup
         length = 1
         batch, arrival = sample(state, config.imagined_batch, config.context + 1)
         with torch.no_grad():
-            latest = state.model.latest(batch.obs, batch.action, batch.cut, state.generator)
+            latest = state.model.latest(batch.obs, batch.action, batch.cut, state.inner)
         found = {name: x.unsqueeze(1) for name, x in latest.items()}
     late = slice(-length, None)
     found = {name: x[:, late] for name, x in found.items()}
@@ -259,7 +262,7 @@ def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival
     config, model, actor, critic = state.config, state.model, state.actor, state.critic
     with torch.no_grad():
         flat = {name: x.flatten(0, 1) for name, x in starts.items()}
-        steps, features = model.imagine(flat, actor, config.horizon, state.generator)
+        steps, features = model.imagine(flat, actor, config.horizon, state.inner)
     predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
     with torch.no_grad():
         value, slow = predicted.mean(), state.slow_critic(features).mean()

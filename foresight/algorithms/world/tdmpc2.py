@@ -62,6 +62,7 @@ class Config:
     max_lag: int = 1  # rounds of updates by which an actor's policy may lag; 0: actors wait, as without actors
     batch_size: int = 256  # sequences of `horizon` steps per gradient step; appendix
     replay_size: int = 1_000_000  # rows kept; appendix
+    replay_on_disk: bool = False  # rows in files of the run, not in memory; a checkpoint then writes only new ones
     learning_starts: int = 1_000  # env steps with random actions, before the first update; 5 episodes, at least 1,000
     train_every: int = 1  # env steps between updates; appendix
     gradient_steps: int = 1  # gradient steps per update; appendix
@@ -146,7 +147,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         imagination.Spread().to(device),
         torch.optim.Adam(groups, lr=rate, fused=True),
         torch.optim.Adam(policy.parameters(), lr=rate, eps=1e-5, fused=True),
-        Sequences(config.replay_size, config.num_envs),
+        Sequences(config.replay_size, config.num_envs, config.replay_on_disk),
         generator=torch.Generator(device).manual_seed(config.seed),
         inner=torch.Generator(device).manual_seed(config.seed + 1),
         sampler=torch.Generator().manual_seed(config.seed),

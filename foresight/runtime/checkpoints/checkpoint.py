@@ -6,6 +6,7 @@ checkpoints/
     manifest.json          step, sha256 and size of every file
     state.json             the State without its tensors, and where each tensor is; what the runtime adds
     network.safetensors    one file for every field that holds tensors
+  replay/                  rows of a replay on disk, for all checkpoints: see `chunks`
   best.json                the step of the best checkpoint so far, which is never deleted
 ```
 """
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 
 from foresight.errors import UserError
-from foresight.runtime.checkpoints import shards
+from foresight.runtime.checkpoints import chunks, shards
 from foresight.runtime.checkpoints.tree import Decoder, Encoder, MismatchError, saved_fields
 
 FORMAT = 1
@@ -65,6 +66,7 @@ def save(
         if best:
             mark_best(folder, step)
         rotate(folder, keep)
+        chunks.sweep(folder)
     except OSError as error:
         kept = latest(folder)
         text = f"Cannot write a checkpoint to {folder}: {error.strerror or error}. Free space or choose another --out."
@@ -176,7 +178,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 def _write(folder: Path, state: Any, step: int, extra: dict[str, Any]) -> None:
     folder.mkdir()
-    encode = Encoder()
+    encode = Encoder(folder.parent / chunks.FOLDER)
     files: dict[str, dict[str, Any]] = {}
     tree: dict[str, Any] = {}
 
@@ -196,6 +198,9 @@ def _write(folder: Path, state: Any, step: int, extra: dict[str, Any]) -> None:
         file.write(text.encode())
     files["state.json"] = file.digest
     manifest = {"format": FORMAT, "step": step, "state": type(state).__qualname__, "files": files}
+    if encode.chunks:
+        manifest["replay"] = encode.chunks
+        _sync(folder.parent / chunks.FOLDER)
     with shards.HashedFile(folder / "manifest.json") as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
     _sync(folder)
@@ -222,6 +227,7 @@ def _damage(path: Path) -> str | None:
                 return f"the contents of {name} were changed (its sha256 differs)"
         if "state.json" not in manifest["files"] or not isinstance(manifest["step"], int):
             return "manifest.json is incomplete"
+        return chunks.damage(path.parent / chunks.FOLDER, manifest.get("replay", {}))
     except FileNotFoundError:
         return "manifest.json is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from foresight.data.sequences import Sequences
 from foresight.errors import UserError
 from foresight.runtime import machine
 from foresight.runtime.catalog import State
-from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.checkpoints import checkpoint, chunks
 from foresight.runtime.config.settings import Settings
 from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.runtime.monitoring import finite, profile
@@ -45,6 +48,13 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
     took = time.perf_counter() - began
     session.slow = took > SLOW
     return took
+
+
+def use_disk(state: State, folder: Path) -> None:
+    """Give a replay that is `on_disk` memory that is mapped to files in `folder`, or elsewhere if it is read-only."""
+    replay = getattr(state, "replay", None)
+    if isinstance(replay, Sequences) and replay.on_disk:
+        replay.use(chunks.mapped(folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())))
 
 
 def restore(session: Session, state: State, start: Path) -> None:

@@ -102,6 +102,10 @@ class Reader:
         self.read_into(file, name, out)
         return out
 
+    def read_all(self, file: str) -> dict[str, Tensor]:
+        """All tensors of a file by name."""
+        return {name: self.read(file, name) for name in self._header(file)[1]}
+
     def read_into(self, file: str, name: str, out: Tensor) -> None:
         """Fill `out`, which must have the shape of the stored tensor. Dtype and device are converted."""
         start, entry = self._entry(file, name)
@@ -131,12 +135,15 @@ class Reader:
         return list(self._entry(file, name)[1]["shape"])
 
     def _entry(self, file: str, name: str) -> tuple[int, dict[str, Any]]:
+        start, header = self._header(file)
+        return start, header[name]
+
+    def _header(self, file: str) -> tuple[int, dict[str, Any]]:
         if file not in self._headers:
             with (self._folder / file).open("rb") as stream:
                 length = int.from_bytes(stream.read(8), "little")
                 self._headers[file] = 8 + length, json.loads(stream.read(length))
-        start, header = self._headers[file]
-        return start, header[name]
+        return self._headers[file]
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -16,6 +16,7 @@ import random
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from foresight import distributed
+from foresight.data.sequences import Chunk
 from foresight.runtime import legacy
+from foresight.runtime.checkpoints import chunks
 from foresight.runtime.checkpoints.shards import NAMES, Reader
 
 BIT_GENERATORS = ("PCG64", "PCG64DXSM", "Philox", "SFC64", "MT19937")
@@ -51,10 +54,14 @@ def saved_fields(value: DataclassInstance) -> Iterator[dataclasses.Field[Any]]:
 class Encoder:
     """Turns values into JSON. The tensors in them are collected in `tensors`, to be written to `file`.
 
-    A tensor that occurs again, in the same or in another file (tied weights), is stored once and referred to.
+    A tensor that occurs again, in the same or in another file (tied weights), is stored once and referred to. A chunk
+    of a replay is written to a file of its own in the folder `replay`, unless it is there; `chunks` are the sizes of
+    all such files by their sha256.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replay: Path) -> None:
+        self._replay = replay
+        self.chunks: dict[str, int] = {}
         self.file = ""
         self.tensors: list[tuple[str, Tensor]] = []
         self._names: set[str] = set()
@@ -86,6 +93,10 @@ class Encoder:
             return {"module": self._pairs(value.state_dict(), path)}
         if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
             return {"object": self(value.state_dict(), path)}
+        if kind is Chunk:
+            chunks.write(self._replay, value)
+            self.chunks[value.file["sha256"]] = value.file["size"]
+            return {"chunk": [value.stream, value.first, value.last, value.file]}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: self(getattr(value, f.name), f"{path}.{f.name}") for f in saved_fields(value)}
             return {"dataclass": [_address(kind), fields]}
@@ -254,6 +265,10 @@ class Decoder:
         address = legacy.address(address)
         kind = type(template) if _address(type(template)) == address else _find(address, path)
         return kind(*self._of_tuple({"tuple": parts}, template, path))
+
+    def _of_chunk(self, node: Node, template: object, path: str) -> Chunk:
+        stream, first, last, file = node["chunk"]
+        return Chunk(stream, first, last, file, lambda: self._reader.read_all(chunks.relative(file["sha256"])))
 
     def _of_deque(self, node: Node, template: object, path: str) -> Any:
         length, parts = node["deque"]

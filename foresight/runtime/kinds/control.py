@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,22 @@ def _single(settings: Settings, render: bool) -> Env:
             raise UserError("Actors cannot act inside a world model: leave out --actors.")
         return imagined.outside(run, render)
     return make_env(settings, num_envs=len(multi_task.tasks(settings.env)), render=render)
+
+
+def _notes(settings: Settings, config: object, env: Env) -> list[str]:
+    """How a replay that may not fit into memory is kept on disk."""
+    from gymnasium import spaces
+
+    from foresight.runtime import bench
+
+    if getattr(config, "replay_on_disk", True):
+        return []
+    parts = env.spaces.obs.spaces.values() if isinstance(env.spaces.obs, spaces.Dict) else [env.spaces.obs]
+    row = sum(math.prod(part.shape or ()) * (part.dtype.itemsize if part.dtype else 4) for part in parts)
+    wanted, there = settings.config["replay_size"] * row / 2**30, bench.memory()
+    if wanted < there / 2:
+        return []
+    return [f"the replay may grow to {wanted:.0f} of {there:.0f} GiB of memory: --replay-on-disk keeps it in files"]
 
 
 def _connect(session: Session, state: State) -> None:
@@ -175,6 +192,7 @@ KIND = Kind(
     training_env=_training,
     evaluation_env=_evaluation,
     single_env=_single,
+    notes=_notes,
     connect=_connect,
     profile=_profile,
     timings=lambda times, due: times.shares() if due else {},

@@ -41,7 +41,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 
 
 FIELDS = (
-    "model", "actor", "critic", "slow_critic", "spread", "optimizer", "replay", "generator", "sampler", "due",
+    "model", "actor", "critic", "slow_critic", "spread", "optimizer", "replay", "generator", "inner", "sampler", "due",
 )  # fmt: skip
 
 

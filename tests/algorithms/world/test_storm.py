@@ -54,7 +54,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 
 FIELDS = (
     "model", "actor", "critic", "slow_critic", "spread", "optimizer", "agent_optimizer", "replay", "generator",
-    "sampler", "due",
+    "inner", "sampler", "due",
 )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_pixels_are_learned() -> None:
     images[0, :, :, :4], images[1, :, :, 4:] = 255, 255
     spaces = Spaces(gs.Box(0, 255, (1, 8, 8), np.uint8), gs.Discrete(2))
     env = Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
-    state = last(storm, dataclasses.replace(CONFIG, steps=640, train_every=4), env)
+    state = last(storm, dataclasses.replace(CONFIG, steps=960, train_every=4), env)
     assert reward_of(storm, state, env).mean() == 1
 
 
