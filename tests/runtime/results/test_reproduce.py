@@ -25,7 +25,7 @@ from tests.cli.conftest import call as call  # the command line as a fixture
 CORRIDOR = suites.Experiment("foresight.runtime.results.sutton_barto:short_corridor", "short-corridor")
 
 
-COMMANDS = {"pddl", "genplan"}  # what is measured is no algorithm with a file of its own
+COMMANDS = {"pddl", "genplan", "live"}  # what is measured is no algorithm with a file of its own
 
 
 def test_every_suite_names_what_exists() -> None:
