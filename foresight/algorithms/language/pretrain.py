@@ -84,6 +84,8 @@ class Config:
     """"characters", or "numbers": numbers below 100 are one token each."""
     init_std: float = 0.02
     """Standard deviation of the initial weights (GPT-2); 1/√dim is better for narrow models."""
+    rope_base: float = 10_000.0
+    """Base of the rotary positions (RoFormer); a small one tells neighboring positions apart from the start."""
     context: int = 128
     """Context length in characters, prompt and answer together; longer texts are cut."""
     max_new_tokens: int = 64
@@ -133,6 +135,7 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
         intermediate_size=config.mlp_size,
         max_position_embeddings=config.context,
         initializer_range=config.init_std,
+        rope_base=config.rope_base,
         experts=config.experts,
         experts_per_token=config.experts_per_token,
     )
