@@ -16,28 +16,6 @@ DOCS = ROOT / "docs"
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
-def leaves(nav: Any) -> list[str]:
-    """The pages of a navigation."""
-    if isinstance(nav, str):
-        return [nav]
-    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in leaves(part)]
-
-
-def test_every_page_is_in_the_navigation_once() -> None:
-    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
-    given, known = leaves(CONFIG["nav"]), {*pages, *SITE["TOPS"].values(), "reference/index.md"}
-    assert len(given) == len(set(given)) and set(given) <= known
-    assert known - set(given) == set(), "add them to the navigation in mkdocs.yml"
-    assert [next(iter(part)) for part in CONFIG["nav"]] == [
-        "Start",
-        "Learn",
-        "Algorithms",
-        "How to",
-        "Compare",
-        "Reference",
-    ]
-
-
 def test_only_what_both_builders_read_is_used() -> None:
     plugins = [next(iter(p)) if isinstance(p, dict) else p for p in CONFIG["plugins"]]
     assert set(plugins) <= {"search", "autorefs", "mkdocstrings"} and "hooks" not in CONFIG

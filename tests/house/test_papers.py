@@ -7,11 +7,13 @@ import functools
 import io
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from foresight.cli.main import main
 from foresight.runtime import catalog
@@ -62,6 +64,30 @@ def test_a_dead_link_is_caught(tmp_path: Path) -> None:
     (tmp_path / "a.md").touch()
     assert rules.links("b.md", "[a](a.md) [a](a.md#part) [out](https://example.com)", tmp_path) == []
     assert rules.links("b.md", "[c](c.md)", tmp_path)
+
+
+def leaves(nav: Any) -> list[str]:
+    """The pages of a navigation."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in leaves(part)]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    nav = yaml.safe_load((rules.ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    site = runpy.run_path(str(DOCS / "site.py"))
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    given, known = leaves(nav), {*pages, *site["TOPS"].values(), "reference/index.md"}
+    assert len(given) == len(set(given)) and set(given) <= known
+    assert known - set(given) == set(), "add them to the navigation in mkdocs.yml"
+    assert [next(iter(part)) for part in nav] == [
+        "Start",
+        "Learn",
+        "Algorithms",
+        "How to",
+        "Compare",
+        "Reference",
+    ]
 
 
 def test_the_paper_index_is_complete() -> None:
