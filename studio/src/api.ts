@@ -85,7 +85,7 @@ export type Conversation = Sample & {
   turns: Turn[]; versions: { index: number; step: number; reward: number; held_out: boolean | null }[];
 };
 
-const exported = document.documentElement.dataset.exported === "yes";
+export const exported = document.documentElement.dataset.exported === "yes";
 
 async function answer<T>(response: Response): Promise<T> {
   const body = await response.json().catch(() => ({ error: `The server answered ${response.status}.` }));
@@ -173,12 +173,13 @@ export const api = {
     if (!exported) return get<Conversation>(`runs/${run}/conversation/${index}`);
     return (await get<{ [index: string]: Conversation }>(`conversations/${run}`))[String(index)];
   },
-  live: (changed: (runs: string[]) => void): (() => void) => {
+  // Calls `changed` with the ids of runs that changed or are gone, and the new rows of the table.
+  live: (changed: (runs: string[], rows: Row[], gone: string[]) => void): (() => void) => {
     if (exported) return () => undefined;
     const source = new EventSource("api/live");
     source.addEventListener("changed", (event) => {
       const news = JSON.parse((event as MessageEvent).data);
-      changed([...news.changed, ...news.gone]);
+      changed([...news.changed, ...news.gone], news.rows, news.gone);
     });
     return () => source.close();
   },

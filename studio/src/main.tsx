@@ -1,7 +1,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Agents } from "./agents";
-import { api } from "./api";
+import { api, exported } from "./api";
 import { Attention } from "./attention";
 import { address, Problem, useAnswer } from "./common";
 import { Grid } from "./grid";
@@ -30,18 +30,18 @@ function App() {
     window.addEventListener("popstate", changed);
     return () => { window.removeEventListener("hashchange", changed); window.removeEventListener("popstate", changed); };
   }, []);
-  if (!about) return <main><Problem text={error} /></main>;
-  const name = about.views.includes(here.view) ? here.view : about.views[0];
+  const views = about?.views ?? (exported ? ["runs"] : Object.keys(VIEWS)); // drawn before the server answers
+  const name = views.includes(here.view) ? here.view : views[0];
   const View = VIEWS[name].view;
   return (
     <>
       <a class="skip" href={`#/${name}`} onClick={(event) => { event.preventDefault(); document.querySelector("main")?.focus(); }}>To the content</a>
       <nav aria-label="Views">
         <strong>foresight</strong>
-        {about.views.map((one) => <a key={one} href={`#/${one}`} aria-current={one === name ? "page" : undefined}>{VIEWS[one].title}</a>)}
-        <small>{about.version}</small>
+        {views.map((one) => <a key={one} href={`#/${one}`} aria-current={one === name ? "page" : undefined}>{VIEWS[one].title}</a>)}
+        <small>{about?.version}</small>
       </nav>
-      <main tabIndex={-1}><View key={name} control={about.control} /></main>
+      <main tabIndex={-1}><Problem text={error} /><View key={name} control={about?.control ?? false} /></main>
     </>
   );
 }

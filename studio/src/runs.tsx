@@ -6,10 +6,19 @@ import { address, Choice, duration, go, number, PALETTE, Panel, Problem, Scroll,
 
 const SHOWN = 100; // rows of the table before "show all"
 
+// The table with the rows that came since; new runs first.
+function latest(table: Row[], fresh: { [run: string]: Row }, gone: string[]): Row[] {
+  const known = new Set(table.map((row) => row.id));
+  const rows = [...Object.values(fresh).filter((row) => !known.has(row.id)), ...table.map((row) => fresh[row.id] ?? row)];
+  return gone.length ? rows.filter((row) => !gone.includes(row.id)) : rows;
+}
+
 export function Runs(props: { control: boolean }) {
   const [version, setVersion] = useState(0);
   const [changes, setChanges] = useState<{ [run: string]: number }>({});
-  const [rows, error] = useAnswer(api.runs, version);
+  const [table, error] = useAnswer(api.runs, version);
+  const [news, setNews] = useState<{ rows: { [run: string]: Row }; gone: string[] }>({ rows: {}, gone: [] });
+  const rows = useMemo(() => table && latest(table, news.rows, news.gone), [table, news]);
   const [search, setSearch] = useState("");
   const [all, setAll] = useState(false);
   const parts = address().parts;
@@ -17,8 +26,10 @@ export function Runs(props: { control: boolean }) {
   const metric = parts.get("metric") ?? "";
   const x = parts.get("x") ?? "step";
 
-  useEffect(() => api.live((runs) => {
-    setVersion((before) => before + 1);
+  useEffect(() => { const timer = setInterval(() => setVersion((before) => before + 1), 30_000); return () => clearInterval(timer); }, []); // a run may have stopped
+  useEffect(() => setNews({ rows: {}, gone: [] }), [table]);
+  useEffect(() => api.live((runs, fresh, gone) => {
+    setNews((before) => ({ rows: { ...before.rows, ...Object.fromEntries(fresh.map((row) => [row.id, row])) }, gone: [...before.gone.filter((run) => !fresh.some((row) => row.id === run)), ...gone] }));
     setChanges((before) => ({ ...before, ...Object.fromEntries(runs.map((run) => [run, (before[run] ?? 0) + 1])) }));
   }), []);
 
@@ -71,7 +82,7 @@ export function Runs(props: { control: boolean }) {
         </Panel>
       )}
       {selected.length > 1 && <Differences runs={selected} rows={rows ?? []} />}
-      {selected.length === 1 && <One run={selected[0]} control={props.control} version={changes[selected[0]] ?? 0} />}
+      {selected.length === 1 && <One key={selected[0]} run={selected[0]} control={props.control} version={changes[selected[0]] ?? 0} />}
     </>
   );
 }
@@ -80,7 +91,7 @@ function Curves(props: { runs: string[]; rows: Row[]; metric: string; x: string;
   const [detail] = useAnswer(() => api.detail(props.runs[0]), [props.runs[0], props.version]);
   const row = props.rows.find((one) => one.id === props.runs[0]);
   const metrics = detail?.metrics ?? [];
-  const metric = metrics.includes(props.metric) ? props.metric : (row?.metric ?? metrics[0] ?? "");
+  const metric = (detail ? metrics.includes(props.metric) : props.metric) ? props.metric : (row?.metric ?? metrics[0] ?? "");
   const [found, error] = useAnswer(
     () => (metric ? api.curves(props.runs, metric, props.x) : Promise.resolve({ curves: [], missing: [], bands: [] })),
     [props.runs, metric, props.x, props.version],

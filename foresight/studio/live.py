@@ -1,0 +1,60 @@
+"""What changes while the page is open: one look at the logs, however many clients follow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from foresight.studio.runs import Library
+
+POLL = 0.25  # seconds between looks at the logs
+SILENT = 10.0  # seconds after which a comment keeps a connection open
+
+
+class Live:
+    """Server-sent events of the runs that changed, with their rows of the table, and of those that are gone."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._followers: set[asyncio.Queue[str]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def follow(self) -> AsyncIterator[str]:
+        """The events of one client. It ends when the client closes the connection."""
+        queue: asyncio.Queue[str] = asyncio.Queue()
+        if self._watching is None or self._watching.done():
+            known = await asyncio.to_thread(self._library.stamps)
+            self._watching = asyncio.create_task(self._watch(known))
+        self._followers.add(queue)
+        try:
+            yield "event: ready\ndata: {}\n\n"
+            while True:
+                try:
+                    yield await asyncio.wait_for(queue.get(), SILENT)
+                except TimeoutError:
+                    yield ": open\n\n"
+        finally:
+            self._followers.discard(queue)
+
+    async def _watch(self, known: dict[str, float]) -> None:
+        """Look until nobody follows any more."""
+        while True:
+            await asyncio.sleep(POLL)
+            if not self._followers:
+                return
+            known, event = await asyncio.to_thread(self._look, known)
+            if event is not None:
+                for queue in self._followers:
+                    queue.put_nowait(event)
+
+    def _look(self, known: dict[str, float]) -> tuple[dict[str, float], str | None]:
+        now = self._library.stamps()
+        changed = [run for run, stamp in now.items() if known.get(run) != stamp]
+        gone = [run for run in known if run not in now]
+        if not changed and not gone:
+            return now, None
+        rows = [row for run in changed if (row := self._library.row(run)) is not None]
+        document: dict[str, Any] = {"changed": changed, "gone": gone, "rows": rows}
+        return now, f"event: changed\ndata: {json.dumps(document)}\n\n"
