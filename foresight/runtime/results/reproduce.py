@@ -26,6 +26,7 @@ from foresight.runtime.results.suites import Experiment, Trained, made_by, suite
 
 MOST = 1.05  # times the budget: whole rollouts may exceed it
 QUICK = 100  # --quick trains a hundredth of the steps
+QUICK_EPISODES = 2  # of an evaluation then, in suites of many environments
 Report = Callable[[str], None]
 
 
@@ -215,7 +216,7 @@ def trained(
         if newer := _made_since(out, inputs):
             print(f"{out} is older than its input {newer}: moved to {_move_aside(out)}", file=sys.stderr)
         summary = one(
-            what.algorithm, what.preset, seed, out, what.episodes, steps_of(what, quick), False,
+            what.algorithm, what.preset, seed, out, episodes_of(what, quick), steps_of(what, quick), False,
             **fields,
         )  # fmt: skip
         if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
@@ -248,7 +249,16 @@ def steps_of(what: Trained, quick: bool) -> int | None:
         return what.steps
     preset = catalog.presets(what.algorithm).get(what.preset, {})
     config = {**config_fields.fields(what.algorithm, preset), **what.options}
-    return max(1, config["steps"] // QUICK, config.get("learning_starts", 0))  # fewer are refused
+    starts = config.get("learning_starts", 0)
+    return max(1, config["steps"] // QUICK, starts + starts // QUICK)  # so that there are updates
+
+
+def episodes_of(what: Trained, quick: bool) -> int | None:
+    """The episodes of an evaluation; None: the algorithm's default."""
+    own = what.episodes or (catalog.presets(what.algorithm).get(what.preset, {}).get("evaluation") or {}).get(
+        "episodes"
+    )
+    return min(own, QUICK_EPISODES) if quick and own and what.env else own
 
 
 def settings_of(what: Trained, quick: bool = False) -> dict[str, Any]:
@@ -262,7 +272,7 @@ def settings_of(what: Trained, quick: bool = False) -> dict[str, Any]:
     found = {
         "env": what.env or preset.get("env") or preset.get("task"),
         "env_options": config_fields.written(options),
-        "evaluation_episodes": what.episodes or (preset.get("evaluation") or {}).get("episodes"),
+        "evaluation_episodes": episodes_of(what, quick),
         **{name: value for name, value in config.items() if name != "seed"},
     }
     return dict(json.loads(json.dumps(found)))
