@@ -19,7 +19,7 @@ from foresight.cli import main as cli
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trian"], "Unknown command 'trian'. Did you mean 'train'? Valid: attention, bench, data"),
+        (["trian"], "Unknown command 'trian'. Did you mean 'train'? Valid: agent, attention, bench, data"),
         (["train", "pop"], "Unknown algorithm 'pop'. Did you mean 'ppo'? Valid: "),
         (["show", "grppo"], "Unknown algorithm 'grppo'. Did you mean 'grpo'?"),
         (["train"], "No algorithm given"),
