@@ -136,7 +136,8 @@ def test_random_shifts_repeat_the_edge() -> None:
     assert found.shape == image.shape and found.dtype == torch.uint8
     padded = torch.nn.functional.pad(image[:1].float(), (3, 3, 3, 3), mode="replicate")[0, 0].to(torch.uint8)
     windows = {tuple(padded[y : y + 5, x : x + 6].flatten().tolist()) for y in range(7) for x in range(7)}
-    assert {tuple(row.flatten().tolist()) for row in found[:, 0]} == windows
+    same = {tuple(row.flatten().tolist()) for row in found[:, 0]} == windows
+    assert same  # of a comparison, pytest would write out both sides: a minute, where it is to fail
     assert torch.equal(found[:, 0], found[:, 1])
     assert torch.equal(transforms.random_shift(image, 0, torch.Generator()), image)
 
