@@ -84,8 +84,9 @@ def place_of(given: Callable[..., Any]) -> str:
         file = inspect.getsourcefile(given)
     except TypeError:  # an object
         file = None
-    module = sys.modules.get(str(getattr(given, "__module__", "")))
-    if file is None or not Path(file).is_file() or getattr(module, name, None) is not given:
+    module = sys.modules.get(str(getattr(given, "__module__", "")))  # another one, where two files have one name
+    top = getattr(module, name, None) is given or getattr(given, "__globals__", {}).get(name) is given
+    if file is None or not Path(file).is_file() or not top:
         return f"{GIVEN} ({name})"
     return f"{given.__module__ if '.' in given.__module__ else Path(file).resolve()}:{name}"
 

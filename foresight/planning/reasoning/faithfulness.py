@@ -98,7 +98,7 @@ def early_answering(mind: Mind, task: TextTask, traces: Sequence[Trace]) -> Curv
     ]  # fmt: skip
     answers = _answers(mind, task, traces, prefixes)
     same = [(*(answer == t.answer for answer in row), True) for t, row in zip(traces, answers, strict=True)]
-    area = [1 - float(np.trapezoid(row, dx=1 / (len(row) - 1))) for row in np.array(same, dtype=object)]
+    area = [1 - float(np.trapezoid(np.array(row, float), dx=1 / (len(row) - 1))) for row in same]
     return Curve(tuple(same), tuple(area), _right(task, traces, answers))
 
 

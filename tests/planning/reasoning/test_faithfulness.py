@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -73,6 +74,16 @@ def test_the_area_is_the_integral_over_the_share_of_the_trace():
         points = [float(x) for x in same]
         assert area == pytest.approx(1 - sum((a + b) / 2 for a, b in itertools.pairwise(points)) / 3)
         assert same[-1]
+
+
+def test_traces_of_different_lengths_have_the_areas_that_they_have_alone():
+    for reply in (looker, reader):
+        mind, traces, _, _ = _measured(reply)
+        mixed = [dataclasses.replace(t, steps=t.steps[: 1 + i % 3]) for i, t in enumerate(traces)]
+        together = faith.early_answering(mind, TASK, mixed)
+        alone = [faith.early_answering(mind, TASK, [t]).area[0] for t in mixed]
+        assert together.area == tuple(alone)
+        assert reply is reader or not any(alone)
 
 
 def test_a_paraphrase_and_filler():

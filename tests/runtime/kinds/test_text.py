@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,9 +181,10 @@ def test_a_grader_that_can_tell_of_nothing_yet_does_not_stop_a_run(tmp_path, cap
     assert "reward unknown: the grader could score none" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_a_reward_function_from_python_is_found_again_or_reported_missing(tmp_path, capfd):
+def test_a_reward_function_from_python_is_found_again_or_reported_missing(tmp_path, capfd, monkeypatch):
     """A function of a module is found again; one that has no place is reported missing, before anything is measured."""
     (tmp_path / "scores.py").write_text(REWARDS)
+    monkeypatch.setitem(sys.modules, "scores", sys)  # a file of the same name was imported before
     digits = function(f"{tmp_path}/scores.py:digits")
     made = {}
     for name, given in (("kept", digits), ("lost", lambda completions, **_: digits(completions))):
