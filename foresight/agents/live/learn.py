@@ -15,6 +15,7 @@ An update whose policy is further from the first version than `kl_bound` is undo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -62,7 +63,7 @@ def update(
     if not used:
         return metrics
     trained = list(_trained(optimizer))
-    before = [weight.detach().clone() for weight in trained]
+    before, moments = [weight.detach().clone() for weight in trained], copy.deepcopy(optimizer.state_dict())
     torch.nn.utils.clip_grad_norm_(trained, config.tuning.max_grad_norm)
     optimizer.step()
     metrics["kl"] = divergence(policy, reference, [turns[i] for i in used])
@@ -70,6 +71,7 @@ def update(
         with torch.no_grad():
             for weight, old in zip(trained, before, strict=True):
                 weight.copy_(old)
+        optimizer.load_state_dict(moments)  # with those of this step, the next one would still move in its direction
         metrics["rejected"] = 1.0
     return metrics
 

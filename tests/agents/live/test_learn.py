@@ -129,6 +129,7 @@ def test_a_poisoned_user_moves_no_weight_beyond_the_bound() -> None:
     before = [w.detach().clone() for w in policy.parameters()]
     metrics = learn.update(policy, reference, optimizer, turns, config)
     assert metrics["rejected"] == 1 and metrics["kl"] > 0.05
+    assert not optimizer.state  # nor does the next step move by this one's moments
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     assert learn.one_sided(turns) == ["s"]
     assert learn.one_sided([*turns, dataclasses.replace(turns[0], score=-1.0)]) == []
