@@ -54,7 +54,10 @@ class ToolEnv(Protocol):
 
 
 class Toolbox:
-    """An `Episode` of a `ToolEnv`: calls of a turn are answered in one message; a turn without a call is the answer."""
+    """An `Episode` of a `ToolEnv`: calls of a turn are answered in one message; a turn without a call is the answer.
+
+    The tools named in `without` are not offered.
+    """
 
     def __init__(
         self,
@@ -63,18 +66,20 @@ class Toolbox:
         instruction: str = "",
         seconds: float = tool.SECONDS,
         approve: tool.Approve | None = None,
+        without: Sequence[str] = (),
     ) -> None:
         self.env = env
         self.question = env.reset(row)
-        self.tools = tools_of(env)
+        self.tools = [one for one in tools_of(env) if one.name not in without]
         self.instruction, self.seconds, self.approve = instruction, seconds, approve
         self.slow: bool = getattr(env, "slow", False)
         self.answer: str | None = None
         self.called = self.failed = self.malformed = 0
 
     def messages(self) -> list[dict[str, str]]:
-        """The system prompt with the tools, and the question."""
-        return [{"role": "system", "content": describe(self.tools, self.instruction)}, self._user(self.question)]
+        """The system prompt with the tools, if there is anything to state in it, and the question."""
+        prompt = describe(self.tools, self.instruction)
+        return [*([{"role": "system", "content": prompt}] if prompt else []), self._user(self.question)]
 
     def turn(self, text: str) -> Reply:
         """The results of the calls in `text`; without a call, the episode ends with `text` as its answer."""
@@ -125,6 +130,8 @@ def tools_of(env: object) -> list[Tool]:
 
 def describe(tools: Sequence[Tool], instruction: str = "") -> str:
     """The system prompt: what the tools are and how they are called. Every template can render it."""
+    if not tools:
+        return instruction
     lines = [json.dumps(one.schema["function"]) for one in tools]
     head = f"{instruction}\n" if instruction else ""
     return f"{head}Tools:\n" + "\n".join(lines) + f"\nTo use one, write {tool.CALL}JSON{tool.END} and stop."

@@ -8,12 +8,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from foresight import errors
 from foresight.envs.text.split import split
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
 from foresight.envs.tools.babyai import BabyAI
 from foresight.envs.tools.calculator import Calculator
-from foresight.envs.tools.episode import Episode, Toolbox, scripted
+from foresight.envs.tools.episode import Episode, Toolbox, scripted, tools_of
 from foresight.envs.tools.notebook import Notebook
 from foresight.envs.tools.orders import Orders
 from foresight.envs.tools.python import Python
@@ -34,13 +35,15 @@ def make(
     seed: int = 0,
     turns: int | None = None,
     tool_seconds: float = tool.SECONDS,
+    without: Sequence[str] = (),
     **options: Any,
 ) -> TextTask:
     """A `TextTask` whose completions are conversations of at most `turns` turns with `env`.
 
     `env` is a `ToolEnv`, or with a method `turn` an `Episode` of its own. A call takes at most `tool_seconds`.
-    `options` go to the env's `questions`. The outcome of an episode is its reward and the metric of evaluations.
-    Raises UserError for an unknown option, and for a class without `questions`, `reset`, `reward` or tools.
+    The tools named in `without` are not offered, to see what they are worth. `options` go to the env's `questions`. The
+    outcome of an episode is its reward and the metric of evaluations.
+    Raises UserError for an unknown option or tool, and for a class without `questions`, `reset`, `reward` or tools.
     """
     own = callable(getattr(env, "turn", None))
     needed = ("questions", "reset", *(("messages", "parts") if own else ("reward",)))
@@ -55,21 +58,26 @@ def make(
     valid = inspect.signature(env.questions).parameters
     for option in options:
         if option not in valid:
-            known = ", ".join((*valid, "held_out", "turns", "tool_seconds"))
+            known = ", ".join((*valid, "held_out", "turns", "tool_seconds", "without"))
             raise UserError(f"'{name}' has no option '{option}'. Options: {known}")
+    if without:
+        known_tools = [] if own else [one.name for one in tools_of(env())]
+        for one in without:
+            if one not in known_tools:
+                raise errors.unknown("tool in without", one, known_tools)
     rows = env.questions(**options, **({"seed": seed} if "seed" in valid else {}))
     examples = [Example(env().reset(row), columns={"row": row}) for row in rows]
     alike = len({str(example.prompt) for example in examples}) < 2  # as of a game, which begins alike
     keys = [repr(row) for row in rows] if alike else None
     task = split(name, examples, held_out, seed, None, keys)
-    begin = functools.partial(_begin, env, seconds=tool_seconds)
+    begin = functools.partial(_begin, env, seconds=tool_seconds, without=tuple(without))
     return dataclasses.replace(task, metric="outcome", episode=begin, turns=turns, grader=_ungraded)
 
 
-def _begin(env: type[Any], example: Example, seconds: float) -> Episode:
+def _begin(env: type[Any], example: Example, seconds: float, without: Sequence[str]) -> Episode:
     made = env()
     if not callable(getattr(made, "turn", None)):
-        return Toolbox(made, example.columns["row"], getattr(env, "instruction", ""), seconds)
+        return Toolbox(made, example.columns["row"], getattr(env, "instruction", ""), seconds, without=without)
     made.reset(example.columns["row"])
     episode: Episode = made
     return episode

@@ -21,7 +21,7 @@ class Orders:
     """Requests such as "I am Ann. Cancel order 17."; the outcome is 1 if the database ends as the rules demand."""
 
     instruction = (
-        "You serve customers of a shop. Rules: 1. Look an order up before you change it. 2. Only its owner may change "
+        "You serve customers of a shop. Rules: 1. Look an order up before you decide. 2. Only its owner may change "
         "an order. 3. Only a pending order may be canceled. 4. Only a delivered order may be returned. 5. It may be "
         "returned for 30 days. 6. A final sale is never returned. 7. A return needs the reason that the customer gives."
         " 8. What is not allowed is refused. End with: done, or: refused."
@@ -30,7 +30,7 @@ class Orders:
     def __init__(self) -> None:
         self._orders: dict[int, dict[str, Any]] = {}
         self._wanted: dict[int, dict[str, Any]] = {}
-        self._allowed = False
+        self._allowed = self._looked_up = False
 
     @staticmethod
     def questions(size: int = 1_200, seed: int = 0) -> list[dict[str, Any]]:
@@ -48,6 +48,7 @@ class Orders:
     def find_order(self, number: int) -> str:
         """Look up an order: owner, state, days since delivery, whether it is a final sale."""
         order = self._orders[number]
+        self._looked_up = True
         sale = "final sale" if order["final"] else "regular sale"
         return f"owner {order['owner']}, {order['state']}, {order['days']} days, {sale}"
 
@@ -67,10 +68,14 @@ class Orders:
         return "noted"
 
     def reward(self, answer: str) -> float:
-        """1 if every order is as the rules demand and the answer reports whether the request was fulfilled."""
+        """1 if every order is as the rules demand and the answer reports whether the request was fulfilled.
+
+        0 for a decision about an order that was not looked up: who refuses everything would be right half of the time.
+        """
         now = {key: {k: v for k, v in order.items() if k != "notes"} for key, order in self._orders.items()}
         word = "done" if self._allowed else "refused"
-        return float(now == self._wanted and re.findall(r"done|refused", answer.lower()) == [word])
+        reported = re.findall(r"done|refused", answer.lower()) == [word]
+        return float(self._looked_up and now == self._wanted and reported)
 
     @staticmethod
     def script(messages: list[dict[str, str]]) -> str:

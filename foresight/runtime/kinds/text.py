@@ -82,7 +82,8 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
         for i, sample in enumerate(samples):
             parts = {name: values[i] for name, values in found.parts.items()}
             sample |= {"parts": parts, "transcript": found.transcripts[i]}
-        return dataclasses.replace(Evaluation.of(task.metric, outcomes), samples=samples)
+        others = {name: sum(values) / len(values) for name, values in found.parts.items() if name != "outcome"}
+        return dataclasses.replace(Evaluation.of(task.metric, outcomes), samples=samples, extra_metrics=others)
     completions, _, _ = module.act(state, examples, explore=False)
     rewards = [float(reward) for reward in task.grade(examples, completions)]
     metric, scored = getattr(task, "metric", "reward"), [reward for reward in rewards if not math.isnan(reward)]

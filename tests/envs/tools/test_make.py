@@ -83,6 +83,16 @@ def test_an_answer_without_the_tool_is_graded_too() -> None:
     }  # fmt: skip
 
 
+def test_a_tool_that_is_left_out_is_neither_offered_nor_run() -> None:
+    task = make_env("calculator", "text", size=200, without=["calculate"])
+    episode = task.episode(task.test[0])
+    assert episode.messages()[0] == {"role": "system", "content": "Answer with one number."}
+    assert "no tool 'calculate'" in episode.turn(tool.write("calculate", expression="2*2")).message["content"]
+    kept = make_env("orders", "text", size=200, without=["add_note"])
+    prompt = kept.episode(kept.test[0]).messages()[0]["content"]
+    assert "find_order" in prompt and "add_note" not in prompt
+
+
 def test_the_desk_grades_the_end_state_and_not_the_words() -> None:
     order = {"owner": "Ann", "state": "pending", "days": 0, "final": False}
     row = {"number": 17, "order": order, "customer": "Ann", "wish": "cancel", "reason": None}
@@ -90,17 +100,23 @@ def test_the_desk_grades_the_end_state_and_not_the_words() -> None:
     lying.turn("done")
     assert lying.parts()["outcome"] == 0
     right = Toolbox(orders.Orders(), row)
+    right.turn(tool.write("find_order", number=17))
     right.turn(tool.write("cancel_order", number=17))
     right.turn("done")
     assert right.parts()["outcome"] == 1
     forbidden = Toolbox(orders.Orders(), {**row, "customer": "Ben"})
+    forbidden.turn(tool.write("find_order", number=17))
     forbidden.turn(tool.write("cancel_order", number=17))
     forbidden.turn("refused")
     assert forbidden.parts()["outcome"] == 0  # it was changed for someone else
     noted = Toolbox(orders.Orders(), {**row, "customer": "Ben"})
+    noted.turn(tool.write("find_order", number=17))
     noted.turn(tool.write("add_note", number=17, text="asked by Ben"))
     noted.turn("refused")
     assert noted.parts()["outcome"] == 1
+    blind = Toolbox(orders.Orders(), {**row, "customer": "Ben"})
+    blind.turn("refused")
+    assert blind.parts()["outcome"] == 0  # it was not looked up
 
 
 def test_episodes_of_one_question_do_not_share_a_database() -> None:
@@ -133,6 +149,7 @@ def test_an_environment_of_a_user(tmp_path: Path) -> None:
         ("mine.py:Doubling", {"turns": 0}, "turns"),
         ("calculator", {"low": 1, "high": 3}, "Lower size"),
         ("calculator", {"trace": True}, "no trace"),
+        ("calculator", {"without": ["calculator"]}, "calculate"),
     ],
 )
 def test_mistakes_get_a_sentence(
